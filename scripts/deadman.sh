@@ -32,7 +32,7 @@ stop() {
 
 check() {
   if [ "$hours" != - ] && [ "$(age "$begun")" -ge "$(awk -v hours="$hours" 'BEGIN { printf "%d", hours * 3600 }')" ]; then
-    stop "its $hours hours are over (fleet.expires_hours)"
+    stop "its $hours hours are over (fleet.max_lifetime_hours)"
     return
   fi
   [ "$minutes" != - ] || return 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The key that signs a repository or a download, as a keyring in FILE, once it is the one that docker/stack.lock.yaml names.
+# The key that signs a repository or a download, as a keyring in FILE, once it is the one that docker/platforms.lock.yaml names.
 set -euo pipefail
 usage="usage: key.sh check|apply|verify URL FINGERPRINT FILE"
 verb=${1:?$usage} url=${2:?$usage} wanted=${3:?$usage} file=${4:?$usage}
@@ -18,7 +18,7 @@ apply() {
   curl -fsSL --retry 3 --max-filesize 1000000 -o "$folder/key" "$url" || { echo "key: can't download $url"; exit 1; }
   found=$(keys "$folder/key")
   [ "$found" = "$wanted" ] || {
-    echo "key: $url has the key ${found:-of nobody}, not $wanted; nothing was installed. Has its owner announced another? Then write that into docker/stack.lock.yaml"
+    echo "key: $url has the key ${found:-of nobody}, not $wanted; nothing was installed. Has its owner announced another? Then write that into docker/platforms.lock.yaml"
     exit 1
   }
   install -d "$(dirname "$file")"

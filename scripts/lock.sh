@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # requirements*.lock from pyproject.toml, each file of each package by its SHA-256 (check: current?, apply: write them, verify = check).
 # -extras: what is only for hf:// sources, fp8 and make eval TASKS: scripts/venv.sh apply requirements-extras.lock. Needs uv. CUDA's own packages are in requirements-cuda.lock, as only torch's usual Linux build needs them. That build's hashes come from
-# the package registry; those of the CPU builds from docker/stack.lock.yaml, as PyTorch's own index has other files of the same version.
+# the package registry; those of the CPU builds from docker/platforms.lock.yaml, as PyTorch's own index has other files of the same version.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +15,7 @@ requirements() { # cuda|other: a requirement and its hashes are one line and tho
 }
 
 add_cpu_builds() { # their hashes, as some of torch's own
-  awk -v hashes="$(awk '/cpu_wheels:/ { on = 1; next } on && !/^ *cp/ { on = 0 } on { print $2 }' docker/stack.lock.yaml)" '
+  awk -v hashes="$(awk '/cpu_wheels:/ { on = 1; next } on && !/^ *cp/ { on = 0 } on { print $2 }' docker/platforms.lock.yaml)" '
     { print }
     /^torch==/ { count = split(hashes, each); for (i = 1; i <= count; i++) print "    --hash=sha256:" each[i] " \\" }'
 }

@@ -8,7 +8,7 @@ grub=$root/etc/default/grub.d/99-trainfleet.cfg menu=$root/boot/grub/grub.cfg
 repository=https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu
 keys=https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc
 kernel=$(uname -r) boot=$(cat /proc/sys/kernel/random/boot_id)
-otherwise="choose an image with a kernel of https://docs.aws.amazon.com/fsx/latest/LustreGuide/lustre-client-matrix.html (fleet.aws.image)"
+otherwise="choose an image with a kernel of https://docs.aws.amazon.com/fsx/latest/LustreGuide/lustre-client-matrix.html (fleet.aws.ami)"
 
 verify() { # modinfo loads nothing: LNet must be told of EFA before Lustre loads
   { command -v mount.lustre && modinfo lustre; } > /dev/null 2>&1 || { echo "lustre: no client for kernel $kernel"; return 1; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# NVIDIA's data-centre driver: the one that is there if it is new enough for the stack's CUDA, else Ubuntu's own signed packages of one
+# NVIDIA's data-centre driver: the one that is there if it is new enough for the platform's CUDA, else Ubuntu's own signed packages of one
 # branch, and the fabric manager of exactly the same version where NVSwitch needs it. Packages of two sources are never mixed: a
 # driver and a fabric manager of different builds refuse each other. CUDA itself comes inside torch.
 # Exits 3 when the machine must boot again before the driver works.
@@ -19,7 +19,7 @@ verify() {
   echo "nvidia: driver $(driver) on $(nvidia-smi -L | wc -l) GPUs${fabric:+, with its fabric manager}"
 }
 
-refuse() { echo "nvidia: $1; choose an image that brings a driver $wanted (fleet.aws.image)"; exit 1; }
+refuse() { echo "nvidia: $1; choose an image that brings a driver $wanted (fleet.aws.ami)"; exit 1; }
 has_foreign() { command -v nvidia-smi > /dev/null && ! dpkg -S "$(readlink -f "$(command -v nvidia-smi)")" 2> /dev/null | grep -q "^nvidia-utils-[0-9]*-server"; }
 version_of() { apt-cache policy "$1" | sed -n 's/^  Candidate: //p'; }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The Python environment of the fleet, in a folder that all nodes share: requirements.lock, with torch as the stack pins it. uv is used
+# The Python environment of the fleet, in a folder that all nodes share: requirements.lock, with torch as the platform pins it. uv is used
 # if it is there. `-` stands for the usual index, or no other one. Neuron's packages have no SHA-256: exact versions of its index only.
 set -euo pipefail
 usage="usage: python.sh check|apply|verify FOLDER TORCH_INDEX OTHER_INDEX TORCH [--hash=...]... [PIN --hash=...]... PIN..."
@@ -34,7 +34,7 @@ apply() {
   python=$(choose)
   [ "$torch_index" != - ] || index=() build=""
   [ ${#hashes[@]} -gt 0 ] || lines_of torch | grep -q "^$torch " ||
-    { echo "python: neither requirements.lock nor docker/stack.lock.yaml has a SHA-256 of $torch" && exit 1; }
+    { echo "python: neither requirements.lock nor docker/platforms.lock.yaml has a SHA-256 of $torch" && exit 1; }
   "$python" "$locks/scripts/pip_sources.py" check
   rm -rf "$folder" && mkdir -p "${folder%/*}"
   if command -v uv > /dev/null; then uv venv --quiet --relocatable --python "$python" "$folder"; else "$python" -m venv "$folder"; fi
@@ -46,7 +46,7 @@ apply() {
   if [ $# -gt 0 ]; then
     install --no-deps --index-url "$other" "$@"
     left=$("$folder/bin/python" "$locks/scripts/unpinned.py" "${@%%=*}")
-    [ -z "$left" ] || { echo "python: $left is asked for, and pinned nowhere: add it to docker/stack.lock.yaml"; exit 1; }
+    [ -z "$left" ] || { echo "python: $left is asked for, and pinned nowhere: add it to docker/platforms.lock.yaml"; exit 1; }
   fi
   [ $# -eq 0 ] && [ ${#hashes[@]} -eq 0 ] || install "$torch" "$@" # of the usual index, what those ask for beside the lock
   touch "$folder/.complete" # last: without it the folder counts as not there

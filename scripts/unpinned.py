@@ -1,7 +1,7 @@
 """Prints the packages of Neuron that the ones named here ask for and that are not installed.
 
-Neuron's packages come from Neuron's index, each pinned in docker/stack.lock.yaml: the usual index
-may have others of their names.
+Neuron's packages come from Neuron's index, each pinned in docker/platforms.lock.yaml: the usual
+index may have others of their names.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Finds versions that stand outside the locks: docker/stack.lock.yaml for what lies under Python,
-pyproject.toml for Python.
+"""Finds versions that stand outside the locks: docker/platforms.lock.yaml for what lies under
+Python, pyproject.toml for Python.
 
     python scripts/versions.py [FILE...]     all files that git knows, or these; each finding is a
     line, and the exit code is 1
@@ -25,7 +25,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 LOCKS = re.compile(
-    r"docker/stack\.lock\.yaml|pyproject\.toml|requirements[a-z-]*\.lock|tests/.*|scripts/versions\.py|.*/instance_types\.json|.*/skeleton/pyproject\.toml\.txt|.*\.(png|gz)"
+    r"docker/platforms\.lock\.yaml|pyproject\.toml|requirements[a-z-]*\.lock|tests/.*|scripts/versions\.py|.*/instance_types\.json|.*/skeleton/pyproject\.toml\.txt|.*\.(png|gz)"
 )
 PROSE = re.compile(r".*\.md")
 DOTTED = r"\d+\.\d+(?:\.\d+)+(?:[a-z+.-][a-z0-9.]*)?"
@@ -50,7 +50,7 @@ def pinned() -> set[str]:
     """Every version that the lock pins and that can't be mistaken for another number: of three
     parts or more.
     """
-    lock = yaml.safe_load((ROOT / "docker" / "stack.lock.yaml").read_text())
+    lock = yaml.safe_load((ROOT / "docker" / "platforms.lock.yaml").read_text())
     python = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [
         *python["dependencies"],
@@ -58,7 +58,7 @@ def pinned() -> set[str]:
     ]
     found = {
         version
-        for entry in (*lock["components"].values(), *lock["stacks"].values())
+        for entry in (*lock["components"].values(), *lock["platforms"].values())
         for version in _versions(entry)
     }
     found |= {match[1] for line in lines if (match := re.search(r"==([\d.]+)", line))}
@@ -138,7 +138,7 @@ def main(files: list[str]) -> int:
             wrong += 1
             print(
                 f"{name}:{number}: {version}: a version outside the locks; "
-                "docker/stack.lock.yaml has them"
+                "docker/platforms.lock.yaml has them"
             )
     return 1 if wrong else 0
 

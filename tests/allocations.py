@@ -28,12 +28,12 @@ from trainfleet.engine.world import World, join
 
 CONFIG = """
 name: memory
-data: {name: text, sources: [stdlib], vocabulary_size: 384}
+data: {name: text, sources: [stdlib], vocab_size: 384}
 model: {preset: null, family: llama, layers: 6, hidden_size: 256, heads: 8, kv_heads: 8, intermediate_size: 688,
-        vocabulary_size: 1024, max_sequence_length: 256, dropout: 0}
+        vocab_size: 1024, max_position_embeddings: 256, dropout: 0}
 fleet: {nodes: 8, ranks_per_node: 1}
-train: {steps: 20, global_batch: 64, sequence_length: 128, micro_batch: 4, precision: fp32, compile: false, recompute: none,
-        layout: {shard: 1, zero: 3}}
+train: {steps: 20, global_batch_size: 64, sequence_length: 128, micro_batch_size: 4, precision: fp32, compile: false, activation_checkpointing: none,
+        parallelism: {fsdp: 1, zero_stage: 3}}
 """
 
 
@@ -71,7 +71,7 @@ def changes(told: profile) -> list[int]:
 
 
 def batches(config: Config, count: int) -> Iterator[tuple[int, MicroBatch]]:
-    size = config.train.micro_batch, config.train.sequence_length + 1
+    size = config.train.micro_batch_size, config.train.sequence_length + 1
     for left in reversed(range(count)):
         yield left, split(torch.randint(0, 1000, size))
 

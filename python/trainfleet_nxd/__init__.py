@@ -1,5 +1,5 @@
-"""Trn1: PyTorch/XLA as the device, and NxD Core to divide a model. A stack of its own
-(trainfleet.stacks), beside the engine's.
+"""Supports Trn1: PyTorch/XLA as the device, and NxD Core to divide a model. A separate platform
+(trainfleet.config.platforms), next to the engine's.
 
 device                          a NeuronCore of Trn1
 parts, layers, shards, stages   a rank's part of the model, by NxD Core
@@ -20,8 +20,8 @@ from trainfleet.trust.errors import RunError
 from . import folder
 
 
-class Stack:
-    """What trainfleet.stacks.Stack asks for. torch is imported only where it is needed."""
+class Platform:
+    """The interface that config/platforms.py calls. torch is imported only if it is needed."""
 
     device = "neuron_xla"
 
@@ -31,7 +31,7 @@ class Stack:
         return NeuronXla(index)
 
     def arrange(self, config: Config, world: Any) -> Any:
-        from .parts import Nxd  # NxD is there on Trn1 alone
+        from .parts import Nxd  # NxD exists only on Trn1
 
         return Nxd(config, world)
 
@@ -49,11 +49,11 @@ class Stack:
     ) -> Callable[[Any, Path], list[str]]:
         from . import files, weights
 
-        layout, shape = config.train.layout, config.model
+        layout, shape = config.train.parallelism, config.model
         found = weights.Degrees(degrees[0] or layout.tensor, degrees[1] or layout.pipeline)
         if why := weights.refusal(shape, found):
-            then = "FORMAT=nxd-tp1, or none: a Hugging Face folder"
+            then = "use FORMAT=nxd-tp1, or no FORMAT for a Hugging Face folder"
             raise RunError(
-                f"has no form of NxD Core's with {found}", where=where, why=why, next=then
+                f"can't be exported for NxD Core with {found}", where=where, why=why, next=then
             )
         return lambda whole, out: files.save(whole, shape, found, out)

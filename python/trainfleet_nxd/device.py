@@ -1,10 +1,10 @@
-"""A NeuronCore of Trn1 as a training device: PyTorch/XLA, one core a rank, and NxD Core to divide a
-model.
+"""A NeuronCore of Trn1 as a training device: PyTorch/XLA, one core per rank, and NxD Core to divide
+a model.
 
 The last SDK with it is 2.31
 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/release-notes/components/pytorch.html,
-2026-07-07): torch 2.9, and Neuron's plug-in for PJRT in libneuronxla. Never run on a Trainium chip:
-tests/nxd runs it on CPUs.
+2026-07-07): torch 2.9, and Neuron's plug-in for PJRT in libneuronxla. This has never run on a
+Trainium chip: tests/nxd runs it on CPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainfleet.devices.neuron import Core, is_native, is_stub, numbers, unusabl
 from trainfleet.hardware import node_types
 from trainfleet.trust.errors import RunError
 
-TORCH = (2, 9)  # the only one of SDK 2.29 to 2.31
+TORCH = (2, 9)  # the only version of SDK 2.29 to 2.31
 
 
 class NeuronXla(Core):
@@ -35,17 +35,17 @@ class NeuronXla(Core):
     tells_time = False
 
     def __init__(self, index: int) -> None:
-        """The core number `index` of this node; PJRT's client is not made before `start`.
+        """Opens core number `index` of this node; PJRT's client is not made before `start`.
 
         Raises:
             RunError: torch, torch-xla or torch-neuronx is missing, or of another version than the
                 SDK's.
         """
         check_packages()
-        # the rest is of the job (plan/neuron_environment.py)
+        # the job sets the others (plan/neuron_environment.py)
         os.environ.setdefault("PJRT_DEVICE", "NEURON")
         super().__init__()
-        # by neuron_parallel_compile (node/precompile.py)
+        # set by neuron_parallel_compile (node/precompile.py)
         self.executes = "NEURON_EXTRACT_GRAPHS_ONLY" not in os.environ
 
     def start(self) -> None:
@@ -60,16 +60,16 @@ class NeuronXla(Core):
         found = int(self.runtime.global_ordinal()), int(self.runtime.world_size())
         if found != (rank, size):
             raise RunError(
-                f"torchrun started rank {rank} of {size}, and PyTorch/XLA takes it for rank "
+                f"torchrun started rank {rank} of {size}, but PyTorch/XLA sees rank "
                 f"{found[0]} of {found[1]}",
                 where=f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE', '')}",
-                why="its collectives would change nothing, and every rank would train a model of "
-                "its own",
+                why="its collectives would have no effect, and every rank would train a "
+                "separate model",
                 next="on trn1: pip show libneuronxla; is PJRT_DEVICE=NEURON?",
             )
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        return call  # all that is recorded is compiled
+        return call  # all recorded operations are compiled
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
         return torch.autocast("xla", dtype=dtype)
@@ -89,7 +89,7 @@ class NeuronXla(Core):
         return int((core.memory_gib if core else 16) * 2**30)
 
     def memory_used(self) -> int:
-        """From the runtime; 0 if it does not report it."""
+        """Returns the runtime's figure; 0 if it does not report one."""
         try:
             found = self.model.get_memory_info(self.torch_device)
         except (RuntimeError, AttributeError):
@@ -123,8 +123,8 @@ class Seeds:
 
 
 def check_packages() -> None:
-    """RunError unless torch, torch-xla and torch-neuronx are those of the last SDK that trains on
-    Trn1.
+    """Raises RunError unless torch, torch-xla and torch-neuronx are those of the last SDK that
+    trains on Trn1.
     """
     found = {}
     for name in ("torch", "torch-xla", "torch-neuronx", "neuronx-distributed"):
@@ -141,14 +141,14 @@ def check_packages() -> None:
     neuron = found["torch-neuronx"]
     if is_stub(neuron) or is_native(neuron):
         kind = (
-            "the empty one of the public index"
+            "the empty package of the public index"
             if is_stub(neuron)
-            else "native PyTorch, which Trn1 has not"
+            else "native PyTorch, which does not support Trn1"
         )
         raise unusable("neuron-xla", f"torch-neuronx {neuron} is {kind}")
     if numbers(found["neuronx-distributed"]) < (0, 10):
         raise unusable(
             "neuron-xla",
-            f"neuronx-distributed {found['neuronx-distributed']} is the empty one of the public "
-            "index",
+            f"neuronx-distributed {found['neuronx-distributed']} is the empty package of the "
+            "public index",
         )

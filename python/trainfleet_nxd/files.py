@@ -1,13 +1,13 @@
-"""NxD Core's own checkpoints, read and written without it: the files of
+"""Reads and writes NxD Core's own checkpoints without it: the files of
 neuronx_distributed.trainer's save_checkpoint.
 
-    <folder>/<tag>/checkpoint, done                             there first and last
-    <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    what a tensor rank has of a stage
-    <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a file
-    of its own
+    <folder>/<tag>/checkpoint, done                             written first and last
+    <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    a tensor rank's part of a stage
+    <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a
+    separate file
 
-Also there may be `optim`, `scheduler.pt` and `user_content.pt`, of which a beginning takes nothing.
-NxD reads such files with weights_only=False, which runs what they say; here they are read with
+There may also be `optim`, `scheduler.pt` and `user_content.pt`, which a new run does not use. NxD
+reads such files with weights_only=False, which runs code in them; here they are read with
 weights_only=True. fbac349, trainer/checkpoint.py.
 """
 
@@ -29,19 +29,19 @@ from trainfleet.trust.errors import RunError
 from . import weights as nxd
 from .folder import BEGUN, DONE, MODEL, name_of, require_all, require_plain, unreadable
 
-TAG = "pretrained_weight"  # under which AWS's Llama trainer looks for weights to begin from
+TAG = "pretrained_weight"  # tag of the weights from which AWS's Llama trainer begins
 
 
 def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """The weights of a checkpoint under our names, for those in `sizes`, as
-    `huggingface_weights.load` gives them.
+    """Loads the weights of a checkpoint under our names, for those in `sizes`, like
+    `huggingface_weights.load`.
 
     Raises:
         RunError: a file or a weight is missing, of another size, or left over; each by name.
     """
     if why := nxd.refusal(shape, nxd.Degrees(1, 1)):
         raise RunError(
-            "can't be taken from NxD's checkpoint",
+            "can't be loaded from NxD's checkpoint",
             where=str(tag),
             why=why,
             next="begin from a Hugging Face folder",
@@ -51,14 +51,14 @@ def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Ten
     for (rank, _), path in sorted(files.items()):
         content = content_of(path)
         if not isinstance(content, dict) or not all(map(_is_weight, content, content.values())):
-            raise unreadable(path, "it holds no weights by name")
+            raise unreadable(path, "it has no named weights")
         ranks[rank] |= {name: StoredTensor(path, name, value) for name, value in content.items()}
     return huggingface_weights.collect([nxd.Whole(ranks, shape, str(tag))], tag, shape, sizes)
 
 
 class TensorReference:
-    """What stands in a file for a tensor that lies in a file of its own; torch_xla's, which need
-    not be installed.
+    """A file's reference to a tensor in a separate file. It is torch_xla's class, which need not be
+    installed.
     """
 
     tid: object = None
@@ -69,8 +69,8 @@ def _is_weight(name: object, value: object) -> bool:
 
 
 def content_of(path: Path) -> Any:
-    """What a file holds; its tensors are read once they are used. RunError where it can't be read,
-    or is more than tensors.
+    """Reads a file; its tensors are read when they are used. Raises RunError if it can't be read,
+    or has more than tensors.
     """
     require_plain(path)
     try:
@@ -78,7 +78,7 @@ def content_of(path: Path) -> Any:
             [(TensorReference, "torch_xla.utils.serialization.TensorReference")]
         ):
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # torch meets a damaged file with a dozen kinds
+    except Exception as error:  # torch raises a dozen kinds of errors for a damaged file
         raise unreadable(
             path, f"it is damaged, or more than tensors ({type(error).__name__})"
         ) from error
@@ -86,7 +86,7 @@ def content_of(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint's, which is read when it is asked for."""
+    """A tensor of a checkpoint, which is read on request."""
 
     path: Path
     name: str
@@ -99,7 +99,9 @@ class StoredTensor:
         return NAMES[self.read().dtype]
 
     def read(self) -> Tensor:
-        """RunError where it is no tensor, or has more numbers than are there."""
+        """Reads the tensor. Raises RunError if it is not one, or has more numbers than are
+        stored.
+        """
         path, value = self.path, self.value
         if isinstance(value, TensorReference) and type(value.tid) is int:
             path = path.with_name(f"{path.name}.tensors") / f"tensor_{value.tid}.pt"
@@ -109,15 +111,15 @@ class StoredTensor:
             or value.layout != torch.strided
             or value.dtype not in NAMES
         ):
-            raise unreadable(path, f"{self.name} is no tensor of weights")
+            raise unreadable(path, f"{self.name} is not a tensor of weights")
         if value.nbytes > value.untyped_storage().nbytes():
-            raise unreadable(path, f"{self.name} has more numbers than are there")
+            raise unreadable(path, f"{self.name} has more numbers than are stored")
         return value
 
 
 def save(whole: dict[str, Tensor], shape: Model, degrees: nxd.Degrees, folder: Path) -> list[str]:
-    """Writes weights under Hugging Face's names as a checkpoint in a new folder; its name. Same
-    weights, same bytes.
+    """Writes weights under Hugging Face's names as a checkpoint in a new folder. Returns its name.
+    Same weights, same bytes.
     """
     tag = folder / TAG
     (tag / MODEL).mkdir(parents=True)

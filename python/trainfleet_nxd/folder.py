@@ -1,12 +1,12 @@
-"""The files of NxD Core's own checkpoints: which there are, whether a save has ended, and what they
-say of their weights.
+"""Finds the files of NxD Core's own checkpoints: which there are, whether a save has ended, and
+which model they belong to.
 
-    <folder>/<tag>/checkpoint, done                             there first and last
-    <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    what a tensor rank has of a stage
-    <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a file
-    of its own
+    <folder>/<tag>/checkpoint, done                             written first and last
+    <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    a tensor rank's part of a stage
+    <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a
+    separate file
 
-Only ranks read what is in them (`files`), with torch. fbac349, trainer/checkpoint.py.
+Only ranks read their content (`files`), with torch. fbac349, trainer/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ COPY = "copy the checkpoint again; NxD writes `done` last"
 
 
 def tag_of(address: str) -> Path | None:
-    """The checkpoint of NxD's that an address means: itself, or the newest whole one below it;
-    None: it is of another kind.
+    """Returns NxD's checkpoint at an address: itself, or the newest complete one below it; None if
+    it is of another kind.
 
     Raises:
-        RunError: there are some, and none was saved to its end.
+        RunError: there are some, but no complete one.
     """
     folder = Path(address)
     if not folder.is_dir():
@@ -39,7 +39,7 @@ def tag_of(address: str) -> Path | None:
     if files_of(folder):
         if (folder / BEGUN).exists() and not (folder / DONE).exists():
             raise RunError(
-                "was not saved to its end", where=address, why=f"there is no {DONE}", next=COPY
+                "was not completely saved", where=address, why=f"there is no {DONE}", next=COPY
             )
         return folder
     tags = [tag for tag in folder.iterdir() if files_of(tag)]
@@ -47,13 +47,13 @@ def tag_of(address: str) -> Path | None:
         return max(whole, key=lambda tag: (tag / DONE).stat().st_mtime)
     if tags:
         raise RunError(
-            "was not saved to its end", where=str(tags[0]), why=f"there is no {DONE}", next=COPY
+            "was not completely saved", where=str(tags[0]), why=f"there is no {DONE}", next=COPY
         )
     return None
 
 
 def files_of(tag: Path) -> dict[tuple[int, int], Path]:
-    """The model's files by (tensor rank, stage)."""
+    """Returns the model's files by (tensor rank, stage)."""
     if not (tag / MODEL).is_dir():
         return {}
     return {
@@ -64,8 +64,8 @@ def files_of(tag: Path) -> dict[tuple[int, int], Path]:
 
 
 def require_all(tag: Path) -> dict[tuple[int, int], Path]:
-    """The model's files; RunError where the highest tensor rank and stage say that there were
-    more.
+    """Returns the model's files. Raises RunError if the highest tensor rank and stage imply missing
+    ones.
     """
     files = files_of(tag)
     tensor, stages = (1 + max(at[way] for at in files) for way in (0, 1))
@@ -77,8 +77,8 @@ def require_all(tag: Path) -> dict[tuple[int, int], Path]:
 
 
 def described(tag: Path) -> list[Path]:
-    """The folders whose config.json says of which model a checkpoint is: its own, and the one above
-    it.
+    """Returns the folders with a config.json that may describe the checkpoint's model: its own, and
+    its parent.
     """
     return [folder for folder in (tag, tag.parent) if (folder / CONFIG).is_file()]
 
@@ -88,16 +88,16 @@ def name_of(rank: int, stage: int) -> str:
 
 
 def require_readable(tag: Path) -> None:
-    """Raises RunError where a rank's and stage's file is not what torch.save writes. Ranks find
-    tensors in files of their own.
+    """Raises RunError if a rank's and stage's file is not in torch.save's format. Ranks find
+    tensors in separate files.
     """
     for path in require_all(tag).values():
         require_plain(path)
 
 
 def require_plain(path: Path) -> None:
-    """Raises RunError where a file is no whole zip of parts that are not packed, as torch.save
-    writes it.
+    """Raises RunError if a file is not a complete zip of uncompressed parts, which torch.save
+    writes.
     """
     try:
         with untrusted_input.open_regular(path) as stream, zipfile.ZipFile(stream) as archive:
@@ -116,8 +116,8 @@ def require_plain(path: Path) -> None:
         any(part.compress_type for part in parts)
         or sum(part.file_size for part in parts) > path.stat().st_size
     ):
-        raise unreadable(path, "its parts are packed, and may be of any size")
+        raise unreadable(path, "its parts are compressed, and may have any size")
 
 
 def unreadable(path: Path, why: str) -> RunError:
-    return RunError("can't be read as torch.save writes it", where=str(path), why=why, next=COPY)
+    return RunError("is not in torch.save's format", where=str(path), why=why, next=COPY)

@@ -1,7 +1,7 @@
-"""A model's plan realised with NxD Core's parallel layers: the same plan as tensor.py follows with
+"""Applies a model's plan with NxD Core's parallel layers: the same plan that tensor.py applies with
 DTensor.
 
-Hidden states are [B, T, D], as everywhere here, so the sequence that NxD divides is dimension 1.
+Hidden states are [B, T, D], like everywhere here, so the sequence that NxD divides is dimension 1.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ META = torch.device("meta")
 def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> None:
     """Replaces the model's layers by NxD's, each with this rank's slice, on the meta device.
 
-    `copies`: how many tensor ranks, neighbours of each other, have the same key-value heads; 1
-    where there are enough for all.
+    `copies`: number of tensor ranks, neighbours of each other, with the same key-value heads; 1 if
+    there are enough for all.
     """
     plan, tied = model.plan, tied_names(model)
     for name, module in named(model, plan.embeddings):
@@ -48,7 +48,7 @@ def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> N
         replace(model, name, row(module, precision))
     for _, module in named(model, plan.norms):
         for parameter in module.parameters():
-            parameter.sequence_parallel_enabled = True  # NxD adds such gradients up
+            parameter.sequence_parallel_enabled = True  # NxD sums such gradients
     divide = (
         reduce_scatter_to_sequence_parallel_region
         if plan.divided in plan.embeddings
@@ -65,7 +65,7 @@ def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> N
 
 
 def named(model: nn.Module, patterns: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """The modules of a plan's names."""
+    """Returns the modules of a plan's names."""
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -79,7 +79,9 @@ def replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def tied_names(model: nn.Module) -> list[tuple[str, str, str]]:
-    """Each module that has a parameter of another, by name: it, that other, and the parameter."""
+    """Returns the names of each module with a tied parameter: its own, the owner's, and the
+    parameter's.
+    """
     names = {module: name for name, module in model.named_modules()}
     return [
         (names[module], names[owner], parameter)
@@ -88,7 +90,9 @@ def tied_names(model: nn.Module) -> list[tuple[str, str, str]]:
 
 
 def embedding(module: nn.Embedding, whole: bool, precision: torch.dtype) -> nn.Module:
-    """`whole`: every rank needs all of its output; else a hook sums and divides it."""
+    """Makes a parallel embedding. With `whole`, every rank needs all of its output; otherwise a
+    hook sums and divides it.
+    """
     with META:
         layer = ParallelEmbedding(
             module.num_embeddings,
@@ -103,8 +107,8 @@ def embedding(module: nn.Embedding, whole: bool, precision: torch.dtype) -> nn.M
 def column(
     module: nn.Linear, parted: bool, precision: torch.dtype, copies: int = 1, rank: int = 0
 ) -> nn.Module:
-    """`parted`: its input is the rank's part of the sequence. `copies`: ranks with one slice; the
-    first counts in the norm.
+    """Makes a column-parallel layer. `parted`: its input is the rank's part of the sequence.
+    `copies`: ranks with one slice; the first counts in the norm.
     """
     layer = ColumnParallelLinear(
         module.in_features,
@@ -135,8 +139,8 @@ def row(module: nn.Linear, precision: torch.dtype) -> nn.Module:
 
 
 def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Gathers the whole sequence for a module that every rank computes alike; each rank then has
-    its whole gradient.
+    """Gathers the entire sequence for a module that every rank computes alike; each rank then has
+    its entire gradient.
     """
     return gather_from_sequence_parallel_region(
         inputs[0], SEQUENCE, to_model_parallel=False
@@ -144,8 +148,8 @@ def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Cross-entropy of slices of the vocabulary [N, V / ranks]; targets that are not guessed are
-    ignored.
+    """Computes cross-entropy of slices of the vocabulary [N, V / ranks]; ignores targets that are
+    not guessed.
     """
     guessed = targets != IGNORED
     # it writes to the logits

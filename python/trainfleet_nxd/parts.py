@@ -1,10 +1,11 @@
-"""NxD Core behind `Parts`: tensor and sequence parallelism, stages, ZeRO-1 and AdamW's fp32 copies
-as Trn1 has them.
+"""Implements `Parts` by NxD Core: tensor and sequence parallelism, stages, ZeRO-1 and AdamW's fp32
+copies on Trn1.
 
-NxD's are the layers, the schedule of stages, how gradients are added up, clipped and dealt out, and
-the step. Ours are the model, its first values, the names and the files of a checkpoint. A step is
-two programs or more, one a micro-batch and one for the update, and the same ones at every step: one
-that is compiled after the second step is a fault, as it takes minutes each time.
+NxD provides the layers, the schedule of stages, the step, and the code that sums, clips and
+distributes gradients. We provide the model, its first values, the names and the files of a
+checkpoint. A step is two programs or more, one per micro-batch and one for the update, and the same
+ones at every step. A program that is compiled after the second step is an error, as it takes
+minutes each time.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ SETTLED = 2  # steps that may compile: the second begins with the optimizer's st
 
 @dataclass
 class Owned:
-    """A parameter: where the model has it, how it lies in the whole, and what is updated: itself,
+    """A parameter: its module, its place in the entire one, and the tensor that is updated: itself,
     or ZeRO-1's share of it.
     """
 
@@ -71,15 +72,15 @@ class Nxd:
     scale: Tensor | None = None
 
     def __init__(self, config: Config, world: World) -> None:
-        """All ranks make it together."""
+        """Makes this rank's part; all ranks call it together."""
         self.device, self.size, self.length = (
             cast(Lazy, world.device),
-            config.train.micro_batch,
+            config.train.micro_batch_size,
             config.train.sequence_length,
         )
-        train, layout = config.train, config.train.layout
+        train, layout = config.train, config.train.parallelism
         half = world.precision(train.precision) == torch.bfloat16
-        self.zero = not OPTIMIZERS[train.optimizer].whole and layout.shard == config.data_parallel
+        self.zero = not OPTIMIZERS[train.optimizer].whole and layout.fsdp == config.data_parallel
         self.format = torch.bfloat16 if half and self.zero else torch.float32
         self.casts = half and not self.zero
         options = settings(config, self.zero)
@@ -87,8 +88,8 @@ class Nxd:
         copies = max(1, layout.tensor // config.model.kv_heads)
         self.grid = nxd_shards.grid(copies)
         self.data, self.ways, self.depth = self.grid.data, self.grid.ways, layout.pipeline
-        self.micro_batches = train.global_batch // (self.ways * train.micro_batch)
-        self.like: MicroBatch | None = None  # the newest batch that it was trained on
+        self.micro_batches = train.global_batch_size // (self.ways * train.micro_batch_size)
+        self.like: MicroBatch | None = None  # the newest training batch
         with torch.device("meta"):
             self.root = models.build(config.model)
         if layout.tensor > 1:
@@ -108,12 +109,10 @@ class Nxd:
             names[id(module), name]: names[id(owner), name]
             for module, (owner, name) in tied.items()
         }
-        self.slices: dict[
-            str, Slice
-            # noted before NxD moves the model, and leaves out what it does not know of a parameter
-        ] = {}
+        # noted before NxD moves the model and drops unknown attributes of a parameter
+        self.slices: dict[str, Slice] = {}
         drawn = self._draw(train.seed)
-        if train.recompute == "full":
+        if train.activation_checkpointing == "full":
             recompute(self.stages.head if self.stages else self.root)
         if self.stages:
             self.stages.initialize(options)
@@ -123,7 +122,7 @@ class Nxd:
         for module, (
             owner,
             name,
-        ) in tied.items():  # moved to the device, each has become a parameter of its own
+        ) in tied.items():  # moved to the device, each became a separate parameter
             module._parameters[name] = owner._parameters[name]
         self.optimizer = optimizer(options, self.root, config)
         self.held = self._hold(names)
@@ -133,8 +132,8 @@ class Nxd:
 
     @torch.no_grad()
     def _draw(self, seed: int) -> dict[str, Tensor]:
-        """The initial values of this rank's parameters, in fp32: those of a single process, sliced
-        for this rank.
+        """Draws the initial values of this rank's parameters, in fp32: those of a single process,
+        sliced for this rank.
         """
         found: dict[str, Tensor] = {}
         made: dict[int, nn.Parameter] = {}
@@ -145,12 +144,12 @@ class Nxd:
                 values = self.root.draw(where, part.shape, seed, self.device.generator)
                 found[where] = part.cut(values, self.grid).clone()
                 made[id(old)] = nn.Parameter(found[where].to(self.format))
-                vars(made[id(old)]).update(vars(old))  # what NxD has noted of it
+                vars(made[id(old)]).update(vars(old))  # NxD's attributes of it
             module._parameters[name] = made[id(old)]
         return found
 
     def _hold(self, names: Mapping[tuple[int, str], str]) -> dict[str, Owned]:
-        """Every parameter of this rank by its name in the whole model; a tied one once."""
+        """Returns every parameter of this rank by its name in the entire model; a tied one once."""
         inner = self.optimizer.optimizer
         groups = zip(
             inner.param_groups,
@@ -199,8 +198,7 @@ class Nxd:
         return (inner.base_optimizer if self.zero else inner).state
 
     def listen(self, watch: Stopwatch) -> None:
-        # the passes are recorded, not run, when their Python code is: no moment of the host is the
-        # device's
+        # Python code only records the passes: no moment of the host is the device's
         pass
 
     def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
@@ -210,7 +208,7 @@ class Nxd:
             self.like = given[0]
             with watch.part("pipeline"):
                 loss = self.stages.train(given)
-            # the last stage alone has one
+            # only the last stage has a loss
             return self._zero() if loss is None else loss * self.depth
         total = self._zero()
         for _, batch in batches:
@@ -227,8 +225,8 @@ class Nxd:
         return torch.zeros((), device=self.device.torch_device)
 
     def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
-        """One step; NxD returns the norm only after it: a bad step has been taken by then, and ends
-        the run at the next check.
+        """Does one step. NxD returns the norm only after it: a bad step has already been taken, and
+        ends the run at the next check.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -240,18 +238,18 @@ class Nxd:
         new = self.device.compilations() - self.compiled
         if new and self.steps > SETTLED:
             raise RunError(
-                f"{new} programs were compiled anew in step {self.steps} of this attempt",
+                f"{new} programs were compiled again in step {self.steps} of this attempt",
                 where="PyTorch/XLA",
                 why="steps must be the same program after the second: something in them changes "
                 "its shape or is a constant",
-                next="XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1 tells of which; github.com/pytorch/xla, "
+                next="set XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1 to see which; github.com/pytorch/xla, "
                 "docs/source/learn/troubleshoot.md",
             )
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """Ranks of a group compute the same loss and share it. All run equally often: a program has
-        all ranks' collectives.
+        """Computes the loss; ranks of a group compute the same one and share it. All run equally
+        often, as a program has all ranks' collectives.
         """
         total = self._zero()
         self.root.eval()
@@ -293,8 +291,8 @@ class Nxd:
         self.device.settle()
 
     def weights(self) -> State:
-        """The fp32 copies where ZeRO-1 keeps them, and the weights themselves elsewhere; a tied one
-        under both its names.
+        """Returns the fp32 copies if ZeRO-1 keeps them, otherwise the weights themselves; a tied
+        one under both its names.
         """
         found: State = {
             name: held.slice.join(held.master, self.grid, self.zero)
@@ -303,8 +301,8 @@ class Nxd:
         return found | {name: found[first] for name, first in self.again.items() if first in found}
 
     def set_weights(self, weights: Mapping[str, Tensor], whole: bool = False) -> None:
-        """Into what the optimizer updates and into the model: NxD's own loading leaves one of them
-        stale (README, Trainium).
+        """Loads into the optimizer's tensors and into the model: NxD's own loading leaves one of
+        them stale (README, Trainium).
         """
         for name, held in self.held.items():
             if name not in weights:
@@ -318,7 +316,7 @@ class Nxd:
         self.device.settle()
 
     def _spread(self, held: Owned) -> None:
-        """Gives the model a parameter of which each data-parallel rank has a share."""
+        """Gathers a parameter from the data-parallel ranks' shares into the model."""
         shares = held.master.data.to(held.parameter.dtype)
         full = (
             all_gather(shares, dim=0, groups=get_data_parallel_replica_groups())
@@ -333,14 +331,14 @@ class Nxd:
 
 
 def settings(config: Config, zero: bool) -> dict[str, Any]:
-    """NxD's own config, which also makes its groups of ranks."""
-    train, layout = config.train, config.train.layout
+    """Returns NxD's own config, which also makes its groups of ranks."""
+    train, layout = config.train, config.train.parallelism
     ways = config.data_parallel
     found: dict[str, Any] = nxd.neuronx_distributed_config(
         tensor_parallel_size=layout.tensor,
         pipeline_parallel_size=layout.pipeline,
         pipeline_config={
-            "num_microbatches": train.global_batch // (ways * train.micro_batch),
+            "num_microbatches": train.global_batch_size // (ways * train.micro_batch_size),
             "use_zero1_optimizer": zero,
         },
         optimizer_config={
@@ -359,7 +357,7 @@ def settings(config: Config, zero: bool) -> dict[str, Any]:
 
 
 def optimizer(options: dict[str, Any], model: nn.Module, config: Config) -> Any:
-    """NxD's, around the one that the config names; it decays matrices and not vectors."""
+    """Wraps the config's optimizer in NxD's; it decays matrices and not vectors."""
     train = config.train
     values: dict[str, Any] = {
         "lr": train.learning_rate,
@@ -392,7 +390,9 @@ def first_moments(master: Tensor) -> dict[str, Tensor]:
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Every parameter's name, its module and the attribute; a tied one under all its names."""
+    """Yields every parameter's name, its module and the attribute; a tied one under all its
+    names.
+    """
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -400,7 +400,7 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def recompute(model: Network) -> None:
-    """Makes blocks keep their input alone for the backward pass."""
+    """Makes blocks keep only their input for the backward pass."""
     kind = type(
         next(
             block
@@ -412,6 +412,6 @@ def recompute(model: Network) -> None:
 
 
 def share(slice_: Tensor, grid: nxd_shards.Grid) -> Tensor:
-    """A data-parallel rank's share of a slice, by its rows."""
+    """Returns a data-parallel rank's share of a slice, by its rows."""
     each = -(-len(slice_) // grid.ways)
     return slice_[grid.data * each : (grid.data + 1) * each]

@@ -1,9 +1,9 @@
-"""NxD Core's slices and ZeRO-1 shards as DTensors on a mesh of CPUs.
+"""Represents NxD Core's slices and ZeRO-1 shards as DTensors on a mesh of CPUs.
 
-So a checkpoint of a run on Trn1 is one like any other: written, committed, verified, resumed in
-another layout, exported. Tensor ranks hold slices of a matrix along one dimension, and ZeRO-1 deals
-the rows of each slice out to the data-parallel ranks, filled up with zeros; a mesh of (tensor,
-data) ranks says both.
+So a checkpoint of a run on Trn1 is like any other: written, committed, verified, resumed in another
+layout, exported. Tensor ranks hold slices of a matrix along one dimension. ZeRO-1 divides the rows
+of each slice, padded with zeros, among the data-parallel ranks. A mesh of (tensor, data) ranks
+expresses both.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Grid:
     """This rank's stage among the stages, and its place in the stage's mesh of (tensor, data)
     ranks.
 
-    `copied` is that mesh as (heads, copies, data): the tensor ranks that have the same key-value
-    heads are neighbours in it.
+    `copied` is that mesh as (heads, copies, data): the tensor ranks with the same key-value heads
+    are neighbours in it.
     """
 
     stage: int
@@ -44,10 +44,10 @@ class Grid:
 
 
 def grid(copies: int) -> Grid:
-    """By NxD's own groups, as its tensor ranks are not neighbours everywhere (4 on Trn1 are 8
-    apart). All ranks call it.
+    """Makes the mesh from NxD's own groups, as its tensor ranks are not always neighbours (4 on
+    Trn1 are 8 apart). All ranks call it.
 
-    `copies`: how many tensor ranks have the same key-value heads.
+    `copies`: number of tensor ranks with the same key-value heads.
     """
     stages = [list(row) for row in parallel_state.get_pipeline_model_parallel_replica_groups()]
     tensors = [list(row) for row in parallel_state.get_tensor_model_parallel_replica_groups()]
@@ -73,19 +73,19 @@ def position(rows: list[list[int]], rank: int) -> int:
 
 @dataclass(frozen=True)
 class Slice:
-    """How this rank's part of a parameter lies in the whole.
+    """The place of this rank's part of a parameter in the entire one.
 
-    `dimension`: what tensor ranks divide; None: they have all of it. `copies`: how many of them
-    have the same part.
+    `dimension`: the one that tensor ranks divide; None: they have all of it. `copies`: number of
+    them with the same part.
     """
 
-    shape: torch.Size  # of the whole parameter
+    shape: torch.Size  # shape of the entire parameter
     dimension: int | None
     copies: int = 1
 
     @classmethod
     def of(cls, parameter: Tensor) -> Slice:
-        """By the attributes that NxD's layers give a parameter."""
+        """Reads the attributes that NxD's layers give a parameter."""
         if not getattr(parameter, "tensor_model_parallel", False):
             return cls(parameter.shape, None)
         dimension, ranks = int(parameter.partition_dim), int(parameter.num_partitions)  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ class Slice:
         return cls(torch.Size(shape), dimension, copies)
 
     def cut(self, whole: Tensor, grid: Grid) -> Tensor:
-        """This tensor rank's slice of a whole parameter."""
+        """Returns this tensor rank's slice of an entire parameter."""
         parts = grid.slices // self.copies
         return (
             whole
@@ -103,8 +103,8 @@ class Slice:
         )
 
     def join(self, part: Tensor, grid: Grid, dealt: bool) -> DTensor:
-        """A slice as a part of the whole parameter; `dealt`: it is ZeRO-1's share of the slice,
-        with or without its filling.
+        """Returns a slice as a part of the entire parameter; `dealt`: it is ZeRO-1's share of the
+        slice, with or without its padding.
         """
         placements: list[Placement] = [
             Replicate() if self.dimension is None else Shard(self.dimension),
@@ -123,21 +123,21 @@ class Slice:
         )
 
     def rows(self, grid: Grid) -> int:
-        """Of a tensor rank's slice."""
+        """Returns the rows of a tensor rank's slice."""
         return self.shape[0] // (grid.slices // self.copies if self.dimension == 0 else 1)
 
 
 def unfilled(share: Tensor, rows: int, grid: Grid) -> Tensor:
-    """A data-parallel rank's share of a slice of `rows` rows, without the zeros that pad all shares
-    to one size.
+    """Returns a data-parallel rank's share of a slice of `rows` rows, without the zeros that pad
+    all shares to one size.
     """
     each = -(-rows // grid.ways)
     return share[: max(0, min(each, rows - grid.data * each))]
 
 
 def put(target: Tensor, found: Tensor) -> None:
-    """Copies what a checkpoint has into a tensor on the device, of which it may fill the first rows
-    alone.
+    """Copies a checkpoint's tensor into one on the device, of which it may fill only the first
+    rows.
     """
     part = local(found)
     value = torch.zeros(target.shape, dtype=target.dtype)

@@ -1,7 +1,7 @@
-"""Stages by NxDPPModel: its manual partition, which takes modules as they are, as its other one
+"""Runs stages by NxDPPModel with its manual partition, which takes modules unchanged; its other one
 would trace our model.
 
-The manual partition is of NxD Core 0.10 and later
+The manual partition exists in NxD Core 0.10 and later
 (neuronx_distributed/pipeline/manual_pipe_stage.py).
 """
 
@@ -26,13 +26,13 @@ TIED = "tied"
 
 
 class Piece(nn.Module):
-    """A stage as NxD takes one: a list of tokens, or a hidden state -> a hidden state, or at the
-    end features in a tuple.
+    """A stage in NxD's form: a list of tokens, or a hidden state -> a hidden state, or at the end
+    features in a tuple.
     """
 
     def __init__(self, part: Network | None, weight: str, like: Tensor | None) -> None:
-        """`part`: None for a stage of another rank. `weight`: the name of what is tied in this
-        stage; `like`: its shape.
+        """Wraps a stage; `part`: None for a stage of another rank. `weight`: the name of the tied
+        weight in this stage; `like`: its shape.
         """
         super().__init__()
         self.part, self.weight, self.ends = part, weight, False
@@ -50,12 +50,10 @@ class Piece(nn.Module):
 
 
 class Stages:
-    """The stages of all ranks: this rank's own, and in the places of the others stand-ins."""
+    """The stages of all ranks: this rank's own, and placeholders for the others."""
 
     def __init__(self, root: Network, count: int, stage: int) -> None:
-        """Leaves in the model what this rank's stage has of it. All of it is still on the meta
-        device.
-        """
+        """Leaves only this rank's stage in the model. All of it is still on the meta device."""
         self.count, self.stage, self.reduction = count, stage, "mean"
         tied = tied_names(root)
         weights = (
@@ -97,16 +95,16 @@ class Stages:
         return self.head.loss(x, targets, self.reduction)
 
     def train(self, batches: list[MicroBatch]) -> Tensor | None:
-        """Computes the gradients of the mean loss, and returns that at the last stage."""
+        """Computes the gradients of the mean loss, and returns the loss on the last stage."""
         self.reduction = "mean"
         return self._run(self.model.run_train, batches)
 
     def evaluate(self, batches: list[MicroBatch]) -> Tensor | None:
-        """The mean over micro-batches of their summed losses, at the last stage."""
+        """Returns the mean over micro-batches of their summed losses, on the last stage."""
         self.reduction = "sum"
         return self._run(self.model.run_eval, batches)
 
     def _run(self, run: Callable[..., Tensor | None], batches: list[MicroBatch]) -> Tensor | None:
         inputs, targets, _ = join(batches)
-        # NxD itself brings each micro-batch to the device
+        # NxD itself moves each micro-batch to the device
         return run(inputs=inputs.cpu(), labels=targets.cpu())

@@ -1,8 +1,8 @@
-"""A model's weights as AWS's examples for NxD Core have them, both ways: Hugging Face's names,
-slices of tensor ranks, stages.
+"""Converts a model's weights to and from the form of AWS's examples for NxD Core: Hugging Face's
+names, slices of tensor ranks, stages.
 
-Llama's query, key and value stand side by side there, and so do gate and up projection; where there
-are fewer key-value heads than tensor ranks, each is on several, and the query heads go with them in
+Llama's query, key and value are side by side in it, and so are gate and up projection. If there are
+fewer key-value heads than tensor ranks, each is on several, and the query heads follow them in
 Trn1's order. github.com/aws-neuron/neuronx-distributed fbac349:
 examples/training/llama/modeling_llama_nxd.py and tp_dp_bert_hf_pretrain,
 scripts/checkpoint_converter.py.
@@ -25,9 +25,10 @@ from trainfleet.trust.errors import RunError
 
 Names = dict[str, Tensor]
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
-# one tensor under two names, as transformers has it
+# one tensor under two names, like in transformers
 BESIDE = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
-# of their norm: those of one head differ by stochastic rounding alone, those of two by far more
+# share of their norm: copies of one head differ only by stochastic rounding, different heads by far
+# more
 COPIES_DIFFER = 0.1
 
 
@@ -43,14 +44,14 @@ class Degrees:
 
 
 def slices_of(shape: Model) -> Slices:
-    """How AWS's modules of the model's family are divided; Mistral's are Llama's."""
+    """Returns how AWS's modules of the model's family are divided; Mistral's are Llama's."""
     found = FAMILIES[shape.family].slices
     assert found is not None, f"{shape.family}: refusal says so"
     return found
 
 
 def refusal(shape: Model, degrees: Degrees) -> str:
-    """Why a model can't be divided so; "" where it can."""
+    """Returns why a model can't be divided this way; "" if it can."""
     tensor = degrees.tensor
     slices = FAMILIES[shape.family].slices
     if slices is None:
@@ -63,12 +64,12 @@ def refusal(shape: Model, degrees: Degrees) -> str:
     divided = {"heads": shape.heads}
     if slices.fused:
         divided |= {
-            "vocabulary_size": shape.vocabulary_size,
+            "vocab_size": shape.vocab_size,
             "intermediate_size": shape.intermediate_size,
         }
         if max(tensor, shape.kv_heads) % min(tensor, shape.kv_heads):
             return (
-                f"model.kv_heads is {shape.kv_heads}, and neither divides {tensor} tensor "
+                f"model.kv_heads is {shape.kv_heads}, which neither divides {tensor} tensor "
                 "ranks nor is divided by them"
             )
     return next(
@@ -82,8 +83,8 @@ def refusal(shape: Model, degrees: Degrees) -> str:
 
 
 def divide(whole: Names, shape: Model, degrees: Degrees) -> Callable[[int, int], Names]:
-    """What each (tensor rank, stage) has of weights under Hugging Face's names, in the order of
-    modules.
+    """Returns a function for the weights of each (tensor rank, stage) under Hugging Face's names,
+    in the order of modules.
     """
     slices, size = slices_of(shape), degrees.tensor
     named = dict(whole)
@@ -103,8 +104,8 @@ def divide(whole: Names, shape: Model, degrees: Degrees) -> Callable[[int, int],
 
 
 def stage_of(name: str, shape: Model, stages: int) -> int:
-    """NxD's even split of the layers, of which the last stages have one more where they do not come
-    out even.
+    """Returns a layer's stage in NxD's even split; if the layers do not divide evenly, the last
+    stages have one more.
     """
     layer = LAYER.search(name)
     if not layer:
@@ -117,7 +118,7 @@ def stage_of(name: str, shape: Model, stages: int) -> int:
 
 
 def cut(name: str, value: Tensor, shape: Model, rank: int, size: int) -> Tensor:
-    """A tensor rank's slice."""
+    """Returns a tensor rank's slice."""
     slices, copies = slices_of(shape), max(1, size // shape.kv_heads)
     if slices.fused and copies > 1:
         if re.search(r"[kv]_proj\.", name):
@@ -132,16 +133,14 @@ def cut(name: str, value: Tensor, shape: Model, rank: int, size: int) -> Tensor:
 
 
 def order(heads: int, copies: int) -> list[int]:
-    """Which group of query heads each tensor rank has on Trn1, where key-value heads come in turn:
-    0, 1, 0, 1.
+    """Returns each tensor rank's group of query heads on Trn1, where key-value heads alternate: 0,
+    1, 0, 1.
     """
     return [head * copies + copy for copy in range(copies) for head in range(heads)]
 
 
 def fuse(found: Names, shape: Model, size: int) -> Names:
-    """Gate and up projection as one, and query, key and value where AWS's own flags have them
-    so.
-    """
+    """Joins gate and up projection, and query, key and value if AWS's own flags do."""
     together: dict[str, tuple[str, ...]] = {
         "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight")
     }
@@ -158,7 +157,7 @@ def fuse(found: Names, shape: Model, size: int) -> Names:
 
 
 class Stored(Protocol):
-    """A tensor in a file, which says its size and number format, as safetensors' do, before it is
+    """A tensor in a file, which shows its size and number format, like safetensors', before it is
     read.
     """
 
@@ -168,10 +167,12 @@ class Stored(Protocol):
 
 
 class Whole:
-    """Slices put together: what `huggingface.load` asks of a file, under Hugging Face's names."""
+    """Joined slices: the interface that `huggingface_weights.load` needs, under Hugging Face's
+    names.
+    """
 
     def __init__(self, ranks: Sequence[Mapping[str, Stored]], shape: Model, where: str) -> None:
-        """`ranks`: what each tensor rank has, of all stages."""
+        """Joins `ranks`: each tensor rank's weights, of all stages."""
         self.ranks, self.shape, self.where = ranks, shape, where
         self.sources = {name: (key, pick) for key in ranks[0] for name, pick in parts_of(key)}
 
@@ -199,7 +200,7 @@ class Whole:
                 f"has another {key} than this model",
                 where=self.where,
                 why=str(error),
-                next="make model.* in the config the same",
+                next="set model.* in the config to those values",
             ) from error
 
     def _join(self, name: str, slices: list[Tensor]) -> Tensor:
@@ -218,7 +219,7 @@ Pick = Callable[[Tensor, Model, int], Tensor]
 
 
 def parts_of(key: str) -> list[tuple[str, Pick]]:
-    """Hugging Face's names for what stands under a key, and how to take each from a rank's
+    """Returns Hugging Face's names for the content of a key, and how to take each from a rank's
     slice.
     """
     prefix, attention, last = key.rpartition("self_attn.qkv_proj.")
@@ -249,15 +250,13 @@ def half(index: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
 
 
 def third(index: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
-    """Of query, key and value, which are of different sizes where heads share keys."""
+    """Returns query, key or value, which have different sizes if heads share keys."""
     heads = max(1, shape.kv_heads // ranks) * shape.head_features
     return torch.split(value, [shape.heads // ranks * shape.head_features, heads, heads])[index]
 
 
 def once(all_copies: Tensor, copies: int, name: str) -> Tensor:
-    """The first of key-value heads that stand there several times, as NxD's own converter takes
-    it.
-    """
+    """Returns the first of repeated key-value heads, like NxD's own converter."""
     first, *others = all_copies.chunk(copies)
     if any(
         (other.float() - first.float()).norm() > COPIES_DIFFER * first.float().norm()

@@ -1,4 +1,4 @@
-"""What is in each machine image that a recipe can meet, pinned as docker/stack.lock.yaml pins it, and what package sources add to it.
+"""What is in each machine image that a recipe can meet, pinned as docker/platforms.lock.yaml pins it, and what package sources add to it.
 
 Every row names what was read, and when that was true. `seen` is not AWS's word but what somebody reports of such a machine.
 What nobody says of an image is left out, as if it were not there: setup must then be able to bring it.
@@ -75,7 +75,7 @@ CLUSTER = Ami("ami-00000000000000c16", "aws-parallelcluster-3.16.1-ubuntu-2404",
     "Lustre: its cookbook installs FSx's client modules; its Python 3.14 is in a folder of its own, and not for users",
     "its kernel is on no page that was read: taken as plain Ubuntu's; OFI-NCCL of EFA 1.49.0 is on none either: as if it was not there"),
     "2026-09-08", driver="595.71.05", efa="1.49.0", packages=(("dkms", "3.0.11"),), lustre=True)  # fmt: skip
-SEPTEMBER = {  # what fleet.aws.image may name: kernels for which FSx has no module
+SEPTEMBER = {  # what fleet.aws.ami may name: kernels for which FSx has no module
     "ubuntu": Ami("ami-00000000000000a94", "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20260904", "7.0.0-1012-aws", (
         "seen: a public project's table of its stock image and kernel",), "2026-09-04"),
     "gpu": Ami("ami-00000000000000a95", "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260915", "7.0.0-1012-aws", (

@@ -19,10 +19,10 @@ from trainfleet.backends import backend_of, bake
 from trainfleet.backends.s3_run import BucketPlace
 from trainfleet.cloud import cloudformation, inventory, sweep
 from trainfleet.cloud.template_inputs import own_tags
+from trainfleet.hosts import host_setup
+from trainfleet.hosts.host_results import Host, HostFailure
+from trainfleet.hosts.transport import Transport
 from trainfleet.launch import run_location
-from trainfleet.nodes import host_setup
-from trainfleet.nodes.host_results import Host, HostFailure
-from trainfleet.nodes.transport import Transport
 from trainfleet.storage import s3
 
 from .account import Account, Killed, Thing

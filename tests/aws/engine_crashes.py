@@ -27,18 +27,24 @@ MACHINES = {"InstanceType": "ml.c7i.8xlarge", "InstanceCount": 2}
 def said(engine: str) -> dict[str, Any]:
     """The config, which leaves queue and roles to the stack."""
     fleet = {"backend": engine, "nodes": 2, "instance_type": "c7i.8xlarge", "shared_folder": "s3://theirs/some",
-             "image": "x/y:z", "aws": {"region": "us-east-1"}}  # fmt: skip
-    return {"name": "cloudy", "fleet": fleet, "train": {"global_batch": 12},
-            "data": {"name": "text", "sources": ["s3://theirs/text"], "store": "s3://theirs/sets", "vocabulary_size": 340},
-            "checkpoint": {"destination": "s3://theirs/checkpoints"}}  # fmt: skip
+             "container": "x/y:z", "aws": {"region": "us-east-1"}}  # fmt: skip
+    return {"name": "cloudy", "fleet": fleet, "train": {"global_batch_size": 12},
+            "data": {"name": "text", "sources": ["s3://theirs/text"], "tokenized_path": "s3://theirs/sets", "vocab_size": 340},
+            "checkpoint": {"path": "s3://theirs/checkpoints"}}  # fmt: skip
 
 
 def others(account: Account) -> None:
     """Somebody else's queue with a job that runs, and a training job that is called as one of ours would be."""
     batch, sagemaker = Batch(account, None), SageMaker(account, None)  # type: ignore[arg-type]
-    batch.queue_of_mine("theirs", "c7i.8xlarge", 64)
+    batch.queue_of_mine("their-queue", "c7i.8xlarge", 64)
     batch.jobs["theirs"] = Job(
-        "theirs", "theirs-train-0123456789abcdef", "theirs", DEFINITION, {}, [Node()], "RUNNING"
+        "theirs",
+        "theirs-train-0123456789abcdef",
+        "their-queue",
+        DEFINITION,
+        {},
+        [Node()],
+        "RUNNING",
     )
     _training(account, sagemaker, "cloudy-00112233445566aa", THEIRS)
 

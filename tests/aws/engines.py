@@ -57,7 +57,7 @@ class Site:
             "sagemaker": {"role": f"{ROLE}/train"},
         }
         return {
-            "backend": backend, "instance_type": KIND, "image": "registry.example/trainfleet:cpu",
+            "backend": backend, "instance_type": KIND, "container": "registry.example/trainfleet:cpu",
             "shared_folder": "s3://bucket/some", "aws": {"region": "us-east-1"}, backend: own[backend],
         }  # fmt: skip
 

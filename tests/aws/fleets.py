@@ -43,10 +43,10 @@ def fleet(
         name.removeprefix("fsx_"): aws.pop(name) for name in list(aws) if name.startswith("fsx_")
     }
     made = replace(config.fleet.aws, capacity=capacity, reservation=reservation, **aws)
-    stack = node_types.stack_of(node_types.instance(instance_type))
+    stack = node_types.platform_of(node_types.instance(instance_type))
     whole = replace(
-        config.fleet, nodes=nodes, hosts=(), instance_type=instance_type, stack=stack, aws=made, shared_folder="/fsx/trainfleet",
-        fsx=replace(config.fleet.fsx, dns_name=None, mount_name=None, folder="/fsx", **fsx),
+        config.fleet, nodes=nodes, hosts=(), instance_type=instance_type, platform=stack, aws=made, shared_folder="/fsx/trainfleet",
+        fsx=replace(config.fleet.fsx, dns_name=None, mount_name=None, mount_point="/fsx", **fsx),
         ranks_per_node=max(1, node_types.INSTANCE_TYPES[instance_type].accelerators),
     )  # fmt: skip
     return replace(config, fleet=whole)
@@ -65,10 +65,14 @@ def every() -> Iterator[tuple[str, Config, Inputs]]:
     plain = fleet()
     yield (
         "own-network",
-        fleet(vpc=VPC, subnets=(SUBNET,), ssh_from=("10.0.0.0/8",)),
+        fleet(vpc=VPC, subnets=(SUBNET,), allow_ssh_from=("10.0.0.0/8",)),
         replace(INPUTS, subnet=SUBNET),
     )
-    yield "head", fleet(head="c7i.xlarge", ssh_from=("203.0.113.7/32", "198.51.100.0/24")), INPUTS
+    yield (
+        "head",
+        fleet(bastion_type="c7i.xlarge", allow_ssh_from=("203.0.113.7/32", "198.51.100.0/24")),
+        INPUTS,
+    )
     yield (
         "own-bucket-and-key",
         fleet(bucket="mine-of-old", key_pair="my key"),
@@ -80,7 +84,7 @@ def every() -> Iterator[tuple[str, Config, Inputs]]:
         INPUTS,
     )
     yield "persistent-plain", fleet(fsx_type="persistent", fsx_throughput=125), INPUTS
-    yield "linked", fleet(fsx_link="s3://corpus/web", fsx_export=False), INPUTS
+    yield "linked", fleet(fsx_s3_import="s3://corpus/web", fsx_s3_export=False), INPUTS
     yield (
         "no-file-system",
         replace(plain, fleet=replace(plain.fleet, shared_folder="/mnt/mine")),
@@ -88,7 +92,7 @@ def every() -> Iterator[tuple[str, Config, Inputs]]:
     )
     yield (
         "expires",
-        replace(plain, fleet=replace(plain.fleet, expires_hours=1.5, idle_minutes=None)),
+        replace(plain, fleet=replace(plain.fleet, max_lifetime_hours=1.5, idle_minutes=None)),
         INPUTS,
     )
     yield "in-a-group", fleet(capacity="reservation"), replace(INPUTS, group="mine")

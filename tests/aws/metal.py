@@ -47,11 +47,16 @@ def on_metal(lab: Lab) -> dict[str, Any]:
         "region": "us-east-1",
         "vpc": VPC,
         "subnets": [SUBNET],
-        "ssh_from": ["10.77.0.0/16"],
+        "allow_ssh_from": ["10.77.0.0/16"],
         "zones": ["us-east-1a"],
     }
     ssh = {"user": "root", "key": str(lab.key)}
-    return {"instance_type": "c7i.8xlarge", "fsx": {"folder": "/lustre"}, "aws": aws, "ssh": ssh}
+    return {
+        "instance_type": "c7i.8xlarge",
+        "fsx": {"mount_point": "/lustre"},
+        "aws": aws,
+        "ssh": ssh,
+    }
 
 
 @contextmanager

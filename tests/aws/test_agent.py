@@ -21,7 +21,7 @@ INGRESS = "AWS::EC2::SecurityGroupIngress"
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return config_of(tmp_path, aws={"ssh_from": [], "head": None})
+    return config_of(tmp_path, aws={"allow_ssh_from": [], "bastion_type": None})
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ BLOCK = {"capacity": "block", "block_hours": 20}
 def write(limit: float | None = 1000.0, **aws: Any) -> Config:
     """cloudy.yaml: two p5.48xlarge in a capacity block that is to be bought."""
     document = said(instance_type="p5.48xlarge", aws=BLOCK | aws)
-    document |= {"budget": {"max_usd": limit}, "train": {"global_batch": 16}}
+    document |= {"budget": {"max_usd": limit}, "train": {"global_batch_size": 16}}
     Path("cloudy.yaml").write_text(yaml.safe_dump(document))
     return load(Settings(Path("cloudy.yaml"), "", {}), terms_of)[0]
 
@@ -156,10 +156,7 @@ def test_its_price_is_in_the_plan_before_and_after_it_is_bought(
     assert "96.00  the cheapest capacity block of 24 h on offer; make setup buys it with YES=1" in (
         words := plan()
     )
-    assert (
-        "no capacity block is held for the nodes\n    next: make setup shows what is offered"
-        in words
-    )
+    assert "no capacity block is held for the nodes\n    next: make setup shows the offers" in words
     account.no_credentials = True
     assert (
         "2,641.92  a capacity block of 24 h at the on-demand list price; make setup shows the offers"
@@ -176,7 +173,7 @@ def test_its_price_is_in_the_plan_before_and_after_it_is_bought(
     write(90.0)
     with pytest.raises(
         ConfigError,
-        match=f"the capacity block {block.id}, set-up and idle time alone are estimated at",
+        match=f"the capacity block {block.id}, set-up and idle time are already estimated at",
     ):
         plan()
 
@@ -223,7 +220,7 @@ def test_clean_says_that_it_stays_paid_and_leaves_it_for_the_next_setup(
         f"kept capacity block {block.id}: active" in words
         and "cancels and refunds no capacity block: it is paid" in words
     )
-    assert "nothing of cloudy is left" in words
+    assert "no resources of cloudy are left" in words
     assert typed()[0] == 0 and len(bought(account)) == 1
 
 

@@ -35,10 +35,10 @@ from trainfleet.cloud import discovery
 from trainfleet.cloud.calls import Calls
 from trainfleet.config import Settings, load
 from trainfleet.hardware import node_types
-from trainfleet.nodes.facts import SCRIPT, Facts, parse
-from trainfleet.nodes.host_setup import NEEDS_BOOT
-from trainfleet.nodes.install_steps import Wanted, is_within, steps
-from trainfleet.nodes.stack import load_stack
+from trainfleet.hosts.facts import SCRIPT, Facts, parse
+from trainfleet.hosts.host_setup import NEEDS_BOOT
+from trainfleet.hosts.install_steps import Wanted, is_within, steps
+from trainfleet.hosts.platform import load_platform
 from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import ConfigError
 
@@ -52,32 +52,34 @@ PINNED = {"cpu": UBUNTU, "cuda": GPU, "cuda-volta": UBUNTU, "neuron": NEURON, "n
 def test_the_image_of_a_stack_is_one_version_that_is_known(
     stack: str, account: Account, tmp_path: Path
 ) -> None:
-    ami = load_stack(stack).ami
+    ami = load_platform(stack).ami
     assert ami == PINNED[stack] and not {"latest", "current", "recommended"} & set(ami.split("/"))
     assert AMIS[ami].sources and AMIS[ami].date
     config = config_of(tmp_path)
-    config = replace(config, fleet=replace(config.fleet, stack=stack))
+    config = replace(config, fleet=replace(config.fleet, platform=stack))
     assert discovery.image_of(config, Calls("us-east-1")) == AMIS[ami].id
     account.lacks_images.add(ami)
     with pytest.raises(ConfigError) as caught:
         discovery.image_of(config, Calls("us-east-1"))
-    assert f"does not have the image of stack {stack}" in str(
+    assert f"does not have the image of platform {stack}" in str(
         caught.value
-    ) and "fleet.aws.image" in str(caught.value)
+    ) and "fleet.aws.ami" in str(caught.value)
 
 
-@pytest.mark.parametrize("stack", PINNED)
+@pytest.mark.parametrize("stack", [name for name in PINNED if load_platform(name).ecs])
 def test_batch_starts_one_known_image_and_sagemaker_needs_none(
     stack: str, account: Account, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path)
-    config = replace(config, fleet=replace(config.fleet, stack=stack))
+    config = replace(config, fleet=replace(config.fleet, platform=stack))
     account.lacks_images = set(PINNED.values())  # which neither of them uses
-    ecs = AMIS[load_stack(stack).ecs]
+    pinned = load_platform(stack)
+    ecs = AMIS[pinned.ecs]
+    assert not pinned.nvidia or is_within(ecs.driver, pinned.nvidia_least, pinned.nvidia_below)
     assert discovery.image_of(config, Calls("us-east-1"), "batch") == ecs.id and ecs.sources
     assert discovery.image_of(config, Calls("us-east-1"), "sagemaker") == ""
     account.lacks_images.add(ecs.name)
-    with pytest.raises(ConfigError, match="does not have the image of stack"):
+    with pytest.raises(ConfigError, match="does not have the image of platform"):
         discovery.image_of(config, Calls("us-east-1"), "batch")
 
 
@@ -85,7 +87,7 @@ def test_of_neuron_s_images_the_one_of_the_stack_s_sdk(
     account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(tmp_path)
-    config = replace(config, fleet=replace(config.fleet, stack="neuron"))
+    config = replace(config, fleet=replace(config.fleet, platform="neuron"))
     newer = replace(
         AMIS[NEURON], id="ami-00000000000000a93", description="Neuron SDK 2.34.0", date="2026-11-20"
     )
@@ -122,7 +124,7 @@ def wanted_of_recipe(name: str) -> Wanted:
     config = load(Settings(FOLDER / f"{name}.yaml"))[0]
     fsx = replace(config.fleet.fsx, dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abcd")
     return Wanted(
-        replace(config, fleet=replace(config.fleet, fsx=fsx)), load_stack(config.fleet.stack)
+        replace(config, fleet=replace(config.fleet, fsx=fsx)), load_platform(config.fleet.platform)
     )
 
 
@@ -137,7 +139,7 @@ def become(node: Lab, ami: Ami, wanted: Wanted) -> None:
     archive |= {name: " ".join(versions) for name, versions in NEURON_PACKAGES.items()}
     state = {"kernel": ami.kernel, "packages": dict(ami.packages) | {f"linux-image-{ami.kernel}": "1"}, "archive": archive,
              "driver": ami.driver, "driver_kernel": ami.kernel, "lustre_kernel": ami.kernel if ami.lustre else "", "lnet": 0, "sent": 0,
-             "efa_offered": EFA_BRINGS, "keys": {part: wanted.stack.key(key) for part, key in (
+             "efa_offered": EFA_BRINGS, "keys": {part: wanted.platform.key(key) for part, key in (
                  ("efa-installer", "efa"), ("NEURON", "neuron"), ("fsx-ubuntu", "fsx"))}}  # fmt: skip
     (root / "var/machine.json").write_text(json.dumps(state))
     tool = (
@@ -205,7 +207,7 @@ def test_each_operation_is_satisfied_by_the_image_or_by_what_sources_offer(
     name: str, node: Lab
 ) -> None:
     wanted = wanted_of_recipe(name)
-    become(node, AMIS[wanted.stack.ami], wanted)
+    become(node, AMIS[wanted.platform.ami], wanted)
     said = set_up(node, wanted)
     assert not said or not said[-1].startswith("!"), said
     left = [step for step in steps(facts_of(node), wanted, head=False) if step.script in DRIVERS]
@@ -229,7 +231,7 @@ def test_an_image_whose_driver_is_for_such_a_kernel_alone_is_refused_in_one_line
     (said,) = set_up(node, wanted)
     assert (
         said.startswith("!lustre: FSx has no module for kernel 7.0.0-1012-aws")
-        and "fleet.aws.image" in said
+        and "fleet.aws.ami" in said
     )
 
 
@@ -244,7 +246,7 @@ CLUSTERS = {
 def test_the_script_of_a_cluster_s_nodes_brings_what_its_image_lacks(name: str, node: Lab) -> None:
     config = load(Settings(FOLDER / f"{name}.yaml"))[0]
     wanted = Wanted(
-        config, load_stack(config.fleet.stack)
+        config, load_platform(config.fleet.platform)
     )  # ParallelCluster itself mounts the file system
     wanted = replace(
         wanted,
@@ -271,7 +273,7 @@ def test_a_cluster_s_image_is_refused_where_its_driver_knows_no_such_gpu(tmp_pat
     def refused(kind: str, image: str | None = None) -> list[str]:
         fleet = config.fleet
         other = replace(
-            config, fleet=replace(fleet, instance_type=kind, aws=replace(fleet.aws, image=image))
+            config, fleet=replace(fleet, instance_type=kind, aws=replace(fleet.aws, ami=image))
         )
         return [
             message
@@ -284,11 +286,11 @@ def test_a_cluster_s_image_is_refused_where_its_driver_knows_no_such_gpu(tmp_pat
         tmp_path,
         backend="slurm",
         shared_folder="/fsx/work",
-        aws={"ssh_from": [], "head": None},
+        aws={"allow_ssh_from": [], "bastion_type": None},
         slurm=slurm,
     )
     for kind in ("p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"):
-        stack = load_stack(node_types.stack_of(node_types.instance(kind)))
+        stack = load_platform(node_types.platform_of(node_types.instance(kind)))
         fits = (
             is_within(CLUSTER.driver, stack.nvidia_least, stack.nvidia_below)
             and stack.kernel_modules == "open"
@@ -296,6 +298,6 @@ def test_a_cluster_s_image_is_refused_where_its_driver_knows_no_such_gpu(tmp_pat
         assert bool(refused(kind)) != fits, kind
         assert not refused(kind, image="ami-0123456789abcdef0")
     assert (
-        "knows no p3dn.24xlarge" in refused("p3dn.24xlarge")[0]
-        and "fleet.aws.image" in refused("p3dn.24xlarge")[0]
+        "does not support p3dn.24xlarge" in refused("p3dn.24xlarge")[0]
+        and "fleet.aws.ami" in refused("p3dn.24xlarge")[0]
     )

@@ -12,8 +12,8 @@ from indexes import Indexes
 from trainfleet.backends import backend_of
 from trainfleet.cli import plan as verb
 from trainfleet.config import Config, Settings, load
+from trainfleet.hosts import pins
 from trainfleet.launch import job_image, provisioning
-from trainfleet.nodes import pins
 from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import BackendError
 
@@ -89,6 +89,6 @@ def test_machines_that_are_there_need_no_index(account: Account, tmp_path: Path)
         backend="ssh",
         hosts=["10.0.0.1"],
         nodes=1,
-        aws={"head": None, "region": None, "ssh_from": []},
+        aws={"bastion_type": None, "region": None, "allow_ssh_from": []},
     )
     assert provisioning.pinned(config) == ()

@@ -18,7 +18,7 @@ from trainfleet.cloud.permissions import needed
 ELSEWHERE = {
     "vpc": VPC,
     "subnets": [SUBNET],
-    "head": None,
+    "bastion_type": None,
     "capacity": "reservation",
     "reservation": RESERVATION,
 }
@@ -93,7 +93,7 @@ BAD: dict[str, tuple[Callable[[Account], None], dict[str, Any], str, str]] = {
     "a region without the image": (
         imageless,
         {},
-        "us-east-1 does not have the image of stack",
+        "us-east-1 does not have the image of platform",
         "or another region",
     ),
     "expired ones": (expired, {}, "your credentials have expired", "aws sso login"),

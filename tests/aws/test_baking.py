@@ -88,7 +88,7 @@ def test_the_next_stack_is_made_from_it_and_the_head_is_not(
     assert fleet.foresee(()).inputs.image == AMIS[UBUNTU].id, "the nodes that are there keep theirs"
     told = list(baking.describe(oven.config, CALLS, AMIS[UBUNTU].id))
     assert (
-        told[0].startswith(f"image {AMIS[UBUNTU].id}: that of stack cpu")
+        told[0].startswith(f"image {AMIS[UBUNTU].id}: that of platform cpu")
         and "until make clean" in told[1]
     )
     stay = fleet.remove(False, lambda _: None)
@@ -117,14 +117,14 @@ def test_an_image_that_does_not_fit_is_not_used_and_the_plan_says_why(
         assert baking.fitting(config, CALLS) is None
         return "\n".join(baking.describe(config, CALLS, "ami-0"))
 
-    named = replace(config, fleet=replace(config.fleet, aws=replace(aws, image="ami-0")))
+    named = replace(config, fleet=replace(config.fleet, aws=replace(aws, ami="ami-0")))
     assert (
         used(named)
-        == f"image ami-0: fleet.aws.image names it\n  baked image {image.id} is not used: fleet.aws.image names another"
+        == f"image ami-0: fleet.aws.ami names it\n  baked image {image.id} is not used: fleet.aws.ami names another"
     )
     small = replace(config, fleet=replace(config.fleet, aws=replace(aws, volume_gib=299)))
     assert "its disk has 300 GiB, more than fleet.aws.volume_gib 299" in used(small)
-    other = replace(config, fleet=replace(config.fleet, stack="cuda"))
+    other = replace(config, fleet=replace(config.fleet, platform="cuda"))
     assert f"it has the versions {baking.versions(config)}, the lock now says cuda " in used(other)
     image.tags.pop("trainfleet:lock")
     assert "it is unfinished" in used(config)
@@ -198,7 +198,7 @@ def test_an_image_that_died_is_made_again_and_purged() -> None:
 
 def test_another_backend_and_another_config_s_machines_make_none() -> None:
     world = World()
-    code, told = world.type("image", "SET=name=guest fleet.aws.name=cloudy")
+    code, told = world.type("image", "SET=name=guest fleet.aws.share_fleet_of=cloudy")
     assert code == 1 and "those of the config cloudy, which alone makes an image of them" in told, (
         told
     )

@@ -1,4 +1,4 @@
-"""The door of AWS requests: what no service takes is refused before it is sent, and each refusal says what to do."""
+"""The entry of AWS requests: what no service takes is refused before it is sent, and each refusal says what to do."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_no_service_takes_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent = answering(monkeypatch)
-    with pytest.raises(CloudError, match="the request is none that AWS takes") as caught:
+    with pytest.raises(CloudError, match="AWS takes no such request") as caught:
         Calls("us-east-1")(service, operation, **request_)
     assert said in caught.value.why and not sent
 
@@ -114,7 +114,7 @@ def test_what_no_service_takes_is_not_sent(
         (
             refused("Whatever", "strange\x1b[2J\nwords"),
             "AWS refuses GetResources",
-            "the same again",
+            "the same command again",
         ),
         (NoCredentialsError(), "without credentials", "AWS_PROFILE"),
         (ProfileNotFound(profile="x"), "without credentials", "AWS_PROFILE"),

@@ -14,7 +14,7 @@ from aws.account import Account
 from aws.fleets import fleet
 from aws.validation import problems_of
 from aws.world import aws
-from trainfleet.cloud import calls as door
+from trainfleet.cloud import calls
 from trainfleet.cloud.calls import ONCE, Calls
 from trainfleet.cloud.capacity import Blocks, whole_hours
 from trainfleet.config import Config
@@ -92,7 +92,7 @@ def test_a_purchase_whose_answer_is_lost_is_not_sent_again(
             raise EndpointConnectionError(endpoint_url="https://there")
         return answer
 
-    monkeypatch.setattr(door, "send", losing)
+    monkeypatch.setattr(calls, "send", losing)
     held, _ = seller().find_or_buy(100.0, may_buy=True)
     assert held and len(bought(account)) == 1
 
@@ -114,10 +114,10 @@ def test_boto3_sends_a_purchase_once(monkeypatch: pytest.MonkeyPatch) -> None:
         tried[service] = tries
         return Client()
 
-    monkeypatch.setattr(door, "_client", client)
+    monkeypatch.setattr(calls, "_client", client)
     for service, operation in (("ec2", ONCE[0]), ("sts", "GetCallerIdentity")):
-        door.by_boto3("us-east-1", service, operation, {})
-    assert tried == {"ec2": 1, "sts": door.TRIES}
+        calls.by_boto3("us-east-1", service, operation, {})
+    assert tried == {"ec2": 1, "sts": calls.TRIES}
 
 
 def test_a_block_lasts_whole_days_and_then_weeks() -> None:
@@ -130,7 +130,7 @@ def test_a_block_lasts_whole_days_and_then_weeks() -> None:
 
 
 def test_configs_of_one_fleet_have_one_block(account: Account) -> None:
-    config: Config = fleet(name="pool")
+    config: Config = fleet(share_fleet_of="pool")
     held, _ = Blocks(config, Calls("us-east-1"), 20.0).find_or_buy(100.0, may_buy=True)
     again, _ = Blocks(replace(config, name="another"), Calls("us-east-1"), 20.0).find_or_buy(
         100.0, may_buy=True

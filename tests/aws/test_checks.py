@@ -302,7 +302,9 @@ def test_what_reaching_the_nodes_needs_here_is_looked_at_before_anything_is_made
     assert "fleet.aws.key_pair: us-east-1 has no key pair mine" in told(named)
     monkeypatch.setattr(checks, "PROGRAMS", ("no-such-program",))
     assert "SSH through SSM needs no-such-program, which is not here" in told(fleet())
-    assert "no-such-program" not in told(fleet(ssh_from=("203.0.113.7/32",))), "no SSM, no plug-in"
+    assert "no-such-program" not in told(fleet(allow_ssh_from=("203.0.113.7/32",))), (
+        "no SSM, no plug-in"
+    )
 
 
 OWN_KEY = "arn:aws:kms:us-east-1:123456789012:key/0123abcd"
@@ -427,9 +429,23 @@ def test_a_key_of_another_account_is_told_in_the_plan(
     )
     account(DescribeKey={"KeyMetadata": {"KeyState": "Enabled"}})
     assert (
-        "it is another account's, whose policy must let"
+        "it is another account's; have its policy let"
         in told(config, replace(INPUTS, engine="sagemaker"))
     ) == is_told
+
+
+def test_sagemaker_s_quotas_are_looked_at_before_a_job_but_for_a_training_plan(
+    account: Any,
+) -> None:
+    name = "ml.p4d.24xlarge for training job usage"
+    row = {"QuotaName": name, "QuotaCode": "L-1", "Value": 1.0}
+    account(ListServiceQuotas={"Quotas": [row]})
+    plain, inputs = fleet("p4d.24xlarge"), replace(INPUTS, engine="sagemaker")
+    said = told(plain, inputs)
+    assert f"2 x ml.p4d.24xlarge are wanted, and your quota {name!r} is 1" in said
+    assert "--service-code sagemaker --quota-code L-1 --desired-value 2" in said
+    own = replace(plain.fleet.sagemaker, plan_hours=24.0)
+    assert told(replace(plain, fleet=replace(plain.fleet, sagemaker=own)), inputs) == ""
 
 
 INTERNET, ELSEWHERE = {"DestinationCidrBlock": "0.0.0.0/0"}, {"DestinationCidrBlock": "10.0.0.0/16"}
@@ -468,7 +484,16 @@ def test_a_subnet_without_a_way_out_is_told_and_not_refused(
 
 def test_buckets_are_there_and_in_the_region(account: Any) -> None:
     account(HeadBucket={"BucketRegion": "eu-west-1"})
-    assert "fleet.fsx.link: corpus is in eu-west-1" in told(fleet(fsx_link="s3://corpus/web"))
+    assert "fleet.fsx.s3_import: corpus is in eu-west-1" in told(
+        fleet(fsx_s3_import="s3://corpus/web")
+    )
+    plain = fleet()
+    store = replace(plain, data=replace(plain.data, tokenized_path="s3://corpus/sets"))
+    for engine, blocks in (("", False), ("batch", True)):
+        (found,) = checks.findings(store, Calls("us-east-1"), replace(INPUTS, engine=engine))
+        assert (
+            "data.tokenized_path: corpus is in eu-west-1" in str(found) and found.blocks == blocks
+        )
     account(HeadBucket=refused("404"))
     assert "fleet.aws.bucket: there is no bucket mine-of-old" in told(fleet(bucket="mine-of-old"))
 
@@ -555,7 +580,7 @@ def bill_of(config: Config) -> Bill:
 
 
 def test_a_fleet_s_hours_are_those_of_all_its_resources() -> None:
-    config = fleet(head="c7i.xlarge", ssh_from=("203.0.113.7/32",))
+    config = fleet(bastion_type="c7i.xlarge", allow_ssh_from=("203.0.113.7/32",))
     found = {row.name: row for row in spending.of_ec2(config).rows}
     assert set(found) == {"nodes", "volumes", "file system", "NAT", "addresses", "head"}
     assert found["nodes"].usd == 2 * 55.04 and found["file system"].usd == pytest.approx(

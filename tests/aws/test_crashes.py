@@ -17,7 +17,7 @@ STEP = 37  # of so many requests one is a case here
 
 def proven_empty(world: World, what: str, *words: str) -> None:
     code, told = world.type("clean", "YES=1", *words)
-    assert code == 0 and "nothing of cloudy is left in us-east-1" in told, f"{what}: {told}"
+    assert code == 0 and "no resources of cloudy are left in us-east-1" in told, f"{what}: {told}"
     assert world.ours == {} and not world.held and world.untouched, (
         f"{what}: {world.ours} {world.held}"
     )
@@ -66,7 +66,7 @@ def test_a_folder_here_that_is_in_use_keeps_no_machine_alive(
     monkeypatch.setattr(cleaning, "is_locked", lambda folder: True)
     monkeypatch.setattr(cleaning, "_runs", lambda: [Path("runs/another")])
     code, told = world.type("clean", "YES=1")
-    assert code == 1 and "still at work: runs/another" in told and not world.ours, told
+    assert code == 1 and "still running: runs/another" in told and not world.ours, told
 
 
 @pytest.mark.parametrize("action", ["cloudformation:DeleteStack", "ec2:DeleteLaunchTemplate"])
@@ -161,11 +161,11 @@ def test_clean_asks_before_it_ends_what_costs_money() -> None:
     code, told = world.type("clean")
     assert code == 2 and world.ours == before
     assert re.search(
-        r"instance +i-\w+ .*\$\d+\.\d\d a day.*\nerror: make clean: ends machines that cost \$4\.\d\d an hour",
+        r"instance +i-\w+ .*\$\d+\.\d\d a day.*\nerror: make clean: would end machines that cost \$4\.\d\d an hour",
         told,
         re.DOTALL,
     ), told
-    assert "nothing was touched\n  next: make clean YES=1" in told
+    assert "nothing was changed\n  next: make clean YES=1" in told
     assert all(operation.startswith(ASKS_ONLY) for _, operation, _ in world.account.calls[first:])
     proven_empty(world, "YES=1")
     assert world.type("clean")[0] == 0, "nothing is left that costs money, so nothing is asked"

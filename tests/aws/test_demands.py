@@ -34,29 +34,33 @@ def test_what_has_a_template_is_not_refused(name: str, config: Any) -> None:
             "us-east-2a is not in",
         ),
         (
-            {"ssh_from": ("0.0.0.0/0",), "head": "c7i.xlarge"},
-            "fleet.aws.ssh_from",
+            {"allow_ssh_from": ("0.0.0.0/0",), "bastion_type": "c7i.xlarge"},
+            "fleet.aws.allow_ssh_from",
             "whole Internet",
         ),
         (
-            {"ssh_from": ("300.1.1.1/32",), "head": "c7i.xlarge"},
-            "fleet.aws.ssh_from",
-            "is no network",
+            {"allow_ssh_from": ("300.1.1.1/32",), "bastion_type": "c7i.xlarge"},
+            "fleet.aws.allow_ssh_from",
+            "is not a network",
         ),
         (
-            {"ssh_from": ("203.0.113.7/24",), "head": "c7i.xlarge"},
-            "fleet.aws.ssh_from",
+            {"allow_ssh_from": ("203.0.113.7/24",), "bastion_type": "c7i.xlarge"},
+            "fleet.aws.allow_ssh_from",
             "host bits",
         ),
         (
-            {"ssh_from": ("203.0.113.7/32",)},
-            "fleet.aws.ssh_from",
-            "fleet.aws.head c7i.xlarge works",
+            {"allow_ssh_from": ("203.0.113.7/32",)},
+            "fleet.aws.allow_ssh_from",
+            "fleet.aws.bastion_type c7i.xlarge works",
         ),
-        ({"head": "c7i.xlarge"}, "fleet.aws.head", "fleet.aws.ssh_from says who"),
         (
-            {"head": "p5.48xlarge", "ssh_from": ("203.0.113.7/32",)},
-            "fleet.aws.head",
+            {"bastion_type": "c7i.xlarge"},
+            "fleet.aws.bastion_type",
+            "fleet.aws.allow_ssh_from says who",
+        ),
+        (
+            {"bastion_type": "p5.48xlarge", "allow_ssh_from": ("203.0.113.7/32",)},
+            "fleet.aws.bastion_type",
             "needs no accelerator",
         ),
         ({"fsx_size_gib": 3600}, "fleet.fsx.size_gib", "4800 works"),
@@ -103,9 +107,9 @@ def test_folders_leave_room_for_what_is_linked() -> None:
         told = dict(refuse(replace(config, fleet=replace(config.fleet, shared_folder=folder))))
         assert said in told["fleet.shared_folder"]
     linked = replace(
-        config.fleet, shared_folder="/mnt", fsx=replace(config.fleet.fsx, link="s3://a-b-c/d")
+        config.fleet, shared_folder="/mnt", fsx=replace(config.fleet.fsx, s3_import="s3://a-b-c/d")
     )
     assert (
         "only a file system that is made"
-        in dict(refuse(replace(config, fleet=linked)))["fleet.fsx.link"]
+        in dict(refuse(replace(config, fleet=linked)))["fleet.fsx.s3_import"]
     )

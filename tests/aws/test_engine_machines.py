@@ -28,10 +28,10 @@ ENGINES = ("batch", "sagemaker")
 def engine_config(folder: Path, engine: str, **more: Any) -> Config:
     """A config that leaves all to the stack; its buckets are the user's."""
     fleet = {"backend": engine, "nodes": 2, "instance_type": "c7i.8xlarge", "shared_folder": "s3://theirs/some",
-             "image": "x/y:z", "secrets": ["THE_KEY"], "aws": {"region": "us-east-1"}} | more  # fmt: skip
-    said = {"name": "cloudy", "fleet": fleet, "train": {"global_batch": 12},
-            "data": {"name": "text", "sources": ["s3://theirs/text"], "store": "s3://theirs/sets", "vocabulary_size": 340},
-            "checkpoint": {"destination": "s3://theirs/checkpoints"}}  # fmt: skip
+             "container": "x/y:z", "secrets": ["THE_KEY"], "aws": {"region": "us-east-1"}} | more  # fmt: skip
+    said = {"name": "cloudy", "fleet": fleet, "train": {"global_batch_size": 12},
+            "data": {"name": "text", "sources": ["s3://theirs/text"], "tokenized_path": "s3://theirs/sets", "vocab_size": 340},
+            "checkpoint": {"path": "s3://theirs/checkpoints"}}  # fmt: skip
     path = folder / "cloudy.yaml"
     path.write_text(yaml.safe_dump(said))
     return load(Settings(path, ""), terms_of)[0]
@@ -80,7 +80,7 @@ def test_a_run_that_measures_uses_what_is_there_and_neither_changes_nor_removes_
 def test_a_config_s_clean_leaves_the_image_that_another_config_holds(
     account: Account, tmp_path: Path
 ) -> None:
-    machines = BACKENDS["batch"](engine_config(tmp_path, "batch", image="build")).machines()
+    machines = BACKENDS["batch"](engine_config(tmp_path, "batch", container="build")).machines()
     held = {"sha256:1": {"cloudy.cpu-1", "bob.cpu-1"}, "sha256:2": {"cloudy.cpu-2"}}
     account.add("repository", "trainfleet", {}, own_tags("cloudy"), images=held)
     assert len(machines.left()) == 2 and all(
@@ -102,12 +102,12 @@ def test_a_config_s_clean_leaves_the_image_that_another_config_holds(
 def test_the_role_that_pulls_may_pull_the_image_of_the_job(
     name: str, image: str, account: Account, tmp_path: Path
 ) -> None:
-    config = engine_config(tmp_path, name, image=image)
+    config = engine_config(tmp_path, name, container=image)
     (stack, *_) = BACKENDS[name](config).machines().changes()
     policies = yaml.safe_load(stack.text)["Resources"]["JobRole"]["Properties"]["Policies"]
     statements = [one for policy in policies for one in policy["PolicyDocument"]["Statement"]]
     (pulls,) = [one["Resource"] for one in statements if "ecr:BatchGetImage" in one["Action"]]
-    host, _, path = job_image.named(config).fleet.image.partition("/")
+    host, _, path = job_image.named(config).fleet.container.partition("/")
     number, region = host.split(".")[0], host.split(".")[3]
     assert pulls == [f"arn:aws:ecr:{region}:{number}:repository/{path.partition(':')[0]}"]
 
@@ -139,16 +139,16 @@ def test_a_plan_says_what_an_hour_costs_and_whether_there_is_time_to_save(
     assert "2 x ml.c7i.8xlarge" in said and "2 x 400 GiB" in said and prices.OF_SAGEMAKER in said, (
         said
     )
-    assert "where the engine ends it, 110 s are left to save in; saving takes about 0 s" in said
+    assert "if the engine ends it, ranks have 110 s to save; saving takes about 0 s" in said
     said = told(engine_config(tmp_path, "batch"))
     assert "2 x c7i.8xlarge" in said and "2 x 300 GiB gp3" in said and "NAT gateway" in said, said
-    assert "where the engine ends it, 100 s are left to save in" in said and "warning" not in said
+    assert "if the engine ends it, ranks have 100 s to save" in said and "warning" not in said
     config = engine_config(tmp_path, "batch", batch={"queue": "theirs"})
     large = replace(
         config,
         model=replace(config.model, layers=80, hidden_size=8192, heads=64, intermediate_size=28672),
     )
-    assert "warning: where the engine ends it, 20 s are left to save in" in told(
+    assert "warning: if the engine ends it, ranks have 20 s to save" in told(
         large
     ) and "NAT" not in told(large)
 

@@ -26,7 +26,7 @@ from trainfleet.cloud.calls import Calls
 from trainfleet.config import Config
 from trainfleet.launch import job_image
 from trainfleet.plan.job import train_job
-from trainfleet.trust.errors import BackendError, ImageError
+from trainfleet.trust.errors import BackendError, CloudError, ImageError
 
 ROLE = f"arn:aws:iam::{Account.number}:role"
 OWN = {
@@ -72,22 +72,22 @@ def watched(name: str, value: Any) -> Callable[[Account], object]:
 
 
 BAD: list[tuple[str, Callable[[Account], object], str, str]] = [
-    ("batch", lambda account: account.things.pop("mine"), "mine: there is no such job queue", "make setup makes one"),
+    ("batch", lambda account: account.things.pop("mine"), "mine: there is no such job queue", "run make setup, or set fleet.batch.queue"),
     ("batch", queue(state="DISABLED"), "mine: the job queue is disabled", "update-job-queue --job-queue mine --state ENABLED"),
     ("batch", queue(status="INVALID", statusReason="no CE"), "mine: the job queue is invalid", "make setup"),
     ("batch", environment(status="INVALID", statusReason="CLIENT_ERROR - no such role"), "it is invalid: CLIENT_ERROR", "make setup"),
     ("batch", environment(state="DISABLED"), "mine-ce: it is disabled", "another fleet.batch.queue"),
     ("batch", environment(type="UNMANAGED"), "it is unmanaged", "another fleet.batch.queue"),
     ("batch", environment(computeResources={"type": "SPOT", "maxvCpus": 64, "instanceTypes": ["optimal"]}), "of type SPOT", "make setup"),
-    ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 64, "instanceTypes": ["p5"]}), "it has p5, and no c7i", "queue"),
+    ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 64, "instanceTypes": ["p5"]}), "it has p5, but not c7i", "queue"),
     ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 32, "instanceTypes": ["c7i"]}), "the queue has 1", "NODES=1"),
-    ("batch", watched("bucket_region", "eu-west-1"), "the bucket is in eu-west-1, and the nodes are in us-east-1", "fleet.aws.region"),
-    ("sagemaker", watched("bucket_region", "eu-west-1"), "the bucket is in eu-west-1", "a bucket in us-east-1"),
+    ("batch", watched("bucket_region", "eu-west-1"), "theirs is in eu-west-1, and the nodes are in us-east-1", "fleet.aws.region"),
+    ("sagemaker", watched("bucket_region", "eu-west-1"), "theirs is in eu-west-1", "a bucket in us-east-1"),
     ("batch", watched("trust", {"train": ["ec2.amazonaws.com"]}), "the role does not trust ecs-tasks", "update-assume-role-policy"),
     ("sagemaker", watched("trust", {"train": ["ec2.amazonaws.com"]}), "the role does not trust sagemaker", "--role-name train"),
     ("sagemaker", watched("trust", {}), "there is no such role", "make setup makes one"),
     ("batch", watched("forbidden", {"s3:PutObject"}), "the role may not do s3:PutObject", "have it allowed on arn:aws:s3:::theirs"),
-    ("sagemaker", watched("quotas", {"ml.c7i.8xlarge for training job usage": 0}), "your quota is 0",
+    ("sagemaker", watched("quotas", {"ml.c7i.8xlarge for training job usage": 0}), "your quota 'ml.c7i.8xlarge for training job usage' is 0",
      "request-service-quota-increase --service-code sagemaker --quota-code L-00000000 --desired-value 2"),
 ]  # fmt: skip
 
@@ -105,9 +105,9 @@ def test_what_could_not_run_is_said_before_anything_is_made(
 ) -> None:
     config = engine_config(tmp_path, engine, **OWN[engine])
     spoil(account)
-    with pytest.raises(BackendError) as caught:
+    with pytest.raises(CloudError, match="the job can't run with this config") as caught:
         submit(config)
-    assert what in str(caught.value) and next in caught.value.next, str(caught.value)
+    assert what in str(caught.value) and next in str(caught.value), str(caught.value)
     made = {operation for _, operation, _ in account.calls}
     assert not made & {"RegisterJobDefinition", "SubmitJob", "CreateTrainingJob", "PutParameter"}
 
@@ -122,7 +122,7 @@ def test_a_name_that_another_job_has_is_said(
     trainings = account.sagemaker  # type: ignore[attr-defined]
     trainings.jobs[f"cloudy-{request.token}"] = Training(f"cloudy-{request.token}", {})
     monkeypatch.setattr(backend, "_described", lambda name: None)
-    with pytest.raises(BackendError, match="the name of the job is taken") as caught:
+    with pytest.raises(BackendError, match="another job has this name") as caught:
         backend.submit(request)
     assert (
         "another name in config.yaml" in caught.value.next and "already exists" in caught.value.why
@@ -134,7 +134,7 @@ def test_an_image_that_is_not_in_ecr_is_said_before_anything_is_sent(
 ) -> None:
     image = f"{Account.number}.dkr.ecr.us-east-1.amazonaws.com/trainfleet:absent"
     with pytest.raises(ImageError, match="is not in the registry") as caught:
-        job_image.make_ready(engine_config(tmp_path, "batch", image=image, **OWN["batch"]))
+        job_image.make_ready(engine_config(tmp_path, "batch", container=image, **OWN["batch"]))
     assert caught.value.next == "make push" and "has no such tag" in caught.value.why
 
 
@@ -184,7 +184,7 @@ def test_a_key_that_can_t_be_used_is_said_before_a_job_is_made(
     with pytest.raises(BackendError) if what else nullcontext() as caught:
         submit(config)
     if what:
-        assert what in str(caught.value) and next in caught.value.next  # type: ignore[union-attr]
+        assert what in str(caught.value) and next in str(caught.value)  # type: ignore[union-attr]
         assert "CreateTrainingJob" not in {operation for _, operation, _ in account.calls}
 
 
@@ -201,7 +201,7 @@ def test_without_any_statement_of_a_role_of_yours_a_job_is_refused_and_it_is_nam
     engine: str, role: str, statements: Any, account: Account, tmp_path: Path
 ) -> None:
     image = f"{Account.number}.dkr.ecr.us-east-1.amazonaws.com/trainfleet:x"
-    config = engine_config(tmp_path, engine, image=image, **OWN[engine])
+    config = engine_config(tmp_path, engine, container=image, **OWN[engine])
     wanted = list(statements(config, replace(INPUTS, account=Account.number, engine=engine)))
     for statement in wanted:
         account.watched.forbidden = set(statement["Action"])  # type: ignore[attr-defined]
@@ -213,7 +213,7 @@ def test_without_any_statement_of_a_role_of_yours_a_job_is_refused_and_it_is_nam
 
 
 def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> None:
-    account.denied |= {"iam:GetRole", "service-quotas:ListServiceQuotas", "s3:GetBucketLocation"}
+    account.denied |= {"iam:GetRole", "service-quotas:ListServiceQuotas", "s3:ListBucket"}
     submit(engine_config(tmp_path, "batch", **OWN["batch"]))
     assert ("batch", "SubmitJob") in {
         (service, operation) for service, operation, _ in account.calls
@@ -226,8 +226,8 @@ def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> Non
         (queue(state="DISABLED"), "RUNNABLE: the queue mine is disabled; aws batch update-job-queue"),
         (environment(status="INVALID", statusReason="CLIENT_ERROR - no role"), "RUNNABLE: the compute environment mine-ce is invalid: CLIENT_ERROR"),
         (environment(state="DISABLED"), "RUNNABLE: the compute environment mine-ce is disabled"),
-        (lambda account: account.denied.add("batch:DescribeJobQueues"), "RUNNABLE: why is not known: your credentials may not do batch:"),
-        (lambda account: None, "RUNNABLE: machines are on their way"),
+        (lambda account: account.denied.add("batch:DescribeJobQueues"), "RUNNABLE: the reason is unknown: your credentials may not do batch:"),
+        (lambda account: None, "RUNNABLE: machines are starting"),
     ],
 )  # fmt: skip
 def test_why_a_job_waits_is_looked_up(

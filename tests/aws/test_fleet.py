@@ -53,6 +53,8 @@ def test_a_fleet_is_made_found_and_taken_down_and_what_others_have_stays(
     fleet, said = make(config)
     assert [node.slot for node in fleet.nodes()] == [0, 1] and fleet.head() and fleet.mount()
     assert any(line.startswith("Node1 made EC2 Instance i-") for line in said)
+    order = [line.split()[0] for line in said if " made " in line]
+    assert order.index("FileSystem") < order.index("Node0"), "what costs most is paid for last"
     assert not any("CloudFormation Stack" in line for line in said), (
         "the stack's own events are no resource's"
     )
@@ -114,8 +116,8 @@ def test_in_a_reservation_a_node_goes_before_another_comes(
     aws = {
         "capacity": "reservation",
         "reservation": "cr-0123456789abcdef0",
-        "head": None,
-        "ssh_from": [],
+        "bastion_type": None,
+        "allow_ssh_from": [],
         "zones": ["us-east-1a"],
     }
     room = {
@@ -334,7 +336,7 @@ def test_credentials_that_expire_on_the_way_are_said_and_the_same_again_goes_on(
     account.throttled, account.expires_at = lambda _: False, None
     fleet, said = make(config)
     assert (
-        any("as another command began it; looking on" in line for line in said)
+        any("as another command began it; following it" in line for line in said)
         and len(ids(fleet)) == 2
         and len(account.stacks) == 1
     )
@@ -399,11 +401,7 @@ def test_too_small_a_quota_is_told_before_anything_is_made(
 
 def test_a_bucket_that_was_kept_is_used_again(account: Account, config: Config) -> None:
     fleet, _ = make(config)
-    name = next(
-        thing.id
-        for thing in account.living()
-        if thing.kind == "bucket" and thing.id != "trainfleet-theirs"
-    )
+    name = next(thing.id for thing in account.living() if thing.kind == "bucket" and thing.made_by)
     account.things[name].more["objects"] = {"runs/x": 5}
     account.stacks.clear()  # somebody has deleted the stack in the console, which kept the bucket
     for thing in list(account.things.values()):
@@ -416,7 +414,12 @@ def test_a_bucket_that_was_kept_is_used_again(account: Account, config: Config) 
 
 
 def test_the_end_of_a_capacity_block_is_known(account: Account, tmp_path: Path) -> None:
-    aws = {"capacity": "block", "reservation": "cr-0123456789abcdef0", "head": None, "ssh_from": []}
+    aws = {
+        "capacity": "block",
+        "reservation": "cr-0123456789abcdef0",
+        "bastion_type": None,
+        "allow_ssh_from": [],
+    }
     end = datetime.datetime(2026, 11, 23, 11, 30, tzinfo=datetime.UTC)
     account.add(
         "capacity-reservation",

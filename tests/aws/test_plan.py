@@ -79,7 +79,7 @@ def test_a_plan_tells_dollars_changes_and_what_stands_against_it(
         in said
     )
     assert (
-        "account: nothing stands against it" in said
+        "account: nothing prevents it" in said
         and "first batch after a second" in said
         and "next: make setup" in said
     )
@@ -151,7 +151,7 @@ def test_a_new_image_is_told_to_replace_every_node() -> None:
         "± Node0  EC2 Instance",
         "± Node1  EC2 Instance",
     ]
-    assert "warning: 2 nodes are made anew" in "\n".join(describe(changes, False))
+    assert "warning: 2 nodes are replaced" in "\n".join(describe(changes, False))
     other = template(fleet(), replace(INPUTS, zone="us-east-1c"))["Resources"]
     assert compare(before, other) == [], "a zone stands in the parameters"
 
@@ -162,7 +162,7 @@ def test_a_plan_over_the_budget_is_refused_and_tells_why(
     config_of(tmp_path, instance_type="p5.48xlarge")
     with pytest.raises(
         ConfigError,
-        match=r"budget.max_usd: set-up and idle time alone are estimated at .*, over the limit of \$0.00",
+        match=r"budget.max_usd: set-up and idle time are already estimated at .*, over the limit of \$0.00",
     ):
         plan(capsys, SET="budget.max_usd=0.001")
     assert "NAT gateway" in capsys.readouterr().out, "what it would cost is told first"
@@ -227,7 +227,7 @@ def test_how_tokens_are_read_follows_from_their_size_and_where_they_are(
 ) -> None:
     config = fleet()
     config = replace(
-        config, fleet=replace(config.fleet, shared_folder=shared), data=replace(config.data, store=store),
+        config, fleet=replace(config.fleet, shared_folder=shared), data=replace(config.data, tokenized_path=store),
         train=replace(config.train, steps=steps),
     )  # fmt: skip
     chosen, why = data_access.choose(config)
@@ -241,13 +241,13 @@ def test_how_tokens_are_read_follows_from_their_size_and_where_they_are(
 
 
 def test_what_s3_is_asked_for_is_far_below_what_a_prefix_takes() -> None:
-    config = replace(fleet(), data=replace(fleet().data, store="s3://bucket/sets"))
+    config = replace(fleet(), data=replace(fleet().data, tokenized_path="s3://bucket/sets"))
     assert "one prefix is enough" in "\n".join(data_access.describe(config, 5e6))
 
 
 def test_nodes_are_told_where_logs_go_and_whether_to_copy(account: Account, tmp_path: Path) -> None:
     config = config_of(tmp_path, instance_type="p5.4xlarge")
-    stored = replace(config, data=replace(config.data, store="s3://bucket/sets"))
+    stored = replace(config, data=replace(config.data, tokenized_path="s3://bucket/sets"))
     logs = {"TRAINFLEET_LOGS": "us-east-1 /trainfleet/cloudy"}
     assert Ec2(config).extras(train_job(config)) == logs
     assert Ec2(stored).extras(train_job(stored)) == logs | {"TRAINFLEET_COPY": "/scratch"}
@@ -290,6 +290,6 @@ def test_an_image_that_its_maker_has_deprecated_since_is_found_all_the_same(
     account: Account, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path)
-    by_name = replace(config, fleet=replace(config.fleet, stack="cuda"))
+    by_name = replace(config, fleet=replace(config.fleet, platform="cuda"))
     account.deprecated = set(AMIS)
     assert discovery.image_of(by_name, Calls(account.region)).startswith("ami-")

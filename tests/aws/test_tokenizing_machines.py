@@ -1,9 +1,10 @@
-"""data.instance_type on AWS Batch: a queue, an environment and a launch template for the one machine that tokenizes."""
+"""data.tokenize_instance_type on AWS Batch: a queue, an environment and a launch template for the one machine that tokenizes."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ from aws import batch, watchers  # noqa: F401  what they answer
 from aws.account import Account
 from aws.test_engine_machines import engine_config, mine, told
 from aws.test_fleet import untouched
-from trainfleet.backends import BACKENDS, engine_checks
+from trainfleet.backends import BACKENDS, queue_reasons
 from trainfleet.backends.batch import Batch
 from trainfleet.backends.request_json import bodies
 from trainfleet.cloud import discovery, engine_template
 from trainfleet.config import Config
 from trainfleet.config.cross_checks import check
 from trainfleet.plan.job import Job, on_its_machines, tokenize_job, train_job
-from trainfleet.trust.errors import BackendError, CloudError, ConfigError
+from trainfleet.trust.errors import CloudError, ConfigError
 
 CHEAP, QUEUE = "c7i.8xlarge", "trainfleet-cloudy_tokenize"
 
@@ -30,9 +31,9 @@ def config_of(
 ) -> Config:
     """A config of two expensive nodes that tokenizes on a cheap one."""
     made = engine_config(folder, "batch", **fleet)
-    stack = "neuron-xla" if kind.startswith("trn1") else made.fleet.stack
-    own = replace(made.fleet, instance_type=kind, stack=stack)
-    return replace(made, fleet=own, data=replace(made.data, instance_type=cheap))
+    stack = "neuron-xla" if kind.startswith("trn1") else made.fleet.platform
+    own = replace(made.fleet, instance_type=kind, platform=stack)
+    return replace(made, fleet=own, data=replace(made.data, tokenize_instance_type=cheap))
 
 
 def sent(config: Config, job: Job) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
@@ -145,9 +146,10 @@ def test_its_queue_is_made_takes_the_job_and_goes_with_the_rest(
         QUEUE,
     }
     job = tokenize_job(config)
-    engine_checks.require_queue(backend.calls, on_its_machines(config, job), QUEUE, job)
-    with pytest.raises(BackendError, match="no compute environment of the queue can run this job"):
-        engine_checks.require_queue(backend.calls, config, QUEUE, train_job(config))
+    theirs = partial(queue_reasons.queue, QUEUE)
+    backend.require(on_its_machines(config, job), job, theirs)
+    with pytest.raises(CloudError, match="no compute environment of the queue can run this job"):
+        backend.require(config, train_job(config), theirs)
     machines.remove(purge=False)
     assert not mine(account) and not machines.left() and untouched(account)
 
@@ -173,16 +175,16 @@ def test_what_it_can_not_be_is_refused(tmp_path: Path) -> None:
         (said,) = [
             message
             for key, message in check(config_of(tmp_path, cheap=kind), set(), 0)
-            if key == "data.instance_type"
+            if key == "data.tokenize_instance_type"
         ]
         assert why in said and CHEAP in said
-    assert "data.instance_type" not in dict(check(config_of(tmp_path), set(), 0))
+    assert "data.tokenize_instance_type" not in dict(check(config_of(tmp_path), set(), 0))
     roles = {
         "job_role": "arn:aws:iam::111122223333:role/x",
         "execution_role": "arn:aws:iam::111122223333:role/x",
     }
     refused = dict(Batch.refuse(config_of(tmp_path, batch={"queue": "mine", **roles})))
-    assert "fleet.batch.queue" in refused["data.instance_type"]
+    assert "fleet.batch.queue" in refused["data.tokenize_instance_type"]
 
 
 def test_a_zone_must_have_both_types(

@@ -22,13 +22,13 @@ from trainfleet.plan.request import Request
 from trainfleet.trust.errors import BackendError, ConfigError
 
 FLEET = {"backend": "sagemaker", "nodes": 2, "instance_type": "p5.48xlarge", "shared_folder": "s3://bucket/some",
-         "image": "registry.example/trainfleet:cuda", "aws": {"region": "us-east-1"}}  # fmt: skip
+         "container": "registry.example/trainfleet:cuda", "aws": {"region": "us-east-1"}}  # fmt: skip
 
 
 def write(limit: float | None = 1000.0, **own: Any) -> Config:
     document = {"name": "planned", "fleet": FLEET | {"sagemaker": {"role": "arn:aws:iam::111122223333:role/train", "plan_hours": 20} | own},
-                "budget": {"max_usd": limit}, "train": {"global_batch": 16},
-                "data": {"store": "s3://bucket/data", "sources": ["s3://bucket/text"]}, "checkpoint": {"destination": "s3://bucket/checkpoints"}}  # fmt: skip
+                "budget": {"max_usd": limit}, "train": {"global_batch_size": 16},
+                "data": {"tokenized_path": "s3://bucket/data", "sources": ["s3://bucket/text"]}, "checkpoint": {"path": "s3://bucket/checkpoints"}}  # fmt: skip
     Path("config.yaml").write_text(yaml.safe_dump(document))
     return load(Settings(Path("config.yaml"), "", {}), terms_of)[0]
 
@@ -140,11 +140,11 @@ def test_nothing_is_bought_beyond_the_budget_or_without_one(account: Account, ty
         (
             {"training_plan": "arn:aws:sagemaker:us-east-1:123456789012:training-plan/spring"},
             {},
-            "training_plan, which names one",
+            "training_plan already names a plan",
         ),
-        ({}, {"spot": True}, "reserved capacity, which is no spot"),
-        ({}, {"instance_type": "g5.48xlarge"}, "AWS sells no training plan of ml.g5.48xlarge"),
-        ({"warm_pool_minutes": 5}, {}, "does not go with a training plan"),
+        ({}, {"spot": True}, "reserved capacity, not spot"),
+        ({}, {"instance_type": "g5.48xlarge"}, "AWS sells no training plan for ml.g5.48xlarge"),
+        ({"warm_pool_minutes": 5}, {}, "does not apply to a training plan"),
     ],
 )
 def test_what_keeps_a_plan_from_being_bought_is_refused(

@@ -29,7 +29,9 @@ def test_an_instance_that_can_t_mount_takes_no_jobs(
 ) -> None:
     need_program("unshare", "util-linux")
     folder, log, config = tmp_path / "fsx", tmp_path / "log", engine_config(tmp_path, "batch")
-    fsx = replace(config.fleet.fsx, dns_name="fs-1.example", mount_name="abcd", folder=str(folder))
+    fsx = replace(
+        config.fleet.fsx, dns_name="fs-1.example", mount_name="abcd", mount_point=str(folder)
+    )
     script = script_of(user_data(replace(config, fleet=replace(config.fleet, fsx=fsx)))).replace(
         "/etc/ecs", str(tmp_path)
     )

@@ -1,7 +1,7 @@
 """Every request as AWS's own models describe it, stricter than boto3: enums, patterns, lengths and numbers too.
 
 boto3 checks types and what is required. `install` has every request of this process checked in full, whoever makes it and whoever
-answers it: it is put where botocore's serializers, and our own door (cloud/calls.py), ask whether a request is good.
+answers it: it is put where botocore's serializers, and our own entry (cloud/calls.py), ask whether a request is good.
 """
 
 from __future__ import annotations

@@ -111,10 +111,9 @@ def _images(account: Account, **_: Any) -> dict[str, Any]:
     return {"images": []}  # of what is not ECR's nobody asks here
 
 
-@answers("s3", "GetBucketLocation")
-def _location(account: Account, Bucket: str) -> dict[str, Any]:
-    region = watched(account).bucket_region
-    return {"LocationConstraint": None if region == "us-east-1" else region}
+@_before("s3", "HeadBucket")
+def _bucket(account: Account, Bucket: str) -> dict[str, Any]:
+    return {"BucketRegion": watched(account).bucket_region}
 
 
 def _too(account: Account, operation: str, **request: Any) -> None:

@@ -36,8 +36,8 @@ def said(**changes: Any) -> dict[str, Any]:
     """A config of two nodes with a file system, a bucket and a head. `changes` are of fleet; `aws` is added to what stands there."""
     aws = {
         "region": "us-east-1",
-        "ssh_from": ["198.51.100.0/24"],
-        "head": "c7i.8xlarge",
+        "allow_ssh_from": ["198.51.100.0/24"],
+        "bastion_type": "c7i.8xlarge",
     } | changes.pop("aws", {})
     fleet = {
         "backend": "ec2",
@@ -46,8 +46,8 @@ def said(**changes: Any) -> dict[str, Any]:
         "shared_folder": "/fsx/trainfleet",
         "aws": aws,
     } | changes
-    return {"name": "cloudy", "fleet": fleet, "train": {"global_batch": 12},
-            "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340}}  # fmt: skip
+    return {"name": "cloudy", "fleet": fleet, "train": {"global_batch_size": 12},
+            "data": {"name": "text", "sources": ["/fsx/text"], "vocab_size": 340}}  # fmt: skip
 
 
 def config_of(folder: Path, **changes: Any) -> Config:
@@ -77,6 +77,7 @@ def strangers(account: Account) -> dict[str, Thing]:
         address="10.9.0.2",
     ).state = "running"
     account.add("bucket", "trainfleet-theirs", {}, {"team": "theirs"}, objects={"a": 1})
+    account.add("bucket", "theirs", {}, {"team": "theirs"})
     account.add(
         "file-system",
         "fs-0f0e1a2b3c4d5e6f7",

@@ -51,7 +51,7 @@ BLOCK = 10  # steps
 CONFIGS = {
     "tiny": "",
     "large": "model: {layers: 8, hidden_size: 512, heads: 8, kv_heads: 8, intermediate_size: 1408}\n"
-    "train: {sequence_length: 128, global_batch: 2, precision: fp32}\n",
+    "train: {sequence_length: 128, global_batch_size: 2, precision: fp32}\n",
 }
 Saver = Callable[
     [Trainer, int], Callable[[], object]
@@ -279,10 +279,10 @@ def main(what: str, *words: str) -> None:
             words[1] if len(words) > 1 else "6",
             words[2] if len(words) > 2 else "1",
         )
-        common = f"name: bench\ndata: {{sources: [stdlib], vocabulary_size: 2048}}\nfleet: {{nodes: {ranks}}}\n"
+        common = f"name: bench\ndata: {{sources: [stdlib], vocab_size: 2048}}\nfleet: {{nodes: {ranks}}}\n"
         Path("config.yaml").write_text(
             common
-            + (CONFIGS[name] or "train: {global_batch: 8, optimizer: muon, precision: fp32}\n")
+            + (CONFIGS[name] or "train: {global_batch_size: 8, optimizer: muon, precision: fp32}\n")
         )
         tokenize(load(Settings(Path("config.yaml")))[0].data, Share(0, 1, 1))
         os.environ["PYTHONPATH"] = str(

@@ -21,7 +21,7 @@ from trainfleet.engine.tree_allreduce import FAN, levels
 from trainfleet.health.heartbeat import Instructions, NodeMemory
 from trainfleet.health.heartbeat_format import Beat, Beats, write_beats
 from trainfleet.health.watchdog import Watchdog
-from trainfleet.nodes.polling import MOST_NODES
+from trainfleet.hosts.polling import MOST_NODES
 from trainfleet.report.summary import status
 from trainfleet.run import events
 from trainfleet.run.run_folder import Run
@@ -157,7 +157,11 @@ def plan(ranks: int) -> str:
         min(max(1, ranks // LOCAL), MOST_NODES),
         package / "trainfleet" / "recipes" / "llama-3-8b-p5.yaml",
     )
-    words = [f"CONFIG={recipe}", f"NODES={nodes}", f"SET=train.global_batch={64 * nodes * LOCAL}"]
+    words = [
+        f"CONFIG={recipe}",
+        f"NODES={nodes}",
+        f"SET=train.global_batch_size={64 * nodes * LOCAL}",
+    ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run([sys.executable, "-m", "trainfleet", "plan", *words], env=os.environ | {"PYTHONPATH": str(package)},
                           capture_output=True, text=True, check=True)  # fmt: skip

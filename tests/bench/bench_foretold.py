@@ -20,10 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LAYOUTS = {  # two nodes are played here, of one rank and one core each
     "2 data-parallel": "",
-    "2 tensor": "train.layout.tensor=2",
-    "2 pipeline": "train.layout.pipeline=2 train.micro_batch=2",
-    "2 data-parallel, state over 2, ZeRO 3": "train.layout.shard=2 train.layout.zero=3",
-    "2 data-parallel, micro-batches of 1": "train.micro_batch=1",
+    "2 tensor": "train.parallelism.tensor=2",
+    "2 pipeline": "train.parallelism.pipeline=2 train.micro_batch_size=2",
+    "2 data-parallel, state over 2, ZeRO 3": "train.parallelism.fsdp=2 train.parallelism.zero_stage=3",
+    "2 data-parallel, micro-batches of 1": "train.micro_batch_size=1",
     "1 rank of both cores": "fleet.nodes=1",
 }
 PLAIN = "train.log_every=1 train.validate_every=0 train.validation_sequences=8 checkpoint.every=never train.compile=false"
@@ -48,7 +48,9 @@ def foretold(settings: str) -> float:
     config, _ = config_of(Settings(Path("config.yaml"), f"{PLAIN} {settings}"))
     seconds = estimate(config, None, experience_of(config)).seconds
     assert seconds
-    return config.train.steps * config.train.global_batch * config.train.sequence_length / seconds
+    return (
+        config.train.steps * config.train.global_batch_size * config.train.sequence_length / seconds
+    )
 
 
 def trained(name: str, settings: str, steps: int) -> float:

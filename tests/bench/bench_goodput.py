@@ -29,7 +29,7 @@ FAILURES = 60
 
 def fleet_of(nodes: int) -> Config:
     """So many nodes of eight H100, and a model as large as fits on the fewest."""
-    words = f"fleet.nodes={nodes} train.global_batch={8 * nodes} model.preset=llama-3-70b checkpoint.every=auto fleet.backend=slurm"
+    words = f"fleet.nodes={nodes} train.global_batch_size={8 * nodes} model.preset=llama-3-70b checkpoint.every=auto fleet.backend=slurm"
     return load(Settings(FOLDER / "llama-3-8b-p5.yaml", words))[0]
 
 

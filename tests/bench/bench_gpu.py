@@ -7,7 +7,7 @@ losses must come out the same; then by that loop with transformers' Llama, compi
 FOLDER/results.jsonl. --who ours,bare,transformers chooses.
 
 --folder FOLDER keeps the dataset and what was compiled, so one shape a call will do, and the second call of a shape compiles nothing.
---set 'train.micro_batch=4 train.recompute=full' tries other settings. On a CPU, `bench_gpu.py tiny tiny-half --steps 12` runs all of
+--set 'train.micro_batch_size=4 train.activation_checkpointing=full' tries other settings. On a CPU, `bench_gpu.py tiny tiny-half --steps 12` runs all of
 this script, bf16 weights too.
 """
 
@@ -59,8 +59,8 @@ class Shape:
     @property
     def settings(self) -> str:
         return (
-            f"model.preset={self.preset} train.sequence_length={self.length} train.global_batch={self.batch}"
-            f" train.weights={self.weights}"
+            f"model.preset={self.preset} train.sequence_length={self.length} train.global_batch_size={self.batch}"
+            f" train.param_dtype={self.weights}"
             " train.precision=bf16 train.compile=true train.learning_rate=3e-4 checkpoint.every=never"
         )
 
@@ -119,7 +119,7 @@ def our_model(config: Config) -> tuple[torch.nn.Module, Losses]:
     model = models.build(config.model)
     model.initialize(config.train.seed)
     for block in model.get_submodule(model.plan.blocks).children():
-        if config.train.recompute == "full":
+        if config.train.activation_checkpointing == "full":
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
         block.compile(dynamic=False)
     model.loss = torch.compile(model.loss, dynamic=False)  # type: ignore[method-assign]
@@ -132,12 +132,12 @@ def transformers_model(config: Config) -> tuple[torch.nn.Module, Losses]:
 
     shape = config.model
     model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=shape.vocabulary_size, hidden_size=shape.hidden_size, num_hidden_layers=shape.layers,
+        vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, intermediate_size=shape.intermediate_size,
-        max_position_embeddings=config.train.sequence_length, tie_word_embeddings=shape.tie_embeddings, use_cache=False,
+        max_position_embeddings=config.train.sequence_length, tie_word_embeddings=shape.tie_word_embeddings, use_cache=False,
         attn_implementation="sdpa",
     ))  # fmt: skip
-    if config.train.recompute == "full":
+    if config.train.activation_checkpointing == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     logits = torch.compile(model, dynamic=False)
     return model, lambda inputs, targets: functional.cross_entropy(
@@ -155,7 +155,7 @@ def bare(config: Config, who: str) -> dict[str, Any]:
     place, format = device.torch_device, {"fp32": torch.float32, "bf16": torch.bfloat16}
     with place:
         model, losses = MODELS[who](config)
-    model.to(format[train.weights])
+    model.to(format[train.param_dtype])
     groups = [{"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
     groups += [
         {
@@ -172,10 +172,15 @@ def bare(config: Config, who: str) -> dict[str, Any]:
         [],
     )
     for step in range(1, train.steps + 1):
-        first, pieces = (step - 1) * train.global_batch, train.global_batch // train.micro_batch
+        first, pieces = (
+            (step - 1) * train.global_batch_size,
+            train.global_batch_size // train.micro_batch_size,
+        )
         whole = split(
             device.upload(
-                dataset.batch("train", first, train.global_batch, train.sequence_length, train.seed)
+                dataset.batch(
+                    "train", first, train.global_batch_size, train.sequence_length, train.seed
+                )
             )
         )
         began = time.perf_counter()
@@ -194,7 +199,7 @@ def bare(config: Config, who: str) -> dict[str, Any]:
         device.synchronize()
         seconds.append(time.perf_counter() - began)
         losses_told.append(loss.item())
-    speed = train.global_batch * train.sequence_length / statistics.median(seconds[WARM_UP:])
+    speed = train.global_batch_size * train.sequence_length / statistics.median(seconds[WARM_UP:])
     load = flops_per_token(config.model, train.sequence_length) / device.peak_flops(torch.bfloat16)
     return {
         "losses": (losses_told[0], losses_told[-1]),
@@ -231,7 +236,7 @@ def row(shape: str, who: str, found: dict[str, Any]) -> str:
 def compare(shape: str, steps: int, extra: str, whom: list[str]) -> bool:
     """Prints and keeps a row for each of them, and what they are to be seen beside; whether all ran."""
     told = SHAPES[shape]
-    settings = f"{told.settings} fleet.stack={devices.nearest().kind} {extra}"
+    settings = f"{told.settings} fleet.platform={devices.nearest().kind} {extra}"
     config, _ = load(Settings(Path("config.yaml"), settings))
     print(
         f"{shape}: {settings}; by arithmetic {memory_of(config, True).total / 2**30:.1f} GiB",

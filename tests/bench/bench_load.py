@@ -80,7 +80,7 @@ def main(folder: Path) -> None:
             end="",
         )
     plain = Data("set", (), "text", "none", 0, 0.0)
-    for name, data in (("full", plain), ("windowed", replace(plain, shuffle_window=256))):
+    for name, data in (("full", plain), ("windowed", replace(plain, shuffle_window_mib=256))):
         dataset = Dataset.open(folder, data)
         dataset.batch("train", 0, COUNT, LENGTH, 1)
         for turn in ("first time", "again"):  # the second time from the page cache

@@ -29,26 +29,26 @@ from trainfleet.engine.world import World  # noqa: E402
 
 GPT2 = "model.family=gpt2 model.intermediate_size=1024 train.precision=bf16"
 LAYOUTS = (
-    "fleet.nodes=1 train.global_batch=8",
-    "train.layout.shard=1",
-    "train.layout.shard=2",
-    "train.layout.shard=8",
-    "train.layout.shard=8 train.layout.zero=1",
-    "train.layout.tensor=2",
-    "train.layout.tensor=8",
-    "train.layout.tensor=2 train.layout.shard=4",
-    "train.layout.tensor=2 train.layout.shard=4 train.layout.zero=1",
-    "train.layout.context=2 train.layout.shard=4",
-    "train.layout.context=4",
-    "train.layout.context=2 train.layout.tensor=2 train.layout.shard=2",
+    "fleet.nodes=1 train.global_batch_size=8",
+    "train.parallelism.fsdp=1",
+    "train.parallelism.fsdp=2",
+    "train.parallelism.fsdp=8",
+    "train.parallelism.fsdp=8 train.parallelism.zero_stage=1",
+    "train.parallelism.tensor=2",
+    "train.parallelism.tensor=8",
+    "train.parallelism.tensor=2 train.parallelism.fsdp=4",
+    "train.parallelism.tensor=2 train.parallelism.fsdp=4 train.parallelism.zero_stage=1",
+    "train.parallelism.context=2 train.parallelism.fsdp=4",
+    "train.parallelism.context=4",
+    "train.parallelism.context=2 train.parallelism.tensor=2 train.parallelism.fsdp=2",
 )
 KINDS = (
     "",
     "train.precision=bf16",
-    "train.recompute=full",
-    "train.recompute=selective",
+    "train.activation_checkpointing=full",
+    "train.activation_checkpointing=selective",
     GPT2,
-    f"{GPT2} train.weights=bf16",
+    f"{GPT2} train.param_dtype=bf16",
     "train.optimizer=muon",
 )
 

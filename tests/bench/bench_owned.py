@@ -62,13 +62,13 @@ def config_of(row: dict[str, Any]) -> str | None:
         if found
         else ""
     )
-    layout = f"{{shard: {work.shard}, zero: {work.zero}, tensor: {work.tensor}, pipeline: {work.pipeline}, context: {work.context}}}"
+    layout = f"{{fsdp: {work.shard}, zero_stage: {work.zero}, tensor: {work.tensor}, pipeline: {work.pipeline}, context: {work.context}}}"
     return f"""name: row
 fleet: {{backend: slurm, nodes: {work.world // node}, accelerator: {{name: {name}, per_node: {node}{memory}{gbps}}}}}
-data: {{name: t, sources: [stdlib], tokenizer: bpe, vocabulary_size: 32000}}
-model: {{preset: {preset}, max_sequence_length: {max(work.length, 8192)}}}
-train: {{steps: 1000, global_batch: {work.passes * work.micro_batch * work.data}, micro_batch: {work.micro_batch}, sequence_length: {work.length},
-  recompute: {work.recompute}, compile: {str(work.fused or format_of(row["precision"]) == "fp8").lower()}, precision: {format_of(row["precision"])}, layout: {layout}}}
+data: {{name: t, sources: [stdlib], tokenizer: bpe, vocab_size: 32000}}
+model: {{preset: {preset}, max_position_embeddings: {max(work.length, 8192)}}}
+train: {{steps: 1000, global_batch_size: {work.passes * work.micro_batch * work.data}, micro_batch_size: {work.micro_batch}, sequence_length: {work.length},
+  activation_checkpointing: {work.recompute}, compile: {str(work.fused or format_of(row["precision"]) == "fp8").lower()}, precision: {format_of(row["precision"])}, parallelism: {layout}}}
 """
 
 
@@ -81,7 +81,7 @@ def foretold(text: str) -> float | None:
     except ConfigError:
         return None
     seconds = estimate(config, None).seconds
-    tokens = config.train.steps * config.train.global_batch * config.train.sequence_length
+    tokens = config.train.steps * config.train.global_batch_size * config.train.sequence_length
     return tokens / seconds / config.world_size if seconds else None
 
 

@@ -80,7 +80,7 @@ def main() -> None:
             print(f"{path.stem:38} {config.world_size:8,}  this machine, or no figures")
             continue
         planned = (
-            config.train.global_batch
+            config.train.global_batch_size
             * config.train.sequence_length
             / step.total
             / config.world_size

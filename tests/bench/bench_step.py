@@ -41,14 +41,14 @@ def bare_step(config: Config) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     samples = Dataset.open(run_folder.DATA / config.data.name)
     tokens = torch.from_numpy(
-        samples.batch("train", 0, train.global_batch, train.sequence_length, 1)
+        samples.batch("train", 0, train.global_batch_size, train.sequence_length, 1)
     )
 
     def step() -> None:
-        for part in tokens.split(train.micro_batch):
+        for part in tokens.split(train.micro_batch_size):
             logits = model(part[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten()) / (
-                train.global_batch // train.micro_batch
+                train.global_batch_size // train.micro_batch_size
             )
             loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -92,7 +92,7 @@ def main(steps: int) -> None:
     pairs = Turnstile.pairs[WARM_UP:]
     ours, bare = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratios = sorted(mine / other for mine, other in pairs)
-    tokens = config.train.global_batch * config.train.sequence_length
+    tokens = config.train.global_batch_size * config.train.sequence_length
     print(
         f"{len(pairs)} pairs of {tokens} tokens: ours {ours:.4f} s = {tokens / ours:,.0f} tokens/s, bare {bare:.4f} s"
     )

@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[2]
 CONFIG = f"""
 name: bench
 fleet: {{nodes: 1}}
-data: {{sources: [stdlib], vocabulary_size: {peers.VOCABULARY}}}
+data: {{sources: [stdlib], vocab_size: {peers.VOCABULARY}}}
 model: {{preset: small}}
-train: {{global_batch: {peers.BATCH}, sequence_length: {peers.LENGTH}, validate_every: 0, validation_sequences: 8, log_every: 10}}
+train: {{global_batch_size: {peers.BATCH}, sequence_length: {peers.LENGTH}, validate_every: 0, validation_sequences: 8, log_every: 10}}
 checkpoint: {{every: 1000000}}
 """
 

@@ -34,14 +34,16 @@ OURS = {
     "ours, fp32, compiled": "train.precision=fp32 train.compile=true",
     "ours, bf16": "train.precision=bf16 train.compile=false",
     "ours, bf16, compiled": "train.precision=bf16 train.compile=true",
-    "ours, bf16 weights, compiled": "train.precision=bf16 train.weights=bf16 train.compile=true",
+    "ours, bf16 weights, compiled": "train.precision=bf16 train.param_dtype=bf16 train.compile=true",
 }
 WARM_UP = 3  # turns
 
 
 def ours(settings: str, world: World) -> Step:
     config, _ = load(
-        Settings(Path("config.yaml"), f"train.steps=100 train.micro_batch={peers.BATCH} {settings}")
+        Settings(
+            Path("config.yaml"), f"train.steps=100 train.micro_batch_size={peers.BATCH} {settings}"
+        )
     )
     parts, watch = arrange(config, world), Stopwatch(time.time())
     stays = torch.zeros(())

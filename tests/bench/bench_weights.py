@@ -1,4 +1,4 @@
-"""What train.weights: bf16 costs: `python tests/bench/bench_weights.py [STEPS]`, one process, one thread.
+"""What train.param_dtype: bf16 costs: `python tests/bench/bench_weights.py [STEPS]`, one process, one thread.
 
 The 16.9M-parameter Llama of the other benchmarks on random tokens: CPU seconds of an optimizer step, in turns, medians. Then a small
 model on the standard library, trained for so many steps (default 300) by our job in each format: its last losses.
@@ -30,10 +30,10 @@ from trainfleet.run import run_folder
 
 CONFIG = """
 name: weights
-data: {name: text, sources: [stdlib], vocabulary_size: 1024}
+data: {name: text, sources: [stdlib], vocab_size: 1024}
 fleet: {nodes: 1}
-train: {steps: 300, global_batch: 8, sequence_length: 128, optimizer: adamw, precision: bf16, learning_rate: 1e-3, log_every: 1}
-model: {preset: null, family: llama, layers: 3, hidden_size: 128, heads: 4, kv_heads: 4, intermediate_size: 352, vocabulary_size: 1024, max_sequence_length: 256}
+train: {steps: 300, global_batch_size: 8, sequence_length: 128, optimizer: adamw, precision: bf16, learning_rate: 1e-3, log_every: 1}
+model: {preset: null, family: llama, layers: 3, hidden_size: 128, heads: 4, kv_heads: 4, intermediate_size: 352, vocab_size: 1024, max_position_embeddings: 256}
 checkpoint: {every: never}
 """
 LARGE = {
@@ -42,7 +42,7 @@ LARGE = {
     "heads": 6,
     "kv_heads": 6,
     "intermediate_size": 1024,
-    "vocabulary_size": 8192,
+    "vocab_size": 8192,
 }
 TURNS = 7
 KINDS = {
@@ -64,7 +64,9 @@ def time_steps(config: Config) -> None:
         model.to(torch.bfloat16 if weights == "bf16" else torch.float32)
         made[kind] = (
             model,
-            optimizer.build(model, replace(config.train, weights=weights, compile=compiled), Cpu()),
+            optimizer.build(
+                model, replace(config.train, param_dtype=weights, compile=compiled), Cpu()
+            ),
             [],
         )
     for turn in range(TURNS + 2):
@@ -97,7 +99,7 @@ def main(steps: int) -> None:
     torch.set_num_threads(1)
     time_steps(config)
     tokenize(config.data, Share(0, 1, 1))
-    for name, settings in (("exact", ""), ("half", "train.weights=bf16")):
+    for name, settings in (("exact", ""), ("half", "train.param_dtype=bf16")):
         train(name, f"train.steps={steps} {settings}")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from s3server import Application, serve
-from trainfleet.host.processes import die_with_parent
+from trainfleet.process.processes import die_with_parent
 from verbs import PACKAGES
 
 ROOT = Path(__file__).parents[2]
@@ -178,7 +178,7 @@ class Cluster:
 
 @contextmanager
 def site(folder: Path, most: int = 2) -> Iterator[Cluster]:
-    """An engine and a local S3 server with a bucket, which the nodes reach by a door of their own."""
+    """An engine and a local S3 server with a bucket, which the nodes reach by an address of their own."""
     from werkzeug.serving import make_server
 
     applications: list[Application] = []
@@ -189,9 +189,9 @@ def site(folder: Path, most: int = 2) -> Iterator[Cluster]:
 
     with serve(keep) as address, Cluster(folder, most) as cluster:
         if cluster.isolated:
-            door = cluster.inside(lambda: make_server(GATE, 0, applications[0], threaded=True))
-            threading.Thread(target=door.serve_forever, daemon=True).start()
-            address = f"http://{GATE}:{door.port}"
+            server = cluster.inside(lambda: make_server(GATE, 0, applications[0], threaded=True))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            address = f"http://{GATE}:{server.port}"
         aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
         cluster.environment |= aws | {"AWS_ENDPOINT_URL": address}
         yield cluster

@@ -30,10 +30,10 @@ from trainfleet.backends import BACKENDS, OURS, Backend, backend_of, terms_of
 from trainfleet.backends.base import Can, Handle, Phase, Status, load_job, save_job
 from trainfleet.backends.ec2 import Ec2
 from trainfleet.config import Config, Settings, dump_resolved, load
-from trainfleet.entrypoint import AGAIN
-from trainfleet.host import plugins
+from trainfleet.node.entrypoint import AGAIN
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Request
+from trainfleet.process import plugins
 from trainfleet.run.run_folder import Run
 from trainfleet.storage import s3
 from trainfleet.trust.errors import BackendError
@@ -225,8 +225,8 @@ def engine(name: str, folder: Path, patch: pytest.MonkeyPatch, nodes: int = 2) -
         inner.chdir(folder)
         (place.cluster.folder / "probe.py").write_text(PROBE)
         paths = {
-            "data.store": "s3://bucket/sets",
-            "checkpoint.destination": "s3://bucket/checkpoints",
+            "data.tokenized_path": "s3://bucket/sets",
+            "checkpoint.path": "s3://bucket/checkpoints",
         }
         fleet = {key: value for key, value in place.fleet(name).items() if key != "backend"}
         if "batch" in fleet:
@@ -279,7 +279,7 @@ elsewhere.attach()
         )
         hard = HARD if name == "batch" else tuple(word for word in HARD if "\n" not in word)
         yield Bench(name, config, folder, running, lambda request: sent(place, request), lambda *asked: by_hand(place, *asked), forget,
-                    prelude, names, (), config.fleet.image, hard, frozenset({0, 137, 143}), crowded, lost)  # fmt: skip
+                    prelude, names, (), config.fleet.container, hard, frozenset({0, 137, 143}), crowded, lost)  # fmt: skip
 
 
 def on_this_machine(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
@@ -590,7 +590,7 @@ def test_a_request_comes_through_json_whole(bench: Bench) -> None:
     assert again == request and again.token == request.token
 
 
-def test_each_node_knows_its_seat(bench: Bench) -> None:
+def test_each_node_knows_its_placement(bench: Bench) -> None:
     request = bench.plan("exit", "0", "0", PROBE_ME="yes")
     bench.until_ended(bench.backend.submit(request))
     assert [record["node"] for record in bench.records(request)] == ["0", "1"]
@@ -835,7 +835,7 @@ def test_hosts_are_left_out_where_that_can_be(bench: Bench) -> None:
     hosts = request.hosts or bench.places
     with pytest.raises(
         BackendError,
-        match=r"2 nodes are wanted, 1 of 2 hosts can take a job\n  (node0|i-[0-9a-f]+): it is broken",
+        match=r"the job needs 2 nodes, but only 1 of 2 hosts can take a job\n  (node0|i-[0-9a-f]+): it is broken",
     ):
         bench.backend.plan(request.job, {hosts[0]: "it is broken"})
     one = bench.backend.plan(replace(request.job, nodes=1), {hosts[0]: "it is broken"})
@@ -848,7 +848,7 @@ def test_more_nodes_than_there_are_is_refused_before_anything_starts(bench: Benc
     if bench.backend.is_here:  # this machine plays as many as it is asked to
         assert len(bench.plan("exit", "0", "0", nodes=3).artifacts) == 3
         return
-    said = r"3 nodes are wanted, (2 of 2 hosts|the queue has 2)|3 x ml\.\S+ are wanted, and your quota is 2"
+    said = r"the job needs 3 nodes, (but only 2 of 2 hosts|the queue has 2)|3 x ml\.\S+ are wanted, and your quota '.*' is 2"
     with pytest.raises(
         BackendError, match=said
     ):  # an engine's own limits are asked for when it is to start

@@ -26,9 +26,9 @@ from verbs import PACKAGES, ROOT, enter, finish, write_text
 
 CONFIG = {
     "name": "gone",
-    "data": {"name": "text", "sources": ["text"], "vocabulary_size": 340, "validation_fraction": 0.1},
+    "data": {"name": "text", "sources": ["text"], "vocab_size": 340, "validation_fraction": 0.1},
     "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
-    "train": {"steps": 4, "precision": "fp32", "global_batch": 8, "sequence_length": 32, "log_every": 1, "validate_every": 0},
+    "train": {"steps": 4, "precision": "fp32", "global_batch_size": 8, "sequence_length": 32, "log_every": 1, "validate_every": 0},
     "checkpoint": {"every": 2},
 }  # fmt: skip
 
@@ -111,13 +111,16 @@ def engine(name: str, folder: Path) -> Iterator[Desk]:
     with account_and_bucket(folder / "engine") as account:
         for path in write_text(folder / "text").iterdir():
             s3.write(f"s3://bucket/text/{path.name}", path.read_bytes())
-        data = CONFIG["data"] | {"sources": ["s3://bucket/text"], "store": "s3://bucket/ours/sets"}  # type: ignore[operator]
+        data = CONFIG["data"] | {
+            "sources": ["s3://bucket/text"],
+            "tokenized_path": "s3://bucket/ours/sets",
+        }  # type: ignore[operator]
         fleet = account.fleet(name) | {"nodes": 2, "shared_folder": "s3://bucket/ours/some"}
         desk = write(
             folder / "desk",
             data=data,
             fleet=fleet,
-            checkpoint={"every": 2, "destination": "s3://bucket/ours/saved"},
+            checkpoint={"every": 2, "path": "s3://bucket/ours/saved"},
         )
 
         def type(*words: str) -> str:
@@ -184,7 +187,7 @@ def test_a_purge_beside_another_config_s_run_leaves_that_run_alone(
             time.sleep(0.1)
         with suppress(
             AssertionError
-        ):  # it is refused where both run folders are on this machine: "still at work"
+        ):  # it is refused where both run folders are on this machine: "still running"
             desk.type("clean", "PURGE=1", "YES=1")
         running.result()
         assert "finished" in desk.type("status", theirs)

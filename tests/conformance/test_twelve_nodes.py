@@ -47,7 +47,7 @@ def twelve(name: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench
 def test_twelve_nodes_are_numbered_as_numbers_and_each_has_its_log_and_code(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their seats, logs and exit codes are of the same nodes, also where an engine names hosts in an order of letters."""
+    """Their placements, logs and exit codes are of the same nodes, also where an engine names hosts in an order of letters."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "python"))
     with twelve(name, tmp_path, monkeypatch) as bench:
         request = bench.plan("exit", "7", "10", nodes=TWELVE)

@@ -40,7 +40,7 @@ from trainfleet.trust.errors import TrainfleetError
 
 CONFIG = """
 name: drill
-data: {sources: [text], vocabulary_size: 300}
+data: {sources: [text], vocab_size: 300}
 model: {layers: 1, hidden_size: 8, heads: 2, kv_heads: 1, intermediate_size: 8}
 checkpoint: {every: 4, keep: 2}
 """

@@ -27,16 +27,16 @@ from trainfleet.checkpoints.store import NAME
 from trainfleet.config import Config, Settings, load
 from trainfleet.engine.checkpoint import Checkpoints
 from trainfleet.engine.parallel.rank_model import TorchParts
-from trainfleet.host.processes import die_with_parent
+from trainfleet.process.processes import die_with_parent
 from trainfleet.run.run_folder import Run
 from trainfleet.storage import s3
 from trainfleet.trust.errors import TrainfleetError
 
 CONFIG = """
 name: drill
-data: {sources: [text], vocabulary_size: 300}
+data: {sources: [text], vocab_size: 300}
 model: {layers: 1, hidden_size: 8, heads: 2, kv_heads: 1, intermediate_size: 8}
-checkpoint: {every: 4, keep: 2, destination: "s3://bucket/some"}
+checkpoint: {every: 4, keep: 2, path: "s3://bucket/some"}
 """
 KINDS = ("lost", "done", "busy", "away")
 PART = 4096  # bytes: so that this small state goes in parts

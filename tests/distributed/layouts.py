@@ -31,7 +31,7 @@ from trainfleet.run.run_folder import Run
 
 CONFIG = """
 name: shapes
-data: {sources: [text], vocabulary_size: 300}
+data: {sources: [text], vocab_size: 300}
 model: {layers: 1, hidden_size: 8, heads: 2, kv_heads: 1, intermediate_size: 8}
 checkpoint: {keep: 100}
 """

@@ -1,4 +1,4 @@
-"""ranks.py with NxD Core's stand-in (tests/nxd/standin.py): ranks of stack neuron-xla go through trainfleet_nxd on the CPU."""
+"""ranks.py with NxD Core's stand-in (tests/nxd/standin.py): ranks of platform neuron-xla go through trainfleet_nxd on the CPU."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ ROOT = Path(__file__).parents[2]
 TEXT = sorted((Path(os.__file__).parent).glob("*.py"))[:40]
 CONFIG = """
 name: base
-data: {name: text, sources: [text], vocabulary_size: 384, validation_fraction: 0.1}
+data: {name: text, sources: [text], vocab_size: 384, validation_fraction: 0.1}
 model: {layers: 2, hidden_size: 48, heads: 4, kv_heads: 2, intermediate_size: 96}
 fleet: {nodes: 1}
-train: {steps: 20, precision: fp32, global_batch: 8, sequence_length: 64, log_every: 1, validate_every: 8, validation_sequences: 6}
+train: {steps: 20, precision: fp32, global_batch_size: 8, sequence_length: 64, log_every: 1, validate_every: 8, validation_sequences: 6}
 checkpoint: {every: 4}
 """
 
@@ -37,9 +37,9 @@ checkpoint: {every: 4}
 BERT = {
     "model.family": "bert",
     "model.kv_heads": 4,
-    "model.tie_embeddings": "true",
+    "model.tie_word_embeddings": "true",
     "model.dropout": 0.0,
-    "model.norm_epsilon": 1e-5,
+    "model.norm_eps": 1e-5,
 }  # what makes an encoder of the bench's model
 
 

@@ -189,7 +189,7 @@ def test_a_folder_that_can_t_be_cleared_is_told_once_by_all(bench: Bench) -> Non
     (run / "checkpoints" / ".step-00000004").touch()  # a file where a folder is to be removed
     bench.train("unswept", 2, code=1)
     assert (
-        bench.output.count("can't clear away what unfinished saves left on rank 0") == 1
+        bench.output.count("can't remove leftovers of unfinished saves on rank 0") == 1
         and "Traceback" not in bench.output
     )
     assert ".step-00000004" in bench.output, bench.output

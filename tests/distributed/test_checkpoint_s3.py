@@ -133,7 +133,7 @@ def test_killed_between_saves_to_a_busy_server_it_goes_on_bit_for_bit(
 ) -> None:
     here = Path.cwd()
     bench = ranks.Bench(tmp_path)
-    unbroken, far = bench.train("unbroken", 2), {"checkpoint.destination": "s3://bucket/far"}
+    unbroken, far = bench.train("unbroken", 2), {"checkpoint.path": "s3://bucket/far"}
     store, server.busy = BucketStore("s3://bucket/far/killed"), True
     process = bench.start(run := bench.prepare("killed", 2, **far), 2)
     ranks.await_that(lambda: bool(store.steps()), process)

@@ -18,9 +18,9 @@ import verbs
 TOOLS = Path(__file__).parents[1] / "neuron_tools"
 CONFIG = """
 name: line
-data: {name: text, sources: [text], vocabulary_size: 340, validation_fraction: 0.1}
+data: {name: text, sources: [text], vocab_size: 340, validation_fraction: 0.1}
 model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
-train: {steps: 4, precision: fp32, global_batch: 8, sequence_length: 128, log_every: 1, validate_every: 2, validation_sequences: 4,
+train: {steps: 4, precision: fp32, global_batch_size: 8, sequence_length: 128, log_every: 1, validate_every: 2, validation_sequences: 4,
         spike_sigmas: 0, KEYS}
 checkpoint: {every: never}
 """
@@ -56,8 +56,8 @@ def test_torch_s_compiler_fills_the_cache_that_training_then_has(tmp_path: Path)
 def trn1(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     folder = desk(
         tmp_path,
-        "compile: false, recompute: none",
-        "fleet: {stack: neuron-xla, ranks_per_node: 2}\n",
+        "compile: false, activation_checkpointing: none",
+        "fleet: {platform: neuron-xla, ranks_per_node: 2}\n",
     )
     path = f"{TOOLS}:{verbs.ROOT / 'python'}"
     return folder, {

@@ -20,7 +20,7 @@ KILLS = int(os.environ.get("KILLS", "6"))
 PACKAGE = Path(__file__).parents[2] / "python"
 CONFIG = """
 name: crash
-data: {name: set, sources: [text], vocabulary_size: 600}
+data: {name: set, sources: [text], vocab_size: 600}
 """
 
 

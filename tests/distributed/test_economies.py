@@ -20,30 +20,43 @@ pytestmark = pytest.mark.timeout(
     900
 )  # of the first, which waits for all runs of the file, half of them compiled
 
-SHARDED = {"train.layout.shard": 2}
-TENSOR = {"train.layout.tensor": 2}
+SHARDED = {"train.parallelism.fsdp": 2}
+TENSOR = {"train.parallelism.tensor": 2}
 # what differs, ranks, and how far losses and norms may be from one process without it
 KINDS = {
-    "recompute-full": ({"train.recompute": "full"}, 1, 1e-5, 1e-5),
-    "recompute-selective-sharded": ({"train.recompute": "selective", **SHARDED}, 2, 1e-5, 1e-5),
-    "recompute-full-tensor": ({"train.recompute": "full", **TENSOR}, 2, 1e-5, 1e-5),
-    "compiled": ({"train.compile": "true"}, 1, 1e-5, 1e-5),
-    "compiled-replicas": ({"train.compile": "true"}, 2, 1e-5, 1e-5),
-    "compiled-sharded-recomputed": (
-        {"train.compile": "true", "train.recompute": "selective", **SHARDED},
+    "recompute-full": ({"train.activation_checkpointing": "full"}, 1, 1e-5, 1e-5),
+    "recompute-selective-sharded": (
+        {"train.activation_checkpointing": "selective", **SHARDED},
         2,
         1e-5,
         1e-5,
     ),
-    "budget": ({"train.compile": "true", "train.recompute": 0.4}, 1, 1e-5, 1e-5),
-    "budget-sharded": ({"train.compile": "true", "train.recompute": 0.4, **SHARDED}, 2, 1e-5, 1e-5),
+    "recompute-full-tensor": ({"train.activation_checkpointing": "full", **TENSOR}, 2, 1e-5, 1e-5),
+    "compiled": ({"train.compile": "true"}, 1, 1e-5, 1e-5),
+    "compiled-replicas": ({"train.compile": "true"}, 2, 1e-5, 1e-5),
+    "compiled-sharded-recomputed": (
+        {"train.compile": "true", "train.activation_checkpointing": "selective", **SHARDED},
+        2,
+        1e-5,
+        1e-5,
+    ),
+    "budget": ({"train.compile": "true", "train.activation_memory_budget": 0.4}, 1, 1e-5, 1e-5),
+    "budget-sharded": (
+        {"train.compile": "true", "train.activation_memory_budget": 0.4, **SHARDED},
+        2,
+        1e-5,
+        1e-5,
+    ),
     "bf16": ({"train.precision": "bf16"}, 1, 1e-3, 2e-2),
     "bf16-sharded": ({"train.precision": "bf16", **SHARDED}, 2, 1e-3, 2e-2),
 }
 EIGHTHS = {
     "fp8": ({"train.compile": "true"}, 1),
-    "fp8-sharded-recomputed": ({"train.recompute": "selective", **SHARDED}, 2),
-    "fp8-pipelined-half-weights": ({"train.weights": "bf16", "train.layout.pipeline": 2}, 2),
+    "fp8-sharded-recomputed": ({"train.activation_checkpointing": "selective", **SHARDED}, 2),
+    "fp8-pipelined-half-weights": (
+        {"train.param_dtype": "bf16", "train.parallelism.pipeline": 2},
+        2,
+    ),
 }
 COMMON = {"train.steps": 8, "train.validate_every": 4, "train.epsilon": 1e-3}
 
@@ -62,7 +75,7 @@ def runs(bench: Bench, request: pytest.FixtureRequest) -> dict[str, Path]:
         for name, (values, size, *_) in kinds.items()
     }
     plain = bench.prepare(
-        "plain", 1, **COMMON | {"train.recompute": "none", "train.compile": "false"}
+        "plain", 1, **COMMON | {"train.activation_checkpointing": "none", "train.compile": "false"}
     )
     bench.train_all([(plain, 1), *((run, KINDS[name][1]) for name, run in made.items())])
     return {"plain": plain, **made}

@@ -48,7 +48,7 @@ def words(bench: Bench, run: Path, engine: str, wait: float = 300) -> list[str]:
         str(wait),
     ]
     return [
-        "trainfleet.entrypoint",
+        "trainfleet.node.entrypoint",
         "--on",
         engine,
         *own,
@@ -103,9 +103,9 @@ def test_on_batch_one_that_never_comes_is_named_by_all_within_the_limit(
     came = [start_batch(nodes, bench, run, node, LIMIT) for node in (0, 1, 3)]
     assert codes(came, 3 * LIMIT) == [69] * 3 and LIMIT < time.monotonic() - began < 2 * LIMIT + 10
     for node in (0, 1, 3):
-        assert "node 2 of 4 has not come" in told(run, node) and "next: " in told(run, node)
+        assert "node 2 of 4 did not arrive" in told(run, node) and "next: " in told(run, node)
         assert any(
-            "has not come" in line.text for line in parse(told(run, node).splitlines(), node)
+            "did not arrive" in line.text for line in parse(told(run, node).splitlines(), node)
         )
     faults = [event for event in Run(run).read_events() if event["event"] == "fault"]
     assert {fault["node"] for fault in faults} == {0, 1, 3} and all(
@@ -165,4 +165,4 @@ def test_on_sagemaker_a_failure_leaves_its_reason(nodes: Containers, bench: Benc
     assert codes(came, 3 * LIMIT) == [69] * 3 and time.monotonic() - began < 3 * LIMIT
     for host in (0, 1, 2):
         reason = (nodes.cluster.folder / HOSTS[host] / "output" / "failure").read_text()
-        assert "node 3 of 4 has not come" in reason and "next: " in reason and len(reason) <= 1024
+        assert "node 3 of 4 did not arrive" in reason and "next: " in reason and len(reason) <= 1024

@@ -30,7 +30,7 @@ def test_ranks_that_an_engine_starts_again_take_over_and_those_before_leave(
 
     second = bench.start(run, 2)
     said = first.communicate(timeout=60)[0]
-    assert first.returncode == FENCED and f"attempt {order} is over" in said, said
+    assert first.returncode == FENCED and f"attempt {order} has ended" in said, said
     ranks.await_that(lambda: bool(ranks.events(run, "resumed")), second)
     ranks.await_that(lambda: len(read_beats(run, order + 1)) == 2, second)
     (run / "stop").touch()
@@ -62,6 +62,6 @@ def test_ranks_whose_launcher_is_gone_save_a_step_and_leave(
     said = process.communicate(timeout=60)[0]
     told = ranks.results(run)
     assert process.returncode == 0 and told["status"] == "stopped", said
-    assert "none takes over; all ranks save and leave" in said
+    assert "no other takes over; all ranks save and leave" in said
     assert (run / "checkpoints" / f"step-{told['steps']:08d}").is_dir()
     assert ranks.events(run, "orphaned")[0]["seconds"] >= 2

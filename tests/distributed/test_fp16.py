@@ -20,7 +20,7 @@ COMMON = {
     "train.schedule_steps": STEPS,
     "train.warmup_steps": 1,
     "train.validate_every": 3,
-    "train.micro_batch": 2,
+    "train.micro_batch_size": 2,
     "train.epsilon": 1e-3,  # with less, Adam's first steps are of the size of the learning rate whatever the gradients are
     "checkpoint.every": 1,
     "checkpoint.keep": 9,
@@ -28,27 +28,27 @@ COMMON = {
 BERT = {
     "model.family": "bert",
     "model.kv_heads": 4,
-    "model.tie_embeddings": "true",
+    "model.tie_word_embeddings": "true",
     "model.dropout": 0.0,
 }
 LAYOUTS: dict[str, tuple[int, dict[str, object]]] = {
     "alone": (1, {}),
     "replicas": (2, {}),
-    "sharded": (2, {"train.layout.shard": 2}),
-    "zero1": (2, {"train.layout.shard": 2, "train.layout.zero": 1}),
-    "tensor": (2, {"train.layout.tensor": 2}),
-    "pipeline": (2, {"train.layout.pipeline": 2}),
+    "sharded": (2, {"train.parallelism.fsdp": 2}),
+    "zero1": (2, {"train.parallelism.fsdp": 2, "train.parallelism.zero_stage": 1}),
+    "tensor": (2, {"train.parallelism.tensor": 2}),
+    "pipeline": (2, {"train.parallelism.pipeline": 2}),
     "interleaved": (
         2,
-        {"train.layout.pipeline": 2, "train.layout.interleave": 2, "model.layers": 4},
+        {"train.parallelism.pipeline": 2, "train.parallelism.virtual_stages": 2, "model.layers": 4},
     ),
-    "context": (2, {"train.layout.context": 2}),
-    "sharded-tensor": (4, {"train.layout.shard": 2, "train.layout.tensor": 2}),
-    "untied-stages": (2, {"train.layout.pipeline": 2, "model.tie_embeddings": "false"}),
-    "muon": (2, {"train.optimizer": "muon", "train.layout.shard": 2}),
-    "lamb": (2, {"train.optimizer": "lamb", "train.layout.tensor": 2}),
+    "context": (2, {"train.parallelism.context": 2}),
+    "sharded-tensor": (4, {"train.parallelism.fsdp": 2, "train.parallelism.tensor": 2}),
+    "untied-stages": (2, {"train.parallelism.pipeline": 2, "model.tie_word_embeddings": "false"}),
+    "muon": (2, {"train.optimizer": "muon", "train.parallelism.fsdp": 2}),
+    "lamb": (2, {"train.optimizer": "lamb", "train.parallelism.tensor": 2}),
     "bert": (2, BERT),
-    "recomputed": (2, {"train.layout.shard": 2, "train.recompute": "full"}),
+    "recomputed": (2, {"train.parallelism.fsdp": 2, "train.activation_checkpointing": "full"}),
 }
 SHAPES = (
     "model.",
@@ -184,10 +184,10 @@ def test_a_scale_with_nothing_left_stops_the_run_and_says_so(
         code == 1
         and output.count("the gradients were not finite at step 4: they overflow fp16") == 1
     ), output
-    assert (
-        "3 steps overflowed and were left out" in output and "the weights are finite" in output
-    ), output
+    assert "3 steps overflowed and were skipped" in output and "the weights are finite" in output, (
+        output
+    )
     assert (
         "train.precision=fp32" in output
-        and "1 steps left out: gradients overflowed fp16; the loss scale is 2 now" in output
+        and "1 steps skipped: gradients overflowed fp16; the loss scale is 2 now" in output
     )

@@ -34,7 +34,7 @@ def test_a_step_that_is_bad_on_one_rank_is_left_out_by_both(bench: Bench, optimi
     run, code, output = train(
         bench, "1:3,0:5", f"left-out-{optimizer}", **{"train.optimizer": optimizer}
     )
-    assert code == 0 and "1 steps left out" in output, output
+    assert code == 0 and "1 steps skipped" in output, output
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["skipped"] for line in lines] == [0, 0, 1, 1, 2, 2] and lines[2][
         "grad_norm"
@@ -47,11 +47,11 @@ def test_a_step_that_is_bad_on_one_rank_is_left_out_by_both(bench: Bench, optimi
 
 
 def test_too_many_in_a_row_stop_the_run_and_say_where(bench: Bench) -> None:
-    run, code, output = train(bench, "1:3,1:4,1:5", "stopped", **{"train.skips_in_a_row": 3})
+    run, code, output = train(bench, "1:3,1:4,1:5", "stopped", **{"train.max_consecutive_skips": 3})
     assert code == 1 and output.count("were not finite in steps 3 to 5") == 1, output
     assert (
         "samples 16 to 39" in output
-        and "train.skips_in_a_row" in output
+        and "train.max_consecutive_skips" in output
         and "make inspect SAMPLE=16" in output
     )
     assert (run / "checkpoints" / "step-00000003").is_dir() and not (

@@ -13,22 +13,22 @@ from torch import nn
 
 from trainfleet.engine.rounding import RoundedAdamW, renew
 
-HALF = {"train.precision": "bf16", "train.weights": "bf16"}
+HALF = {"train.precision": "bf16", "train.param_dtype": "bf16"}
 COMMON = {
     "train.steps": 6,
     "train.validate_every": 3,
     "checkpoint.every": 6,
-    "train.micro_batch": 2,
-    "model.tie_embeddings": "true",
+    "train.micro_batch_size": 2,
+    "model.tie_word_embeddings": "true",
 }
 LAYOUTS: dict[str, tuple[int, dict[str, object]]] = {
     "alone": (1, {}),
     "replicas": (2, {}),
-    "sharded": (2, {"train.layout.shard": 2}),
-    "zero1": (2, {"train.layout.shard": 2, "train.layout.zero": 1}),
-    "tensor": (2, {"train.layout.tensor": 2}),
-    "pipeline": (2, {"train.layout.pipeline": 2}),
-    "replicas-tensor": (4, {"train.layout.tensor": 2}),
+    "sharded": (2, {"train.parallelism.fsdp": 2}),
+    "zero1": (2, {"train.parallelism.fsdp": 2, "train.parallelism.zero_stage": 1}),
+    "tensor": (2, {"train.parallelism.tensor": 2}),
+    "pipeline": (2, {"train.parallelism.pipeline": 2}),
+    "replicas-tensor": (4, {"train.parallelism.tensor": 2}),
 }
 
 
@@ -82,7 +82,11 @@ def test_a_checkpoint_holds_bf16_and_goes_on_in_other_layouts_and_formats(
         if not name.endswith("step")
     }
     assert formats == {"model": torch.bfloat16, "optimizer": torch.bfloat16}
-    chain = [(2, HALF | {"train.layout.tensor": 2}), (1, {"train.precision": "fp32"}), (1, HALF)]
+    chain = [
+        (2, HALF | {"train.parallelism.tensor": 2}),
+        (1, {"train.precision": "fp32"}),
+        (1, HALF),
+    ]
     for turn, (size, values) in enumerate(chain, 1):
         wanted = COMMON | {
             "train.steps": 6 + 2 * turn,

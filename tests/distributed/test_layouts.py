@@ -20,27 +20,27 @@ pytestmark = pytest.mark.timeout(900)  # of the first of a kind, which waits for
 
 LAYOUTS = {
     "alone": (1, {}),
-    "one-pass": (1, {"train.micro_batch": 8}),
+    "one-pass": (1, {"train.micro_batch_size": 8}),
     "ddp2": (2, {}),
     "ddp4": (4, {}),
-    "fsdp2": (2, {"shard": 2}),
-    "zero1": (2, {"shard": 2, "zero": 1}),
-    "hsdp": (4, {"shard": 2}),
+    "fsdp2": (2, {"fsdp": 2}),
+    "zero1": (2, {"fsdp": 2, "zero_stage": 1}),
+    "hsdp": (4, {"fsdp": 2}),
     "tp2": (2, {"tensor": 2}),
     "pp2": (2, {"pipeline": 2}),
     "pp3": (3, {"pipeline": 3}),  # 4 micro-batches through stages of one and two blocks
-    "interleaved": (2, {"pipeline": 2, "interleave": 2}),
+    "interleaved": (2, {"pipeline": 2, "virtual_stages": 2}),
     "cp2": (2, {"context": 2}),
-    "fsdp2-tp2": (4, {"shard": 2, "tensor": 2}),
+    "fsdp2-tp2": (4, {"fsdp": 2, "tensor": 2}),
     "pp2-tp2": (4, {"pipeline": 2, "tensor": 2}),
-    "hsdp-tp2": (8, {"shard": 2, "tensor": 2}),
+    "hsdp-tp2": (8, {"fsdp": 2, "tensor": 2}),
 }
 FEWER = ("alone", "fsdp2", "tp2", "fsdp2-tp2")
 ENCODER = {
     "model.kv_heads": 4,
-    "model.tie_embeddings": "true",
+    "model.tie_word_embeddings": "true",
     "model.dropout": 0.0,
-    "model.norm_epsilon": 1e-5,
+    "model.norm_eps": 1e-5,
 }
 KINDS = {  # what is trained, and the layouts in which it is
     "llama": ({}, tuple(LAYOUTS)),
@@ -52,20 +52,20 @@ KINDS = {  # what is trained, and the layouts in which it is
         ("alone", "tp2", "fsdp2-tp2", "pp2"),
     ),  # biases of query, key and value
     "qwen3": (
-        {"model.family": "qwen3", "model.head_size": 24},
+        {"model.family": "qwen3", "model.head_dim": 24},
         ("alone", "fsdp2", "tp2", "fsdp2-tp2", "pp2", "cp2"),
     ),  # norms by head
     "olmo2": (
-        {"model.family": "olmo2", "model.tie_embeddings": "false", "model.norm_epsilon": 1e-3},
+        {"model.family": "olmo2", "model.tie_word_embeddings": "false", "model.norm_eps": 1e-3},
         ("alone", "fsdp2", "pp2", "cp2"),
     ),
     "gemma": (
-        {"model.family": "gemma", "model.tie_embeddings": "true"},
+        {"model.family": "gemma", "model.tie_word_embeddings": "true"},
         ("alone", "fsdp2", "tp2", "pp2"),
     ),
     "lamb": ({"train.optimizer": "lamb"}, FEWER),
     "muon": ({"train.optimizer": "muon"}, FEWER),
-    "documents": ({"train.separate_documents": "true"}, ("alone", "ddp2", "tp2")),
+    "documents": ({"train.document_mask": "true"}, ("alone", "ddp2", "tp2")),
 }
 # The norms of query and key divide by what is small at first, so that the order of a sum shows more: FSDP alone is 4e-5 apart.
 NEAR = {"qwen3": 1e-4}
@@ -89,9 +89,10 @@ def runs(
     for name in names:
         size, degrees = LAYOUTS[name]
         layout = {
-            key if "." in key else f"train.layout.{key}": value for key, value in degrees.items()
+            key if "." in key else f"train.parallelism.{key}": value
+            for key, value in degrees.items()
         }
-        common = {"train.micro_batch": 2, "model.layers": 4, "train.epsilon": 1e-3}
+        common = {"train.micro_batch_size": 2, "model.layers": 4, "train.epsilon": 1e-3}
         made[name] = bench.prepare(name, size, **common | values | layout)
     bench.train_all([(run, LAYOUTS[name][0]) for name, run in made.items()])
     yield made

@@ -21,9 +21,9 @@ KEYS = {
 }  # fmt: skip
 CONFIG = """
 name: line
-data: {name: text, sources: [text], vocabulary_size: 340, validation_fraction: 0.1}
+data: {name: text, sources: [text], vocab_size: 340, validation_fraction: 0.1}
 model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
-train: {steps: 12, precision: fp32, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
+train: {steps: 12, precision: fp32, global_batch_size: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
 checkpoint: {every: 4}
 """
 
@@ -90,12 +90,12 @@ def test_text_that_can_not_be_read_is_the_verdict(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     (tmp_path / "text" / "bad.jsonl").write_text('{"text": "fine"}\n{"text": broken}\n')
     output = desk.type("tokenize", code=1)
-    assert "the data is broken or missing (data)" in output and "bad.jsonl:2: is no JSON" in output
+    assert "the data is broken or missing (data)" in output and "bad.jsonl:2: is not JSON" in output
     assert "next: correct or remove the line" in output and "Traceback" not in output
 
 
 def test_train_report_sample_extend_clean(desk: Desk) -> None:
-    output = desk.type("train", "SET=checkpoint.export=true")
+    output = desk.type("train", "SET=checkpoint.export_hf=true")
     results = desk.results()
     assert results.keys() >= KEYS
     assert (
@@ -173,7 +173,9 @@ def test_any_number_of_nodes_gives_the_same_losses(desk: Desk) -> None:
         "CONFIG=runs/n4/given.yaml" in again
     )  # what SET gave it is in there, and nothing that another size derives anew
     plan = desk.type("plan", "CONFIG=runs/n4/given.yaml", "SET=train.steps=12", "NODES=1")
-    assert "n4: 12 steps on the local backend, 1 node x" in plan and "train.micro_batch" in plan
+    assert (
+        "n4: 12 steps on the local backend, 1 node x" in plan and "train.micro_batch_size" in plan
+    )
     for other in ("n2", "n4"):
         assert desk.losses(other) == pytest.approx(desk.losses("n1"), rel=1e-5)
 
@@ -211,7 +213,7 @@ def test_ctrl_c_saves_and_stops(desk: Desk) -> None:
     )
     desk.await_step(2)
     assert "running" in desk.type("status") and "is running already" in desk.type("train", code=1)
-    assert "is running, and nothing was touched" in desk.type("clean", code=2)
+    assert "is running; nothing was changed" in desk.type("clean", code=2)
     os.killpg(launcher.pid, signal.SIGINT)
     output = launcher.communicate(timeout=60)[0]
     assert launcher.returncode == 130 and "with a checkpoint" in output, output
@@ -256,7 +258,12 @@ def test_what_another_backend_lacks_is_told_before_anything_is_made(desk: Desk) 
 
 @pytest.mark.parametrize(
     "setting",
-    ["train.layout.tensor=3", "train.learning_rate=-1", "train.learning_rate=abc", "fleet.nodes=0"],
+    [
+        "train.parallelism.tensor=3",
+        "train.learning_rate=-1",
+        "train.learning_rate=abc",
+        "fleet.nodes=0",
+    ],
 )
 def test_a_refused_config_leaves_nothing_behind(desk: Desk, setting: str) -> None:
     output = desk.type("train", f"SET={setting}", code=2)

@@ -14,9 +14,9 @@ from trainfleet.run import run_folder
 CONFIG = """
 name: masked
 fleet: {nodes: 2}
-data: {name: stdlib, sources: [stdlib], vocabulary_size: 1024}
-model: {layers: 3, hidden_size: 128, heads: 4, kv_heads: 4, intermediate_size: 512, tie_embeddings: true, dropout: 0.0, norm_epsilon: 1.0e-5}
-train: {steps: 400, precision: fp32, global_batch: 32, sequence_length: 128, micro_batch: 16, optimizer: muon, learning_rate: 2.0e-3, validate_every: 0}
+data: {name: stdlib, sources: [stdlib], vocab_size: 1024}
+model: {layers: 3, hidden_size: 128, heads: 4, kv_heads: 4, intermediate_size: 512, tie_word_embeddings: true, dropout: 0.0, norm_eps: 1.0e-5}
+train: {steps: 400, precision: fp32, global_batch_size: 32, sequence_length: 128, micro_batch_size: 16, optimizer: muon, learning_rate: 2.0e-3, validate_every: 0}
 checkpoint: {every: 100000}
 """
 BENCH = {"config": CONFIG, "patience": 1500}

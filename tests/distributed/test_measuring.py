@@ -14,10 +14,10 @@ from verbs import enter
 
 CONFIG = """
 name: small
-data: {name: text, sources: [text.txt], vocabulary_size: 300, validation_fraction: 0.2}
+data: {name: text, sources: [text.txt], vocab_size: 300, validation_fraction: 0.2}
 model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
 fleet: {nodes: 2}
-train: {steps: 1000, precision: fp32, global_batch: 8, sequence_length: 32}
+train: {steps: 1000, precision: fp32, global_batch_size: 8, sequence_length: 32}
 """
 
 

@@ -18,28 +18,32 @@ import allocations
 from trainfleet.config import Settings, load
 from trainfleet.config.memory import memory_of
 
-PIPELINE = "train.layout.pipeline=2 train.global_batch=32"
+PIPELINE = "train.parallelism.pipeline=2 train.global_batch_size=32"
 CASES = {  # settings: ranks, and how far the model may lie off
-    f"{PIPELINE} train.layout.interleave=1": (2, 0.9, 1.2),
-    f"{PIPELINE} train.layout.interleave=1 train.recompute=full": (2, 0.9, 1.2),
-    f"{PIPELINE} train.layout.interleave=3": (2, 0.9, 1.2),
-    "train.layout.pipeline=4 train.global_batch=32": (4, 0.9, 1.2),
-    "train.layout.pipeline=4 train.global_batch=64 train.layout.interleave=2 model.layers=8": (
+    f"{PIPELINE} train.parallelism.virtual_stages=1": (2, 0.9, 1.2),
+    f"{PIPELINE} train.parallelism.virtual_stages=1 train.activation_checkpointing=full": (
+        2,
+        0.9,
+        1.2,
+    ),
+    f"{PIPELINE} train.parallelism.virtual_stages=3": (2, 0.9, 1.2),
+    "train.parallelism.pipeline=4 train.global_batch_size=32": (4, 0.9, 1.2),
+    "train.parallelism.pipeline=4 train.global_batch_size=64 train.parallelism.virtual_stages=2 model.layers=8": (
         4,
         0.9,
         1.2,
     ),
-    "train.layout.pipeline=2 train.layout.shard=2 train.global_batch=64": (
+    "train.parallelism.pipeline=2 train.parallelism.fsdp=2 train.global_batch_size=64": (
         4,
         0.9,
         1.2,
     ),  # all gathered, all gradients whole
-    "train.layout.pipeline=2 train.layout.shard=2 train.layout.zero=1 train.global_batch=64": (
+    "train.parallelism.pipeline=2 train.parallelism.fsdp=2 train.parallelism.zero_stage=1 train.global_batch_size=64": (
         4,
         0.9,
         1.2,
     ),
-    "train.compile=true train.global_batch=8": (
+    "train.compile=true train.global_batch_size=8": (
         1,
         1.0,
         1.6,

@@ -17,21 +17,21 @@ PROGRAM = str(Path(__file__).parent / "neuron_ranks.py")
 LAYOUTS = {
     "alone": (1, {}),
     "ddp2": (2, {}),
-    "fsdp2": (2, {"shard": 2}),
+    "fsdp2": (2, {"fsdp": 2}),
     "tp2": (2, {"tensor": 2}),
     "pp2": (2, {"pipeline": 2}),
 }
 COMMON = {
-    "fleet.stack": "neuron",
+    "fleet.platform": "neuron",
     "train.precision": "fp32",
-    "train.micro_batch": 2,
+    "train.micro_batch_size": 2,
     "train.epsilon": 1e-3,
 }
 
 
 def prepare(bench: Bench, name: str, layout: str, **values: object) -> tuple[Path, int]:
     size, degrees = LAYOUTS[layout]
-    keys = {f"train.layout.{key}": value for key, value in degrees.items()}
+    keys = {f"train.parallelism.{key}": value for key, value in degrees.items()}
     return bench.prepare(name, size, **COMMON | keys | values), size
 
 

@@ -14,27 +14,27 @@ from ranks import Bench
 PROGRAM = str(Path(__file__).parent / "nxd_ranks.py")
 COMMON = {
     "train.precision": "fp32",
-    "train.micro_batch": 2,
+    "train.micro_batch_size": 2,
     "train.epsilon": 1e-3,
     "train.compile": "false",
     "train.spike_sigmas": 0,
 }
-XLA = COMMON | {"fleet.stack": "neuron-xla"}
+XLA = COMMON | {"fleet.platform": "neuron-xla"}
 LAYOUTS = {
     "one": (1, {}),
     "tp2": (2, {"tensor": 2}),
-    "dp2-zero1": (2, {"shard": 2, "zero": 1}),
+    "dp2-zero1": (2, {"fsdp": 2, "zero_stage": 1}),
     "tp4-copied-heads": (4, {"tensor": 4}),  # two key-value heads, each on two ranks
-    "tp2-dp2-zero1-recompute": (4, {"tensor": 2, "shard": 2, "zero": 1}),
+    "tp2-dp2-zero1-recompute": (4, {"tensor": 2, "fsdp": 2, "zero_stage": 1}),
     "pp2": (2, {"pipeline": 2}),
     "pp2-tp2": (4, {"pipeline": 2, "tensor": 2}),
 }
-RECOMPUTED = {"train.recompute": "full"}
+RECOMPUTED = {"train.activation_checkpointing": "full"}
 
 
 def prepare(bench: Bench, name: str, layout: str, **values: object) -> tuple[Path, int]:
     size, degrees = LAYOUTS[layout]
-    keys = {f"train.layout.{key}": value for key, value in degrees.items()} | (
+    keys = {f"train.parallelism.{key}": value for key, value in degrees.items()} | (
         RECOMPUTED if "recompute" in layout else {}
     )
     return bench.prepare(name, size, **XLA | keys | values), size
@@ -57,7 +57,7 @@ def test_every_layout_trains_as_one_process_without_nxd(bench: Bench, family: st
 def test_documents_are_kept_apart_in_validation_too(bench: Bench) -> None:
     """Of 5 sequences a rank has 2 or 3, and fills up with padding, which must have documents as well."""
     values = {
-        "train.separate_documents": "true",
+        "train.document_mask": "true",
         "train.steps": 2,
         "train.validate_every": 1,
         "train.validation_sequences": 5,

@@ -20,9 +20,9 @@ EXAMPLES = dict(
 )
 CONFIG = """
 name: own
-data: {name: text, sources: [text], vocabulary_size: 340, validation_fraction: 0.1}
+data: {name: text, sources: [text], vocab_size: 340, validation_fraction: 0.1}
 model: {module: my_model.py, layers: 2, hidden_size: 32, heads: 2, kv_heads: 2, intermediate_size: 64}
-train: {callback: my_callback.py, steps: 12, precision: fp32, global_batch: 8, sequence_length: 32, log_every: 1}
+train: {callback: my_callback.py, steps: 12, precision: fp32, global_batch_size: 8, sequence_length: 32, log_every: 1}
 checkpoint: {every: 4}
 """
 
@@ -67,7 +67,10 @@ def test_it_trains_goes_on_writes_and_is_not_exported(desk: Path) -> None:
 
 
 def test_its_plan_divides_it_and_the_losses_stay(desk: Path) -> None:
-    for name, words in (("whole", ""), ("split", "train.layout.tensor=2 train.layout.shard=1")):
+    for name, words in (
+        ("whole", ""),
+        ("split", "train.parallelism.tensor=2 train.parallelism.fsdp=1"),
+    ):
         verbs.enter(
             desk,
             "train",

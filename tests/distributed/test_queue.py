@@ -25,10 +25,10 @@ from trainfleet.storage import s3
 
 CONFIG = """
 name: line
-data: {name: text, sources: ["s3://bucket/text"], store: "s3://bucket/sets", vocabulary_size: 340, validation_fraction: 0.1}
+data: {name: text, sources: ["s3://bucket/text"], tokenized_path: "s3://bucket/sets", vocab_size: 340, validation_fraction: 0.1}
 model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
-train: {steps: 12, precision: fp32, compile: false, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
-checkpoint: {every: 4, destination: "s3://bucket/checkpoints"}
+train: {steps: 12, precision: fp32, compile: false, global_batch_size: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
+checkpoint: {every: 4, path: "s3://bucket/checkpoints"}
 """
 SECRET = "canary-5d1f9b"
 
@@ -140,7 +140,7 @@ def unbroken(site: Site) -> Run:
     """A run that nothing happened to, which tokenized first; on the machine where it was launched."""
     said = site.type("desk", "train")
     waits = (
-        "RUNNABLE: machines are on their way"
+        "RUNNABLE: machines are starting"
         if site.engine == "batch"
         else "Starting: machines are being found"
     )
@@ -240,7 +240,7 @@ def test_an_engine_that_kills_before_the_grace_time_is_named(
     launcher = site.begin("desk", "train", "SET=name=cut")
     frozen = site.freeze("cut")
     site.thaw(
-        [pid for pid in frozen if "trainfleet.entrypoint" in site.cluster.words(pid)]
+        [pid for pid in frozen if "trainfleet.node.entrypoint" in site.cluster.words(pid)]
     )  # a node hears, its ranks do not
     service = site.service
     if isinstance(service, SageMaker):
@@ -270,7 +270,7 @@ def test_stopped_from_elsewhere_it_goes_on_from_a_third_machine_bit_for_bit(
     )
     site.until(lambda: (site.cluster.disk(site.job(), 1, 0) / "runs/stopped/stop").exists())
     site.thaw(ranks)
-    assert "stopped; nothing runs any more" in verbs.finish(stop)
+    assert "stopped; no process runs any more" in verbs.finish(stop)
     verbs.finish(launcher, code=130)
     assert "step 1" in verbs.finish(follower)
     assert (
@@ -327,7 +327,7 @@ def test_a_job_that_waits_costs_nothing_and_is_stopped_from_elsewhere(
         launcher = site.begin("desk", "train", *words)
         site.until(lambda: (site.run("desk", "waiting").folder / "handle.json").exists())
         site.until(lambda: "queued" in site.type("elsewhere", "status", *words))
-        assert "stopped; nothing runs any more" in site.type("elsewhere", "stop", *words)
+        assert "stopped; no process runs any more" in site.type("elsewhere", "stop", *words)
         assert ("RUNNABLE" if site.engine == "batch" else "Starting") in verbs.finish(
             launcher, code=130
         )

@@ -25,64 +25,64 @@ COMMON = {
     "train.steps": STEPS,
     "train.validate_every": 5,
     "checkpoint.every": 2,
-    "train.micro_batch": 2,
+    "train.micro_batch_size": 2,
     "model.layers": 4,
 }
 LEARNT = {
     "model.kv_heads": 4,
     "model.dropout": 0.1,
-    "model.tie_embeddings": "true",
+    "model.tie_word_embeddings": "true",
 }  # positions, and dropout: random numbers
 GPT2, BERT = {"model.family": "gpt2", **LEARNT}, {"model.family": "bert", **LEARNT}
-HALF = {"train.precision": "bf16", "train.weights": "bf16"}
+HALF = {"train.precision": "bf16", "train.param_dtype": "bf16"}
 
 
 def layout(**degrees: int) -> dict[str, object]:
-    return {f"train.layout.{name}": degree for name, degree in degrees.items()}
+    return {f"train.parallelism.{name}": degree for name, degree in degrees.items()}
 
 
 CASES: dict[str, tuple[int, dict[str, object]]] = {
     "alone": (1, {}),
     "ddp2": (2, {}),
     "ddp4": (4, {}),
-    "fsdp2": (2, layout(shard=2)),
-    "fsdp4": (4, layout(shard=4)),
-    "zero1": (2, layout(shard=2, zero=1)),
-    "hsdp": (4, layout(shard=2)),
+    "fsdp2": (2, layout(fsdp=2)),
+    "fsdp4": (4, layout(fsdp=4)),
+    "zero1": (2, layout(fsdp=2, zero_stage=1)),
+    "hsdp": (4, layout(fsdp=2)),
     "tp2": (2, layout(tensor=2)),
-    "fsdp2-tp2": (4, layout(shard=2, tensor=2)),
+    "fsdp2-tp2": (4, layout(fsdp=2, tensor=2)),
     "pp2": (2, layout(pipeline=2)),
-    "interleaved": (2, layout(pipeline=2, interleave=2)),
+    "interleaved": (2, layout(pipeline=2, virtual_stages=2)),
     "pp2-tp2": (4, layout(pipeline=2, tensor=2)),
     "cp2": (2, layout(context=2)),
     "muon": (2, {"train.optimizer": "muon"}),
     "lamb": (2, {"train.optimizer": "lamb"}),
     "gpt2-dropout": (2, GPT2),
-    "gpt2-dropout-fsdp2": (2, GPT2 | layout(shard=2)),
+    "gpt2-dropout-fsdp2": (2, GPT2 | layout(fsdp=2)),
     "bert-dropout-alone": (1, BERT),
     "bert-dropout": (2, BERT),
     "bert-dropout-4": (4, BERT),
-    "bert-dropout-fsdp2": (2, BERT | layout(shard=2)),
+    "bert-dropout-fsdp2": (2, BERT | layout(fsdp=2)),
     "half-weights": (2, HALF),
-    "half-weights-fsdp2-tp2": (4, HALF | layout(shard=2, tensor=2)),
-    "half-weights-pp2": (2, HALF | {"model.tie_embeddings": "true"} | layout(pipeline=2)),
-    "hsdp-tp2": (8, layout(shard=2, tensor=2)),
+    "half-weights-fsdp2-tp2": (4, HALF | layout(fsdp=2, tensor=2)),
+    "half-weights-pp2": (2, HALF | {"model.tie_word_embeddings": "true"} | layout(pipeline=2)),
+    "hsdp-tp2": (8, layout(fsdp=2, tensor=2)),
     "gpt2-dropout-tp2": (2, GPT2 | layout(tensor=2)),
     "gpt2-dropout-pp2": (2, GPT2 | layout(pipeline=2)),
     "bert-dropout-tp2": (2, BERT | layout(tensor=2)),
     "bert-dropout-pp2": (2, BERT | layout(pipeline=2)),
 }
 # Odd numbers everywhere: three layers, 389 tokens, 42 and 20 features, over degrees of 2, 3 and 4.
-ODD = {"model.layers": 3, "model.vocabulary_size": 389, "model.hidden_size": 20, "model.heads": 2, "model.kv_heads": 2,
-       "model.intermediate_size": 42, "train.global_batch": 12, "train.micro_batch": 1, "train.warmup_steps": 2,
+ODD = {"model.layers": 3, "model.vocab_size": 389, "model.hidden_size": 20, "model.heads": 2, "model.kv_heads": 2,
+       "model.intermediate_size": 42, "train.global_batch_size": 12, "train.micro_batch_size": 1, "train.warmup_steps": 2,
        "train.schedule_steps": STEPS, "checkpoint.keep": 100}  # fmt: skip
 CHAINS: dict[str, list[tuple[int, dict[str, object]]]] = {
-    "4-2-1-4": [(4, {}), (2, {}), (1, {}), (4, layout(shard=4))],
+    "4-2-1-4": [(4, {}), (2, {}), (1, {}), (4, layout(fsdp=4))],
     "dp4-dp2xtp2-pp2-fsdp3": [
         (4, {}),
         (4, layout(tensor=2)),
         (2, layout(pipeline=2)),
-        (3, layout(shard=3)),
+        (3, layout(fsdp=3)),
     ],
 }
 

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 CONFIG = """
 name: line
 fleet: {secrets: [THE_KEY, LONGER_KEY, THE_PEM]}
-data: {name: text, sources: [text], vocabulary_size: 340, validation_fraction: 0.1}
+data: {name: text, sources: [text], vocab_size: 340, validation_fraction: 0.1}
 model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
-train: {steps: 6, precision: fp32, global_batch: 8, sequence_length: 32, log_every: 1, validation_sequences: 8}
+train: {steps: 6, precision: fp32, global_batch_size: 8, sequence_length: 32, log_every: 1, validation_sequences: 8}
 """
 
 

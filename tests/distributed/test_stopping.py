@@ -12,7 +12,7 @@ import ranks
 from ranks import Bench
 
 from metadata import Service
-from trainfleet.node.placement import LOOPBACK, Seat, torchrun
+from trainfleet.node.placement import LOOPBACK, Placement, torchrun
 from trainfleet.run.run_folder import node_log, scratch
 
 
@@ -73,8 +73,8 @@ def test_a_scheduler_signals_the_process_of_one_node(
     environment = ranks.environment() | {"GLOO_SOCKET_IFNAME": "lo"}
     nodes = [
         subprocess.Popen(
-            [sys.executable, "-m", "trainfleet.supervisor", str(log := node_log(run, node)), "--",
-             *torchrun(Seat(node, 2, LOOPBACK, port, address=LOOPBACK), 1, "trainfleet.engine", sys.executable, scratch(log)),
+            [sys.executable, "-m", "trainfleet.node.supervisor", str(log := node_log(run, node)), "--",
+             *torchrun(Placement(node, 2, LOOPBACK, port, address=LOOPBACK), 1, "trainfleet.engine", sys.executable, scratch(log)),
              str(run)],
             cwd=bench.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )

@@ -74,9 +74,9 @@ class Cockpit:
         config = {
             "name": name,
             "fleet": fleet,
-            "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1},
+            "data": {"name": "text", "sources": ["/fsx/text"], "vocab_size": 340, "validation_fraction": 0.1},
             "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
-            "train": {"steps": STEPS, "precision": "fp32", "global_batch": 12, "sequence_length": 32, "log_every": 5, "validate_every": 0,
+            "train": {"steps": STEPS, "precision": "fp32", "global_batch_size": 12, "sequence_length": 32, "log_every": 5, "validate_every": 0,
                       "validation_sequences": 6},
             "checkpoint": {"every": 20},
         }  # fmt: skip

@@ -71,7 +71,9 @@ def test_what_is_frozen_on_a_node_that_does_not_answer_is_ended_once_it_does(
     finally:
         nodes.open(1)
     output = looker.communicate(timeout=90)[0]
-    assert looker.returncode == 0 and "make clean ends" not in output, output + cockpit.words()
+    assert looker.returncode == 0 and "run make clean to end" not in output, (
+        output + cockpit.words()
+    )
     assert cockpit.losses() == whole
     assert not cockpit.leftovers()
 
@@ -97,7 +99,7 @@ def test_stop_ends_also_what_is_frozen(nodes: Lab, whole: dict[int, float], tmp_
     cockpit = Cockpit(nodes, tmp_path, "stop-frozen")
     looker = train_with_a_frozen_agent(cockpit, 2)
     began = time.time()
-    assert "stopped; nothing runs any more" in cockpit.type("stop", timeout=150)
+    assert "stopped; no process runs any more" in cockpit.type("stop", timeout=150)
     ended = time.time()
     assert looker.wait(60) == 130
     assert cockpit.results()["status"] == "stopped" and cockpit.results()["steps"] < STEPS
@@ -121,7 +123,7 @@ def test_clean_ends_a_run_of_which_everything_is_frozen(
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     for node in range(3):
         looks = set(
-            nodes.processes(node, "trainfleet.nodes.")
+            nodes.processes(node, "trainfleet.hosts.")
         )  # of the terminal: they are not of the run, and end by themselves
         for pid in set(nodes.processes(node, "trainfleet")) - looks:
             os.kill(pid, signal.SIGSTOP)
@@ -173,7 +175,7 @@ def test_a_node_whose_sshd_hangs_trains_on(
         0,
         0,
         "equal",
-        "node 2 does not answer, its ranks beat, and the run goes on",
+        "node 2 does not answer, its ranks beat, and the run continues",
     )
 
 
@@ -196,7 +198,7 @@ def test_ranks_without_a_launcher_are_told_of_and_stopped(
     time.sleep(10)
     for rank in range(NODES):
         cockpit.signal_rank(rank, signal.SIGCONT)
-    assert "node0, node1, node2 go on without it" in cockpit.type("status")
+    assert "node0, node1, node2 still run" in cockpit.type("status")
     began = time.time()
     said = cockpit.type("stop")
     assert "its launcher is gone" in said and "next: make train resumes it" in said, said
@@ -256,7 +258,7 @@ def test_ranks_that_nobody_launches_any_more_save_and_leave(
 def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(
     nodes: Lab, whole: dict[int, float], tmp_path: Path
 ) -> None:
-    cockpit = Cockpit(nodes, tmp_path, "slow-link", slow="replace")
+    cockpit = Cockpit(nodes, tmp_path, "slow-link", on_slow_node="replace")
     looker = cockpit.start(
         "train",
         "SET=train.steps=1000000 train.compile=false train.log_every=1000 checkpoint.every=50",
@@ -280,19 +282,19 @@ def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(
     named, restarted = cockpit.events("slow-link"), cockpit.events("restarted")[0]
     assert {(one["node"], one["host"]) for one in named} == {
         (2, "node2")
-    } and "times what they took" in named[-1]["why"], named
+    } and "times as long as before" in named[-1]["why"], named
     assert restarted["hosts"] == ["node0", "node1", "node3"] and restarted["cause"] == "slow"
     lost = max(steps) - cockpit.events("resumed")[0]["step"]
     cockpit.type("stop")
     assert looker.wait(60) == 130
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
-    said = "node 2: slow link; a spare takes its place (`fleet.slow: replace`)"
+    said = "node 2: slow link; a spare takes its place (`fleet.on_slow_node: replace`)"
     told("a node's link at 2 Mbit/s", named["time"] - struck, again - struck, lost, "", said)
 
 
 @pytest.mark.timeout(300)
 def test_two_lost_nodes_are_both_named(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
-    cockpit = Cockpit(nodes, tmp_path, "two-lost", nodes_min=2)
+    cockpit = Cockpit(nodes, tmp_path, "two-lost", min_nodes=2)
     looker = cockpit.start("train")
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     step, struck = cockpit.step(), time.time()
@@ -346,5 +348,5 @@ def test_a_spare_is_taken_at_launch(nodes: Lab, whole: dict[int, float], tmp_pat
     job = load_job(cockpit.run)
     assert cockpit.losses() == whole and job and job[0].hosts == ("node0", "node2", "node3")
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
-    said = "it is left out, with the reason, and a spare takes its place"
+    said = "it is excluded, with the reason, and a spare takes its place"
     told("a host unfit at launch (its shared folder is another)", None, None, 0, "equal", said)

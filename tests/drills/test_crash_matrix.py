@@ -76,7 +76,7 @@ def test_clean_that_keeps_what_holds_data() -> None:
         code, told = world.type("clean", "YES=1")
         assert (
             code == 0
-            and "nothing else of cloudy is left" in told
+            and "no other resources of cloudy are left" in told
             and "kept file system" in told
             and "kept bucket" in told
         ), f"{what}: {told}"

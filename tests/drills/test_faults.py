@@ -183,10 +183,10 @@ def test_a_closed_laptop_changes_nothing(
     assert "running" in cockpit.type("status")
     assert "rank 0" in cockpit.type("logs")
     output = cockpit.type("train")
-    assert "is at work on node0" in output and cockpit.results()["status"] == "finished", output
+    assert "is running on node0" in output and cockpit.results()["status"] == "finished", output
     assert cockpit.losses() == whole and not cockpit.events("restarted")
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
-    told("the laptop closed", None, 0, 0, "equal", "`make train` looks on again")
+    told("the laptop closed", None, 0, 0, "equal", "`make train` follows it again")
 
 
 @pytest.mark.timeout(300)
@@ -208,7 +208,7 @@ def test_stop_from_another_terminal_saves_and_nothing_is_left(
 def test_a_spare_less_fleet_goes_on_with_fewer_nodes(
     nodes: Lab, whole: dict[int, float], tmp_path: Path
 ) -> None:
-    cockpit = Cockpit(nodes, tmp_path, "elastic", hosts=nodes.hosts()[:3], nodes_min=2)
+    cockpit = Cockpit(nodes, tmp_path, "elastic", hosts=nodes.hosts()[:3], min_nodes=2)
     looker = cockpit.start("train")
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     struck = time.time()
@@ -224,7 +224,7 @@ def test_a_spare_less_fleet_goes_on_with_fewer_nodes(
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
     cause = cockpit.events("verdict")[0]["cause"]
     told(
-        "no spare left, `fleet.nodes_min: 2`",
+        "no spare left, `fleet.min_nodes: 2`",
         None,
         again - struck,
         None,

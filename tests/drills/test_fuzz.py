@@ -54,7 +54,7 @@ def test_a_search_finds_what_is_broken(tmp_path: Path) -> None:
         "    if content[:1] == b'{' and content[1:2] == b'!' and content[2:3] == b'?':\n"
         "        raise KeyError(content)\n"
     )
-    words, environment = command("door", tmp_path / "out")
+    words, environment = command("untrusted_input", tmp_path / "out")
     code = "import atheris, sitecustomize, sys; atheris.instrument_func(sitecustomize.broken); atheris.Setup([sys.argv[0], '-max_total_time=60'], atheris.instrument_func(sitecustomize.broken)); atheris.Fuzz()"
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
     done = subprocess.run(

@@ -16,9 +16,9 @@ from verbs import PACKAGES, ROOT, write_text
 CONFIG = {
     "name": "lacks",
     "fleet": {"nodes": 2},
-    "data": {"name": "text", "sources": ["text"], "vocabulary_size": 340, "validation_fraction": 0.1},
+    "data": {"name": "text", "sources": ["text"], "vocab_size": 340, "validation_fraction": 0.1},
     "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
-    "train": {"steps": 4, "precision": "fp32", "global_batch": 8, "sequence_length": 32, "validate_every": 0,
+    "train": {"steps": 4, "precision": "fp32", "global_batch_size": 8, "sequence_length": 32, "validate_every": 0,
               "validation_sequences": 8},
 }  # fmt: skip
 READ_ONLY = "mount -t tmpfs -o ro tmpfs"

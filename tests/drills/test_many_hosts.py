@@ -53,7 +53,7 @@ def test_what_each_verb_takes_on_sixty_four_hosts(
         some = Cockpit(nodes, tmp_path / "some", "some", nodes=RANKS, hosts=nodes.hosts()[:RANKS])
         for config in (cockpit.folder / "config.yaml", some.folder / "config.yaml"):
             config.write_text(
-                config.read_text().replace("global_batch: 12", f"global_batch: {RANKS}")
+                config.read_text().replace("global_batch_size: 12", f"global_batch_size: {RANKS}")
             )
         for verb, says in (
             ("setup", "64 of 64 hosts ready, 64 changed"), ("setup", "64 of 64 hosts ready, 0 changed"),

@@ -29,10 +29,10 @@ from trainfleet.run.run_folder import read_json
 
 SMALL = {
     "fleet": {"backend": "local", "nodes": 1},
-    "train": {"steps": 12, "global_batch": 8, "sequence_length": 32, "precision": "fp32"},
+    "train": {"steps": 12, "global_batch_size": 8, "sequence_length": 32, "precision": "fp32"},
     "checkpoint": {"every": 6},
 }
-DATA = {"name": "mine", "sources": ["texts"], "vocabulary_size": 340}
+DATA = {"name": "mine", "sources": ["texts"], "vocab_size": 340}
 TINY = {"layers": 2, "hidden_size": 32, "heads": 2, "intermediate_size": 64}
 NOT_TYPED = {
     "make watch": "test_report_server.py reads its page",
@@ -116,7 +116,7 @@ def test_a_reader_can_train_on_text_of_their_own(tmp_path: Path) -> None:
         tmp_path,
         {
             "name": "mine",
-            "data": shown["data"] | {"sources": here, "vocabulary_size": 340},
+            "data": shown["data"] | {"sources": here, "vocab_size": 340},
             "model": TINY,
         },
     )

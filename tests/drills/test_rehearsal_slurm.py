@@ -26,14 +26,14 @@ def test_a_rehearsal_in_jobs_keeps_every_promise_and_leaves_nothing(
     told = {line.split()[0]: line for line in said.splitlines() if line.startswith(tuple(faults))}
     assert (
         all(told[fault].endswith(" kept") for fault in faults[:2])
-        and "not played here: a node's link carries Slurm too" in told["link-cut"]
+        and "not tried here: Slurm uses a node's link too" in told["link-cut"]
     ), said
     assert (
         not list(desk.glob("*rehearsal*")) and not slurm.run("squeue", "-h", "--me").stdout.strip()
     ), said
     (run,) = (desk / "runs").glob("mine-rehearsal-*")
     assert (
-        "2 of 2 faults were survived as promised, 1 not played here"
+        "2 of 2 faults were survived as promised, 1 not tried here"
         in (run / "report.html").read_text()
     )
 

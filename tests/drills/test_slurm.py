@@ -33,14 +33,14 @@ STEPS, LONG = 80, 300  # the longer ones can be met under way
 
 
 def config(name: str, **changes: object) -> dict[str, object]:
-    fleet = {"backend": "slurm", "nodes": 2, "slurm": {"notice": 10}} | dict(
+    fleet = {"backend": "slurm", "nodes": 2, "slurm": {"warn_before_seconds": 10}} | dict(
         changes.pop("fleet", {})
     )  # type: ignore[call-overload]
-    train = {"steps": STEPS, "precision": "fp32", "global_batch": 8, "sequence_length": 32, "log_every": 1,
+    train = {"steps": STEPS, "precision": "fp32", "global_batch_size": 8, "sequence_length": 32, "log_every": 1,
              "validate_every": 0, "validation_sequences": 8} | dict(changes.pop("train", {}))  # type: ignore[call-overload]  # fmt: skip
     return {
         "name": name, "fleet": fleet, "train": train,
-        "data": {"name": "text", "sources": ["text"], "vocabulary_size": 340, "validation_fraction": 0.1},
+        "data": {"name": "text", "sources": ["text"], "vocab_size": 340, "validation_fraction": 0.1},
         "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
         "checkpoint": {"every": 10}, **changes,
     }  # fmt: skip
@@ -132,7 +132,7 @@ def test_tokenize_train_status_logs_scaling(desk: Path, slurm: Slurm) -> None:
     assert (
         "job.sbatch" in planned
         and "#SBATCH --nodes=2" in planned
-        and "trainfleet.entrypoint --on slurm" in planned
+        and "trainfleet.node.entrypoint --on slurm" in planned
     )
     enter(desk, "plan", "OUT=planned")
     script = (desk / "planned").glob("train-job.sbatch")
@@ -179,7 +179,7 @@ def test_slurmctld_is_restarted_a_launcher_is_killed_and_another_one_attaches_to
 
 def test_the_time_limit_comes_and_no_step_is_lost(desk: Path, slurm: Slurm) -> None:
     """Slurm's own signal, before the limit of the shortest job that there can be: one minute."""
-    fleet = {"slurm": {"time_limit": 1, "notice": 20, "partition": "short"}}
+    fleet = {"slurm": {"time_limit_minutes": 1, "warn_before_seconds": 20, "partition": "short"}}
     run = write(desk, "limited", fleet=fleet, train={"steps": 100000}, checkpoint={"every": 100000})
     first = begin(desk, "train")
     until(lambda: (run.folder / "handle.json").exists() or first.poll() is not None, "a job")
@@ -234,7 +234,10 @@ def test_what_waits_says_why_and_costs_nothing(desk: Path, slurm: Slurm) -> None
     blocker = slurm.run(
         "sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300"
     ).stdout.strip()
-    own = {"notice": 10, "options": ["--nice=100", "--mail-type=NONE"]}  # as a site may demand
+    own = {
+        "warn_before_seconds": 10,
+        "options": ["--nice=100", "--mail-type=NONE"],
+    }  # as a site may demand
     run = write(
         desk, "waits", fleet={"instance_type": "c7i.8xlarge", "slurm": own}, train={"steps": 5}
     )
@@ -296,8 +299,8 @@ def test_the_gate_of_an_allocation_names_a_slow_node_which_is_left_out_from_then
     run = write(
         desk,
         "gated",
-        fleet={"nodes": 3, "slurm": {"gate": True, "notice": 10}},
-        train={"steps": 10, "global_batch": 12},
+        fleet={"nodes": 3, "slurm": {"preflight": True, "warn_before_seconds": 10}},
+        train={"steps": 10, "global_batch_size": 12},
     )
     nodes.slow(1, "200mbit")
     try:
@@ -307,7 +310,7 @@ def test_the_gate_of_an_allocation_names_a_slow_node_which_is_left_out_from_then
     verdict = next(event for event in run.read_events() if event["event"] == "verdict")
     assert (verdict["cause"], verdict["host"], verdict["node"]) == ("hardware", "node1", 1), said
     assert (
-        "the gate finds it broken: its link carries 0.0" in said
+        "the preflight finds it broken: its link reaches 0.0" in said
         and run.read_results()["status"] == "finished"
     ), said
     assert "all-reduce over 3 nodes" in (run.logs / "slurm.log").read_text()
@@ -437,7 +440,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     )
     python.chmod(0o755)
     fleet = {
-        "stack": "neuron-xla",
+        "platform": "neuron-xla",
         "instance_type": "trn1.32xlarge",
         "ranks_per_node": 1,
         "python": str(python),
@@ -445,7 +448,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     train = {
         "steps": 6,
         "compile": False,
-        "recompute": "none",
+        "activation_checkpointing": "none",
         "spike_sigmas": 0,
         "sequence_length": 128,
     }
@@ -466,7 +469,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     until(lambda: names(slurm).get(compiles) == "RUNNING", "what compiles")
     said = enter(desk, "stop")
     assert (
-        "stopped; nothing runs any more" in said and "at once" not in said and not names(slurm)
+        "stopped; no process runs any more" in said and "at once" not in said and not names(slurm)
     ), said
     assert "stopping" in finish(first, code=130)
 
@@ -487,7 +490,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     hold.unlink()
     said = finish(second, code=1)
     assert "behind was queued behind what compiles" in said and job_of(run) == number, said
-    assert "failed: the job: the job that it was to follow has failed (dependency)" in said, said
+    assert "failed: the job: the job before it failed (dependency)" in said, said
     assert f", {compiles}, is FAILED: make logs RUN={compiles}" in said and not names(slurm), said
     (desk / "breaks").unlink()
 
@@ -515,14 +518,14 @@ def test_bad_inputs_are_named_with_the_next_command(desk: Path, slurm: Slurm) ->
     for fleet, expected in (
         (
             {"slurm": {"partition": "gpu"}},
-            "fleet.slurm.partition: there is no partition gpu; there are: main, short, shut",
+            "fleet.slurm.partition: there is no partition gpu; the cluster has main, short, shut",
         ),
         (
             {"slurm": {"partition": "shut"}},
             "the partition shut takes no jobs now; others: main, short",
         ),
         (
-            {"slurm": {"partition": "short", "time_limit": 60, "notice": 60}},
+            {"slurm": {"partition": "short", "time_limit_minutes": 60, "warn_before_seconds": 60}},
             "60 min is more than the partition short allows, 10 min",
         ),
         ({"slurm": {"gres": "license:8"}}, "fleet.slurm.gres: no node has such resources"),
@@ -531,10 +534,10 @@ def test_bad_inputs_are_named_with_the_next_command(desk: Path, slurm: Slurm) ->
             {"slurm": {"reservation": "ours"}},
             "fleet.slurm.reservation: there is no such reservation",
         ),
-        ({"nodes": 8}, "8 nodes are wanted, 4 of 4 hosts can take a job"),
+        ({"nodes": 8}, "the job needs 8 nodes, but only 4 of 4 hosts can take a job"),
         (
-            {"slurm": {"time_limit": 1, "notice": 60}},
-            "fleet.slurm.notice: 60 s: fleet.slurm.time_limit is 1 min in all",
+            {"slurm": {"time_limit_minutes": 1, "warn_before_seconds": 60}},
+            "fleet.slurm.warn_before_seconds: 60 s: fleet.slurm.time_limit_minutes is 1 min in all",
         ),
     ):
         write(desk, "bad", fleet=fleet)

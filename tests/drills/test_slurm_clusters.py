@@ -109,9 +109,12 @@ def test_a_job_is_where_the_site_s_profile_puts_what_plain_sbatch_submits() -> N
             "QOS": "mine",
         }
         slurm.run("scancel", plain.stdout.strip())
-        for name, own, changed in (("as-sbatch", {}, {}), ("own-keys", {"partition": "main", "time_limit": 9}, {"Partition": "main", "TimeLimit": "00:09:00"})):  # fmt: skip
+        for name, own, changed in (("as-sbatch", {}, {}), ("own-keys", {"partition": "main", "time_limit_minutes": 9}, {"Partition": "main", "TimeLimit": "00:09:00"})):  # fmt: skip
             run = write(
-                folder, name, fleet={"slurm": {"notice": 10, **own}}, train={"steps": 100000}
+                folder,
+                name,
+                fleet={"slurm": {"warn_before_seconds": 10, **own}},
+                train={"steps": 100000},
             )
             planned = enter(folder, "plan", variables=site)
             assert (
@@ -147,13 +150,13 @@ def test_typed_on_a_machine_without_slurm_it_is_handed_to_the_head_by_ssh(tmp_pa
             )
             nodes.run(node, "ln", "-sfn", str(slurm.folder), "/etc/slurm-lab")
         fleet = nodes.fleet(
-            backend="slurm", hosts=[nodes.hosts()[1]], nodes=2, slurm={"notice": 10}
+            backend="slurm", hosts=[nodes.hosts()[1]], nodes=2, slurm={"warn_before_seconds": 10}
         )
         changes = {
             "data": {
                 "name": "text",
                 "sources": ["/fsx/text"],
-                "vocabulary_size": 340,
+                "vocab_size": 340,
                 "validation_fraction": 0.1,
             }
         }
@@ -173,7 +176,7 @@ def test_typed_on_a_machine_without_slurm_it_is_handed_to_the_head_by_ssh(tmp_pa
         )
         process = begin(tmp_path, "train", variables=bare)
         assert (
-            "there is no partition gpu; there are: main, short, shut"
+            "there is no partition gpu; the cluster has main, short, shut"
             in process.communicate(timeout=60)[0]
         )
 

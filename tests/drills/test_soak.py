@@ -24,7 +24,7 @@ from cockpit import Cockpit, pin
 
 import verbs
 from fleet.lab import USERS, Lab, lab
-from trainfleet.nodes.job_commands import LAUNCHER, MARK
+from trainfleet.hosts.job_commands import LAUNCHER, MARK
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "1800"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
@@ -90,7 +90,7 @@ class Desk:
         return self.find(f"trainfleet.engine runs/{self._name} ", "torch.distributed.run")
 
     def agents(self) -> list[tuple[int, int]]:
-        return [(node, pid) for node, pid in self.find(f"trainfleet.engine runs/{self._name} ", "trainfleet.supervisor")
+        return [(node, pid) for node, pid in self.find(f"trainfleet.engine runs/{self._name} ", "trainfleet.node.supervisor")
                 if (node, pid) not in self.ranks()]  # fmt: skip
 
     def launchers(self) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ import verbs
 DUMMIES = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "dummies"), verbs.PACKAGES])}
 CONFIG: dict[str, Any] = {
     "name": "dummy",
-    "data": {"name": "turned", "sources": ["text"], "vocabulary_size": 300},
+    "data": {"name": "turned", "sources": ["text"], "vocab_size": 300},
     "model": {
         "family": "giraffe",
         "layers": 2,
@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     },
     "train": {
         "steps": 4,
-        "global_batch": 4,
+        "global_batch_size": 4,
         "sequence_length": 32,
         "optimizer": "lion",
         "log_every": 1,
@@ -40,15 +40,15 @@ CONFIG: dict[str, Any] = {
     "fleet": {"backend": "local", "nodes": 1},
 }
 FLEET = (
-    "fleet.nodes=2 model.preset=llama-3-8b model.family=null train.micro_batch=1"
-    " train.layout.shard=16 train.layout.tensor=1 train.layout.pipeline=1 train.layout.context=1 train.global_batch=64"
+    "fleet.nodes=2 model.preset=llama-3-8b model.family=null train.micro_batch_size=1"
+    " train.parallelism.fsdp=16 train.parallelism.tensor=1 train.parallelism.pipeline=1 train.parallelism.context=1 train.global_batch_size=64"
     " fleet.instance_type=x9.48xlarge"
 )
 SLURM = " fleet.backend=slurm fleet.shared_folder=/fsx"
 HOSTED = (
     " fleet.backend=sagemaker fleet.sagemaker.role=arn:aws:iam::123456789012:role/x fleet.shared_folder=s3://bkt/runs"
-    " data.store=s3://bkt/sets data.sources=[s3://bkt/text] fleet.aws.region=us-east-1 checkpoint.destination=s3://bkt/checkpoints"
-    " fleet.image=123456789012.dkr.ecr.us-east-1.amazonaws.com/x:y"
+    " data.tokenized_path=s3://bkt/sets data.sources=[s3://bkt/text] fleet.aws.region=us-east-1 checkpoint.path=s3://bkt/checkpoints"
+    " fleet.container=123456789012.dkr.ecr.us-east-1.amazonaws.com/x:y"
 )
 
 

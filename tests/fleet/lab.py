@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleet.shared import LEASE, Server, new_device
 from requirement import missing, need_program
-from trainfleet.host.processes import die_with_parent
+from trainfleet.process.processes import die_with_parent
 
 HERE = Path(__file__).parent
 HEAD = "10.77.0.1"  # where the test's own process stands
@@ -311,8 +311,8 @@ class Lab:
                 path.write_bytes(text)
                 path.chmod(0o600)
         (disk / "upper/etc/hostname").write_text(f"node{node}\n")
-        prefix = Path(sys.base_prefix).resolve()
-        kept = [str(prefix)] if prefix.is_relative_to("/root") else []
+        parts = {str(Path(sys.base_prefix).resolve()), str(HERE.parents[1])}
+        kept = sorted(part for part in parts if part.startswith("/root/"))
         device = new_device()
         unshare = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child"]
         self._nodes[node] = process = subprocess.Popen(

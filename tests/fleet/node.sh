@@ -24,7 +24,7 @@ mount -t tmpfs -o mode=1777 tmpfs "$root/run"
 mkdir -p "$root/run/sshd" "$root/fsx"
 mount --bind "$folder/home" "$root/root"
 mount -i -t fuse -o fd=0,rootmode=40755,user_id=0,group_id=0,allow_other,default_permissions fsx "$root/fsx"
-for kept in "$@"; do # the interpreter, where it lies in the home that is hidden now
+for kept in "$@"; do # the interpreter and this checkout, if they are in the home that is hidden now
   mkdir -p "$root$kept"
   mount --rbind "$kept" "$root$kept"
 done

@@ -23,7 +23,7 @@ import subprocess
 from pathlib import Path
 
 from requirement import missing, need_program
-from trainfleet.host.processes import die_with_parent
+from trainfleet.process.processes import die_with_parent
 
 SOURCES = sorted(Path(__file__).with_name("fsx").glob("*.[ch]"))
 INSTALL = "apt-get install gcc libc6-dev libfuse3-dev"

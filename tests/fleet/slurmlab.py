@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fleet.lab import HEAD, Lab, address_of
 from requirement import need_program
-from trainfleet.host.processes import die_with_parent
+from trainfleet.process.processes import die_with_parent
 
 CORES = 2  # of a node, as Slurm is told
 COMMANDS = (

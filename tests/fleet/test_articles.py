@@ -23,10 +23,10 @@ TINY = {
     "heads": 2,
     "kv_heads": 2,
     "intermediate_size": 64,
-    "vocabulary_size": 384,
-    "max_sequence_length": 32,
+    "vocab_size": 384,
+    "max_position_embeddings": 32,
 }
-SHORT = {"steps": 20, "precision": "fp32", "schedule_steps": 20, "warmup_steps": 4, "global_batch": 8, "micro_batch": 2, "sequence_length": 32, "log_every": 1,
+SHORT = {"steps": 20, "precision": "fp32", "schedule_steps": 20, "warmup_steps": 4, "global_batch_size": 8, "micro_batch_size": 2, "sequence_length": 32, "log_every": 1,
          "validation_sequences": 8, "learning_rate": 6e-3}  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def twin(name: str, source: str, metal: dict[str, Any] | None = None) -> dict[st
     config["data"] |= {
         "name": "text",
         "sources": [source],
-        "vocabulary_size": 340,
+        "vocab_size": 340,
         "validation_fraction": 0.1,
     }
     config["model"] |= TINY
@@ -100,5 +100,5 @@ def test_a_recipe_makes_its_machines_trains_and_cleans(
             )
         assert len(running(account)) == count, "it was measured on the machines that were there"
 
-        assert f"nothing of {name} is left" in place.type("clean", "PURGE=1", "YES=1")
+        assert f"no resources of {name} are left" in place.type("clean", "PURGE=1", "YES=1")
         assert not [thing for thing in account.living() if thing.id not in before]

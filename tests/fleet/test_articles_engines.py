@@ -82,15 +82,15 @@ def on_engine(name: str) -> dict[str, Any]:
     config["fleet"] |= {
         "nodes": 2,
         "instance_type": KIND,
-        "image": "registry.example/trainfleet:cpu",
+        "container": "registry.example/trainfleet:cpu",
         "shared_folder": "s3://bucket/some",
     }
     config["fleet"]["aws"] |= {"region": "us-east-1"}
-    config["data"] |= {"name": "text", "sources": ["s3://bucket/text"], "store": "s3://bucket/sets", "vocabulary_size": 340,
+    config["data"] |= {"name": "text", "sources": ["s3://bucket/text"], "tokenized_path": "s3://bucket/sets", "vocab_size": 340,
                        "validation_fraction": 0.1}  # fmt: skip
     config["model"] |= TINY
-    config["train"] |= SHORT | {"layout": "auto", "compile": False}
-    config["checkpoint"] |= {"every": 10, "destination": "s3://bucket/checkpoints"}
+    config["train"] |= SHORT | {"parallelism": "auto", "compile": False}
+    config["checkpoint"] |= {"every": 10, "path": "s3://bucket/checkpoints"}
     return config
 
 
@@ -98,8 +98,12 @@ def at_home(name: str, text: Path) -> dict[str, Any]:
     """The same config on this machine, without S3, in the order in which a dataset in S3 is read."""
     config = on_engine(name)
     config["fleet"] = {"backend": "local"}
-    config["data"] |= {"sources": [str(text)], "store": None, "shuffle_window": REMOTE_WINDOW}
-    del config["checkpoint"]["destination"]
+    config["data"] |= {
+        "sources": [str(text)],
+        "tokenized_path": None,
+        "shuffle_window_mib": REMOTE_WINDOW,
+    }
+    del config["checkpoint"]["path"]
     return config
 
 
@@ -125,8 +129,10 @@ def test_a_recipe_of_an_engine_is_set_up_trained_and_cleaned(name: str, tmp_path
         (desk / "config.yaml").write_text(yaml.safe_dump(on_engine(name)))
 
         planned = typed(desk, place.environment, "plan", "OUT=plan")
-        assert "+ a new stack of" in planned and "account: nothing stands against it" in planned
-        assert "ready; machines come with a job" in typed(desk, place.environment, "setup")
+        assert "+ a new stack of" in planned and "account: nothing prevents it" in planned
+        assert "ready; machines start and end with each job" in typed(
+            desk, place.environment, "setup"
+        )
         typed(desk, place.environment, "train")
         run = Run(desk / "runs" / ENGINES[name])
         results = run.read_results()
@@ -135,7 +141,7 @@ def test_a_recipe_of_an_engine_is_set_up_trained_and_cleaned(name: str, tmp_path
         assert lines[-1]["loss"] < lines[0]["loss"] - 0.3
         compared(run.folder, tmp_path / "here", at_home(name, text))
         cleaned = typed(desk, place.environment, "clean", "PURGE=1", "YES=1")
-        assert f"nothing of {ENGINES[name]} is left" in cleaned
+        assert f"no resources of {ENGINES[name]} are left" in cleaned
         assert not [thing for thing in account.living() if thing.id not in before]
         assert before.keys() <= account.things.keys(), "what others have"
         assert not unallowed(account, since, desk / "plan")
@@ -191,7 +197,7 @@ end(0, clusterName=name, clusterStatus=found["StackStatus"], headNode={{"publicI
 
 def on_cluster(nodes: Lab) -> dict[str, Any]:
     """The recipe on the lab's nodes: its file system and network are the account's, its Slurm is real."""
-    machines = {"instance_type": KIND, "ssh": nodes.ssh(), "python": sys.executable, "aws": {"region": "us-east-1", "bucket": None, "ssh_from": ["10.77.0.0/16"]}}  # fmt: skip
+    machines = {"instance_type": KIND, "ssh": nodes.ssh(), "python": sys.executable, "aws": {"region": "us-east-1", "bucket": None, "allow_ssh_from": ["10.77.0.0/16"]}}  # fmt: skip
     config = twin(CLUSTER, "/fsx/text", machines)
     config["fleet"]["slurm"] |= {"partition": "main"}
     config["fleet"]["slurm"]["parallelcluster"] |= {"queues": [{"name": "main", "max": 2}]}
@@ -233,15 +239,15 @@ def test_bert_on_a_cluster_that_is_made_trained_on_and_removed(tmp_path: Path) -
         (desk / "config.yaml").write_text(yaml.safe_dump(on_cluster(nodes)))
 
         planned = typed(desk, bare, "plan", "OUT=plan")
-        assert (
-            "account: nothing stands against it" in planned and (desk / "plan/policy.json").exists()
-        )
+        assert "account: nothing prevents it" in planned and (desk / "plan/policy.json").exists()
         assert "its nodes start when a job needs them" in typed(desk, bare, "setup")
         typed(desk, bare, "train")
         run = Run(nodes.shared / "trainfleet/runs" / CLUSTER)
         results = run.read_results()
         assert (results["status"], results["nodes"], results["backend"]) == ("finished", 2, "slurm")
         compared(run.folder, tmp_path / "here", twin(CLUSTER, str(text)))
-        assert f"nothing of {CLUSTER} is left" in typed(desk, bare, "clean", "PURGE=1", "YES=1")
+        assert f"no resources of {CLUSTER} are left" in typed(
+            desk, bare, "clean", "PURGE=1", "YES=1"
+        )
         assert not [thing for thing in account.living() if thing.id not in before]
         assert not unallowed(account, since, desk / "plan")

@@ -26,8 +26,8 @@ from aws.world import strangers
 from fleet.lab import Lab, address_of, lab
 from trainfleet.backends import backend_of, terms_of
 from trainfleet.config import Settings, load
-from trainfleet.nodes.host_results import Host
-from trainfleet.nodes.quarantine import Quarantine
+from trainfleet.hosts.host_results import Host
+from trainfleet.hosts.quarantine import Quarantine
 from trainfleet.run.run_folder import Run
 from trainfleet.watch.budget import Budget
 from verbs import PACKAGES, ROOT, finish, losses, write_text
@@ -44,16 +44,16 @@ class Place:
         fleet = {
             "backend": "ec2",
             "nodes": 4,
-            "nodes_min": 1,
+            "min_nodes": 1,
             "spot": True,
             "shared_folder": "/fsx/trainfleet",
             "python": sys.executable,
         }
         said = {
             "name": "cloudy", "fleet": fleet | on_metal(lab),
-            "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1},
+            "data": {"name": "text", "sources": ["/fsx/text"], "vocab_size": 340, "validation_fraction": 0.1},
             "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
-            "train": {"steps": 8, "precision": "fp32", "global_batch": 8, "sequence_length": 32, "log_every": 1, "validate_every": 0},
+            "train": {"steps": 8, "precision": "fp32", "global_batch_size": 8, "sequence_length": 32, "log_every": 1, "validate_every": 0},
             "checkpoint": {"every": 4},
         } | changes  # fmt: skip
         (folder / "config.yaml").write_text(yaml.safe_dump(said))
@@ -126,7 +126,9 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         ), said
         assert len(losses(run.folder)) == 8 and f"launched on {four[0]}" in said
 
-        guest = "SET=name=guest fleet.aws.name=cloudy train.steps=4 train.schedule_steps=4"
+        guest = (
+            "SET=name=guest fleet.aws.share_fleet_of=cloudy train.steps=4 train.schedule_steps=4"
+        )
         assert "machines are those of the config cloudy" in place.type("plan", "NODES=4", guest)
         assert "those of the config cloudy, which alone sets them up" in place.type(
             "setup", "NODES=4", guest, code=1
@@ -184,7 +186,7 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         said = other.type("ls")
         assert "cloudy: $" in said and two[0] in said
         said = other.type("clean", "PURGE=1", "YES=1")
-        assert "nothing of cloudy is left in us-east-1" in said
+        assert "no resources of cloudy are left in us-east-1" in said
         left = {thing.id: thing.kind for thing in account.living() if thing.id not in before}
         assert left == {} and all(
             account.things[id].state == thing.state for id, thing in before.items()

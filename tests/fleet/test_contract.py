@@ -22,9 +22,9 @@ def config(fleet: dict[str, object]) -> str:
     return yaml.safe_dump({
         "name": "contract",
         "fleet": {"nodes": 2} | fleet,
-        "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1},
+        "data": {"name": "text", "sources": ["/fsx/text"], "vocab_size": 340, "validation_fraction": 0.1},
         "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
-        "train": {"steps": STEPS, "precision": "fp32", "global_batch": 8, "sequence_length": 32, "log_every": 1,
+        "train": {"steps": STEPS, "precision": "fp32", "global_batch_size": 8, "sequence_length": 32, "log_every": 1,
                   "validate_every": 0, "validation_sequences": 8},
         "checkpoint": {"every": 50},
     })  # fmt: skip

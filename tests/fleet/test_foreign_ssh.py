@@ -120,7 +120,7 @@ def test_what_openssh_reaches_is_reached_and_what_is_not_honoured_is_named(
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     enter(tmp_path, "setup")
     said = enter(tmp_path, "doctor", code=1)
-    assert "does not resolve gpu-a, gpu-b; next: on it: add them to /etc/hosts" in said, (
+    assert "does not resolve gpu-a, gpu-b; next: add them to /etc/hosts there" in said, (
         said
     )  # ssh's names are this machine's
     for node in range(2):

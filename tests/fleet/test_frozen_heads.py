@@ -58,7 +58,7 @@ def test_a_frozen_launcher_is_succeeded_and_its_successor_too(tmp_path: Path) ->
         record = {
             "name": "heads",
             "fleet": nodes.fleet(nodes=2),
-            "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340},
+            "data": {"name": "text", "sources": ["/fsx/text"], "vocab_size": 340},
         }
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(record))
         enter(tmp_path, "setup")
@@ -104,7 +104,7 @@ def test_a_dataset_is_finished_by_whoever_takes_over(fault: str, tmp_path: Path)
         record = {
             "name": "heads",
             "fleet": nodes.fleet(nodes=2),
-            "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340},
+            "data": {"name": "text", "sources": ["/fsx/text"], "vocab_size": 340},
         }
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(record))
         enter(tmp_path, "setup")

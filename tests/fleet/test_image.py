@@ -50,8 +50,8 @@ def test_an_image_has_no_keys_and_its_node_is_reached_again(tmp_path: Path) -> N
                 time.sleep(0.05)
             said = place.type("image", code=1)
             assert (
-                "an image is made of a node at rest" in said
-                and "/fsx/trainfleet:cloudy is at work" in said
+                "an image needs an idle node" in said
+                and "/fsx/trainfleet:cloudy is running" in said
                 and not seen
             )
         finally:
@@ -76,5 +76,5 @@ def test_an_image_has_no_keys_and_its_node_is_reached_again(tmp_path: Path) -> N
         assert image.id in account.things and not running(account)
         place.type("setup", "NODES=2")
         assert {account.things[id].properties["ImageId"] for id in running(account)} == {image.id}
-        assert "nothing of cloudy is left" in place.type("clean", "PURGE=1", "YES=1")
+        assert "no resources of cloudy are left" in place.type("clean", "PURGE=1", "YES=1")
         assert not [thing for thing in account.living() if thing.kind in ("ami", "snapshot")]

@@ -19,9 +19,9 @@ def config(backend: dict[str, object], text: str) -> str:
     return yaml.safe_dump({
         "name": "launch",
         "fleet": {"nodes": 2} | backend,
-        "data": {"name": "text", "sources": [text], "vocabulary_size": 340, "validation_fraction": 0.1},
+        "data": {"name": "text", "sources": [text], "vocab_size": 340, "validation_fraction": 0.1},
         "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
-        "train": {"steps": 12, "precision": "fp32", "global_batch": 8, "sequence_length": 32, "log_every": 1, "validation_sequences": 8},
+        "train": {"steps": 12, "precision": "fp32", "global_batch_size": 8, "sequence_length": 32, "log_every": 1, "validation_sequences": 8},
     })  # fmt: skip
 
 

@@ -24,9 +24,9 @@ def test_what_a_run_on_hosts_has_made_is_had_from_here(pair: Lab, tmp_path: Path
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({
         "name": "made",
         "fleet": pair.fleet(nodes=2),
-        "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1},
+        "data": {"name": "text", "sources": ["/fsx/text"], "vocab_size": 340, "validation_fraction": 0.1},
         "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
-        "train": {"steps": 12, "precision": "fp32", "global_batch": 8, "sequence_length": 32, "log_every": 1,
+        "train": {"steps": 12, "precision": "fp32", "global_batch_size": 8, "sequence_length": 32, "log_every": 1,
                   "validate_every": 0, "validation_sequences": 8},
         "checkpoint": {"every": 6},
     }))  # fmt: skip
@@ -37,8 +37,8 @@ def test_what_a_run_on_hosts_has_made_is_had_from_here(pair: Lab, tmp_path: Path
     table = enter(tmp_path, "checkpoints")
     assert table.startswith("step")  # and no greeting
     assert [line.split()[0] for line in table.splitlines()[1:3]] == ["6", "12"] and "good" in table
-    assert "every byte is as it was written" in enter(tmp_path, "verify", "STEP=6")
-    assert "there are: 6, 12" in enter(tmp_path, "verify", "STEP=7", code=2)
+    assert "every byte is intact" in enter(tmp_path, "verify", "STEP=6")
+    assert "the steps are 6, 12" in enter(tmp_path, "verify", "STEP=7", code=2)
     sampled = enter(tmp_path, "sample", "PROMPT=Document $(touch /fsx/x) 7")
     assert sampled.startswith("Document $(touch /fsx/x) 7") and not (pair.shared / "x").exists()
     assert "perplexity" in enter(tmp_path, "eval")

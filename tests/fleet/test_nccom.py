@@ -13,10 +13,10 @@ import pytest
 from fleet.lab import Lab, address_of
 from fleet.test_transport import transport
 from trainfleet.config import Config, Settings, load
+from trainfleet.hosts import facts
+from trainfleet.hosts.collectives import TOOL
+from trainfleet.hosts.facts import Facts
 from trainfleet.launch.provisioning import collectives
-from trainfleet.nodes import facts
-from trainfleet.nodes.collectives import TOOL
-from trainfleet.nodes.facts import Facts
 from trainium import CONFIG
 
 STANDIN = Path(__file__).parents[1] / "neuron_tools" / "nccom-test"
@@ -95,7 +95,7 @@ def test_without_a_login_between_the_nodes_that_is_said_and_nobody_is_blamed(
     said, wrong = tried(pair, config)
     assert (
         not wrong
-        and "can node0 log in on the others?" in said[2]
+        and "check that node0 can log in to them" in said[2]
         and "mpirun: unable to reach" in said[2]
     )
 

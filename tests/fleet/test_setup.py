@@ -12,13 +12,13 @@ import pytest
 from fleet.conftest import Run, lines
 from fleet.lab import Lab, address_of, lab
 from fleet.test_transport import transport
-from trainfleet.nodes import facts as reading
-from trainfleet.nodes import host_setup
-from trainfleet.nodes.facts import Facts
-from trainfleet.nodes.host_setup import boot
-from trainfleet.nodes.host_table import Board
-from trainfleet.nodes.install_steps import InstallStep, Wanted
-from trainfleet.nodes.stack import load_stack
+from trainfleet.hosts import facts as reading
+from trainfleet.hosts import host_setup
+from trainfleet.hosts.facts import Facts
+from trainfleet.hosts.host_setup import boot
+from trainfleet.hosts.host_table import Board
+from trainfleet.hosts.install_steps import InstallStep, Wanted
+from trainfleet.hosts.platform import load_platform
 
 
 def test_setup_makes_plain_nodes_ready_and_then_changes_nothing(
@@ -75,7 +75,7 @@ def test_every_unfit_host_is_named_in_one_table_and_not_touched(run: Run) -> Non
         done = run(nodes, "setup", hosts=hosts)
         table = lines(done.stdout)
         expected = {
-            "node1": "", "node2": "another host key", "node3": "refuses nobody-here", "node4": "may not sudo",
+            "node1": "", "node2": "its host key differs", "node3": "refuses nobody-here", "node4": "needs sudo without a password",
             "node5": "GB free", "node6": "/fsx/trainfleet is on overlay at /", "node7": "host name node8", "node8": "host name node8"}  # fmt: skip
         for name, words in expected.items():
             assert "FAILED" in table[name] and words in table[name] and "next: " in table[name], (
@@ -146,7 +146,9 @@ def test_what_counts_after_a_boot_is_done_after_one_and_never_on_two_hosts_at_on
             facts, dict.fromkeys(facts, (InstallStep("driver.sh", (), "there is none"),)), ()
         )
         board = Board(fleet.hosts)
-        host_setup.Application(fleet, config, Wanted(config, load_stack("cpu")), found, board).run()
+        host_setup.Application(
+            fleet, config, Wanted(config, load_platform("cpu")), found, board
+        ).run()
     assert [board.rows[host] for host in fleet.hosts] == [("changed", "booted; driver: loaded")] * 2
     assert len(down) == 2 and down[0][1] <= down[1][0]
 

@@ -17,9 +17,9 @@ def config(nodes: Lab, user: str, folder: str, steps: int, **fleet: object) -> s
     return yaml.safe_dump({
         "name": "lm",
         "fleet": nodes.fleet(user, nodes=2, shared_folder=folder, **fleet),
-        "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1},
+        "data": {"name": "text", "sources": ["/fsx/text"], "vocab_size": 340, "validation_fraction": 0.1},
         "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
-        "train": {"steps": steps, "precision": "fp32", "global_batch": 8, "sequence_length": 32, "log_every": 1,
+        "train": {"steps": steps, "precision": "fp32", "global_batch_size": 8, "sequence_length": 32, "log_every": 1,
                   "validate_every": 0, "validation_sequences": 8},
     })  # fmt: skip
 
@@ -72,7 +72,7 @@ def test_two_users_share_a_fleet_and_nothing_else(pair: Lab, tmp_path: Path) -> 
     enter(second, "setup")
     refused = enter(second, "train", code=1)
     assert (
-        "another run is at work on these hosts" in refused
+        "another run is running on these hosts" in refused
         and "/fsx/trainfleet:lm (of trainer)" in refused
     )
 

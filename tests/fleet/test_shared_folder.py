@@ -124,7 +124,7 @@ def test_a_dataset_that_another_node_has_made_is_found_at_once(pair: list[Proces
     module = "__import__('trainfleet.data.dataset_store').data.dataset_store"
     store = f"{module}.FolderDataset(__import__('pathlib').Path('data/text'))"
     there(f"globals().update(read={store}.read, sizes={store}.sizes)")
-    assert there("os.path.exists('data/text/manifest.json')") is False, "as the gate looks"
+    assert there("os.path.exists('data/text/manifest.json')") is False, "as the preflight looks"
     here("os.makedirs('data/text')")
     here(write("data/text/manifest.json", "{}"))
     assert there("os.path.exists('data/text/manifest.json')") is False, (
@@ -247,10 +247,12 @@ def test_what_is_open_is_stale_after_a_remount_and_is_found_by_its_name(
 def test_a_run_finds_its_folder_again_after_a_remount(nodes: Lab, pair: list[Process]) -> None:
     here, _ = pair
     here(
-        "globals().update(door=__import__('trainfleet.trust.untrusted_input').trust.untrusted_input, Path=__import__('pathlib').Path)"
+        "globals().update(untrusted_input=__import__('trainfleet.trust.untrusted_input').trust.untrusted_input, Path=__import__('pathlib').Path)"
     )
-    here("[os.makedirs('runs/one', exist_ok=True), door.seal(Path('runs/one')), door.stay()][0]")
-    append = "open('runs/one/metrics.jsonl', 'a', opener=door.opener).write('line')"
+    here(
+        "[os.makedirs('runs/one', exist_ok=True), untrusted_input.seal(Path('runs/one')), untrusted_input.stay()][0]"
+    )
+    append = "open('runs/one/metrics.jsonl', 'a', opener=untrusted_input.opener).write('line')"
     assert here(append) == 4
     nodes.server.make_stale(0)
     until(lambda: here(append) == 4, CACHE + 20)

@@ -23,7 +23,7 @@ def test_a_run_ends_when_it_has_cost_its_budget(pair: Lab, tmp_path: Path) -> No
         "data": {
             "name": "text",
             "sources": ["/fsx/text"],
-            "vocabulary_size": 340,
+            "vocab_size": 340,
             "validation_fraction": 0.1,
         },
         "model": {
@@ -36,7 +36,7 @@ def test_a_run_ends_when_it_has_cost_its_budget(pair: Lab, tmp_path: Path) -> No
         "train": {
             "steps": 10**6,
             "precision": "fp32",
-            "global_batch": 8,
+            "global_batch_size": 8,
             "sequence_length": 32,
             "validate_every": 0,
         },

@@ -17,9 +17,9 @@ from fleet.lab import Lab, address_of
 from trainfleet.cloud.region import through_agent
 from trainfleet.config.host_list import Host, parse_hosts
 from trainfleet.config.types import SshConfig
-from trainfleet.nodes.host_results import Result
-from trainfleet.nodes.tar import code_files, content_hash
-from trainfleet.nodes.transport import Transport, _pulse
+from trainfleet.hosts.host_results import Result
+from trainfleet.hosts.tar import code_files, content_hash
+from trainfleet.hosts.transport import Transport, _pulse
 
 SSH = SshConfig(user=None, key=None, jump=None, known_hosts=None, fingerprints=(), config=None)
 
@@ -45,7 +45,7 @@ def test_every_host_answers_for_itself_over_one_kept_connection(pair: Lab) -> No
         assert [host.name for host in mixed.ok] == ["node0"] and mixed.ok[
             fleet.hosts[0]
         ].stdout == "secret"
-        assert str(mixed.failed[fleet.hosts[1]]) == "exit code 3: it said nothing"
+        assert str(mixed.failed[fleet.hosts[1]]) == "exit code 3: no output"
 
 
 def test_much_output_on_both_streams_and_much_input_come_through(pair: Lab) -> None:
@@ -185,7 +185,7 @@ def test_files_arrive_whole_and_once(pair: Lab) -> None:
 
 def test_the_code_has_one_name_for_one_content() -> None:
     files = code_files("")
-    assert "python/trainfleet/nodes/transport.py" in files and "schema/config.schema.json" in files
+    assert "python/trainfleet/hosts/transport.py" in files and "schema/config.schema.json" in files
     assert not any("__pycache__" in name for name in files)
     assert (
         content_hash(files)

@@ -16,16 +16,16 @@ from trainfleet.trust.errors import ConfigError
 
 from .cases import Case
 
-GOOD = "name: a\ntrain:\n  steps: 5\n  global_batch: 8\nmodel:\n  heads: 4\n"
+GOOD = "name: a\ntrain:\n  steps: 5\n  global_batch_size: 8\nmodel:\n  heads: 4\n"
 SETS = [
     "nmae=x", "=x", "=", "x", "train.steps", "train.steps=", "train.=1", ".train=1", "train..steps=1", ".=1", "..", "train.steps=abc", "train.steps=1.5", "train.steps=.nan",
     "train.steps=1e400", "train.steps=010", "train.steps=" + "9" * 5000, "train={steps: 1, steps: 2}", "'train={steps: 1, steps: 2}'", "'train={steps: 1, \"steps\": 2}'", "train=5", "train.steps.x=1", "train=[1]",
     "'name=&a [*a]'", "'name=[*a]'", "name=[[[[", "'name=" + "[" * 5000 + "'", "name=!!python/object/apply:os.system", "'name=!!binary aGk='", "'name=\"a\\0b\"'", "'name=\"a\\nb\"'", "name=a\nb=c", "'name=a\n'",
     "name='a", "name=\"a", "name=a\\", "train.steps=5 train.steps=6", "train.lr=1", "TRAIN.STEPS=x", "train.STEPS=5", "data.sources[0]=x", "data.sources=", "data.sources=[]", "data.sources=[4]", "fleet.nodes=0", "fleet.nodes=-1",
-    "fleet.nodes=٤", "fleet.port=80", "fleet.hosts=[gpu-[0-99999999]]", "model.heads=7", "model.preset=none", "train.micro_batch=3", "train.global_batch=7", "train.warmup_steps=9", "train.layout.tensor=3", "train.layout=none", "checkpoint.every=x",
-    "budget.max_usd=.inf", "budget.max_usd=0", "train.recompute=.nan", "data.name=../../x", "name=../x", "name=", "name=null", "name=[a]", "name={a: b}", "a" * 40_000, "x=" + "y" * 40_000, "a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p=1",
+    "fleet.nodes=٤", "fleet.rendezvous_port=80", "fleet.hosts=[gpu-[0-99999999]]", "model.heads=7", "model.preset=none", "train.micro_batch_size=3", "train.global_batch_size=7", "train.warmup_steps=9", "train.parallelism.tensor=3", "train.parallelism=none", "checkpoint.every=x",
+    "budget.max_usd=.inf", "budget.max_usd=0", "train.activation_memory_budget=.nan", "data.name=../../x", "name=../x", "name=", "name=null", "name=[a]", "name={a: b}", "a" * 40_000, "x=" + "y" * 40_000, "a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p=1",
     "__class__=1", "name.__class__=1", "'name=a # b' x", "name=%x", "name=@x", "name=`x`", "'name=*'", "'name=? a'", "'name=- a'", "name=---", "train.seed=0x10", "train.seed=1_000", "train.seed=1:30", "train.seed=true", "'train.seed= '", "\x1b[31m=1", "train.\x1b[31m=1",
-    "train.steps=5;id", "train.steps=$(id)", "train.compile=yes", "train.compile=on", "train.compile=1", "data.store=s3:///x", "checkpoint.destination=/a/../b", "fleet.shared_folder=x", "model={heads: 7}", "'fleet={nodes: 3}'", "'data={validation_fraction: 0}'",
+    "train.steps=5;id", "train.steps=$(id)", "train.compile=yes", "train.compile=on", "train.compile=1", "data.tokenized_path=s3:///x", "checkpoint.path=/a/../b", "fleet.shared_folder=x", "model={heads: 7}", "'fleet={nodes: 3}'", "'data={validation_fraction: 0}'",
 ]  # fmt: skip
 NUMBERS = (
     "٤",

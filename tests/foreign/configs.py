@@ -51,7 +51,7 @@ TAGGED = ("!!python/object/apply:os.system ['true']", "!!python/name:os.system x
 UNPRINTABLE = ('"a\\0b"', '"\\e[31mred"', '"a\\nb"', '"a\\r"', '"a\\tb"', '"\\x7f"', '"\\u202eabc"', '"a\\u2028b"', '"\\ud800"',
                '"\\x85"', "|\n            a\n", ">-\n            a\n\n            b\n")  # fmt: skip
 FREE = {"data.text_field", "data.tokenizer", "fleet.ssh.key", "fleet.ssh.known_hosts", "fleet.ssh.config", "train.init_from",
-        "checkpoint.destination"}  # fmt: skip
+        "checkpoint.path"}  # fmt: skip
 
 
 def config(text: str | bytes, set: str = "", **short: tuple[str, str]) -> Callable[[Path], object]:
@@ -201,7 +201,7 @@ def duplicates() -> Iterator[Case]:
         )
     odd = ("4", "null", "true", "1.5", "[a]", "{a: b}", "''", "' '", "'a b'", '"\\0"', '"\\e[1m"', "<<", "naмe", "tràin", "name ​", "2024-01-01",
            "!!int x", "'train.steps'", "? [a]\n", '"\\u202e"', "-", "..", "__proto__", "__class__", "constructor", "$ref")  # fmt: skip
-    for group in ((), ("train",), ("fleet", "ssh"), ("data",), ("train", "layout")):
+    for group in ((), ("train",), ("fleet", "ssh"), ("data",), ("train", "parallelism")):
         for name in odd:
             text = written((*group, "x"), "1").replace("x: 1", f"{name}: 1")
             yield Case(
@@ -233,36 +233,36 @@ PATHS = ("/fsx/../../etc", "/../x", "/", "//", "fsx", "./fsx", "../fsx", "~/fsx"
 BUCKETS = ("s3://", "s3:///x", "s3://A/x", "s3://ab", "s3://a_b/x", "s3://-ab/x", "s3://ab-/x", "s3://a..b/x", "s3://192.168.0.1/x", "s3://" + "a" * 64 + "/x",
            "S3://bucket/x", "s3:/bucket/x", "gs://bucket/x", "http://bucket/x", "file:///x", "s3://xn--abc/x", "s3://bücket/x", "s3://bucket//x", "'s3://buc ket/x'")  # fmt: skip
 CONTRADICTIONS: list[tuple[str, str]] = [
-    (f"fleet: {{{SSH}, instance_type: p5.48xlarge, ranks_per_node: 16}}", "fleet.ranks_per_node"), (f"fleet: {{{SSH}, instance_type: p5.48xlarge, stack: neuron}}", "fleet.stack"),
-    (f"fleet: {{{SSH}, instance_type: trn1.32xlarge, stack: cuda}}", "fleet.stack"), (f"fleet: {{{SSH}, instance_type: c5n.18xlarge, stack: cuda}}", "fleet.stack"),
+    (f"fleet: {{{SSH}, instance_type: p5.48xlarge, ranks_per_node: 16}}", "fleet.ranks_per_node"), (f"fleet: {{{SSH}, instance_type: p5.48xlarge, platform: neuron}}", "fleet.platform"),
+    (f"fleet: {{{SSH}, instance_type: trn1.32xlarge, platform: cuda}}", "fleet.platform"), (f"fleet: {{{SSH}, instance_type: c5n.18xlarge, platform: cuda}}", "fleet.platform"),
     ("model: {heads: 7}", "model.heads"), ("model: {heads: 5, kv_heads: 3, hidden_size: 320}", "model.kv_heads"), ("model: {hidden_size: 100, heads: 4, kv_heads: 4}", "model"),
     ("model: {kv_heads: 8}", "model.kv_heads"), ("model: {family: bert, kv_heads: 1}", "model"), ("model: {preset: llama-2-7b, family: bert}", "model.family"), ("model: {preset: gpt2, family: llama}", "model.family"), ("model: {preset: bert-base, family: roberta}", "model.family"),
     ("train: {learning_rate: 1e-20}", "train.learning_rate"), ("train: {epsilon: 1e-36}", "train.epsilon"), ("budget: {max_usd: 1e-9}", "budget.max_usd"), ("data: {validation_fraction: 1e-12}", "data.validation_fraction"),
-    ("data: {sources: [{path: a, weight: 1e-30}]}", "data.sources"), ("model: {norm_epsilon: 1e-30}", "model.norm_epsilon"), ("train: {schedule_power: 1e-9}", "train.schedule_power"),
+    ("data: {sources: [{path: a, weight: 1e-30}]}", "data.sources"), ("model: {norm_eps: 1e-30}", "model.norm_eps"), ("train: {schedule_power: 1e-9}", "train.schedule_power"),
     ("model: {family: gpt2, rope_scaling: 2}", "model.rope_scaling"),
     ("model: {family: llama, dropout: 0.5}", "model.dropout"), ("model: {preset: null}", "model"), ("model: {preset: none}", "model.preset"), ("model: {preset: ./none}", "model.preset"),
-    ("model: {vocabulary_size: 10}", "model.vocabulary_size"), ("model: {max_sequence_length: 8}", "train.sequence_length"),
-    ("train: {sequence_length: 5000}", "train.sequence_length"), ("train: {global_batch: 7}", "train.global_batch"), ("train: {micro_batch: 3}", "train.micro_batch"),
-    ("train: {micro_batch: 64}", "train.micro_batch"), ("train: {steps: 10, schedule_steps: 5}", "train.schedule_steps"), ("train: {steps: 10, warmup_steps: 11}", "train.warmup_steps"),
+    ("model: {vocab_size: 10}", "model.vocab_size"), ("model: {max_position_embeddings: 8}", "train.sequence_length"),
+    ("train: {sequence_length: 5000}", "train.sequence_length"), ("train: {global_batch_size: 7}", "train.global_batch_size"), ("train: {micro_batch_size: 3}", "train.micro_batch_size"),
+    ("train: {micro_batch_size: 64}", "train.micro_batch_size"), ("train: {steps: 10, schedule_steps: 5}", "train.schedule_steps"), ("train: {steps: 10, warmup_steps: 11}", "train.warmup_steps"),
     ("train: {steps: 10, schedule: wsd, decay_steps: 20}", "train.decay_steps"), ("train: {profile_steps: 6-4}", "train.profile_steps"), ("train: {profile_steps: 900-901}", "train.profile_steps"),
-    ("train: {layout: {tensor: 3}}", "train.layout"), ("train: {layout: {tensor: 2, pipeline: 2}}", "train.layout"), ("train: {layout: {shard: 3}}", "train.layout"),
-    ("train: {layout: {context: 512}}", "train.layout"), ("train: {layout: {interleave: 2}}", "train.layout"), ("train: {layout: {zero: 2}}", "train.layout.zero"),
-    ("train: {layout: none}", "train.layout"), ("train: {recompute: 0.5, compile: false}", "train.recompute"), ("train: {recompute: some}", "train.recompute"), ("train: {recompute: 1.5}", "train.recompute"),
-    ("train: {weights: bf16, precision: fp32}", "train.weights"), ("train: {weights: bf16, precision: fp16}", "train.weights"), ("train: {weights: fp16}", "train.weights"), ("train: {weights: bf16, precision: bf16, optimizer: muon}", "train.weights"), ("train: {separate_documents: true, layout: {context: 2}}", "train.separate_documents"),
+    ("train: {parallelism: {tensor: 3}}", "train.parallelism"), ("train: {parallelism: {tensor: 2, pipeline: 2}}", "train.parallelism"), ("train: {parallelism: {fsdp: 3}}", "train.parallelism"),
+    ("train: {parallelism: {context: 512}}", "train.parallelism"), ("train: {parallelism: {virtual_stages: 2}}", "train.parallelism"), ("train: {parallelism: {zero_stage: 2}}", "train.parallelism.zero_stage"),
+    ("train: {parallelism: none}", "train.parallelism"), ("train: {activation_memory_budget: 0.5, compile: false}", "train.activation_memory_budget"), ("train: {activation_checkpointing: some}", "train.activation_checkpointing"), ("train: {activation_memory_budget: 1.5}", "train.activation_memory_budget"),
+    ("train: {param_dtype: bf16, precision: fp32}", "train.param_dtype"), ("train: {param_dtype: bf16, precision: fp16}", "train.param_dtype"), ("train: {param_dtype: fp16}", "train.param_dtype"), ("train: {param_dtype: bf16, precision: bf16, optimizer: muon}", "train.param_dtype"), ("train: {document_mask: true, parallelism: {context: 2}}", "train.document_mask"),
     ("train: {init_from: runs/none}", "train.init_from"), ("train: {init_from: 's3:///x'}", "train.init_from"), ("train: {init_from: ''}", "train.init_from"), ("train: {init_from: 'gs://x/y'}", "train.init_from"),
     ("train: {init_from: " + "x" * 300 + "}", "train.init_from"), ("data: {tokenizer: " + "x" * 300 + "}", "data.tokenizer"), ("model: {preset: ./" + "x" * 300 + "}", "model.preset"),
-    ("fleet: {nodes: 65}", "fleet.nodes"), ("fleet: {nodes_min: 3}", "fleet.nodes_min"), ("fleet: {backend: ssh}", "fleet.shared_folder"), ("fleet: {instance_type: p5.48xlarge}", "fleet.instance_type"),
+    ("fleet: {nodes: 65}", "fleet.nodes"), ("fleet: {min_nodes: 3}", "fleet.min_nodes"), ("fleet: {backend: ssh}", "fleet.shared_folder"), ("fleet: {instance_type: p5.48xlarge}", "fleet.instance_type"),
     (f"fleet: {{{SSH}, instance_type: p9.99xlarge}}", "fleet.instance_type"), ("fleet: {backend: ssh, shared_folder: /fsx/t, hosts: [a], nodes: 2}", "fleet.nodes"),
-    (f"fleet: {{{SSH}, fsx: {{dns_name: fs-1.example}}}}", "fleet.fsx"), (f"fleet: {{{SSH}, fsx: {{dns_name: fs-1.example, mount_name: x, folder: /data}}}}", "fleet.shared_folder"),
+    (f"fleet: {{{SSH}, fsx: {{dns_name: fs-1.example}}}}", "fleet.fsx"), (f"fleet: {{{SSH}, fsx: {{dns_name: fs-1.example, mount_name: x, mount_point: /data}}}}", "fleet.shared_folder"),
     ("checkpoint: {every: 0 min}", "checkpoint.every"), ("checkpoint: {every: 15 hours}", "checkpoint.every"), ("checkpoint: {every: 1e9 min}", "checkpoint.every"), ("checkpoint: {every: sometimes}", "checkpoint.every"),
-    ("checkpoint: {destination: ../../etc}", "checkpoint.destination"), ("data: {name: ../../other}", "data.name"), ("data: {name: A}", "data.name"), ("data: {tokenizer: none.json}", "data.tokenizer"),
+    ("checkpoint: {path: ../../etc}", "checkpoint.path"), ("data: {name: ../../other}", "data.name"), ("data: {name: A}", "data.name"), ("data: {tokenizer: none.json}", "data.tokenizer"),
     ("data: {sources: [{path: a, weight: 1}, {path: b}]}", "data.sources"), ("data: {sources: [{weight: 1}]}", "data.sources"), ("data: {sources: [{path: a, wieght: 1}]}", "data.sources"),
     ("data: {sources: [{path: a, weight: .inf}]}", "data.sources"), ("data: {sources: [{path: a, weight: -1}]}", "data.sources"), ("data: {sources: [{path: a, weight: 0}]}", "data.sources"),
     *[(f"data: {{sources: [{word}]}}", "data.sources") for word in ("/", "//", "'/*'", "'/**'", "'/**/*.txt'", "/proc", "/sys/x", "'../../../../../../../../../../**'", "hf://", "'hf://:train'", "'hf://a/b/c/d'", "'hf://a/b:train[:10%]'", "'hf://a b'")],
     *[(f"data: {{sources: [{word}]}}", "data.sources") for word in BUCKETS if not word.startswith("s3:/b")],
-    *[(f"data: {{store: {word}}}", "data.store") for word in BUCKETS], *[(f"checkpoint: {{destination: {word}}}", "checkpoint.destination") for word in BUCKETS],
+    *[(f"data: {{tokenized_path: {word}}}", "data.tokenized_path") for word in BUCKETS], *[(f"checkpoint: {{path: {word}}}", "checkpoint.path") for word in BUCKETS],
     *[(f"fleet: {{backend: ssh, nodes: 1, shared_folder: {word}}}", "fleet.shared_folder") for word in PATHS], *[(f"fleet: {{{SSH}, python: {word}}}", "fleet.python") for word in PATHS],
-    *[(f"fleet: {{{SSH}, fsx: {{folder: {word}}}}}", "fleet.fsx.folder") for word in PATHS],
+    *[(f"fleet: {{{SSH}, fsx: {{mount_point: {word}}}}}", "fleet.fsx.mount_point") for word in PATHS],
     *_hosts("'gpu-[08-01]'", "'gpu-[0-99999999]'", "'gpu-[0-999][0-999]'", "'gpu-[0-99999999999999999999]'", "'a:0'", "'a:99999'", "'a:65536'", "'a:-1'", "'a:x'", "'a:'", "''", "' '", "'a b'", "'a,b'", "a, a", "a, A",
             "'x=a', 'x=b'", "a, 'a:22'", "'-oProxyCommand=id'", "'x@-o'", "'@a'", "'a@'", "'a@b@c'", "'=a'", "'a='", "'::1'", "'[::1'", "'[zz::1]'", "'[:::]'", "'[1:2]:22'", "999.1.1.1", "1.2.3", "'1.2.3.4.5'", "'a..b'", "'.a'",
             "'a-'", "'" + "a" * 64 + "'", "'" + "a." * 130 + "'", "'gpu-[a-b]'", "'gpu-[1-'", "'gpu-[]'", "'gpu-[1]'", "'gpu-{1,2}'", "'gpu-*'", "'gpü'", "'a/b'", "'a;id'", "'$(id)'", "'a\\b'", "'gpu-[٠-٩]'", "'a:٢٢'", "s3://a", "'http://a'", "'root:pw@a'"),
@@ -270,7 +270,7 @@ CONTRADICTIONS: list[tuple[str, str]] = [
     *[(f"fleet: {{{SSH}, ssh: {{jump: {word}}}}}", "fleet.ssh.jump") for word in ("''", "' '", "'a b'", "'-oX=y'", "'a:0'", "'a:70000'", "'a,b'", "'u@'", "'@h'", "'a:b:c'", "'ssh://a'")],
     *[(f"fleet: {{{SSH}, ssh: {{fingerprints: [{word}]}}}}", "fleet.ssh.fingerprints") for word in ("x", "'SHA256:x'", "'MD5:00:11'", "'SHA256:" + "a" * 44 + "'", "''", "'sha256:" + "a" * 43 + "'", '"SHA256:' + "a" * 43 + '\\n"')],
     *[(f"fleet: {{secrets: [{word}]}}", "fleet.secrets") for word in ("''", "'A B'", "1A", "A-B", "'A=b'", "É", '"A\\n"', "'" + "A" * 200 + "'", "'$A'")],
-    *[(f"fleet: {{port: {word}}}", "fleet.port") for word in ("0", "80", "1023", "65536", "99999", "-1", "'29500'")],
+    *[(f"fleet: {{rendezvous_port: {word}}}", "fleet.rendezvous_port") for word in ("0", "80", "1023", "65536", "99999", "-1", "'29500'")],
 ]  # fmt: skip
 
 

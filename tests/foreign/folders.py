@@ -33,7 +33,7 @@ from trainfleet.run.run_folder import Run
 from .cases import Case
 
 NAME = "first-run"
-CONFIG = f"name: {NAME}\ndata: {{name: small, sources: [text], vocabulary_size: 300, validation_fraction: 0.3}}\ntrain: {{steps: 20, sequence_length: 16, global_batch: 4}}\n"
+CONFIG = f"name: {NAME}\ndata: {{name: small, sources: [text], vocab_size: 300, validation_fraction: 0.3}}\ntrain: {{steps: 20, sequence_length: 16, global_batch_size: 4}}\n"
 LOOKS = (
     "status",
     "logs",
@@ -309,8 +309,8 @@ def configs() -> Iterator[Case]:
     """A run's config that leads elsewhere, or is none: it is checked when it is read back."""
     text = (template() / "runs" / NAME / "config.yaml").read_text()
     for old, new in (("name: small", "name: ../../other"), (f"name: {NAME}", "name: ../../x"), (f"name: {NAME}", 'name: "a\\n"'), ("heads: 2", "heads: 0"), ("heads: 2", "heads: 7"), ("heads: 2", "heads: null"), ("layers: 4", "layers: .inf"), ("layers: 4", "layers: x"),
-                     ("shared_folder: null", "shared_folder: /a/../etc"), ("steps: 20", "steps: null"), ("steps: 20", "steps: -1"), ("backend: local", "backend: [ssh]"), ("tensor: 1", "tensor: 3"), ("destination: null", "destination: s3:///x"), ("hosts: []", "hosts: [-oX]"),
-                     ("hosts: []", "hosts: ['a[0-99999999]']"), ("model:", "modle:"), ("fleet:", "fleet: {}\nx:"), ("seed: 1", "seed: 99999999999"), ("global_batch: 4", "global_batch: 0"), ("family: llama", "family: mamba")):  # fmt: skip
+                     ("shared_folder: null", "shared_folder: /a/../etc"), ("steps: 20", "steps: null"), ("steps: 20", "steps: -1"), ("backend: local", "backend: [ssh]"), ("tensor: 1", "tensor: 3"), ("  path: null", "  path: s3:///x"), ("hosts: []", "hosts: [-oX]"),
+                     ("hosts: []", "hosts: ['a[0-99999999]']"), ("model:", "modle:"), ("fleet:", "fleet: {}\nx:"), ("seed: 1", "seed: 99999999999"), ("global_batch_size: 4", "global_batch_size: 0"), ("family: llama", "family: mamba")):  # fmt: skip
         assert old in text, old
 
         def run(folder: Path, changed: str = text.replace(old, new, 1)) -> object:

@@ -109,9 +109,9 @@ def _with(key: str, make: Callable[[Path], Path]) -> Callable[[Path], object]:
     def run(folder: Path) -> object:
         path = json.dumps(str(make(folder)), ensure_ascii=False).replace("\0", "\\0")
         section, name = key.split(".")
-        rest = "  vocabulary_size: 2000000\n" if key == "data.tokenizer" else ""
+        rest = "  vocab_size: 2000000\n" if key == "data.tokenizer" else ""
         text = f"name: a\n{section}:\n  {name}: {path}\n" + (
-            "model: {vocabulary_size: 2000000}\n" if rest else "data: {vocabulary_size: 300}\n"
+            "model: {vocab_size: 2000000}\n" if rest else "data: {vocab_size: 300}\n"
         )
         (folder / "config.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
         return config_of(Settings(folder / "config.yaml"))

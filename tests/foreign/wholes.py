@@ -34,7 +34,7 @@ from .cases import Case
 
 STEP, NAME = 10, folders.NAME
 CHECKPOINT = f"runs/{NAME}/checkpoints/step-{STEP:08d}"
-MODEL = "model: {layers: 1, hidden_size: 16, heads: 2, kv_heads: 1, intermediate_size: 16, max_sequence_length: 32}\n"
+MODEL = "model: {layers: 1, hidden_size: 16, heads: 2, kv_heads: 1, intermediate_size: 16, max_position_embeddings: 32}\n"
 VERBS = {"sample": ("PROMPT=Document 1", ), "eval": (), "export": ("OUT=out",), "inspect": ("VERIFY=1",), "verify": (), "checkpoints": (), "report": (), "status": (), "logs": ()}  # fmt: skip
 RUN, DATA = f"runs/{NAME}/", "data/small/"
 READ = [
@@ -234,8 +234,8 @@ def manifests() -> Iterator[Case]:
             verbs=("sample", "eval", "export", "inspect"),
         )
     resolved = (template() / RUN / "config.yaml").read_text()
-    for old, new in (("vocabulary_size: 320", "vocabulary_size: 64"), ("sequence_length: 16", "sequence_length: 32"), ("max_sequence_length: 32", "max_sequence_length: 16"), ("layers: 1", "layers: 3"), ("layers: 1", "layers: 1000"),
-                     ("hidden_size: 16", "hidden_size: 131072"), ("family: llama", "family: bert"), ("family: llama", "family: gpt2"), ("micro_batch: 2", "micro_batch: 1000000"), ("tie_embeddings: true", "tie_embeddings: false")):  # fmt: skip
+    for old, new in (("vocab_size: 320", "vocab_size: 64"), ("sequence_length: 16", "sequence_length: 32"), ("max_position_embeddings: 32", "max_position_embeddings: 16"), ("layers: 1", "layers: 3"), ("layers: 1", "layers: 1000"),
+                     ("hidden_size: 16", "hidden_size: 131072"), ("family: llama", "family: bert"), ("family: llama", "family: gpt2"), ("micro_batch_size: 2", "micro_batch_size: 1000000"), ("tie_word_embeddings: true", "tie_word_embeddings: false")):  # fmt: skip
         assert old in resolved, old
         yield from looks(
             "other config",

@@ -30,7 +30,7 @@ from trainfleet.config import Settings, load, weight_files
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
-from trainfleet.nodes import facts, host_results
+from trainfleet.hosts import facts, host_results
 from trainfleet.run import records
 from trainfleet.trust import untrusted_input
 from trainfleet.trust.errors import TrainfleetError
@@ -65,8 +65,8 @@ SINFO = "n1|drained|disk a|b\nn2|down*|Not responding\n"
 PARTITIONS = "PartitionName=a Default=YES MaxTime=1-00:30:00 State=UP TotalNodes=4\n"
 CONFIG = (
     "name: a\nfleet: {backend: ssh, hosts: [n1, u@n2:22], instance_type: p4d.24xlarge, secrets: [HF_TOKEN]}\n"
-    "data: {name: d, sources: [{path: stdlib, weight: 2}], tokenizer: bpe, vocabulary_size: 300}\n"
-    "model: {preset: null, family: llama, layers: 2, width: 64, heads: 4}\ntrain: {steps: 5, layout: {fsdp: 2}}\n"
+    "data: {name: d, sources: [{path: stdlib, weight: 2}], tokenizer: bpe, vocab_size: 300}\n"
+    "model: {preset: null, family: llama, layers: 2, width: 64, heads: 4}\ntrain: {steps: 5, parallelism: {fsdp: 2}}\n"
 )  # fmt: skip
 
 
@@ -89,8 +89,8 @@ def refused(*kinds: type[Exception]) -> Iterator[None]:
         str(error).encode()
 
 
-def checked_door(content: bytes) -> None:
-    """Text, JSON and lines of it come in through the door; what it shows is printable and short."""
+def untrusted_texts(content: bytes) -> None:
+    """Text, JSON and lines of it come in through untrusted_input; what it shows is printable and short."""
     with refused():
         text = untrusted_input.decode(content, "it")
         shown = untrusted_input.printable(text)
@@ -209,7 +209,7 @@ def weights(content: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    "door": checked_door, "records": shaped_records, "answers": answers_of_nodes, "slurm": slurms_answers, "indexes": indexes,
+    "untrusted_input": untrusted_texts, "records": shaped_records, "answers": answers_of_nodes, "slurm": slurms_answers, "indexes": indexes,
     "configs": configs, "sources": sources, "weights": weights,
 }  # fmt: skip
 
@@ -280,7 +280,7 @@ def _records() -> list[bytes]:
 
 
 SEEDS: dict[str, Callable[[], list[bytes]]] = {
-    "door": lambda: [b'{"a": [1, 2.5e3, "\\ud83d\\ude00", null, true]}', b"\xef\xbb\xbf{}\n[]", b'{"a":1,"a":2}', b"\x1b[31m\n"],
+    "untrusted_input": lambda: [b'{"a": [1, 2.5e3, "\\ud83d\\ude00", null, true]}', b"\xef\xbb\xbf{}\n[]", b'{"a":1,"a":2}', b"\x1b[31m\n"],
     "records": _records,
     "answers": lambda: [FACTS.encode(), b"4.5"],
     "slurm": lambda: [SQUEUE.encode(), SINFO.encode(), PARTITIONS.encode(), b"7|CANCELLED by 0|n1\n", b"1-00:30:00", b"12 a/b\n",

@@ -28,11 +28,11 @@ from ranks import Bench
 SHAPE = "{layers: 2, hidden_size: 128, heads: 4, kv_heads: 2, intermediate_size: 256}"
 CONFIG = f"""
 name: base
-data: {{name: text, sources: [text], vocabulary_size: 384, validation_fraction: 0.1}}
+data: {{name: text, sources: [text], vocab_size: 384, validation_fraction: 0.1}}
 model: {SHAPE}
-fleet: {{nodes: 1, ranks_per_node: 1, stack: KIND}}
-train: {{steps: 8, schedule_steps: 40, warmup_steps: 2, precision: fp32, compile: false, recompute: none, global_batch: 8,
-  micro_batch: 4, sequence_length: 128, log_every: 1, validate_every: 4, validation_sequences: 6, layout: {{shard: 1}}}}
+fleet: {{nodes: 1, ranks_per_node: 1, platform: KIND}}
+train: {{steps: 8, schedule_steps: 40, warmup_steps: 2, precision: fp32, compile: false, activation_checkpointing: none, global_batch_size: 8,
+  micro_batch_size: 4, sequence_length: 128, log_every: 1, validate_every: 4, validation_sequences: 6, parallelism: {{fsdp: 1}}}}
 checkpoint: {{every: 4, keep: 100}}
 """
 

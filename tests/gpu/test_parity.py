@@ -239,7 +239,10 @@ def updated(
     """A model's weights after three steps on gradients that are the same on every device; step `out` is left out."""
     weights = "bf16" if kind == "rounded" else "fp32"
     train = replace(
-        TRAIN, optimizer="adamw" if kind == "rounded" else kind, weights=weights, compile=compiled
+        TRAIN,
+        optimizer="adamw" if kind == "rounded" else kind,
+        param_dtype=weights,
+        compile=compiled,
     )
     model = model_of().to(
         device.torch_device, torch.bfloat16 if weights == "bf16" else torch.float32

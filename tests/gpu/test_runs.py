@@ -20,12 +20,12 @@ from test_resume_exactly import Witness, sequences
 from requirement import need
 from trainfleet.devices import Device
 
-LEARNT = {"model.kv_heads": 4, "model.tie_embeddings": "true"}
+LEARNT = {"model.kv_heads": 4, "model.tie_word_embeddings": "true"}
 STILL = {"model.dropout": 0.0}
-HALF = {"train.precision": "bf16", "train.weights": "bf16"}
+HALF = {"train.precision": "bf16", "train.param_dtype": "bf16"}
 KINDS: dict[str, dict[str, object]] = {
     "llama": {},
-    "documents": {"train.separate_documents": "true"},
+    "documents": {"train.document_mask": "true"},
     "gpt2": {"model.family": "gpt2", **LEARNT, **STILL},
     "bert": {"model.family": "bert", **LEARNT, **STILL},
     "roberta": {"model.family": "roberta", **LEARNT, **STILL},
@@ -37,9 +37,12 @@ FORMATS: dict[str, tuple[dict[str, object], float]] = {
     "tf32": ({}, 2e-3),
     "bf16": ({"train.precision": "bf16"}, 5e-3),
     "bf16-compiled": ({"train.precision": "bf16", "train.compile": "true"}, 5e-3),
-    "bf16-selective": ({"train.precision": "bf16", "train.recompute": "selective"}, 5e-3),
+    "bf16-selective": (
+        {"train.precision": "bf16", "train.activation_checkpointing": "selective"},
+        5e-3,
+    ),
     "bf16-budget": (
-        {"train.precision": "bf16", "train.compile": "true", "train.recompute": 0.5},
+        {"train.precision": "bf16", "train.compile": "true", "train.activation_memory_budget": 0.5},
         5e-3,
     ),
     "fp16": ({"train.precision": "fp16"}, 5e-3),
@@ -53,7 +56,7 @@ RESUMED: dict[str, dict[str, object]] = {
     "fp32": {},
     "bf16": {"train.precision": "bf16"},
     "bf16-compiled": {"train.precision": "bf16", "train.compile": "true"},
-    "bf16-selective": {"train.precision": "bf16", "train.recompute": "selective"},
+    "bf16-selective": {"train.precision": "bf16", "train.activation_checkpointing": "selective"},
     "fp16": {"train.precision": "fp16"},
     "bf16-weights": HALF,
     "bf16-weights-compiled": HALF | {"train.compile": "true"},
@@ -63,19 +66,19 @@ RESUMED: dict[str, dict[str, object]] = {
     "long": {
         "train.precision": "bf16",
         "train.sequence_length": 1024,
-        "model.max_sequence_length": 1024,
+        "model.max_position_embeddings": 1024,
     },
 }
 STEPS = 16
 LAYOUTS: dict[str, tuple[int, dict[str, object]]] = {
     "ddp2": (2, {}),
-    "fsdp2": (2, {"train.layout.shard": 2}),
-    "fsdp2-bf16": (2, {"train.layout.shard": 2, "train.precision": "bf16"}),
-    "zero1": (2, {"train.layout.shard": 2, "train.layout.zero": 1}),
-    "tp2": (2, {"train.layout.tensor": 2}),
-    "pp2": (2, {"train.layout.pipeline": 2}),
-    "cp2": (2, {"train.layout.context": 2}),
-    "fsdp2-tp2": (4, {"train.layout.shard": 2, "train.layout.tensor": 2}),
+    "fsdp2": (2, {"train.parallelism.fsdp": 2}),
+    "fsdp2-bf16": (2, {"train.parallelism.fsdp": 2, "train.precision": "bf16"}),
+    "zero1": (2, {"train.parallelism.fsdp": 2, "train.parallelism.zero_stage": 1}),
+    "tp2": (2, {"train.parallelism.tensor": 2}),
+    "pp2": (2, {"train.parallelism.pipeline": 2}),
+    "cp2": (2, {"train.parallelism.context": 2}),
+    "fsdp2-tp2": (4, {"train.parallelism.fsdp": 2, "train.parallelism.tensor": 2}),
 }
 
 
@@ -92,7 +95,7 @@ def on_the_cpu(bench: Bench, runs: list[Path]) -> None:
     """Trains them there: a plan for the CPU opens nothing else."""
     for run in runs:
         config = run / "config.yaml"
-        config.write_text(re.sub("stack: [a-z-]+", "stack: cpu", config.read_text()))
+        config.write_text(re.sub("platform: [a-z-]+", "platform: cpu", config.read_text()))
     bench.train_all([(run, 1) for run in runs])
 
 
@@ -191,7 +194,7 @@ def resumed(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Witness]:
         for item in request.session.items
         if hasattr(item, "callspec")
     }
-    common = {"train.steps": STEPS, "checkpoint.every": 2, "train.micro_batch": 2}
+    common = {"train.steps": STEPS, "checkpoint.every": 2, "train.micro_batch_size": 2}
     plan = [
         (1, bench.prepare(f"{case}.{kind}", 1, **common | values), kind, "")
         for case, values in RESUMED.items()
@@ -267,7 +270,7 @@ def test_several_ranks_train_as_one_does(
         pytest.skip(
             f"takes {count} GPUs, here {'is' if torch.cuda.device_count() == 1 else 'are'} {torch.cuda.device_count()}"
         )
-    common = {"model.layers": 4, "train.epsilon": 1e-3, "train.micro_batch": 2}
+    common = {"model.layers": 4, "train.epsilon": 1e-3, "train.micro_batch_size": 2}
     run = bench.prepare(f"layout-{name}", count, **common | values)
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}", "--master-addr=127.0.0.1",
                 f"--master-port={ranks.free_port()}", "-m", "trainfleet.engine", str(run)]  # fmt: skip

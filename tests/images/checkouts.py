@@ -37,7 +37,7 @@ class Checkout:
     def build(self, base: str) -> tuple[str, float]:
         """What make build says, and its seconds."""
         began = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", "trainfleet", "build", f"SET=fleet.base_image={base} fleet.secrets='[HF_TOKEN]'"],
+        done = subprocess.run([sys.executable, "-m", "trainfleet", "build", f"SET=fleet.container_base={base} fleet.secrets='[HF_TOKEN]'"],
                               cwd=self.folder, env=self.outside, capture_output=True, text=True, check=False, timeout=1800)  # fmt: skip
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout + done.stderr, time.monotonic() - began

@@ -1,4 +1,4 @@
-"""The image of the cpu stack, really built by buildah on a base that mmdebstrap makes here, and two nodes that train in it."""
+"""The image of the cpu platform, really built by buildah on a base that mmdebstrap makes here, and two nodes that train in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_same_again_makes_nothing_again(
     built: tuple[str, str], checkout: Checkout, base: str, tell: Tell
 ) -> None:
     said, seconds = checkout.build(base)
-    assert reference_in(said) == built[0] and "is here" in said and "COPY" not in said
+    assert reference_in(said) == built[0] and "exists" in said and "COPY" not in said
     image = buildah(checkout.outside, "images", "--quiet", "--no-trunc", built[0])
     buildah(checkout.outside, "tag", built[0], "localhost/kept:1")
     buildah(checkout.outside, "rmi", built[0])  # its name alone, as it has another
@@ -81,7 +81,7 @@ def test_what_it_says_of_itself(built: tuple[str, str], checkout: Checkout) -> N
     labels = image["Labels"]
     assert (
         labels["org.opencontainers.image.version"] == built[0].rpartition(":")[2]
-        and labels["trainfleet.stack"] == "cpu"
+        and labels["trainfleet.platform"] == "cpu"
     )
     assert re.fullmatch(r"cpu \d{4}-\d\d-\d\d [0-9a-f]{12}", labels["trainfleet.lock"])
     assert (
@@ -113,7 +113,7 @@ def test_what_it_says_of_itself(built: tuple[str, str], checkout: Checkout) -> N
     ) == len(bill["packages"])
     assert (
         not list((mounted / "opt/trainfleet").glob("**/tests"))
-        and (mounted / "opt/trainfleet/docker/stack.lock.yaml").exists()
+        and (mounted / "opt/trainfleet/docker/platforms.lock.yaml").exists()
     )
     buildah(checkout.outside, "rm", container)
 
@@ -151,7 +151,7 @@ def test_two_nodes_train_in_it_with_the_losses_of_outside(
 ) -> None:
     settings = {
         "name": "small", "fleet": {"nodes": 2, "secrets": ["HF_TOKEN"]},
-        "train": {"steps": 8, "global_batch": 8, "sequence_length": 128, "log_every": 1}, "data": {"sources": [f"{ROOT}/python/**/*.py"]},
+        "train": {"steps": 8, "global_batch_size": 8, "sequence_length": 128, "log_every": 1}, "data": {"sources": [f"{ROOT}/python/**/*.py"]},
     }  # fmt: skip
     home = tmp_path / "outside"
     home.mkdir()
@@ -228,7 +228,7 @@ def run_inside(image: str, scripts: list[str], work: Path, outside: dict[str, st
             "--",
             "python",
             "-m",
-            *command[command.index("trainfleet.entrypoint") :],
+            *command[command.index("trainfleet.node.entrypoint") :],
         ]
         processes.append(
             subprocess.Popen(

@@ -19,11 +19,11 @@ from registry import DENIED, TAKEN, TOKEN, USER, Registry, serving
 from requirement import missing, need_program
 from trainfleet.cloud import calls
 from trainfleet.cloud.calls import Calls
+from trainfleet.hosts.platform import load_platform
+from trainfleet.hosts.tar import code_files
 from trainfleet.images import ecr
 from trainfleet.images.builders import Builder
 from trainfleet.images.image_recipe import ImageRecipe, recipe_of
-from trainfleet.nodes.stack import load_stack
-from trainfleet.nodes.tar import code_files
 from trainfleet.trust.errors import ImageError
 
 BASE = "localhost/small:1"
@@ -53,7 +53,7 @@ def make_image(outside: dict[str, str], name: str, *words: str) -> None:
 def refused_build(folder: Path, outside: dict[str, str], base: str) -> str:
     """What `make build` says of a base with which it fails. No image has a name of ours then."""
     (folder / "config.yaml").write_text(
-        yaml.safe_dump({"name": "x", "fleet": {"base_image": base}})
+        yaml.safe_dump({"name": "x", "fleet": {"container_base": base}})
     )
     words = [sys.executable, "-m", "trainfleet", "build"]
     done = subprocess.run(
@@ -78,7 +78,7 @@ def test_a_base_that_can_t_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "why: the base image localhost:1/none:1 can't be pulled" in said
         and "connection refused" in said
     )
-    assert "next: fleet.base_image names a mirror's, or a local one" in said
+    assert "next: set fleet.container_base to a mirror's image, or a local one" in said
 
 
 def test_a_base_for_another_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         said = refused_build(tmp_path, outside, BASE)
         assert (
             "why: the disk is full" in said
-            and "next: df -h; old images go with: buildah image prune" in said
+            and "next: check with df -h; remove old images with buildah image prune" in said
         )
     finally:
         subprocess.run(["umount", "--lazy", disk], check=False)
@@ -113,7 +113,7 @@ def pushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Registry, ImageRecipe]]:
     """A registry, and the recipe of an image that is here under its name; ECR's requests are answered of that registry."""
-    recipe = recipe_of(load_stack("cpu"), "", code_files(""))
+    recipe = recipe_of(load_platform("cpu"), "", code_files(""))
     outside = own_store(tmp_path, monkeypatch)
     make_image(outside, recipe.reference, f"--label=org.opencontainers.image.version={recipe.tag}")
     with serving() as registry:
@@ -202,7 +202,7 @@ def test_a_login_that_is_refused(pushed: tuple[Registry, ImageRecipe]) -> None:
         "DENIED",
         "Your authorization token has expired. Reauthenticate and try again.",
     )
-    with pytest.raises(ImageError, match="the registry takes no login") as caught:
+    with pytest.raises(ImageError, match="the registry refuses the login") as caught:
         push(registry, recipe, [])
     assert "Reauthenticate" in caught.value.why or "403" in caught.value.why
     assert not registry.blobs

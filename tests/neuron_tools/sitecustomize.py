@@ -1,4 +1,4 @@
-"""Has ranks of stack neuron-xla compute on the CPU, where neither torch_xla nor NxD Core is installed: a stand-in for that device alone."""
+"""Has ranks of platform neuron-xla compute on the CPU, where neither torch_xla nor NxD Core is installed: a stand-in for that device alone."""
 
 import os
 

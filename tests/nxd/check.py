@@ -27,17 +27,17 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "distributed"), str(HERE.parents[1] / "python")]
 import ranks  # noqa: E402
 
-COMMON = {"train.micro_batch": 2, "train.epsilon": 1e-3}
-XLA = {"fleet.stack": "neuron-xla", "train.spike_sigmas": 0, "train.compile": "false"}
+COMMON = {"train.micro_batch_size": 2, "train.epsilon": 1e-3}
+XLA = {"fleet.platform": "neuron-xla", "train.spike_sigmas": 0, "train.compile": "false"}
 LAYOUTS = {
     "one": (1, {}),
-    "tp2": (2, {"train.layout.tensor": 2}),
-    "dp2-zero1": (2, {"train.layout.shard": 2, "train.layout.zero": 1}),
+    "tp2": (2, {"train.parallelism.tensor": 2}),
+    "dp2-zero1": (2, {"train.parallelism.fsdp": 2, "train.parallelism.zero_stage": 1}),
     "tp2-dp2-sp-recompute": (
-        4, {"train.layout.tensor": 2, "train.layout.shard": 2, "train.layout.zero": 1, "train.recompute": "full"},
+        4, {"train.parallelism.tensor": 2, "train.parallelism.fsdp": 2, "train.parallelism.zero_stage": 1, "train.activation_checkpointing": "full"},
     ),
-    "pp2": (2, {"train.layout.pipeline": 2}),
-    "tp4-copied-heads": (4, {"train.layout.tensor": 4}),  # Llama has two key-value heads here, each on two ranks; BERT four
+    "pp2": (2, {"train.parallelism.pipeline": 2}),
+    "tp4-copied-heads": (4, {"train.parallelism.tensor": 4}),  # Llama has two key-value heads here, each on two ranks; BERT four
 }  # fmt: skip
 NEAR = 1e-4
 PATIENCE, AFTER_ONE = (
@@ -47,10 +47,10 @@ PATIENCE, AFTER_ONE = (
 PIECE = "40000"  # bytes of logits at once: those of 26 tokens of the bench's vocabulary, where a micro-batch has 128
 # Models as NxD's own checkpoints have them: the keys that differ from the bench's, tensor ranks, stages (by the converter alone).
 FORMATS: dict[str, tuple[dict[str, Any], int, int]] = {
-    "llama-fused": ({"kv_heads": 4, "tie_embeddings": False}, 2, 2),
-    "llama-grouped": ({"tie_embeddings": False}, 2, 1),
-    "llama-copied": ({"tie_embeddings": False}, 4, 3),
-    "bert": ({"family": "bert", "kv_heads": 4, "tie_embeddings": True, "norm_epsilon": 1e-12}, 2, 1),
+    "llama-fused": ({"kv_heads": 4, "tie_word_embeddings": False}, 2, 2),
+    "llama-grouped": ({"tie_word_embeddings": False}, 2, 1),
+    "llama-copied": ({"tie_word_embeddings": False}, 4, 3),
+    "bert": ({"family": "bert", "kv_heads": 4, "tie_word_embeddings": True, "norm_eps": 1e-12}, 2, 1),
 }  # fmt: skip
 
 
@@ -157,7 +157,7 @@ class Check:
             line
             for output in outputs
             for line in output.splitlines()
-            if "PyTorch/XLA takes it for rank" in line
+            if "PyTorch/XLA sees rank" in line
         ]
         ended = all(processes.codes) and not (run / "metrics.jsonl").exists()
         self.say(
@@ -399,7 +399,7 @@ def decoded(
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """What only models of the next token have: logits in pieces, and documents apart."""
     few = {"train.steps": 4, "train.validate_every": 2, **values}
-    apart = few | {"train.separate_documents": "true"}
+    apart = few | {"train.document_mask": "true"}
     for name, told, limit in (
         ("dp2-zero1", few, PIECE),
         ("pp2", few, PIECE),

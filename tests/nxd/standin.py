@@ -484,7 +484,7 @@ def module(name: str, *contents: Any, **named: Any) -> None:
 
 
 def install() -> None:
-    """Makes it importable as neuronx_distributed, and has ranks of stack neuron-xla compute on the CPU."""
+    """Makes it importable as neuronx_distributed, and has ranks of platform neuron-xla compute on the CPU."""
     states = (get_data_parallel_replica_groups, get_tensor_model_parallel_replica_groups, get_pipeline_model_parallel_replica_groups,
               get_pipeline_model_parallel_rank, get_tensor_model_parallel_rank, get_data_parallel_rank)  # fmt: skip
     nxd = "neuronx_distributed"

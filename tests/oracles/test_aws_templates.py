@@ -93,7 +93,7 @@ def test_what_engines_need_is_sound_to_cfn_lint(engine: str, name: str) -> None:
 
 def test_a_second_queue_for_tokenizing_is_sound_to_cfn_lint() -> None:
     config = fleet("trn1.32xlarge", "block")
-    config = replace(config, data=replace(config.data, instance_type="c7i.8xlarge"))
+    config = replace(config, data=replace(config.data, tokenize_instance_type="c7i.8xlarge"))
     text = engine_template.render(config, replace(INPUTS, tokenizing=INPUTS.image), "batch")
     assert (
         problems(text, INPUTS.region) == [] and "TokenizingQueue" in json.loads(text)["Resources"]

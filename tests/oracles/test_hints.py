@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.host import install_paths
+from trainfleet.process import install_paths
 from trainfleet.run.loggers import SERVICES
 from wheels import make_wheel
 
@@ -44,7 +44,7 @@ def test_a_hint_installs_the_package(package: str, tmp_path: Path) -> None:
 
 def test_to_name_the_command_spoils_no_later_import() -> None:
     """torch.compile loads setuptools, which fails in a process that has looked for pip as a module."""
-    code = "from trainfleet.host import install_paths as origin; origin.installing_package('wandb'); import setuptools"
+    code = "from trainfleet.process import install_paths as origin; origin.installing_package('wandb'); import setuptools"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False

@@ -18,7 +18,8 @@ from aws.fleets import INPUTS
 from oracles.iam_judge import Asked, judged, judged_each, policy_of
 from trainfleet.backends import terms_of
 from trainfleet.cloud import engine_template, template
-from trainfleet.cloud.permissions import CLUSTER, policy
+from trainfleet.cloud.engine_template import NETWORK as CLUSTER
+from trainfleet.cloud.permissions import policy
 from trainfleet.cloud.template_inputs import Inputs, bucket_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.config.tables import read_table
@@ -120,7 +121,7 @@ def config_of(recipe: str) -> Config:
         config, fleet=fleet, train=replace(config.train, init_from=f"s3://{CORPUS}/model")
     )
     image = "none" if fleet.backend == "slurm" else "build"
-    return replace(config, fleet=replace(config.fleet, image=image))
+    return replace(config, fleet=replace(config.fleet, container=image))
 
 
 def roles(config: Config) -> dict[str, list[dict[str, Any]]]:

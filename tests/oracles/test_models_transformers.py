@@ -24,31 +24,31 @@ from trainfleet.models import huggingface_weights
 from trainfleet.trust.errors import RunError
 
 LLAMA = Model("test", "llama", 3, 48, 6, 2, 80, 120, 64, 10_000.0, 1e-5, False)
-PLAIN = replace(LLAMA, kv_heads=6, tie_embeddings=True, dropout=0.1)
+PLAIN = replace(LLAMA, kv_heads=6, tie_word_embeddings=True, dropout=0.1)
 SHAPES = {
     "llama": LLAMA,
-    "llama-tied": replace(LLAMA, tie_embeddings=True),
+    "llama-tied": replace(LLAMA, tie_word_embeddings=True),
     "llama-3.2": replace(
         LLAMA,
         kv_heads=6,
         rope_theta=500_000.0,
-        norm_epsilon=1e-6,
+        norm_eps=1e-6,
         rope_scaling=32.0,
-        max_sequence_length=9000,
+        max_position_embeddings=9000,
     ),
-    "llama-wide-heads": replace(LLAMA, head_size=16),
-    "mistral": replace(LLAMA, family="mistral", head_size=16),
-    "qwen2": replace(LLAMA, family="qwen2", norm_epsilon=1e-6, rope_theta=1e6),
-    "qwen3": replace(LLAMA, family="qwen3", norm_epsilon=1e-6, head_size=16, tie_embeddings=True),
-    "olmo2": replace(LLAMA, family="olmo2", norm_epsilon=1e-6),
+    "llama-wide-heads": replace(LLAMA, head_dim=16),
+    "mistral": replace(LLAMA, family="mistral", head_dim=16),
+    "qwen2": replace(LLAMA, family="qwen2", norm_eps=1e-6, rope_theta=1e6),
+    "qwen3": replace(LLAMA, family="qwen3", norm_eps=1e-6, head_dim=16, tie_word_embeddings=True),
+    "olmo2": replace(LLAMA, family="olmo2", norm_eps=1e-6),
     "gemma": replace(
-        LLAMA, family="gemma", norm_epsilon=1e-6, head_size=24, kv_heads=1, tie_embeddings=True
+        LLAMA, family="gemma", norm_eps=1e-6, head_dim=24, kv_heads=1, tie_word_embeddings=True
     ),
     "gpt2": replace(PLAIN, family="gpt2"),
-    "bert": replace(PLAIN, family="bert", norm_epsilon=1e-12),
+    "bert": replace(PLAIN, family="bert", norm_eps=1e-12),
     "roberta": replace(PLAIN, family="roberta"),
-    "bert-untied": replace(PLAIN, family="bert", norm_epsilon=1e-12, tie_embeddings=False),
-    "roberta-untied": replace(PLAIN, family="roberta", tie_embeddings=False),
+    "bert-untied": replace(PLAIN, family="bert", norm_eps=1e-12, tie_word_embeddings=False),
+    "roberta-untied": replace(PLAIN, family="roberta", tie_word_embeddings=False),
 }
 EVERY = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
@@ -88,9 +88,7 @@ def theirs_of(folder: Path, shape: Model) -> Any:
 
 
 def tokens_of(shape: Model) -> Tensor:
-    return torch.randint(
-        3, shape.vocabulary_size, (2, 40), generator=torch.Generator().manual_seed(1)
-    )
+    return torch.randint(3, shape.vocab_size, (2, 40), generator=torch.Generator().manual_seed(1))
 
 
 @EVERY
@@ -190,7 +188,7 @@ def test_a_folder_that_is_not_the_model_is_refused_by_name(tmp_path: Path) -> No
     )
     assert "neither model.safetensors" in refusal(None)
     assert (
-        "another size" in (told := refusal(tensors, replace(shape, vocabulary_size=128)))
+        "another size" in (told := refusal(tensors, replace(shape, vocab_size=128)))
         and "(128, 48)" in told
     )
     (folder / "model.safetensors").write_bytes(b"junk")
@@ -259,10 +257,10 @@ def test_a_head_that_differs_is_refused_and_as_transformers_has_it_once_untied(
 ) -> None:
     """transformers 5 keeps a tied output layer that has other numbers; the proposed mend gives its logits."""
     transformers = need("transformers")
-    shape = replace(SHAPES[family], tie_embeddings=True)
+    shape = replace(SHAPES[family], tie_word_embeddings=True)
     folder, file = export(make(shape), tmp_path / "out"), tmp_path / "out/model.safetensors"
     head = {"bert": "cls.predictions.decoder.weight"}.get(family, "lm_head.weight")
-    tensors = load_file(file) | {head: torch.randn(shape.vocabulary_size, shape.hidden_size) / 9}
+    tensors = load_file(file) | {head: torch.randn(shape.vocab_size, shape.hidden_size) / 9}
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(RunError, match="not its embedding") as caught:
         huggingface_weights.load(folder, shape, {})
@@ -272,7 +270,7 @@ def test_a_head_that_differs_is_refused_and_as_transformers_has_it_once_untied(
     judge = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
-    mended = models.build(replace(shape, tie_embeddings=False)).eval()
+    mended = models.build(replace(shape, tie_word_embeddings=False)).eval()
     mended.load_state_dict(
         huggingface_weights.load(
             folder, mended.shape, huggingface_weights.sizes_of(mended.named_parameters())

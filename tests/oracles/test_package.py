@@ -23,7 +23,7 @@ release = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(release)
 SMALL = (
     "name=small train.steps=4 train.compile=false model.layers=1 model.hidden_size=32 model.heads=2 model.kv_heads=2 "
-    "model.intermediate_size=64 data.vocabulary_size=300 train.validate_every=0"
+    "model.intermediate_size=64 data.vocab_size=300 train.validate_every=0"
 )
 
 
@@ -112,7 +112,7 @@ def test_help_version_and_mistakes(command: Path, tmp_path: Path) -> None:
 
 
 def test_the_files_that_hosts_receive_are_those_of_the_checkout(command: Path) -> None:
-    words = "from trainfleet.nodes.tar import code_files, content_hash; print(content_hash(code_files('')))"
+    words = "from trainfleet.hosts.tar import code_files, content_hash; print(content_hash(code_files('')))"
     python = command.with_name("python")
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     installed = subprocess.run(

@@ -65,7 +65,7 @@ def config_of(folder: Path, changes: dict[str, Any], name: str = "ours") -> Conf
     fleet = merged(BASE, changes)
     (folder / "config.yaml").write_text(
         yaml.safe_dump(
-            {"name": name, "fleet": fleet, "train": {"global_batch": 8192, "spike_sigmas": 0}}
+            {"name": name, "fleet": fleet, "train": {"global_batch_size": 8192, "spike_sigmas": 0}}
         )
     )
     return load(Settings(folder / "config.yaml"), terms_of)[0]
@@ -103,8 +103,8 @@ def fsx() -> st.SearchStrategy[dict[str, Any]]:
         {"type": st.just("persistent"), "throughput": st.sampled_from([125, 250, 500, 1000])}
     )
     made = st.fixed_dictionaries({
-        "folder": st.sampled_from(["/fsx", "/data/lustre"]), "size_gib": st.sampled_from([1200, 2400, 4800, 24000]),
-        "link": st.sampled_from([None, "s3://corpora/some"]), "export": st.booleans(),
+        "mount_point": st.sampled_from(["/fsx", "/data/lustre"]), "size_gib": st.sampled_from([1200, 2400, 4800, 24000]),
+        "s3_import": st.sampled_from([None, "s3://corpora/some"]), "s3_export": st.booleans(),
     })  # fmt: skip
     there = st.just(
         {"dns_name": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com", "mount_name": "abcdefgh"}
@@ -122,12 +122,12 @@ def fleets() -> st.SearchStrategy[dict[str, Any]]:
         "buckets": st.lists(st.sampled_from(["one-bucket", "two-bucket"]), unique=True),
     })  # fmt: skip
     aws = st.fixed_dictionaries({
-        "image": st.sampled_from([None, "ami-0123456789abcdef0"]), "key_pair": st.sampled_from([None, "a key"]),
-        "ssh_from": st.sampled_from([[], ["203.0.113.7/32"]]), "volume_gib": st.integers(100, 2000),
+        "ami": st.sampled_from([None, "ami-0123456789abcdef0"]), "key_pair": st.sampled_from([None, "a key"]),
+        "allow_ssh_from": st.sampled_from([[], ["203.0.113.7/32"]]), "volume_gib": st.integers(100, 2000),
     })  # fmt: skip
     return st.builds(
         lambda wanted, data, place, store, idle: {
-            "aws": place | ({"image": "ami-0123456789abcdef0"} if wanted["os"] == "rocky9" else {}), "fsx": store, "shared_folder": f"{store.get('folder', '/fsx')}/work", "idle_minutes": idle,
+            "aws": place | ({"ami": "ami-0123456789abcdef0"} if wanted["os"] == "rocky9" else {}), "fsx": store, "shared_folder": f"{store.get('mount_point', '/fsx')}/work", "idle_minutes": idle,
             "slurm": {"parallelcluster": wanted | (database if data else {})},
         },
         cluster, st.booleans(), aws, fsx(), st.sampled_from([None, 10, 120]),
@@ -188,36 +188,36 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
         "trn1.2xlarge has no EFA, so its nodes can't train together",
     )
     yield queue(instance_type="trn9.big"), "trn9.big is not in the table of instance types"
-    yield queue(name="default"), "default: Slurm keeps this name for itself"
+    yield queue(name="default"), "default: Slurm reserves this name"
     yield queue(name="One_queue"), 'queues[0].name: "One_queue" is not written as in "queue-0"'
     yield queue(capacity="block"), "capacity block needs a reservation"
     yield (
         queue(capacity="block", reservation="cr-0123456789abcdef0"),
-        "the nodes of a capacity block are all kept: min 4 works",
+        "all nodes of a capacity block stay; set min 4",
     )
-    yield queue(max=2), "fleet.nodes: 4: the largest queue has at most 2; NODES=2 works"
+    yield queue(max=2), "fleet.nodes: 4: the largest queue has at most 2; set NODES=2"
     yield (
         {"fsx": {"size_gib": 1234}},
         "fleet.fsx.size_gib: 1234: it comes in 1200 or multiples of 2400",
     )
     yield {"fsx": {"throughput": 33}}, "fleet.fsx.throughput: 33 is not one of 125, 250, 500, 1000"
     yield (
-        {"fsx": {"folder": "/home"}, "shared_folder": "/home/work"},
-        "fleet.fsx.folder: /home is reserved; /fsx works",
+        {"fsx": {"mount_point": "/home"}, "shared_folder": "/home/work"},
+        "fleet.fsx.mount_point: /home is reserved; use for example /fsx",
     )
     yield (
         {"fsx": {"dns_name": "lustre.example.com", "mount_name": "x"}},
-        "it begins with the file system's id",
+        "it must begin with the file system's id",
     )
     yield (
         {"aws": {"subnets": []}, "slurm": {"parallelcluster": {"head_subnet": SUBNET}}},
-        "the network is made, and the head is in it",
+        "setup makes the network with the head in it",
     )
-    yield {"aws": {"zones": ["us-west-2a"]}}, "fleet.aws.subnets says where the nodes are"
+    yield {"aws": {"zones": ["us-west-2a"]}}, "fleet.aws.subnets already places the nodes"
     yield {"aws": {"region": None}}, "fleet.aws.region: null"
     yield (
         {"aws": {"bucket": None}, "instance_type": "trn1.32xlarge"},
-        "the nodes take the script that installs the Neuron SDK from a bucket",
+        "the nodes download the Neuron SDK's installer from it",
     )
     yield (
         {"slurm": {"parallelcluster": {"os": "rocky9"}}},
@@ -225,7 +225,7 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     )
     yield (
         {"slurm": {"partition": "gpu"}},
-        "fleet.slurm.partition: gpu is none of the queues: compute1",
+        "fleet.slurm.partition: gpu is not one of the queues: compute1",
     )
     yield (
         {"slurm": {"parallelcluster": {"database_uri": "x:3306"}}},

@@ -26,7 +26,8 @@ from oracles.test_parallelcluster import python
 from trainfleet.backends import terms_of
 from trainfleet.backends.slurm import cluster_file
 from trainfleet.cloud import engine_template, template
-from trainfleet.cloud.permissions import CLUSTER, LARGEST, documents, policy
+from trainfleet.cloud.engine_template import NETWORK as CLUSTER
+from trainfleet.cloud.permissions import LARGEST, documents, policy
 from trainfleet.cloud.template_inputs import Inputs, bucket_of, cluster_name, stack_name
 from trainfleet.cloud.template_storage import log_group
 from trainfleet.config import Config, Settings, load

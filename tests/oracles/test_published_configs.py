@@ -44,8 +44,8 @@ def ours(folder: Path) -> Facts:
         before = sizes.get(there.name, (0,))[-1]
         sizes[there.name] = (*size[:-1], before + size[-1])  # query, key and value side by side
     return {"sizes": sizes, "turns": turned(*rotary_table(shape, POSITIONS)) if FAMILIES[shape.family].rotary else None,
-            "epsilons": {shape.norm_epsilon}, "heads": (shape.heads, shape.kv_heads, shape.head_features),
-            "tied": shape.tie_embeddings, "length": shape.max_sequence_length, "vocabulary": shape.vocabulary_size}  # fmt: skip
+            "epsilons": {shape.norm_eps}, "heads": (shape.heads, shape.kv_heads, shape.head_features),
+            "tied": shape.tie_word_embeddings, "length": shape.max_position_embeddings, "vocabulary": shape.vocab_size}  # fmt: skip
 
 
 def theirs(folder: Path) -> Facts:

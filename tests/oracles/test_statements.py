@@ -109,7 +109,7 @@ def planned(recipe: str, own: bool = False) -> list[dict[str, Any]]:
     with desk(), tempfile.TemporaryDirectory() as out:
         world = World(buckets, said(recipe, own))
         code, told = world.type("plan", f"OUT={out}/plan")
-        assert code == 0 and "account: nothing stands against it" in told, told
+        assert code == 0 and "account: nothing prevents it" in told, told
         files = sorted(Path(out).glob("plan/policy*.json"), key=lambda file: len(file.name))
         return [one for file in files for one in json.loads(file.read_text())["Statement"]]
 
@@ -143,7 +143,7 @@ def test_with_the_policy_alone_all_is_made_listed_and_removed(recipe: str, stuck
     with by_policy(recipe) as (world, refused):
         code, told = world.type("setup")
         assert not refused and (code == 0 or "parallelcluster" in recipe), told
-        if "ssh_from" not in said(recipe)["fleet"]["aws"] and "ec2" in recipe:
+        if "allow_ssh_from" not in said(recipe)["fleet"]["aws"] and "ec2" in recipe:
             assert all(world.account.may(*one) for one in of_command(through_agent("us-east-1")))  # type: ignore[misc]
         code, told = world.type("ls")
         assert (code, refused) == (0, []), told

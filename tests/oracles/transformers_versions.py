@@ -136,7 +136,7 @@ def random_shape(family: str, draw: random.Random, number: int, stretches: bool)
         draw.choice([each for each in range(1, heads + 1) if heads % each == 0]) if facts.rotary else heads,
         draw.choice([40, 96, 130]), draw.choice([64, 100, 257]), draw.choice([64, 128]) if scaling == 1 else ENOUGH_FOR_STRETCH,
         draw.choice([1e4, 5e5, 1e6]) if facts.rotary else 1e4, draw.choice([1e-5, 1e-6]), number % 2 == 0, rope_scaling=scaling,
-        head_size=features if wide else None,
+        head_dim=features if wide else None,
     )  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def write(model: models.Network, folder: Path) -> torch.Tensor:
     huggingface_weights.save(model, shape.family, folder)
     count = LONG if shape.rope_scaling != 1 else SHORT
     tokens = torch.randint(
-        3, shape.vocabulary_size, (1, count), generator=torch.Generator().manual_seed(count)
+        3, shape.vocab_size, (1, count), generator=torch.Generator().manual_seed(count)
     )
     tokens = (
         torch.stack((tokens, torch.arange(count)[None] % 2), -1)
@@ -173,4 +173,4 @@ def write(model: models.Network, folder: Path) -> torch.Tensor:
 def shape_of(preset: Preset) -> Model:
     family = FAMILIES[preset.family]
     keys = {key: value for key, value in asdict(preset).items() if value is not None}
-    return Model(preset=None, **{"norm_epsilon": family.norm_epsilon} | keys | {"dropout": 0.0})
+    return Model(preset=None, **{"norm_eps": family.norm_eps} | keys | {"dropout": 0.0})

@@ -160,7 +160,7 @@ fake_apt() { # the version of the driver and of the fabric manager in Ubuntu's a
   fake_apt 580.178.04 580.173.02
   run "$scripts/nvidia.sh" apply 580.65.06 - 580 open fabric
   [ "$status" -eq 1 ]
-  [[ $output == *"nvidia-fabricmanager-580 580.173.02-0ubuntu0.24.04.1 beside a driver 580.178.04"*"fleet.aws.image"* ]]
+  [[ $output == *"nvidia-fabricmanager-580 580.173.02-0ubuntu0.24.04.1 beside a driver 580.178.04"*"fleet.aws.ami"* ]]
   ! grep -q 'apt-get install' "$FAKE_LOG"
 }
 
@@ -358,7 +358,7 @@ kernels() { # RUNNING, then those that have a Lustre module: fake tools of a mac
   sed -i 's/boot .*/boot another/' "$root/etc/default/grub.d/99-trainfleet.cfg"
   run "$scripts/lustre.sh" apply "$key" # it booted, and GRUB did not do as told: no boot is asked for again
   [ "$status" -eq 1 ]
-  [[ $output == *"kernel 7.0.0-1012-aws booted, and not the one that"*"fleet.aws.image"* ]]
+  [[ $output == *"kernel 7.0.0-1012-aws booted, and not the one that"*"fleet.aws.ami"* ]]
   echo 6.17.0-1019-aws > "$root/running"
   run "$scripts/lustre.sh" apply "$key"
   [ "$output" = "lustre: client for kernel 6.17.0-1019-aws" ]
@@ -368,7 +368,7 @@ kernels() { # RUNNING, then those that have a Lustre module: fake tools of a mac
   kernels 7.0.0-1012-aws
   run "$scripts/lustre.sh" apply "$key"
   [ "$status" -eq 1 ]
-  [[ $output == *"nor for one that this distribution offers"*"fleet.aws.image"* ]]
+  [[ $output == *"nor for one that this distribution offers"*"fleet.aws.ami"* ]]
   kernels 7.0.0-1012-aws 6.17.0-1019-aws
   mkdir -p "$root/sys/module/nvidia"
   fake dkms ''
@@ -533,7 +533,7 @@ lnetctl udsp add --src efa --priority 0" ]
   run "$scripts/shared_folder.sh" verify "$root/fsx/trainfleet" nobody
   [ "$output" = "shared folder: $root/fsx/trainfleet/runs belongs to root, not to nobody" ]
   chmod 711 "$root"
-  run su -s /bin/sh nobody -c "sh '$scripts/../python/trainfleet/nodes/facts.sh' '$root/fsx/trainfleet' '' '' | grep ^shared_folder"
+  run su -s /bin/sh nobody -c "sh '$scripts/../python/trainfleet/hosts/facts.sh' '$root/fsx/trainfleet' '' '' | grep ^shared_folder"
   [ "$output" = shared_folder=read-only ] || { echo "$output"; false; }
 }
 

@@ -32,7 +32,7 @@ from trainfleet.watch.time_accounting import goodput, ledger
 
 NODES = 4
 TICK = 1.0  # seconds that a wait takes at least
-SILENCE = 9.0  # seconds after which a host that does not answer counts as lost (nodes/polling.py)
+SILENCE = 9.0  # seconds after which a host that does not answer counts as lost (hosts/polling.py)
 BEGAN = 1.8e9  # unix time
 
 

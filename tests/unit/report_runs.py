@@ -22,7 +22,7 @@ data:
   sources:
   - stdlib
   tokenizer: bpe
-  vocabulary_size: 4096
+  vocab_size: 4096
 model:
   preset: tiny
   family: llama
@@ -32,7 +32,7 @@ model:
   kv_heads: 2
 train:
   steps: {steps}
-  global_batch: 16
+  global_batch_size: 16
   sequence_length: 256
   learning_rate: 0.003
   seed: 1
@@ -114,7 +114,7 @@ def make_run(
     if done >= 100:
         ended |= {
             "last_checkpoint": f"s3://bucket/{name}/step-{done // 100 * 100:08d}"
-        }  # where checkpoint.destination says
+        }  # where checkpoint.path says
     if status == "finished":
         run.record("finished", step=done)
         ended |= {"sample": SAMPLE}

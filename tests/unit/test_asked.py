@@ -61,10 +61,12 @@ def test_a_larger_fleet_gets_the_layout_that_fits_it(tmp_path: Path) -> None:
     path.write_text(recipe_named("llama-3-8b-p5").text)
     short = {"NODES": ("fleet.nodes", "4")}
     asked.write_text(
-        dump_asked(*load(Settings(path, "train.global_batch=64 train.micro_batch=null", short)))
+        dump_asked(
+            *load(Settings(path, "train.global_batch_size=64 train.micro_batch_size=null", short))
+        )
     )
     found = planned(asked, 16)
-    assert isinstance(found, Config) and found.train.layout.tensor > 1, found
+    assert isinstance(found, Config) and found.train.parallelism.tensor > 1, found
     assert "tensor" not in asked.read_text()
 
 
@@ -75,7 +77,7 @@ def test_what_a_verb_has_changed_is_asked_for_too(tmp_path: Path) -> None:
     (tmp_path / "given.yaml").write_text(dump_asked(short, derivation))
     assert (
         load(Settings(tmp_path / "given.yaml"))[0] == short
-        and "micro_batch" not in (tmp_path / "given.yaml").read_text()
+        and "micro_batch_size" not in (tmp_path / "given.yaml").read_text()
     )
 
 

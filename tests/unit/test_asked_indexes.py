@@ -16,10 +16,10 @@ from test_pins import HOSTS, ROOT
 
 from indexes import Indexes
 from trainfleet.config import Config, Settings, load
-from trainfleet.nodes import pins
-from trainfleet.nodes.install_steps import environment_words
-from trainfleet.nodes.pins import Pin
-from trainfleet.nodes.stack import load_stack
+from trainfleet.hosts import pins
+from trainfleet.hosts.install_steps import environment_words
+from trainfleet.hosts.pins import Pin
+from trainfleet.hosts.platform import load_platform
 from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import BackendError
 
@@ -31,28 +31,31 @@ def config() -> Config:
     return load(Settings(FOLDER / "trn1-single-node.yaml"))[0]
 
 
-def of(config: Config, stack: str, system: str) -> tuple[Pin, ...]:
+def of(config: Config, platform: str, system: str) -> tuple[Pin, ...]:
     """What nodes of a system, and an image, take from indexes."""
-    fleet = replace(config.fleet, stack=stack, python=None, image="none")
+    fleet = replace(config.fleet, platform=platform, python=None, container="none")
     return pins.of(replace(config, fleet=fleet), system, builds=True)
 
 
 @pytest.fixture(scope="module")
 def everything(config: Config) -> tuple[Pin, ...]:
     found = tuple(
-        dict.fromkeys(chain.from_iterable(of(config, stack, system) for stack, system in HOSTS))
+        dict.fromkeys(
+            chain.from_iterable(of(config, platform, system) for platform, system in HOSTS)
+        )
     )
     assert len(found) > 20
     return found
 
 
 @pytest.mark.parametrize(
-    ("stack", "system"), [(stack, system) for stack, system in HOSTS if system.startswith("ubuntu")]
+    ("platform", "system"),
+    [(platform, system) for platform, system in HOSTS if system.startswith("ubuntu")],
 )
 def test_all_pins_are_on_the_recorded_pages(
-    stack: str, system: str, config: Config, indexes: Indexes
+    platform: str, system: str, config: Config, indexes: Indexes
 ) -> None:
-    assert pins.ask(of(config, stack, system)) == ([], [])
+    assert pins.ask(of(config, platform, system)) == ([], [])
 
 
 def test_whichever_pin_is_gone_it_is_refused_by_its_name(
@@ -184,7 +187,7 @@ def test_trn1_s_environment_is_installed_from_the_recorded_indexes(
     sums = {sum_: indexes.sum_of(name, sum_) for _, name, sum_ in indexes.rows}
     words = [
         word.replace("https://", f"{indexes.address}/")
-        for word in environment_words(load_stack("neuron-xla"), str(tmp_path / "env"))
+        for word in environment_words(load_platform("neuron-xla"), str(tmp_path / "env"))
     ]
     words = [
         f"--hash=sha256:{sums[word[14:]]}" if word.startswith("--hash") else word

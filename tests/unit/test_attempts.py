@@ -240,7 +240,7 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(
         def refresh(self) -> None:
             looks.append("look")
             if 3 <= len(looks) <= 6:
-                raise BackendError("S3 gives no good answer")
+                raise BackendError("S3 gives no valid answer")
 
     class Sentry:
         def __init__(self, *_: object) -> None:
@@ -276,7 +276,7 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(
     assert (
         persevere(watch, backend.plan(job(run), {}), [job(run)], lambda job: None).verdict is None
     )
-    assert said == ["lost sight of the nodes: S3 gives no good answer"]
+    assert said == ["the run folder can't be updated: S3 gives no valid answer"]
     assert looked == ["anew at 2", "look 2", "anew at 7", "look 7", "look 8", "look 9"]
 
 
@@ -323,7 +323,7 @@ def test_a_job_whose_ranks_have_finished_is_not_tried_again(run: Run) -> None:
     backend = Script(run, [Status(ENDED, exits={0: 0}, lost={1: "silence"}, silent=frozenset({1}))])
     verdict, said = play(run, backend)
     assert verdict is None and len(backend.used) == 1 and "the ranks are done" in said[0]
-    assert "no answer from" in said[1] and "make clean ends what is left there" in said[2], (
+    assert "no answer from" in said[1] and "run make clean to end the processes there" in said[2], (
         "it was waited for"
     )
 
@@ -370,9 +370,7 @@ def test_a_launcher_that_reaches_nobody_blames_itself_and_leaves_the_run_to_the_
     backend = Script(run, [LOST])
     backend.unreached = "a"
     watch = replace(watch_of(run, backend), standby=lambda: "b")
-    with pytest.raises(
-        monitor.CutOff, match="reaches no other host over SSH, while b can be seen at work"
-    ):
+    with pytest.raises(monitor.CutOff, match="reaches no other host over SSH, while b still beats"):
         persevere(watch, backend.plan(job(run), {}), [job(run)], lambda job: None)
     verdict = next(event for event in run.read_events() if event["event"] == "verdict")
     assert (verdict["cause"], verdict["host"], verdict["node"]) == ("lost-node", "a", 0)

@@ -1,4 +1,4 @@
-"""data.bad_records: what can't be read is skipped up to a bound, counted and listed, the same whoever does it."""
+"""data.on_bad_record: what can't be read is skipped up to a bound, counted and listed, the same whoever does it."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def tar() -> bytes:
 
 
 ONE_BAD = {
-    "no json": ("a.jsonl", lines(b'{"text": "half a'), "a.jsonl:51: is no JSON"),
+    "no json": ("a.jsonl", lines(b'{"text": "half a'), "a.jsonl:51: is not JSON"),
     "no text field": ("a.jsonl", lines(b'{"body": "b"}'), "a.jsonl:51: lacks the field `text`"),
     "no text": ("a.jsonl", lines(b'{"text": 3}'), "a.jsonl:51: `text` is 3, not a string"),
-    "no object": ("a.jsonl", lines(b"[1]"), "a.jsonl:51: is no JSON object"),
+    "no object": ("a.jsonl", lines(b"[1]"), "a.jsonl:51: is not a JSON object"),
     "latin 1": ("a.jsonl", lines(b'{"text": "caf\xe9"}'), "a.jsonl:51: is not UTF-8"),
     "half a pair": (
         "a.jsonl",
@@ -64,8 +64,8 @@ ONE_BAD = {
         "a.jsonl:51: `text` holds half of a surrogate pair",
     ),
     "nested": ("a.jsonl", lines(b"[" * 100_000), "a.jsonl:51: is nested too deeply"),
-    "packed": ("a.jsonl.gz", gzip.compress(lines(b"x")), "a.jsonl.gz:51: is no JSON"),
-    "lines called json": ("a.json", lines(b"x"), "a.json:51: is no JSON"),
+    "packed": ("a.jsonl.gz", gzip.compress(lines(b"x")), "a.jsonl.gz:51: is not JSON"),
+    "lines called json": ("a.json", lines(b"x"), "a.json:51: is not JSON"),
     "array": (
         "a.json",
         json.dumps([*({"text": text} for text in GOOD), {"text": []}]).encode(),
@@ -77,7 +77,7 @@ ONE_BAD = {
 
 
 def data_of(folder: Path, bad_records: str | float = "stop") -> Data:
-    return Data("set", (str(folder),), "text", "bpe", 320, 0.1, bad_records=bad_records)
+    return Data("set", (str(folder),), "text", "bpe", 320, 0.1, on_bad_record=bad_records)
 
 
 def written(folder: Path, name: str, text: bytes) -> Path:
@@ -96,13 +96,13 @@ def test_one_bad_record_ends_the_work_or_is_skipped_counted_and_listed(
         tokenize(data_of(folder), ALONE, tmp_path / "data")
     assert (
         told in str(caught.value)
-        and "or skip such records: SET='data.bad_records=skip'" in caught.value.next
+        and "or skip such records: SET='data.on_bad_record=skip'" in caught.value.next
     )
     found = tokenize(data_of(folder, "skip"), ALONE, tmp_path / "data")
     assert found is not None and (found.documents, found.skipped) == (99, 1)
     assert len(found.skipped_records) == 1 and told in found.skipped_records[0]
     with pytest.raises(
-        DataError, match=r"1 of 100 records are bad; data.bad_records stop allows 0"
+        DataError, match=r"1 of 100 records are bad; data.on_bad_record stop allows 0"
     ):
         find(data_of(folder), tmp_path / "data")
 
@@ -157,10 +157,10 @@ def test_what_was_done_before_the_first_bad_record_stays_done(
 def test_more_than_the_bound_is_refused_with_the_share_that_would_do(tmp_path: Path) -> None:
     folder = written(tmp_path / "text", "a.jsonl", lines(b"x\ny\nz"))
     with pytest.raises(
-        DataError, match=r"3 of 102 records are bad; data.bad_records skip allows 1"
+        DataError, match=r"3 of 102 records are bad; data.on_bad_record skip allows 1"
     ) as caught:
         tokenize(data_of(folder, "skip"), ALONE, tmp_path / "data")
-    share = re.search(r"SET='data.bad_records=([0-9.]+)'", caught.value.next)
+    share = re.search(r"SET='data.on_bad_record=([0-9.]+)'", caught.value.next)
     assert share and find(data_of(folder), tmp_path / "data") is None
     found = tokenize(data_of(folder, float(share[1])), ALONE, tmp_path / "data")
     assert found is not None and found.skipped == 3

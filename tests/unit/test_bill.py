@@ -105,7 +105,7 @@ def test_the_limit_holds_for_set_up_and_idle_time_too() -> None:
     short = replace(config, budget=replace(config.budget, max_usd=100.0))
     with pytest.raises(
         ConfigError,
-        match=r"set-up and idle time alone are estimated at \$2.*, over the limit of \$100.00",
+        match=r"set-up and idle time are already estimated at \$196.05, over the limit of \$100.00",
     ):
         make_plan(short, [], [], [], bill)
     dear = config_of("llama-3-8b-p5-ec2")
@@ -115,10 +115,10 @@ def test_the_limit_holds_for_set_up_and_idle_time_too() -> None:
     assert costs
     tight = replace(dear, budget=replace(dear.budget, max_usd=costs - 100))
     with pytest.raises(
-        ConfigError, match=r"of it for set-up and idle time.*; train.steps \d+ keeps to it"
+        ConfigError, match=r"of it for set-up and idle time.*; train.steps: \d+ fits it"
     ) as refused:
         make_plan(tight, [], [], [], whole)
-    steps = int(str(refused.value).rpartition("train.steps ")[2].split()[0])
+    steps = int(str(refused.value).rpartition("train.steps: ")[2].split()[0])
     make_plan(replace(tight, train=replace(dear.train, steps=steps)), [], [], [], whole)
     predicted = estimate(dear, whole).predicted(1)["usd"]
     assert predicted == pytest.approx(costs - whole.idle(8)), "what is spent when it ends"
@@ -213,6 +213,6 @@ def test_dollars_that_are_wished_for_pay_for_set_up_too() -> None:
     assert chosen.usd and chosen.usd <= 5000.5
     assert chosen.usd == pytest.approx(bill.whole(chosen.nodes, chosen.days * 24))
     with pytest.raises(
-        ConfigError, match=r"USD: \$40: set-up and idle time of one node alone cost \$55"
+        ConfigError, match=r"USD: \$40: set-up and idle time of one node already cost \$55"
     ):
         sizes(config, Wish(days=1, usd=40), bill)

@@ -386,7 +386,7 @@ def test_a_hostile_bucket_writes_nothing_but_what_a_run_folder_has(
     for name in HOSTILE:
         if ".." in name.split("/"):
             s3.write(f"{RUN}/{name}", b"evil")
-            with pytest.raises(BackendError, match="not to be believed"):
+            with pytest.raises(BackendError, match="can't be trusted"):
                 place().refresh()
             s3.remove(f"{RUN}/{name}")
 
@@ -400,7 +400,7 @@ def test_it_can_not_fill_this_disk_or_follow_a_link(
     outside.mkdir()
     (here / "runs/demo").mkdir(parents=True)
     (here / "runs/demo/logs").symlink_to(outside)
-    with pytest.raises(RunError, match="is not what a run folder has there"):
+    with pytest.raises(RunError, match="is not a plain file or folder"):
         place().refresh()
     (here / "runs/demo/logs").unlink()
     monkeypatch.setattr(folder_sync, "SPARE", 1 << 60)
@@ -448,7 +448,7 @@ def machine(
         words = [
             sys.executable,
             "-m",
-            "trainfleet.supervisor",
+            "trainfleet.node.supervisor",
             "runs/demo/logs/node-0.log",
             "--",
             sys.executable,
@@ -507,7 +507,7 @@ def test_a_node_s_uplink_that_is_killed_goes_on_and_loses_nothing(
     there = tmp_path / "machine/runs/demo"
     assert (
         files(here / "runs/demo").items() >= files(there).items()
-        and "uplink ended with -9" in (there / "logs/node-0.log").read_text()
+        and "uplink ended with exit code -9" in (there / "logs/node-0.log").read_text()
     )
     assert (
         "config: name: demo" in (here / "runs/demo/logs/node-0.log").read_text()
@@ -528,14 +528,14 @@ def test_while_s3_is_away_the_command_goes_on_and_a_stop_comes_when_it_is_back(
     process, log = machine(), tmp_path / "machine/runs/demo/logs/node-0.log"
     until(seen(here, "line 1\n"))
     server.refuse = 1.0
-    until(lambda: "S3 is not brought up to date" in log.read_text())
+    until(lambda: "S3 can't be updated" in log.read_text())
     before = log.read_text().count("line ")
     until(lambda: log.read_text().count("line ") > before + 20)
     server.refuse = 0.0
     place().ask_to_stop()
     assert process.wait(60) == 3
     place().refresh()
-    assert "S3 is brought up to date again" in (here / "runs/demo/logs/node-0.log").read_text()
+    assert "S3 is up to date again" in (here / "runs/demo/logs/node-0.log").read_text()
     assert files(here / "runs/demo").items() >= files(tmp_path / "machine/runs/demo").items() - {
         ("stop", b"")
     }

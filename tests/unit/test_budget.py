@@ -69,7 +69,7 @@ def test_an_estimate_over_the_limit_is_refused_with_the_steps_that_keep_to_it() 
     limited = f"budget.max_usd={costs / 2}"
     with pytest.raises(
         ConfigError,
-        match=r"budget.max_usd: the run is estimated at .*; train.steps 500 keeps to it",
+        match=r"budget.max_usd: the run is estimated at .*; train.steps: 500 fits it",
     ):
         make_plan(config_of("llama-3-8b-p5", limited), [], [], [], P5)
     make_plan(config_of("llama-3-8b-p5", f"{limited} train.steps=500"), [], [], [], P5)
@@ -191,6 +191,6 @@ def test_a_run_is_asked_to_stop_before_its_machines_are_taken_back(tmp_path: Pat
     MonitoredAttempt(watch, request).follow()
     assert (
         run.stop.exists()
-        and said[0].startswith("the capacity block ends; next: make setup")
+        and said[0].startswith("the capacity block ends; next: run make setup")
         and watch.backend.looks > 2
     )  # type: ignore[attr-defined]

@@ -110,7 +110,9 @@ def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(
     (folder / "b").write_bytes(b"bbb")
     (folder / "c").write_bytes(b"cxcc")
     assert [entry.fault for entry in listing.look(store)] == ["a is missing; b has 3 bytes, not 4"]
-    assert "c has other bytes than were written" in listing.damage(store, 4, "c", commit.files["c"])
+    assert "c differs from the bytes that were written" in listing.damage(
+        store, 4, "c", commit.files["c"]
+    )
 
 
 def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(
@@ -185,7 +187,7 @@ def test_retention_leaves_alone_what_is_newer_than_the_commit(
 
 @pytest.mark.parametrize(
     "set",
-    ["fleet.nodes=4", "train.steps=9000", "train.learning_rate=1e-4", "train.weight_decay=0.5", "train.micro_batch=1", "checkpoint.keep=9",
+    ["fleet.nodes=4", "train.steps=9000", "train.learning_rate=1e-4", "train.weight_decay=0.5", "train.micro_batch_size=1", "checkpoint.keep=9",
      "name=other", "data.validation_fraction=0.2"],
 )  # fmt: skip
 def test_a_run_goes_on_with_what_does_not_make_it_another(
@@ -195,7 +197,8 @@ def test_a_run_goes_on_with_what_does_not_make_it_another(
 
 
 @pytest.mark.parametrize(
-    "set", ["train.seed=2", "train.global_batch=32", "train.sequence_length=128", "model.layers=3"]
+    "set",
+    ["train.seed=2", "train.global_batch_size=32", "train.sequence_length=128", "model.layers=3"],
 )
 def test_a_run_does_not_go_on_as_another_one(tmp_path: Path, config: Config, set: str) -> None:
     key, value = set.split("=")
@@ -212,12 +215,12 @@ def test_a_run_does_not_go_on_as_another_one(tmp_path: Path, config: Config, set
 def test_more_positions_may_come_only_where_none_is_learnt(
     tmp_path: Path, family: str, taken: bool
 ) -> None:
-    shape = f"model.family={family} model.layers=2 model.hidden_size=32 model.heads=2 model.kv_heads=2 model.max_sequence_length="
+    shape = f"model.family={family} model.layers=2 model.hidden_size=32 model.heads=2 model.kv_heads=2 model.max_position_embeddings="
     was, now = (config_of(tmp_path, shape + length) for length in ("1024", "2048"))
     if taken:
         changes.check(commit_of(was, 4), now, "0123456789abcdef", "here")
         return
-    with pytest.raises(RunError, match=r"another model\.max_sequence_length"):
+    with pytest.raises(RunError, match=r"another model\.max_position_embeddings"):
         changes.check(commit_of(was, 4), now, "0123456789abcdef", "here")
 
 
@@ -285,10 +288,10 @@ def test_a_rate_that_jumps_is_told_with_what_avoids_it(
 
 
 def test_a_rate_that_has_fallen_to_zero_can_only_begin_anew(tmp_path: Path) -> None:
-    was = config_of(tmp_path, "train.steps=100 train.learning_rate_floor=0")
+    was = config_of(tmp_path, "train.steps=100 train.min_lr_ratio=0")
     told = changes.jump(
         commit_of(was, 100),
-        config_of(tmp_path, "train.steps=200 train.learning_rate_floor=0"),
+        config_of(tmp_path, "train.steps=200 train.min_lr_ratio=0"),
         "here",
     )
     assert "from 0 at step 100" in told and "SET='name=again train.init_from=here'" in told
@@ -379,8 +382,8 @@ def test_training_on_as_another_run_is_refused_before_a_rank_starts(
     code, text = shell(tmp_path, "train", "SET=model.layers=3")
     assert (
         code == 1
-        and "can't go on with another model.layers" in text
-        and "is 3: the weights are of that shape" in text
+        and "can't resume with another model.layers" in text
+        and "is 3: the weights have that shape" in text
     )
     assert run.config.read_text() == before and not run.events.exists()
 
@@ -391,7 +394,7 @@ def test_a_bucket_that_does_not_answer_is_told_without_a_traceback(
     need("boto3")
     run = run_folder.run_of("line", tmp_path / "runs")
     run_folder.write_atomic(
-        run.config, dump_resolved(config_of(tmp_path, "checkpoint.destination=s3://bucket/far"))
+        run.config, dump_resolved(config_of(tmp_path, "checkpoint.path=s3://bucket/far"))
     )
     closed = {
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
@@ -402,7 +405,7 @@ def test_a_bucket_that_does_not_answer_is_told_without_a_traceback(
     code, text = shell(tmp_path, "checkpoints", **closed)
     assert (
         code == 1
-        and text.startswith("error: s3://bucket/far/line/: S3 gives no good answer")
+        and text.startswith("error: s3://bucket/far/line/: S3 gives no valid answer")
         and "aws s3 ls" in text
     )
     assert "Traceback" not in text
@@ -414,18 +417,18 @@ def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:
     store = FolderStore(run.checkpoints)
     put(store, config, 100)
     put(store, config, 200, part=b"x" * 3_000_000)
-    assert "every byte is as it was written" in shell(tmp_path, "verify", "STEP=100")[1]
+    assert "every byte is intact" in shell(tmp_path, "verify", "STEP=100")[1]
     data = bytearray((store.path / "step-00000200" / "part").read_bytes())
     data[2_000_000] ^= 1
     (store.path / "step-00000200" / "part").write_bytes(data)
     code, text = shell(tmp_path, "verify")
     assert (
         code == 1
-        and "step-00000200: is not as it was committed" in text
-        and "part has other bytes" in text
+        and "step-00000200: differs from the committed checkpoint" in text
+        and "part differs from the bytes that were written" in text
     )
     code, text = shell(tmp_path, "verify", "STEP=7")
-    assert code == 2 and "there are: 100, 200" in text
+    assert code == 2 and "the steps are 100, 200" in text
 
 
 def test_the_marker_is_json_for_other_programs(config: Config) -> None:

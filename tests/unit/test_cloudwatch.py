@@ -49,7 +49,7 @@ def supervise(log: Path, group: str) -> int:
     words = [
         sys.executable,
         "-m",
-        "trainfleet.supervisor",
+        "trainfleet.node.supervisor",
         str(log),
         "--",
         sys.executable,
@@ -114,7 +114,7 @@ def test_while_cloudwatch_is_away_lines_wait_and_none_is_lost(client: Any, log: 
             file.write(f"line {number}\n")
         assert said.look()
     lines = log.read_text().splitlines()
-    assert sent(client) == lines and [line for line in lines if "tried again" in line], lines
+    assert sent(client) == lines and [line for line in lines if "retrying" in line], lines
     assert len(lines) == 6, "one note for one outage"
 
 

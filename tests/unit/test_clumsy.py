@@ -92,8 +92,8 @@ def test_only_thousands_are_put_together(tmp_path: Path) -> None:
 
 def test_a_file_s_name_begins_no_line_of_its_own() -> None:
     assert (
-        str(InputError("is no JSON", where="a\nerror: b.jsonl:1"))
-        == "a\\nerror: b.jsonl:1: is no JSON"
+        str(InputError("is not JSON", where="a\nerror: b.jsonl:1"))
+        == "a\\nerror: b.jsonl:1: is not JSON"
     )
 
 
@@ -109,7 +109,7 @@ def test_what_a_backend_lacks_is_told_by_its_own_name(tmp_path: Path, backend: s
 def test_a_setting_that_is_no_number_is_told(tmp_path: Path) -> None:
     said = verbs.enter(tmp_path, "runs", code=1, variables={"TRAINFLEET_STARTED": "abc"})
     assert (
-        "TRAINFLEET_STARTED is 'abc', which is no number" in said
+        "TRAINFLEET_STARTED is 'abc', not a number" in said
         and "next: unset TRAINFLEET_STARTED" in said
     )
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import entrypoint
 from trainfleet.backends import terms_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.launch import compiling
-from trainfleet.node import precompile
-from trainfleet.node.placement import Seat
+from trainfleet.node import entrypoint, precompile
+from trainfleet.node.placement import Placement
 from trainfleet.plan import neuron_environment
 from trainfleet.plan.job import Job, train_job
 from trainfleet.plan.measurement import compile_only
@@ -56,7 +55,7 @@ def test_the_run_that_compiles_is_named_after_what_its_programs_depend_on(tmp_pa
     ):
         assert compiling.name_of(read(tmp_path, same)) == name, same
     for other in (
-        "train.micro_batch=2",
+        "train.micro_batch_size=2",
         "fleet.nodes=8",
         "train.weight_decay=0.2",
         "model.layers=30",
@@ -87,7 +86,7 @@ def test_a_job_that_compiles_is_the_same_job_recorded(tmp_path: Path) -> None:
         ("", "trn1.32xlarge", "/fsx/.compiled/neuron-xla"),
         ("", "trn2.48xlarge", "/fsx/.compiled/neuron"),
         (
-            "fleet.backend=batch fleet.image=build fleet.shared_folder=s3://bucket/x data.store=s3://bucket/sets checkpoint.destination=s3://bucket/checkpoints",
+            "fleet.backend=batch fleet.container=build fleet.shared_folder=s3://bucket/x data.tokenized_path=s3://bucket/sets checkpoint.path=s3://bucket/checkpoints",
             "trn1.32xlarge",
             "s3://bucket/x/compiled/neuron-xla",
         ),
@@ -132,7 +131,7 @@ def test_a_node_starts_its_ranks_through_the_tool(monkeypatch: pytest.MonkeyPatc
             "runs/c",
         ]
     )
-    command = entrypoint.command_of(order, Seat(0, 1, "127.0.0.1"))
+    command = entrypoint.command_of(order, Placement(0, 1, "127.0.0.1"))
     assert command[1:5] == ["-m", "trainfleet.node.precompile", sys.executable, "-m"] and command[
         -2:
     ] == [

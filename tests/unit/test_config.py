@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,6 @@ from jsonschema import Draft202012Validator
 
 from trainfleet.backends import terms_of
 from trainfleet.config import Config, Settings, dump_resolved, load, load_resolved
-from trainfleet.config.dump import LATE
 from trainfleet.config.families import FAMILIES
 from trainfleet.config.key import Key, schema_of
 from trainfleet.config.presets import PRESETS
@@ -87,9 +88,11 @@ def test_what_is_checked_is_the_schema_that_editors_read() -> None:
             else part
         )
 
+    checked = copy.deepcopy(load_schema())
+    del checked["properties"]["train"]["properties"]["compile_only"]  # only make compile sets it
     assert (
         bare({name: part for name, part in WRITTEN.items() if name not in ("$schema", "title")})
-        == load_schema()
+        == checked
     )
 
 
@@ -170,7 +173,7 @@ data:
 train:
   learning_rate: abc
   seqlen: 4
-  global_batch: 7
+  global_batch_size: 7
   sequence_length: 100000
 model:
   heads: 7
@@ -182,8 +185,8 @@ steps: 4
         "config.yaml:6: data.sources: must not be empty",
         'config.yaml:8: train.learning_rate: must be a number, not "abc"',
         "config.yaml:9: train.seqlen: unknown key; did you mean sequence_length? Tokens in a sequence",
-        "config.yaml:10: train.global_batch: 7 sequences do not divide over 2 data-parallel ranks; nearest that do: 6, 8",
-        "config.yaml:11: train.sequence_length: 100000 is more than the model takes (model.max_sequence_length 1024)",
+        "config.yaml:10: train.global_batch_size: 7 sequences do not divide over 2 data-parallel ranks; nearest that do: 6, 8",
+        "config.yaml:11: train.sequence_length: 100000 is more than the model takes (model.max_position_embeddings 1024)",
         "config.yaml:12: model.kv_heads: 2 does not divide model.heads 7",
         "config.yaml:13: model.heads: 7 does not divide model.hidden_size 128",
         "config.yaml:14: steps: unknown key; did you mean train.steps?",
@@ -224,23 +227,23 @@ steps: 4
             "data.sources[0]: must be text or a group of keys, not 4",
         ),
         (
-            "name: a\nmodel: {vocabulary_size: 300}\n",
-            "model.vocabulary_size: 300 is smaller than the tokenizer's 4096",
+            "name: a\nmodel: {vocab_size: 300}\n",
+            "model.vocab_size: 300 is smaller than the tokenizer's 4096",
         ),
         (
             "name: a\nmodel: {preset: null}\n",
             "model.hidden_size: must be given, as model.preset is null",
         ),
         (
-            "name: a\ntrain: {micro_batch: 3}\n",
-            "train.micro_batch: 3 does not divide a rank's 8 sequences; nearest that do: 1, 2, 4",
+            "name: a\ntrain: {micro_batch_size: 3}\n",
+            "train.micro_batch_size: 3 does not divide a rank's 8 sequences; nearest that do: 1, 2, 4",
         ),
-        ("name: a\ntrain: {layout: {tensor: 3}}\n", "= 3 does not divide the world size 2"),
+        ("name: a\ntrain: {parallelism: {tensor: 3}}\n", "= 3 does not divide the world size 2"),
         ("name: ../evil\n", "must be lower-case letters"),
         ("name: a\ntrain: {lr: 1e-3}\n", "train.lr: unknown key; did you mean learning_rate?"),
         (
             "name: a\ntrain: {batch_size: 8}\n",
-            "train.batch_size: unknown key; did you mean global_batch?",
+            "train.batch_size: unknown key; did you mean global_batch_size?",
         ),
         (
             "name: a\ndata: {tokenizer: no/such.json}\n",
@@ -293,16 +296,42 @@ def test_a_resolved_config_reads_back_as_it_was(tmp_path: Path) -> None:
     )  # CONFIG=runs/<name>/config.yaml works too
 
 
-def test_keys_that_came_late_stand_last_in_a_resolved_config(tmp_path: Path) -> None:
-    values = yaml.safe_load(dump_resolved(load_text(tmp_path, "name: a\n")))
-    for group, late in LATE.items():
-        assert [*values[group]][-len(late) :] == [*late]
+def test_a_name_of_before_gets_one_line_with_its_new_one(tmp_path: Path) -> None:
+    """Each row of the changelog's table, typed where it stood."""
+    rows = re.findall(
+        r"^\| `((?:fleet|data|model|train|checkpoint)\.\S+)` \| `(\S+)` \|$",
+        (ROOT / "CHANGELOG.md").read_text(),
+        re.M,
+    )
+    assert len(rows) > 35
+    for old, now in rows:
+        if "layout" in old:  # the group is told of, not what is in it
+            old, now = ".".join(old.split(".")[:2]), "parallelism"
+        with pytest.raises(ConfigError) as caught:
+            load_text(tmp_path, "name: a\n", f"{old}=1")
+        told = [problem.message for problem in caught.value.problems if problem.key == old]
+        assert len(told) == 1 and f"did you mean {now.rpartition('.')[2]}?" in told[0], (old, told)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("min_lr: 3e-5, learning_rate: 3e-4", "min_lr_ratio? Where the schedule ends, as a fraction of train.learning_rate; 3e-05 / 0.0003 is 0.1"),
+        ("min_lr: 0.1, learning_rate: 3e-4", "as a fraction of train.learning_rate"),
+    ],
+)  # fmt: skip
+def test_a_foreign_name_of_another_unit_says_so(tmp_path: Path, words: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, f"name: a\ntrain: {{{words}}}\n")
+    assert caught.value.problems[0].message.endswith(told)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 8, 16])
 def test_the_micro_batch_divides_for_every_world(tmp_path: Path, nodes: int) -> None:
     config = load_text(tmp_path, "name: a\n", NODES=("fleet.nodes", str(nodes)))
-    assert config.train.global_batch % (config.train.micro_batch * config.data_parallel) == 0
+    assert (
+        config.train.global_batch_size % (config.train.micro_batch_size * config.data_parallel) == 0
+    )
 
 
 def test_editors_find_the_schema() -> None:
@@ -337,7 +366,7 @@ def test_a_run_of_an_older_version_lacks_new_keys_and_is_read_all_the_same(tmp_p
     (tmp_path / "config.yaml").write_text("name: a\n")
     config = load(Settings(tmp_path / "config.yaml"))[0]
     old = yaml.safe_load(dump_resolved(config))
-    del old["train"]["weights"], old["checkpoint"]["keep"]
+    del old["train"]["param_dtype"], old["checkpoint"]["keep"]
     (tmp_path / "resolved.yaml").write_text(yaml.safe_dump(old))
     assert load_resolved(tmp_path / "resolved.yaml") == config
     (tmp_path / "resolved.yaml").write_text("just text")

@@ -16,9 +16,9 @@ import pytest
 
 from trainfleet.backends.node_script import node_script
 from trainfleet.backends.ssh import misfit, pull_words
-from trainfleet.node.placement import Seat
+from trainfleet.node.placement import Placement
+from trainfleet.node.supervisor import EXIT
 from trainfleet.plan.job import Job
-from trainfleet.supervisor import EXIT
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "mirror.example/trainfleet:cpu-1"
@@ -68,7 +68,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def script(host: Path, *words: str, stack: str = "cpu", **more: str) -> str:
+def script(host: Path, *words: str, platform: str = "cpu", **more: str) -> str:
     job = Job(
         "tokenize",
         "x",
@@ -82,9 +82,13 @@ def script(host: Path, *words: str, stack: str = "cpu", **more: str) -> str:
         image=IMAGE,
     )
     environment = (
-        {"PYTHONPATH": f"{ROOT / 'python'}:{host}"} | Seat(0, 1, "127.0.0.1").environment() | more
+        {"PYTHONPATH": f"{ROOT / 'python'}:{host}"}
+        | Placement(0, 1, "127.0.0.1").environment()
+        | more
     )
-    return node_script(job, Seat(0, 1, "127.0.0.1"), host, "python3", environment, "h", stack).text
+    return node_script(
+        job, Placement(0, 1, "127.0.0.1"), host, "python3", environment, "h", platform
+    ).text
 
 
 def run(host: Path, *words: str) -> subprocess.Popen[bytes]:
@@ -155,9 +159,9 @@ def test_a_disk_of_the_node_s_own_is_given_over_where_the_dataset_is_copied_to_i
     assert "--volume=/scratch:/scratch" in logged(host)[0]
 
 
-def test_gpus_are_given_over_where_the_stack_has_them(host: Path) -> None:
-    assert "--gpus=all" in script(host, "0", stack="cuda-volta") and "--gpus" not in script(
-        host, "0", stack="neuron"
+def test_gpus_are_given_over_where_the_platform_has_them(host: Path) -> None:
+    assert "--gpus=all" in script(host, "0", platform="cuda-volta") and "--gpus" not in script(
+        host, "0", platform="neuron"
     )
 
 
@@ -199,7 +203,7 @@ def test_one_that_can_t_be_pulled_says_why(host: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [(f"amd64 {LOCK}", ""), ("amd64 <no value>", ""), ("amd64 ", ""), (f"arm64 {LOCK}", "it is for arm64"), ("", "no known processor"),
-     ("amd64 cpu 2026-01-01 000000000000", "of the lock cpu 2026-01-01 000000000000, the config's stack of " + LOCK)],
+     ("amd64 cpu 2026-01-01 000000000000", "it has the lock cpu 2026-01-01 000000000000, the config's platform has " + LOCK)],
 )  # fmt: skip
 def test_what_does_not_fit_is_named_with_both(words: str, told: str) -> None:
     assert told in misfit(words, LOCK) and bool(told) == bool(misfit(words, LOCK))

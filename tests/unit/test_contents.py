@@ -11,8 +11,8 @@ import pytest
 
 from trainfleet.backends import job_starts
 from trainfleet.data.manifest import MANIFEST, PLAN, shard_path, unit_name
-from trainfleet.nodes import removal_commands
-from trainfleet.nodes.host_results import Implausible
+from trainfleet.hosts import removal_commands
+from trainfleet.hosts.host_results import Implausible
 from trainfleet.run import contents
 from trainfleet.run.run_folder import engine_log, job_log, node_log, scratch
 from trainfleet.storage.folder_sync import STATE, file_of

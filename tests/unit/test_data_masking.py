@@ -26,9 +26,9 @@ from trainfleet.trust.validation import fit
 
 DOCUMENTS = 300
 CHOSEN = {
-    "global_batch": 24, "micro_batch": 1, "sequence_length": 64, "seed": 1, "learning_rate": 0.01, "warmup_steps": 1,
-    "schedule_steps": 1, "decay_steps": 1, "recompute": "none", "compile": False,
-    "layout": {"shard": 1, "tensor": 1, "pipeline": 1, "context": 1, "zero": 3, "interleave": 1},
+    "global_batch_size": 24, "micro_batch_size": 1, "sequence_length": 64, "seed": 1, "learning_rate": 0.01, "warmup_steps": 1,
+    "schedule_steps": 1, "decay_steps": 1, "activation_checkpointing": "none", "compile": False,
+    "parallelism": {"fsdp": 1, "tensor": 1, "pipeline": 1, "context": 1, "zero_stage": 3, "virtual_stages": 1},
 }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_global_batches_are_the_same_for_any_world_after_a_resume_and_over_an_ep
     samples = dataset if view is Dataset else view(dataset)
     train = fit(Train, schema.fill({"name": "worlds"}, schema.load_schema())["train"] | CHOSEN)
     first = (
-        samples.samples("train", train.sequence_length) // train.global_batch - 4
+        samples.samples("train", train.sequence_length) // train.global_batch_size - 4
     )  # an epoch ends in the middle of these
     steps = range(first, first + 10)
 

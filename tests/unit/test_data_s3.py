@@ -20,7 +20,6 @@ import pytest
 
 from s3server import Application, serve
 from s3server import busy as refuse
-from trainfleet import entrypoint
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.config.types import Data
 from trainfleet.data import dataset_lock, local_copy, manifest, source_files, sources
@@ -31,7 +30,8 @@ from trainfleet.data.dataset_store import FolderDataset
 from trainfleet.data.progress import read_progress
 from trainfleet.data.sources import plan_units
 from trainfleet.data.tokenize_worker import Share, tokenize
-from trainfleet.host.node_log import Log
+from trainfleet.node import entrypoint
+from trainfleet.process.node_log import Log
 from trainfleet.report.live import TokenizeLive
 from trainfleet.run.run_folder import COPY, MOUNTED, Run, write_atomic
 from trainfleet.storage import s3, s3_streams
@@ -127,16 +127,16 @@ def test_a_prefix_gives_the_same_dataset_as_the_folder(
 def test_a_dataset_in_s3_is_made_found_and_read_like_one_on_disk(
     data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = replace(data, sources=(str(tmp_path / "text"),), shuffle_window=16)
+    local = replace(data, sources=(str(tmp_path / "text"),), shuffle_window_mib=16)
     assert tokenize(local, ALONE, tmp_path / "local")
-    remote = replace(local, store="s3://bucket/sets", shuffle_window=16)
+    remote = replace(local, tokenized_path="s3://bucket/sets", shuffle_window_mib=16)
     for node in range(3):  # nodes that share nothing but the bucket
         tokenize(remote, Share(node, 3, 1), tmp_path / f"node-{node}")
     found = find(remote, tmp_path / "elsewhere")
     assert found and found.identity == manifest.find(local, tmp_path / "local").identity  # type: ignore[union-attr]
-    progress = read_progress(tmp_path / "elsewhere" / "set", remote.store)
+    progress = read_progress(tmp_path / "elsewhere" / "set", remote.tokenized_path)
     assert progress.finished and progress.bytes_done == progress.bytes_total
-    with TokenizeLive(tmp_path / "desk" / "set", remote.store, out := io.StringIO()):
+    with TokenizeLive(tmp_path / "desk" / "set", remote.tokenized_path, out := io.StringIO()):
         pass
     assert "MB/s" in out.getvalue() and f"{progress.documents:,} documents" in out.getvalue()
     assert not list(tmp_path.glob("node-*/set/train/*")), "shards don't stay on the nodes"
@@ -165,12 +165,15 @@ def run(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
         data,
         name=f"set-{tmp_path.name}",
         sources=(str(tmp_path / "text"),),
-        store="s3://bucket/copied",
+        tokenized_path="s3://bucket/copied",
     )
     made = tokenize(data, ALONE, tmp_path / "made")
     assert made
     train = replace(
-        config.train, steps=2 * made.tokens // (16 * 64) + 1, global_batch=16, sequence_length=64
+        config.train,
+        steps=2 * made.tokens // (16 * 64) + 1,
+        global_batch_size=16,
+        sequence_length=64,
     )
     config = replace(config, data=data, train=train)
     write_atomic(Run(Path("runs/x")).config, dump_resolved(config))
@@ -229,12 +232,12 @@ def test_a_node_says_where_its_dataset_is(
         entrypoint.parse(["--on", "fleet", "--folder", "runs/x", "--ranks", "1", "--", "m"]),
         Log(tmp_path / "log"),
     )
-    monkeypatch.setenv("PYTHONPATH", str(Path(entrypoint.__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(entrypoint.__file__).parents[2]))
     monkeypatch.delenv(MOUNTED, raising=False)
     entrypoint.copy_dataset(order, log)
     monkeypatch.setenv(COPY, str(tmp_path))
     entrypoint.copy_dataset(order, log)
-    assert MOUNTED not in os.environ and "is no disk of this node's own" in log.path.read_text()
+    assert MOUNTED not in os.environ and "is not this node's own disk" in log.path.read_text()
     monkeypatch.setenv(COPY, "/dev/shm")
     try:
         entrypoint.copy_dataset(order, log)
@@ -255,7 +258,7 @@ def test_of_two_jobs_on_two_machines_one_is_refused(
 ) -> None:
     monkeypatch.setattr(dataset_lock, "RENEW", 0.05)
     monkeypatch.setattr(dataset_lock, "POLL", 0.1)
-    remote = replace(data, name="contested", store="s3://bucket/sets")
+    remote = replace(data, name="contested", tokenized_path="s3://bucket/sets")
     store, other = manifest.store_of(remote, tmp_path / "here"), tmp_path / "there"
     with dataset_lock.only_job(store), pytest.raises(DataError, match="another job is tokenizing"):
         tokenize(remote, ALONE, other)
@@ -304,7 +307,7 @@ def test_a_job_that_was_taken_for_dead_stops(
 
 
 def test_a_block_that_was_changed_in_s3_is_refused(data: Data, tmp_path: Path) -> None:
-    remote = replace(data, name="changed", store="s3://bucket/sets")
+    remote = replace(data, name="changed", tokenized_path="s3://bucket/sets")
     found = tokenize(remote, ALONE, tmp_path)
     assert found
     for shard in found.split("train"):

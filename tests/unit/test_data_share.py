@@ -165,14 +165,14 @@ def test_a_second_run_of_a_finished_dataset_does_nothing(
         for path in (tmp_path / "set").rglob("*")
         if path.name != "lock"
     } == times
-    assert "finished already" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
 
 
 def test_another_setting_is_refused_when_finished_and_starts_again_when_not(
     data: Data, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenize(data, ALONE, tmp_path)
-    other = dataclasses.replace(data, vocabulary_size=400)
+    other = dataclasses.replace(data, vocab_size=400)
     with pytest.raises(DataError, match=r"data\.tokenizer was `bpe 500`, is `bpe 400`"):
         find(other, tmp_path)
     (tmp_path / "set" / "manifest.json").unlink()
@@ -183,7 +183,7 @@ def test_another_setting_is_refused_when_finished_and_starts_again_when_not(
         and finished.vocabulary_size == 400
         and max(shard.max_id for shard in finished.shards) < 400
     )
-    assert "starts again" in capsys.readouterr().out
+    assert "starting again" in capsys.readouterr().out
 
 
 def test_progress_adds_up_to_the_whole(data: Data, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_an_encoder_that_turns_out_wrong_is_replaced_and_named(
     monkeypatch.setitem(encoders.ENCODERS, "fastokens", WrongLater)
     found = tokenize(data, ALONE, tmp_path / "wrong")
     assert right and found and found.identity == right.identity
-    assert "done again with the reference" in found.notes[0]
+    assert "encoded again with the reference" in found.notes[0]
     assert any(backend.startswith("tokenizers") for backend in found.backends)
 
 
@@ -357,8 +357,8 @@ def test_opening_refuses_what_is_not_whole(data: Data, tmp_path: Path) -> None:
 def test_opening_refuses_a_missing_a_shortened_and_another_file(data: Data, tmp_path: Path) -> None:
     tokenize(data, ALONE, tmp_path)
     for name, what in (
-        ("train/00000.bin", "missing or not as long"),
-        ("validation/00000.idx", "missing or not as long"),
+        ("train/00000.bin", "missing, or its length differs"),
+        ("validation/00000.idx", "missing, or its length differs"),
         ("tokenizer.json", "is not the tokenizer|is missing"),
     ):
         path = tmp_path / "set" / name
@@ -411,7 +411,7 @@ def test_weights_mix_the_sources_in_every_stretch(data: Data, tmp_path: Path) ->
     assert np.array_equal(np.concatenate(one_by_one), dataset.batch("train", 0, 40, 64, seed=1))
     others = [
         mixed,
-        dataclasses.replace(mixed, shuffle_window=64),
+        dataclasses.replace(mixed, shuffle_window_mib=64),
         dataclasses.replace(mixed, sources=data.sources),
     ]
     assert len({Dataset.open(tmp_path / "set", other).identity for other in others}) == 3, (

@@ -166,7 +166,7 @@ def test_tables_of_the_standard_library_are_no_documents_and_that_is_said() -> N
         and len(texts) > 20
     )
     assert left_out(unit, len(texts))[0].endswith(
-        f"{len(unit.pieces) - len(texts)} of {len(unit.pieces)} files left out: a table of literals, empty, or not UTF-8"
+        f"{len(unit.pieces) - len(texts)} of {len(unit.pieces)} files skipped: a table of literals, empty, or not UTF-8"
     )
     assert (
         is_table("# codes\n" + "    0x41: 'a',\n" * 9)
@@ -209,8 +209,8 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"{broken", ["is no JSON"]),
-        (b'["text"]', ["is no JSON object"]),
+        (b"{broken", ["is not JSON"]),
+        (b'["text"]', ["is not a JSON object"]),
         (b'{"body": "x"}', ["lacks the field `text`", "body"]),
         (b'{"text": 0}', ["`text` is 0, not a string"]),
         (b'{"text": "\xff"}', ["is not UTF-8", "0xff"]),
@@ -288,7 +288,7 @@ def test_parquet_is_read_by_row_groups_once_each(
     refused(
         replace(data_of(path), text_field="body"), "a.parquet", "lacks the field `body`", "id, text"
     )
-    refused(replace(data_of(path), text_field="id"), "a.parquet", "is no text", "it is int64")
+    refused(replace(data_of(path), text_field="id"), "a.parquet", "is not text", "it is int64")
     path.write_bytes(path.read_bytes()[:-40])
     refused(data_of(path), "a.parquet", "damaged Parquet file")
 

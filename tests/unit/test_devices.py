@@ -100,7 +100,8 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("count", "told"), [(0, ""), (8, "8 accelerators of this node stay idle: fleet.stack is cpu")]
+    ("count", "told"),
+    [(0, ""), (8, "8 accelerators of this node stay idle: fleet.platform is cpu")],
 )
 def test_a_cpu_that_was_planned_is_opened_beside_gpus_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int, told: str
@@ -132,24 +133,24 @@ def test_a_build_has_code_for_a_gpu_or_not(
 
 
 @pytest.mark.parametrize(
-    ("stack", "kind"),
+    ("platform", "kind"),
     [("cpu", "cpu"), ("cuda", "cuda"), ("cuda-volta", "cuda"), ("neuron-xla", "neuron_xla")],
 )
-def test_the_plan_names_the_device_by_the_stack(stack: str, kind: str) -> None:
+def test_the_plan_names_the_device_by_the_platform(platform: str, kind: str) -> None:
     recipe = (
         "bert-large-trn1" if kind == "neuron_xla" else "llama-3-8b-p5"
-    )  # a stack for other devices is refused
+    )  # a platform for other devices is refused
     config, _ = load(
         Settings(
             RECIPES / f"{recipe}.yaml",
-            f"fleet.stack={stack} train.precision=fp32 train.weights=fp32",
+            f"fleet.platform={platform} train.precision=fp32 train.param_dtype=fp32",
         )
     )
     assert config.fleet.device == kind
 
 
 @pytest.mark.parametrize(
-    ("count", "found", "stack"),
+    ("count", "found", "platform"),
     [
         (0, None, "cpu"),
         (8, None, "cuda"),
@@ -158,13 +159,13 @@ def test_the_plan_names_the_device_by_the_stack(stack: str, kind: str) -> None:
     ],
 )
 def test_this_machines_accelerators_are_planned(
-    monkeypatch: pytest.MonkeyPatch, count: int, found: Any, stack: str
+    monkeypatch: pytest.MonkeyPatch, count: int, found: Any, platform: str
 ) -> None:
     monkeypatch.setattr(node_types, "local_accelerators", lambda: count)
     monkeypatch.setattr(node_types, "local_accelerator", lambda: found)
     config, derived = load(Settings(RECIPES / "first-run.yaml", "fleet.nodes=1"))
-    assert config.fleet.stack == stack
-    assert "accelerators" in next(each.why for each in derived if each.key == "fleet.stack")
+    assert config.fleet.platform == platform
+    assert "accelerators" in next(each.why for each in derived if each.key == "fleet.platform")
 
 
 class Other(Cpu):
@@ -259,7 +260,7 @@ def test_ranks_on_gpus_have_one_group_of_gloo_for_their_hosts_and_wait_half_an_h
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    degrees = "train.layout.pipeline=2 train.layout.context=2 train.layout.shard=2"
+    degrees = "train.parallelism.pipeline=2 train.parallelism.context=2 train.parallelism.fsdp=2"
     config = load(
         Settings(RECIPES / "llama-3-8b-p5.yaml", f"fleet.nodes=1 fleet.ranks_per_node=8 {degrees}")
     )[0]

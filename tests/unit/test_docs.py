@@ -13,14 +13,13 @@ import yaml
 
 import pages
 from pages import ROOT
-from trainfleet import entrypoint, supervisor
 from trainfleet.backends import terms_of
 from trainfleet.cli import VERBS, main
 from trainfleet.cli.variables import read_variables
 from trainfleet.config.load import Settings, load
 from trainfleet.health import fence, lease
 from trainfleet.launch import execution
-from trainfleet.node import barrier, exit_codes
+from trainfleet.node import barrier, entrypoint, exit_codes, supervisor
 from trainfleet.recipes import all_recipes
 from trainfleet.trust.errors import ConfigError, TrainfleetError
 

@@ -16,10 +16,10 @@ from trainfleet.backends import BACKENDS, terms_of
 from trainfleet.backends.request_json import bodies
 from trainfleet.backends.sagemaker_request import METRICS, input_of
 from trainfleet.config import Config, Settings, load
-from trainfleet.entrypoint import LOCK
 from trainfleet.hardware import node_types
-from trainfleet.nodes.install_steps import lock_name
-from trainfleet.nodes.stack import load_stack
+from trainfleet.hosts.install_steps import lock_name
+from trainfleet.hosts.platform import load_platform
+from trainfleet.node.entrypoint import LOCK
 from trainfleet.plan.job import tokenize_job, train_job
 from trainfleet.plan.request import Request
 from trainfleet.trust.errors import BackendError, ConfigError
@@ -44,10 +44,10 @@ def config_of(
 ) -> Config:
     own = OWN[backend] | fleet.pop(backend, {})
     said = {
-        "name": "a-run.1", "data": {"sources": ["s3://bkt/text"], "store": "s3://bkt/sets", "vocabulary_size": 340},
-        "model": {"layers": 2, "hidden_size": 128, "heads": 64, "intermediate_size": 128}, "checkpoint": {"destination": "s3://bkt/c"},
-        "train": {"global_batch": 1024, "sequence_length": 128, "spike_sigmas": 0, "precision": "auto", "compile": False},
-        "fleet": {"backend": backend, "nodes": nodes, "instance_type": instance_type, "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:y",
+        "name": "a-run.1", "data": {"sources": ["s3://bkt/text"], "tokenized_path": "s3://bkt/sets", "vocab_size": 340},
+        "model": {"layers": 2, "hidden_size": 128, "heads": 64, "intermediate_size": 128}, "checkpoint": {"path": "s3://bkt/c"},
+        "train": {"global_batch_size": 1024, "sequence_length": 128, "spike_sigmas": 0, "precision": "auto", "compile": False},
+        "fleet": {"backend": backend, "nodes": nodes, "instance_type": instance_type, "container": "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:y",
                   "shared_folder": "s3://bkt/runs", "aws": {"region": "us-east-1"}, backend: own} | fleet,
     }  # fmt: skip
     path = folder / "config.yaml"
@@ -84,7 +84,7 @@ def test_every_request_is_valid_for_every_type(
     if backend == "sagemaker" and f"ml.{instance_type}" not in TRAINED_ON:
         with pytest.raises(
             ConfigError,
-            match=f"{instance_type}: SageMaker trains on no such machines; trn2.48xlarge works",
+            match=f"{instance_type}: SageMaker does not offer this type; use trn2.48xlarge",
         ):
             config_of(tmp_path, backend, instance_type)
         return
@@ -123,7 +123,7 @@ def test_sagemaker_gets_a_key_of_the_volume_only_where_the_type_has_no_disks_of_
 def test_every_node_is_told_for_which_versions_the_job_was_planned(
     backend: str, tmp_path: Path
 ) -> None:
-    """Its image compares them with its own (entrypoint.py): also one that no launcher could look at."""
+    """Its image compares them with its own (node/entrypoint.py): also one that no launcher could look at."""
     config = config_of(tmp_path, backend)
     for request in requests(config):
         body = sound(request)
@@ -133,7 +133,7 @@ def test_every_node_is_told_for_which_versions_the_job_was_planned(
             if nodes
             else body["Environment"]
         )
-        assert told[LOCK] == lock_name(load_stack(config.fleet.stack))
+        assert told[LOCK] == lock_name(load_platform(config.fleet.platform))
 
 
 @pytest.mark.parametrize(
@@ -251,20 +251,29 @@ def test_secrets_are_referred_to_and_never_said(
 @pytest.mark.parametrize(
     ("backend", "fleet", "said"),
     [
-        ("batch", {"spot": True}, "fleet.spot: AWS Batch runs multi-node parallel jobs on no spot"),
-        ("batch", {"batch": {"priority": 3}}, "fleet.batch.priority: counts within a share"),
         (
             "batch",
-            {"aws": {"region": "us-east-1", "image": "ami-0123456789abcdef0"}},
-            "fleet.batch.queue mine has machines of its own",
+            {"spot": True},
+            "fleet.spot: AWS Batch does not run multi-node parallel jobs on spot",
+        ),
+        ("batch", {"batch": {"priority": 3}}, "fleet.batch.priority: applies within a share"),
+        (
+            "batch",
+            {"aws": {"region": "us-east-1", "ami": "ami-0123456789abcdef0"}},
+            "fleet.batch.queue mine brings its own machines",
         ),
         (
             "batch",
             {"batch": {"queue": QUEUE.replace("east", "west")}},
             "is not in fleet.aws.region us-east-1",
         ),
-        ("batch", {"image": "none"}, "fleet.image"),
-        ("sagemaker", {"image": "none"}, "fleet.image"),
+        ("batch", {"container": "none"}, "fleet.container"),
+        (
+            "batch",
+            {"instance_type": "p3dn.24xlarge", "batch": {"queue": None}},
+            "fleet.instance_type: p3dn.24xlarge: AWS Batch has no machine image for it any more",
+        ),
+        ("sagemaker", {"container": "none"}, "fleet.container"),
         (
             "sagemaker",
             {"sagemaker": {"input_mode": "fsx"}},
@@ -318,5 +327,7 @@ def test_what_can_t_be_is_refused_by_key(
 
 def test_a_value_that_sagemaker_does_not_carry_is_named(tmp_path: Path) -> None:
     config = config_of(tmp_path, "sagemaker", shared_folder=f"s3://bkt/{'x' * 600}")
-    with pytest.raises(BackendError, match="TRAINFLEET_BUCKET: SageMaker carries no such value"):
+    with pytest.raises(
+        BackendError, match="TRAINFLEET_BUCKET: SageMaker does not accept this value"
+    ):
         list(requests(config))

@@ -64,7 +64,7 @@ def test_without_temperature_it_is_the_likeliest_text() -> None:
 
 def test_it_ends_with_the_document_and_with_the_context() -> None:
     whole = write([3, 1, 4])
-    assert len(whole) == SHAPE.max_sequence_length - 3
+    assert len(whole) == SHAPE.max_position_embeddings - 3
     end = whole[5]
     assert write([3, 1, 4], stop_at=end) == whole[: whole.index(end)]
 
@@ -142,7 +142,7 @@ def test_the_prompt_of_the_readme_gives_a_name_and_no_second_blank(
         def forward(self, tokens: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
             return logits.expand(1, tokens.shape[1], -1)
 
-    shape = replace(SHAPE, vocabulary_size=len(VOCABULARY))
+    shape = replace(SHAPE, vocab_size=len(VOCABULARY))
     data: Any = SimpleNamespace(folder=Path(), manifest=SimpleNamespace(end_of_document=0))
     monkeypatch.setattr(generate, "load", lambda run: (Liking(shape), data))
     monkeypatch.setattr(generate, "load_tokenizer", lambda folder: tokenizer)

@@ -85,13 +85,13 @@ def test_another_guard_goes_on_where_one_was(world: World) -> None:
 
 
 def test_after_so_many_in_a_row_it_says_why(world: World) -> None:
-    guard, parts = StepGuard(replace(TRAIN, skips_in_a_row=3), world), held(nn.Linear(2, 2))
+    guard, parts = StepGuard(replace(TRAIN, max_consecutive_skips=3), world), held(nn.Linear(2, 2))
     judged(guard, [(3.0, 1.0), (3.0, NAN), (3.0, NAN)])
     assert guard.check(parts, "run") == 2
     judged(guard, [(3.0, NAN)], 4)
     with pytest.raises(RunError, match="not finite in steps 2 to 4") as error:
         guard.check(parts, "run")
-    assert "samples 8 to 31" in error.value.why and "train.skips_in_a_row" in error.value.why
+    assert "samples 8 to 31" in error.value.why and "train.max_consecutive_skips" in error.value.why
 
 
 def test_weights_past_saving_are_named_at_once(world: World) -> None:

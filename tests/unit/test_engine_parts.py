@@ -28,9 +28,9 @@ from trainfleet.run.run_folder import Run
 from trainfleet.trust.validation import fit
 
 CHOSEN = {
-    "steps": 100, "global_batch": 8, "micro_batch": 2, "sequence_length": 6, "learning_rate": 0.01, "warmup_steps": 10, "seed": 3,
-    "validate_every": 0, "validation_sequences": 7, "schedule_steps": 100, "decay_steps": 20, "recompute": "none",
-    "compile": False, "layout": {"shard": 1, "tensor": 1, "pipeline": 1, "context": 1, "zero": 3, "interleave": 1},
+    "steps": 100, "global_batch_size": 8, "micro_batch_size": 2, "sequence_length": 6, "learning_rate": 0.01, "warmup_steps": 10, "seed": 3,
+    "validate_every": 0, "validation_sequences": 7, "schedule_steps": 100, "decay_steps": 20, "activation_checkpointing": "none",
+    "compile": False, "parallelism": {"fsdp": 1, "tensor": 1, "pipeline": 1, "context": 1, "zero_stage": 3, "virtual_stages": 1},
 }  # fmt: skip
 TRAIN = fit(Train, schema.fill({"name": "parts"}, schema.load_schema())["train"] | CHOSEN)
 SEQUENCES = 10  # in the validation split below
@@ -60,7 +60,7 @@ class Part:
 
 def taken(step: int, ranks: int, micro_batch: int) -> list[int]:
     """The samples of one step over all ranks and micro-batches."""
-    train = replace(TRAIN, micro_batch=micro_batch)
+    train = replace(TRAIN, micro_batch_size=micro_batch)
     parts = [Batches(Numbered(), Part(train), rank, ranks, Cpu()) for rank in range(ranks)]  # type: ignore[arg-type]
     found = [int(row[0]) for part in parts for _, batch in part.of(step) for row in batch.inputs]
     for part in parts:
@@ -106,7 +106,7 @@ class Packed(Numbered):
 
 @pytest.mark.parametrize("separate", [True, False])
 def test_batches_say_where_documents_end_when_that_is_asked_for(separate: bool) -> None:
-    config = Part(replace(TRAIN, separate_documents=separate))
+    config = Part(replace(TRAIN, document_mask=separate))
     part = Batches(Packed(), config, 0, 1, Cpu())  # type: ignore[arg-type]
     trained = [batch for _, batch in part.of(1)]
     validated = list(batches.validation(Packed(), config, 0, 1, Cpu()))  # type: ignore[arg-type]
@@ -257,8 +257,8 @@ def test_first_weights_are_those_of_every_layout_on_every_device(
     from trainfleet.engine.world import join
 
     (tmp_path / "config.yaml").write_text(
-        "name: x\nmodel: {layers: 2, hidden_size: 32, heads: 4, kv_heads: 4, intermediate_size: 64, tie_embeddings: true,"
-        f" family: {family}}}\nfleet: {{nodes: 1, ranks_per_node: 1}}\ntrain: {{micro_batch: 1, compile: false, precision: fp32}}\n"
+        "name: x\nmodel: {layers: 2, hidden_size: 32, heads: 4, kv_heads: 4, intermediate_size: 64, tie_word_embeddings: true,"
+        f" family: {family}}}\nfleet: {{nodes: 1, ranks_per_node: 1}}\ntrain: {{micro_batch_size: 1, compile: false, precision: fp32}}\n"
     )
     config = load(Settings(tmp_path / "config.yaml"))[0]
     with join(Philox()) as world:

@@ -153,7 +153,7 @@ def rates(train: Train) -> list[float]:
 def test_a_schedule_warms_up_falls_and_ends_at_the_floor(
     schedule: str, half_way: float, power: float
 ) -> None:
-    train = replace(TRAIN, schedule=schedule, schedule_power=power, learning_rate_floor=0.1)
+    train = replace(TRAIN, schedule=schedule, schedule_power=power, min_lr_ratio=0.1)
     found = rates(train)
     assert found[:10] == pytest.approx([step / 10 for step in range(1, 11)]) and found[
         99

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import entrypoint
-from trainfleet.entrypoint import parse
-from trainfleet.node import placements
-from trainfleet.node.placement import Seat, Seating, Terms
+from trainfleet.node import entrypoint, placements
+from trainfleet.node.entrypoint import parse
+from trainfleet.node.placement import Placement, PlacementSource, Terms
 from trainfleet.node.placements import batch, fleet
 from trainfleet.node.placements import sagemaker as engine_sagemaker
 from trainfleet.run.run_folder import Run
@@ -49,7 +48,7 @@ def start(home: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     command = [
         sys.executable,
         "-m",
-        "trainfleet.entrypoint",
+        "trainfleet.node.entrypoint",
         "--folder",
         "data/x",
         "--in",
@@ -71,7 +70,7 @@ def test_on_batch_it_finds_out_by_itself_and_the_engine_keeps_its_lines(home: Pa
 
 def test_on_a_host_nothing_is_said_twice(home: Path) -> None:
     process = start(
-        home, "--", "part", "0", TRAINFLEET_AGAIN="0", **Seat(0, 1, "127.0.0.1").environment()
+        home, "--", "part", "0", TRAINFLEET_AGAIN="0", **Placement(0, 1, "127.0.0.1").environment()
     )
     assert process.communicate(timeout=20)[0] == "" and process.returncode == 0
     assert "node 0 of 1" in (home / "data/x/logs/node-0.log").read_text()
@@ -112,7 +111,7 @@ def test_a_wrong_line_is_refused_with_how_it_should_be(
         parse(words)
     assert (
         caught.value.code == 2
-        and "python -m trainfleet.entrypoint [--on ENGINE]" in capsys.readouterr().err
+        and "python -m trainfleet.node.entrypoint [--on ENGINE]" in capsys.readouterr().err
     )
 
 
@@ -135,13 +134,13 @@ def test_the_command_s_words_are_its_own() -> None:
     )
     assert order.command == ("m", "--folder", "y", "--", "-n") and (order.ranks, order.wait) == (
         2,
-        batch.SEATING.terms.wait,
+        batch.PLACEMENT.terms.wait,
     )
 
 
 def test_every_engine_of_ours_has_its_name_and_its_terms() -> None:
-    assert [placements.seating(name).name for name in placements.OURS] == list(placements.OURS)
-    assert fleet.SEATING.terms.wait == 0 and engine_sagemaker.SEATING.terms.grace < 120
+    assert [placements.source(name).name for name in placements.OURS] == list(placements.OURS)
+    assert fleet.PLACEMENT.terms.wait == 0 and engine_sagemaker.PLACEMENT.terms.grace < 120
 
 
 def test_engines_are_told_apart_by_what_they_say(
@@ -156,19 +155,19 @@ def test_engines_are_told_apart_by_what_they_say(
 
     monkeypatch.setattr(engine_sagemaker, "RESOURCES", tmp_path / "resourceconfig.json")
     assert found(**BATCH) == "batch" and found(SLURM_JOB_ID="7") == "slurm"
-    assert found(**Seat(0, 1, "x").environment(), SLURM_JOB_ID="7") == "fleet"
+    assert found(**Placement(0, 1, "x").environment(), SLURM_JOB_ID="7") == "fleet"
     with pytest.raises(BackendError, match="not started as a node"):
         found()
     (tmp_path / "resourceconfig.json").write_text("{}")
     assert found() == "sagemaker"
 
 
-def as_sagemaker(monkeypatch: pytest.MonkeyPatch, seat: Seat, failure: Path) -> None:
-    """This process is a host of SageMaker, with this seat and this file for a failure's reason."""
+def as_sagemaker(monkeypatch: pytest.MonkeyPatch, placement: Placement, failure: Path) -> None:
+    """This process is a host of SageMaker, with this placement and this file for a failure's reason."""
     monkeypatch.setattr(
         engine_sagemaker,
-        "SEATING",
-        Seating("sagemaker", lambda: seat, lambda: True, Terms(failure=failure)),
+        "PLACEMENT",
+        PlacementSource("sagemaker", lambda: placement, lambda: True, Terms(failure=failure)),
     )
 
 
@@ -177,7 +176,7 @@ def sagemaker(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The failure file of a SageMaker host, which this process plays."""
     monkeypatch.setattr(batch, "own_address", lambda: "127.0.0.1")
     file = home.parent / "ml" / "output" / "failure"
-    as_sagemaker(monkeypatch, Seat(0, 1, "127.0.0.1"), file)
+    as_sagemaker(monkeypatch, Placement(0, 1, "127.0.0.1"), file)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'python'}:{home.parent}")
     monkeypatch.chdir(home.parent)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
@@ -196,11 +195,11 @@ def test_an_image_of_another_lock_than_the_job_s_is_refused_with_both(
     monkeypatch.setenv(entrypoint.IMAGE_LOCK, "cpu 2026-01-01 0123456789ab")
     assert run_node(home, "part", "0") == 0, "who planned it did not say"
     monkeypatch.setenv(entrypoint.LOCK, "cpu 2026-11-20 ba9876543210")
-    with pytest.raises(BackendError, match="other versions than the config's stack") as caught:
+    with pytest.raises(BackendError, match="other versions than the config's platform") as caught:
         run_node(home, "part", "0")
     assert (
         caught.value.why
-        == "it is of the lock cpu 2026-01-01 0123456789ab, the config's stack of cpu 2026-11-20 ba9876543210"
+        == "it has the lock cpu 2026-01-01 0123456789ab, the config's platform has cpu 2026-11-20 ba9876543210"
     )
     assert caught.value.why in sagemaker.read_text()
     log = (home / "runs/x/logs/node-0.log").read_text()
@@ -249,15 +248,15 @@ def test_a_reason_hides_secrets_and_is_no_reason_to_fail_where_it_can_t_be_left(
     monkeypatch.setenv("TRAINFLEET_SECRETS", "KEY")
     assert run_node(home, "part", "1") == 1
     assert str(home) not in sagemaker.read_text() and "***" in sagemaker.read_text()
-    as_sagemaker(monkeypatch, Seat(0, 1, "127.0.0.1"), Path("/proc/none/failure"))
+    as_sagemaker(monkeypatch, Placement(0, 1, "127.0.0.1"), Path("/proc/none/failure"))
     assert run_node(home, "part", "5") == 5
-    assert "the reason of the failure can't be left" in capsys.readouterr().err
+    assert "the reason of the failure can't be written" in capsys.readouterr().err
 
 
 def test_a_node_that_can_t_begin_leaves_why(
     sagemaker: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    as_sagemaker(monkeypatch, Seat(1, 2, "127.0.0.1", 1), sagemaker)
+    as_sagemaker(monkeypatch, Placement(1, 2, "127.0.0.1", 1), sagemaker)
     order = [
         "--on",
         "sagemaker",
@@ -273,10 +272,12 @@ def test_a_node_that_can_t_begin_leaves_why(
         "part",
         "0",
     ]
-    with pytest.raises(BackendError, match="node 0 of 2 has not come"):
+    with pytest.raises(BackendError, match="node 0 of 2 did not arrive"):
         entrypoint.run_node(parse(order))
-    assert "node 0 of 2 has not come" in sagemaker.read_text() and "next: " in sagemaker.read_text()
+    assert (
+        "node 0 of 2 did not arrive" in sagemaker.read_text() and "next: " in sagemaker.read_text()
+    )
     log = (home / "runs/x/logs/node-1.log").read_text()
-    assert "waiting for node 0" in log and "node 0 of 2 has not come" in log
+    assert "waiting for node 0" in log and "node 0 of 2 did not arrive" in log
     (fault,) = Run(home / "runs" / "x").read_events()
     assert fault["event"] == "fault" and json.dumps(fault["message"]) and fault["node"] == 1

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from trainfleet.config import Settings, load
-from trainfleet.nodes import remote_verb
-from trainfleet.nodes.fetch import read_listing
-from trainfleet.nodes.host_results import Implausible
-from trainfleet.nodes.stream import OUTPUT_BEGINS, _after_mark, said
+from trainfleet.hosts import remote_verb
+from trainfleet.hosts.fetch import read_listing
+from trainfleet.hosts.host_results import Implausible
+from trainfleet.hosts.stream import OUTPUT_BEGINS, _after_mark, said
 from trainfleet.trust.errors import InputError
 
 CONFIG = Path(__file__).parents[2] / "config.yaml"

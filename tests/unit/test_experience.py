@@ -20,9 +20,9 @@ from trainfleet.plan.estimate import estimate
 
 TEXT = """
 name: {name}
-data: {{vocabulary_size: 500}}
-model: {{layers: 2, hidden_size: 64, heads: 4, intermediate_size: 128, max_sequence_length: 128}}
-train: {{global_batch: 8, sequence_length: 64, steps: 50}}
+data: {{vocab_size: 500}}
+model: {{layers: 2, hidden_size: 64, heads: 4, intermediate_size: 128, max_position_embeddings: 128}}
+train: {{global_batch_size: 8, sequence_length: 64, steps: 50}}
 """
 
 
@@ -38,7 +38,7 @@ def finished(name: str, ratio: float, settings: str = "", **results: object) -> 
     assert step
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_resolved(one))
-    speed = ratio * one.train.global_batch * one.train.sequence_length / step.total
+    speed = ratio * one.train.global_batch_size * one.train.sequence_length / step.total
     (folder / "results.json").write_text(
         json.dumps({"status": "finished", "steps": 50, "tokens_per_second": speed} | results)
     )
@@ -54,7 +54,7 @@ def test_the_nearest_runs_count() -> None:
     finished("other-model", 0.5, "model.layers=4")
     found = experience_of(config("new"))
     assert found and found.of == "this hardware" and found.ratio == pytest.approx(0.5)
-    finished("other-layout", 0.7, "train.layout.tensor=2")
+    finished("other-layout", 0.7, "train.parallelism.tensor=2")
     found = experience_of(config("new"))
     assert found and found.of == "this model" and found.ratio == pytest.approx(0.7)
     for name, ratio in (("a", 0.8), ("b", 0.9), ("c", 1.9)):
@@ -96,8 +96,8 @@ def test_the_plan_says_how_often_training_goes_through_the_data(
 ) -> None:
     """Of what is not tokenized yet roughly; of a dataset exactly."""
     verbs.write_text(Path("text"))
-    data = "{name: text, sources: [text], vocabulary_size: 340}"
-    Path("config.yaml").write_text(TEXT.format(name="new").replace("{vocabulary_size: 500}", data))
+    data = "{name: text, sources: [text], vocab_size: 340}"
+    Path("config.yaml").write_text(TEXT.format(name="new").replace("{vocab_size: 500}", data))
     assert command(["plan"]) == 0
     told = re.search(
         r"training sees 25,600 tokens: ([0-9.]+) epochs, roughly",
@@ -130,7 +130,7 @@ def profiled(name: str, factor: float, waited: float = 0.001) -> None:
         "optimizer": step.update,
     }
     seconds = sum(spent.values()) + step.other
-    speed = one.train.global_batch * one.train.sequence_length / seconds
+    speed = one.train.global_batch_size * one.train.sequence_length / seconds
     line = {f"{part}_seconds": value for part, value in spent.items()} | {
         "seconds": seconds,
         "tokens_per_second": speed,
@@ -150,7 +150,7 @@ def profiled(name: str, factor: float, waited: float = 0.001) -> None:
 def test_a_profile_teaches_of_other_layouts_part_by_part() -> None:
     """What launching and exchanges take stays as it is predicted: a profile of another layout does not tell it."""
     profiled("new-profile-1", 1.5)
-    found = experience_of(other := config("new", "train.layout.tensor=2"))
+    found = experience_of(other := config("new", "train.parallelism.tensor=2"))
     assert found and (found.runs, found.of) == (1, "this model")
     assert found.parts["computing"] == pytest.approx(1.5) and found.parts[
         "update"

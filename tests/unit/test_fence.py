@@ -58,7 +58,7 @@ def test_an_engine_that_starts_the_same_order_again_gets_another_number(tmp_path
     assert [fence.enter(tmp_path, order) for _ in range(3)] == [1, 2, 3]
     assert fence.current(tmp_path) == Attempt(1, 3)
     assert fence.begin(tmp_path) == 4 and fence.enter(tmp_path, 4) == 4
-    with pytest.raises(Fenced, match="this attempt is over before it began"):
+    with pytest.raises(Fenced, match="this attempt ended before it began"):
         fence.enter(tmp_path, order)
 
 
@@ -101,7 +101,7 @@ def test_ranks_of_an_earlier_start_of_the_same_order_leave(tmp_path: Path) -> No
     order = fence.begin(tmp_path)
     before = start(tmp_path, order, fence.enter(tmp_path, order))
     newer = start(tmp_path, order, fence.enter(tmp_path, order))
-    assert before.wait(20) == FENCED and "attempt 1 is over" in before.communicate()[0]
+    assert before.wait(20) == FENCED and "attempt 1 has ended" in before.communicate()[0]
     assert newer.poll() is None
     newer.kill()
     newer.communicate()

@@ -7,7 +7,6 @@ import fcntl
 import os
 import re
 import stat
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from test_walls import FILES, PACKAGE
 from trainfleet.backends.this_machine import ThisMachine
 from trainfleet.data.dataset_lock import only_job
 from trainfleet.data.dataset_store import open_store
-from trainfleet.host import file_systems, temporary_folders
-from trainfleet.nodes import intent_commands
-from trainfleet.run import launch_intent, run_folder
+from trainfleet.process import file_systems, temporary_folders
+from trainfleet.run import run_folder
 from trainfleet.run.claims import claim
-from trainfleet.run.run_folder import Run, is_locked, take_lock
+from trainfleet.run.run_folder import is_locked, take_lock
 from trainfleet.trust.errors import DataError, RunError
 
 LOCKLESS = [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK]
@@ -116,35 +114,13 @@ def test_an_operation_that_fails_is_not_one_that_lacks(
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_without_second_names_one_still_gets_a_claim_and_an_intent(
+def test_without_second_names_one_still_gets_a_claim(
     shared: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """FAT and some of FUSE."""
     lacks(monkeypatch, os, "link", code, shared)
     assert [claim(shared / "terms" / "1", text) for text in "ab"] == [True, False]
     assert (shared / "terms" / "1").read_text() == "a"
-    run, mine, other = (
-        Run(shared / "run"),
-        launch_intent.mine("make train"),
-        launch_intent.mine("make eval"),
-    )
-    assert launch_intent.leave(run, mine) is None
-    assert (found := launch_intent.leave(run, other)) and found.intent == mine
-    assert [path.name for path in run.folder.iterdir()] == [launch_intent.FILE]
-
-
-def test_a_host_leaves_an_intent_where_files_have_no_second_names(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (shared / "ln").write_text("#!/bin/sh\necho 'ln: Operation not permitted' >&2\nexit 1\n")
-    (shared / "ln").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{shared}:{os.environ['PATH']}")
-    mine, other = launch_intent.mine("make train"), launch_intent.mine("make eval")
-    for intent in (mine, other):
-        done = subprocess.run(["sh", "-c", intent_commands.leave(str(shared), "x", intent, "")], input=intent.text,
-                              capture_output=True, text=True, check=True)  # fmt: skip
-        found = intent_commands.read_found(done.stdout)
-        assert found and found.intent == mine, done.stderr
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
@@ -174,7 +150,7 @@ def test_one_place_decides_what_a_file_system_lacks() -> None:
         )
     }
     assert found == {
-        "host/file_systems.py:fcntl.flock",
-        "host/file_systems.py:os.link",
-        "host/temporary_folders.py:fcntl.flock",
+        "process/file_systems.py:fcntl.flock",
+        "process/file_systems.py:os.link",
+        "process/temporary_folders.py:fcntl.flock",
     }

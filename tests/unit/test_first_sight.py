@@ -36,9 +36,9 @@ def told(text: str, folder: Path) -> str:
     ("text", "words"),
     [
         ("name: a\ntrain:\n\tsteps: 5\n", ":3: not valid YAML: is indented with a tab"), ("name: a\ntrain: steps: 5\n", ':2: not valid YAML: has a second `: `'), ("name: {{ run }}\n", ":1: is a template"),
-        ("name: a\n<<<<<<< HEAD\nx: 1\n", ":2: has a merge conflict"), ("version https://git-lfs.github.com/spec/v1\n", "git lfs pull"), ("<html>", "is a web page"), ("name: 'a\n", "quote that is not closed"),
+        ("name: a\n<<<<<<< HEAD\nx: 1\n", ":2: has an unresolved merge conflict"), ("version https://git-lfs.github.com/spec/v1\n", "git lfs pull"), ("<html>", "is a web page"), ("name: 'a\n", "quote that is not closed"),
         ("name: a\ntrain:\n  steps:5\n", "a blank is missing in steps: 5"), ("name: a\ntrain.steps: 5\n", "steps stands on a line of its own below train:"), ("name: a\ntrain: {steps: '500'}\n", "did you mean 500,"),
-        ("name: a\ntrain: {steps: 10_000}\n", "did you mean 10000,"), ("name: a\ncheckpoint: {export: yes}\n", "did you mean true?"), ("name: a\nfleet: {port: None}\n", "did you mean null?"), ("name: a\ndata: {sources: books}\n", 'did you mean ["books"]?'),
+        ("name: a\ntrain: {steps: 10_000}\n", "did you mean 10000,"), ("name: a\ncheckpoint: {export_hf: yes}\n", "did you mean true?"), ("name: a\nfleet: {rendezvous_port: None}\n", "did you mean null?"), ("name: a\ndata: {sources: books}\n", 'did you mean ["books"]?'),
         ("name: a\ntrain:\n", "nothing stands below it"), ("name: a\ntr\u0430in: {}\n", "holds U+0430; did you mean train?"), ("".join(f"k{i}: 1\n" for i in range(90)), "and 66 more"),
     ],
 )  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_cluster_that_answers_with_no_partitions_is_none(said: str) -> None:
     def ask(words: object, stdin: str = "", environment: Mapping[str, str] | None = None) -> Said:
         return Said(0, said, "")
 
-    with pytest.raises(BackendError, match="this is no Slurm"):
+    with pytest.raises(BackendError, match="this Slurm can't be used"):
         Partitions(SlurmClient(ask)).apply()
 
 
@@ -116,10 +116,10 @@ def test_a_cluster_that_answers_with_no_partitions_is_none(said: str) -> None:
     ("content", "words"),
     [
         ("é".encode("utf-16"), "utf-16"),
-        (b"\x1f\x8b\x08\0", "call it .gz"),
+        (b"\x1f\x8b\x08\0", "name it .gz"),
         (b"caf\xe9 au lait " * 9, "latin1"),
-        (b"abc\xe2\x82", "get it again"),
-        (bytes(range(256)), "see what it is"),
+        (b"abc\xe2\x82", "download it again"),
+        (bytes(range(256)), "find its type"),
     ],
 )
 def test_bytes_that_are_no_text_are_not_called_latin(content: bytes, words: str) -> None:

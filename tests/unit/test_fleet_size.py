@@ -15,10 +15,10 @@ from trainfleet.backends.ssh import Ssh
 from trainfleet.config import Settings, load
 from trainfleet.config.host_list import Host
 from trainfleet.health import lease
-from trainfleet.nodes import gate, polling
-from trainfleet.nodes.host_results import HostFailure, Result
-from trainfleet.nodes.node_checks import flaws
-from trainfleet.nodes.transport import THREADS, Transport
+from trainfleet.hosts import polling, preflight
+from trainfleet.hosts.host_results import HostFailure, Result
+from trainfleet.hosts.node_checks import flaws
+from trainfleet.hosts.transport import THREADS, Transport
 from trainfleet.plan.job import Job
 from trainfleet.trust.errors import ConfigError
 from unit.test_nodes_health import P3DN, fleet
@@ -57,7 +57,7 @@ def test_commands_that_wait_for_one_another_meet_however_many_hosts_there_are(
     count = THREADS + 6
     meet = f'touch {tmp_path}/$$; for _ in $(seq 150); do [ "$(ls {tmp_path} | wc -l)" = {count} ] && echo met && exit 7; sleep 0.2; done'
     shell = Shell(count)
-    answers = gate.run_together(shell, lambda host: meet, timeout=40, hosts=shell.hosts)
+    answers = preflight.run_together(shell, lambda host: meet, timeout=40, hosts=shell.hosts)
     assert [
         (answer.exit_code, answer.stdout)
         for answer in answers.values()
@@ -69,12 +69,12 @@ def test_commands_that_wait_for_one_another_meet_however_many_hosts_there_are(
 def test_what_does_not_end_is_ended_and_the_others_answers_are_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gate, "END_SECONDS", 1)
+    monkeypatch.setattr(preflight, "END_SECONDS", 1)
     shell, commands = (
         Shell(2),
         {"n0": "echo first", "n1": f"echo second; sleep 60; touch {tmp_path}/late"},
     )
-    answers = gate.run_together(
+    answers = preflight.run_together(
         shell, lambda host: commands[host.name], timeout=30, hosts=shell.hosts
     )
     assert [
@@ -88,7 +88,7 @@ def test_what_does_not_end_is_ended_and_the_others_answers_are_kept(
 
 
 class Simulated(Fake):
-    """A fleet whose hosts answer as the gate's commands do; the trial meets only while all of its ranks run."""
+    """A fleet whose hosts answer as the preflight's commands do; the trial meets only while all of its ranks run."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -116,7 +116,7 @@ class Simulated(Fake):
             )
         elif "kill -KILL" in command:
             record = {"bandwidth": 95.0, "bytes": 1 << 30, "nodes": len(self.hosts), "pairs": []}
-            return f"connected\n{gate.BANDWIDTH}{json.dumps(record)}\nNET/OFI Selected provider is efa, fabric is efa (found 4 nics)\n"
+            return f"connected\n{preflight.BANDWIDTH}{json.dumps(record)}\nNET/OFI Selected provider is efa, fabric is efa (found 4 nics)\n"
         elif command.startswith("cat "):
             return command.rpartition(".")[2]  # the token
         return "there"
@@ -126,10 +126,10 @@ def test_a_simulated_fleet_of_2000_hosts_passes_its_gate() -> None:
     simulated, goal = Simulated(MANY), wanted("p3dn.24xlarge")
     facts = dict(zip(simulated.hosts, fleet(MANY, P3DN).values(), strict=True))
     assert not list(flaws(facts, goal))
-    assert gate.try_shared_folder(simulated, goal, facts) == []
-    assert gate.try_port(simulated, goal, facts) == []
+    assert preflight.try_shared_folder(simulated, goal, facts) == []
+    assert preflight.try_port(simulated, goal, facts) == []
     simulated.begun.clear()
-    found, findings = gate.try_fabric(simulated, goal, facts)
+    found, findings = preflight.try_fabric(simulated, goal, facts)
     assert found and found.nodes == MANY and not [finding for finding in findings if finding.host]
     assert simulated.most <= THREADS
 
@@ -158,7 +158,7 @@ def test_a_lost_host_is_noticed_in_some_looks(count: int) -> None:
 
 
 def test_what_one_head_cant_carry_is_refused_by_name_of_what_can(tmp_path: Path) -> None:
-    text = "name: x\nfleet: {{backend: ssh, shared_folder: /fsx/x, nodes: {}}}\ntrain: {{global_batch: {}}}\n"
+    text = "name: x\nfleet: {{backend: ssh, shared_folder: /fsx/x, nodes: {}}}\ntrain: {{global_batch_size: {}}}\n"
     for nodes in (polling.MOST_NODES, polling.MOST_NODES + 1):
         (tmp_path / "config.yaml").write_text(text.format(nodes, nodes))
         if nodes == polling.MOST_NODES:
@@ -166,9 +166,7 @@ def test_what_one_head_cant_carry_is_refused_by_name_of_what_can(tmp_path: Path)
             continue
         with pytest.raises(ConfigError) as refused:
             load(Settings(tmp_path / "config.yaml"), terms_of)
-        assert "config.yaml:2: fleet.nodes: one head can't watch over 513 nodes" in str(
-            refused.value
-        )
+        assert "config.yaml:2: fleet.nodes: one head can't watch 513 nodes" in str(refused.value)
         assert "slurm, batch and sagemaker" in str(refused.value)
 
 

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainfleet.config.host_list import Host
-from trainfleet.nodes import job_commands, removal_commands
-from trainfleet.nodes.facts import Facts, parse
-from trainfleet.nodes.gate import read_bandwidth
-from trainfleet.nodes.head import public_key
-from trainfleet.nodes.host_results import Implausible, parse_json
-from trainfleet.nodes.mirror import read_news
+from trainfleet.hosts import job_commands, removal_commands
+from trainfleet.hosts.facts import Facts, parse
+from trainfleet.hosts.head import public_key
+from trainfleet.hosts.host_results import Implausible, parse_json
+from trainfleet.hosts.mirror import read_news
+from trainfleet.hosts.preflight import read_bandwidth
 from trainfleet.storage.sync_rules import limit
 from trainfleet.trust.errors import BackendError
 from unit.test_mirror_lies import NAMES, answer, piece

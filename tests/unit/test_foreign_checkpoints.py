@@ -207,7 +207,7 @@ def test_a_pickle_in_a_checkpoint_runs_nothing(folder: Path, file: str) -> None:
 
 def test_a_checkpoint_of_another_format_is_one_message(folder: Path) -> None:
     seal(folder, format=3)
-    with pytest.raises(RunError, match="of format 3, and this program reads format 4") as caught:
+    with pytest.raises(RunError, match="of format 3, and this program reads format 5") as caught:
         verify_all(folder)
     assert NAME in str(caught.value) and "make export" in caught.value.next
 
@@ -232,7 +232,7 @@ def test_verbs_tell_what_is_wrong_with_a_foreign_checkpoint(folder: Path, verb: 
     said = verbs.enter(folder, verb, *words, code=0 if verb == "checkpoints" else 1)
     assert "Traceback" not in said and not (folder / CANARY).exists()
     assert verb == "checkpoints" or (
-        "can't be believed" in said and NAME in said and "next: " in said
+        "can't be trusted" in said and NAME in said and "next: " in said
     )
 
 
@@ -261,7 +261,7 @@ def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(
     ):
         with pytest.raises(RunError) as caught:
             begin()
-        assert "can't be believed" in caught.value.why and "make checkpoints" in caught.value.next
+        assert "can't be trusted" in caught.value.why and "make checkpoints" in caught.value.next
     assert not (folder / CANARY).exists()
 
 
@@ -368,13 +368,13 @@ def test_an_index_that_is_none_or_is_cut_off_is_refused_in_one_sentence(
 
 
 def refuse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Broken, match="can't be believed") as caught:
+    with pytest.raises(Broken, match="can't be trusted") as caught:
         verify_all(folder)
     error = caught.value
     assert (
         NAME in error.where
         and index.FILE in error.why
-        and "made to do harm" in error.why
+        and "crafted to do harm" in error.why
         and error.next
         and len(error.why) < 400
     )
@@ -386,7 +386,7 @@ def refuse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         train=replace(config.train, init_from=str(folder / "checkpoints" / NAME)),
     )
     said = [message for _, message in init_from.faults(config)]
-    assert len(said) == 1 and "can't be believed" in said[0], said
+    assert len(said) == 1 and "can't be trusted" in said[0], said
 
 
 def test_pieces_of_another_step_are_refused(folder: Path) -> None:
@@ -397,7 +397,7 @@ def test_pieces_of_another_step_are_refused(folder: Path) -> None:
     path.write_bytes(data)
     store = FolderStore(folder / "checkpoints")
     commit = listing.read(store, STEP)
-    with pytest.raises(Broken, match=f"{SECOND} has other bytes than were written"):
+    with pytest.raises(Broken, match=f"{SECOND} differs from the bytes that were written"):
         resuming.load_model(
             store, commit, models.build(load_resolved(folder / "config.yaml").model)
         )
@@ -479,7 +479,7 @@ def test_changed_markers_are_refused_whatever_their_checksum_says() -> None:
 
 def test_a_marker_of_another_step_or_with_files_elsewhere_is_refused(folder: Path) -> None:
     seal(folder, step=8)
-    with pytest.raises(Broken, match="that of step 8"):
+    with pytest.raises(Broken, match="belongs to step 8"):
         verify_all(folder)
     for name in ("../../victim", "/etc/passwd", "..", MARKER, "a\n", "a b"):
         seal(folder, files={name: FileSum(1, 1)})

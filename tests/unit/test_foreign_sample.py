@@ -99,9 +99,9 @@ def test_good_configs_stay_good(tmp_path: Path) -> None:
     "text",
     [
         "fleet: {hosts: ['gpu-[01-08].example', 'spare=10.0.0.9', 'a:2222', 'u@b', '[::1]:22', 'x=u@c.d-e.f:22']}", "data: {sources: [books, ../other/*.txt, s3://my-bucket/a/b, hf://owner/name:train]}",
-        "data: {sources: [{path: a, weight: 2}, {path: b, weight: 1}], store: s3://my.bucket-1/a}", "checkpoint: {destination: /fsx/check points, every: 15 min}", "checkpoint: {every: 1.0e2}", "train: {steps: +5, learning_rate: 3e-4, recompute: 0.5, compile: true}", "model: {preset: null, family: llama, layers: 1, hidden_size: 8, heads: 2, kv_heads: 1, intermediate_size: 8, max_sequence_length: 256}",
-        "x: &x {steps: 7}\ntrain: *x", "train: !!map {steps: !!int 5, learning_rate: !!float 0.1, optimizer: !!str adamw}", "fleet: {shared_folder: /fsx/train-fleet_1.0/a@b}", "train: {layout: auto}", "budget: {max_usd: 1e3}",
-        "model: {family: bert}", "model: {preset: llama-3-8b, family: llama, layers: 2}", "train: {weight_decay: 0.0, learning_rate_floor: 0e-999, epsilon: 1.0e-30, gradient_clip: 1e-9}",
+        "data: {sources: [{path: a, weight: 2}, {path: b, weight: 1}], tokenized_path: s3://my.bucket-1/a}", "checkpoint: {path: /fsx/check points, every: 15 min}", "checkpoint: {every: 1.0e2}", "train: {steps: +5, learning_rate: 3e-4, activation_memory_budget: 0.5, compile: true}", "model: {preset: null, family: llama, layers: 1, hidden_size: 8, heads: 2, kv_heads: 1, intermediate_size: 8, max_position_embeddings: 256}",
+        "x: &x {steps: 7}\ntrain: *x", "train: !!map {steps: !!int 5, learning_rate: !!float 0.1, optimizer: !!str adamw}", "fleet: {shared_folder: /fsx/train-fleet_1.0/a@b}", "train: {parallelism: auto}", "budget: {max_usd: 1e3}",
+        "model: {family: bert}", "model: {preset: llama-3-8b, family: llama, layers: 2}", "train: {weight_decay: 0.0, min_lr_ratio: 0e-999, epsilon: 1.0e-30, gradient_clip: 1e-9}",
     ],
 )  # fmt: skip
 def test_what_is_unusual_and_right_is_taken(text: str, tmp_path: Path) -> None:

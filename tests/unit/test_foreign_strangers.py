@@ -47,7 +47,7 @@ def refused(*lines: str, set: str = "") -> str:
 
 @pytest.mark.parametrize(
     "source, why",
-    [("txet", "did you mean text?"), ("pipe.txt", "is a pipe"), ("gone.txt", "its link leads to nowhere"), ("~/text", "a shell's word"),
+    [("txet", "did you mean text?"), ("pipe.txt", "is a pipe"), ("gone.txt", "its link leads to nowhere"), ("~/text", "works only in a shell"),
      ("lfs", "git lfs pull"), ("none-*.txt", "no file matches")],
 )  # fmt: skip
 @pytest.mark.parametrize("verb", ["plan", "tokenize"])
@@ -114,11 +114,11 @@ def test_a_tilde_in_a_path_is_the_home_that_a_shell_would_have_put_there(
 @pytest.mark.parametrize(
     "reader, told, why",
     [(batch.read, {"NODE_RANK": "abc"}, "AWS_BATCH_JOB_ID is not set"),
-     (fleet.read, {"TRAINFLEET_NODE": "0", "TRAINFLEET_NODES": "1", "TRAINFLEET_MEET": "a", "TRAINFLEET_PORT": "99999"}, "no port"),
-     *((slurm.read, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is no list of hosts")
+     (fleet.read, {"TRAINFLEET_NODE": "0", "TRAINFLEET_NODES": "1", "TRAINFLEET_MEET": "a", "TRAINFLEET_PORT": "99999"}, "not a port"),
+     *((slurm.read, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is not a list of hosts")
        for hosts in ("a[1-99999999999]", "a[x]", "a[1-", "a[]", "a]"))],
 )  # fmt: skip
-def test_an_environment_that_is_no_seat_is_refused_before_anything_starts(
+def test_an_environment_that_is_no_placement_is_refused_before_anything_starts(
     reader: object, told: dict[str, str], why: str
 ) -> None:
     with pytest.raises(BackendError, match=why):
@@ -126,18 +126,18 @@ def test_an_environment_that_is_no_seat_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("module", [["trainfleet.data", "config.yaml"],
-                                    ["trainfleet.entrypoint", "--on", "fleet", "--folder", "runs/a", "--", "trainfleet.engine", "runs/a"]])  # fmt: skip
+                                    ["trainfleet.node.entrypoint", "--on", "fleet", "--folder", "runs/a", "--", "trainfleet.engine", "runs/a"]])  # fmt: skip
 def test_a_number_of_a_job_that_is_none_is_refused_before_the_job_starts(
     desk: Path, module: list[str]
 ) -> None:
-    own = placement.Seat(0, 1, "127.0.0.1").environment() | {
+    own = placement.Placement(0, 1, "127.0.0.1").environment() | {
         "PYTHONPATH": verbs.PACKAGES,
         "WORKERS": "abc",
     }
     done = subprocess.run(
         [sys.executable, "-m", *module], env=os.environ | own, capture_output=True, text=True
     )
-    assert done.returncode == 1 and "error: WORKERS is 'abc', which is no number" in done.stderr
+    assert done.returncode == 1 and "error: WORKERS is 'abc', not a number" in done.stderr
     assert "Traceback" not in done.stderr and not list(desk.glob("runs/a/heartbeats/*"))
 
 
@@ -168,8 +168,8 @@ def empty_tar(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name, make, why",
-    [("a.tar", empty_tar, "hold no text"), ("a.jsonl", lambda path: path.write_text("<html>404"), "is a web page"),
-     ("a.jsonl", lambda path: path.write_text('[\n {"text": "a"}\n]\n'), "call the file .json")],
+    [("a.tar", empty_tar, "have no text"), ("a.jsonl", lambda path: path.write_text("<html>404"), "is a web page"),
+     ("a.jsonl", lambda path: path.write_text('[\n {"text": "a"}\n]\n'), "name the file .json")],
 )  # fmt: skip
 def test_a_source_without_text_is_told_as_what_it_is(
     desk: Path, name: str, make: Callable[[Path], None], why: str
@@ -183,8 +183,8 @@ def test_a_source_without_text_is_told_as_what_it_is(
 
 @pytest.mark.parametrize(
     "set, why",
-    [("checkpoint.destination=~/x", "a shell's word"), ('checkpoint.destination="$HOME/x"', "a shell's word"),
-     ("train.init_from=config.yaml", "is no folder"), ("data.tokenizer=text", "the folder has no tokenizer.json"),
+    [("checkpoint.path=~/x", "a shell's word"), ('checkpoint.path="$HOME/x"', "a shell's word"),
+     ("train.init_from=config.yaml", "is not a folder"), ("data.tokenizer=text", "the folder has no tokenizer.json"),
      ("train.loggers=[wandb,wandb]", 'names "wandb" twice')],
 )  # fmt: skip
 def test_a_path_that_would_be_taken_for_another_is_refused(desk: Path, set: str, why: str) -> None:

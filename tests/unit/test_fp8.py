@@ -77,7 +77,7 @@ def test_a_device_without_fp8_is_refused() -> None:
     assert (
         error.value.where == Cpu().name
         and "no fp8 instructions" in error.value.why
-        and error.value.next == "train.precision=auto"
+        and error.value.next == "set train.precision=auto"
     )
 
 

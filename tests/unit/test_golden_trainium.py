@@ -18,9 +18,9 @@ from trainfleet.backends.batch import Batch
 from trainfleet.backends.slurm import Slurm
 from trainfleet.backends.ssh import Ssh
 from trainfleet.config import Config, Settings, load
-from trainfleet.nodes.facts import Facts
-from trainfleet.nodes.host_results import Host
-from trainfleet.nodes.quarantine import Quarantine
+from trainfleet.hosts.facts import Facts
+from trainfleet.hosts.host_results import Host
+from trainfleet.hosts.quarantine import Quarantine
 from trainfleet.plan.job import Job, train_job
 from trainfleet.plan.measurement import compile_only
 from trainfleet.plan.request import Artifact

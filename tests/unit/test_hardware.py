@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainfleet import stacks
+from trainfleet.config import platforms
 from trainfleet.devices import KINDS
 from trainfleet.hardware import accelerators, node_types
 from trainfleet.hardware.accelerators import ACCELERATORS, find_accelerator
@@ -72,9 +72,12 @@ def test_products_have_the_peak_of_their_format() -> None:
     assert all(row.fp32 <= row.peak("bf16") for row in ACCELERATORS)
 
 
-def test_every_stack_has_a_device() -> None:
-    lock = yaml.safe_load((FOLDER.parents[2] / "docker/stack.lock.yaml").read_text())
-    assert {node_types.device_of(stack) for stack in lock["stacks"]} == {*KINDS, *stacks.devices()}
+def test_every_platform_has_a_device() -> None:
+    lock = yaml.safe_load((FOLDER.parents[2] / "docker/platforms.lock.yaml").read_text())
+    assert {node_types.device_of(platform) for platform in lock["platforms"]} == {
+        *KINDS,
+        *platforms.devices(),
+    }
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,16 @@ from trainfleet.trust.errors import ConfigError, DataError, Problem
 
 GOOD = "name: a\ndata: {sources: [stdlib]}\n"
 SLIPS = [  # what newcomers write, and which value they mean
-    "train: {steps: 10k}", "train: {steps: '1,300'}", "train: {steps: 2.5k}", "train: {sequence_length: 4k}", "train: {global_batch: '64'}",
-    "data: {vocabulary_size: 32k}", "budget: {max_usd: $500}", "train: {compile: yes}", "checkpoint: {export: on}", "fleet: {nodes: two}",
+    "train: {steps: 10k}", "train: {steps: '1,300'}", "train: {steps: 2.5k}", "train: {sequence_length: 4k}", "train: {global_batch_size: '64'}",
+    "data: {vocab_size: 32k}", "budget: {max_usd: $500}", "train: {compile: yes}", "checkpoint: {export_hf: on}", "fleet: {nodes: two}",
     "train: {optimizer: adam}", "train: {optimizer: adamW}", "train: {schedule: cosin}", "model: {preset: llama-1b}",
     "model: {preset: Llama-3-8B}", "model: {preset: llama3-8b}", "model: {preset: qwen-7b}", "model: {preset: gpt-2}", "train: {lr: 1e-3}",
     "train: {learning-rate: 1e-3}", "train: {batch_size: 8}", "train: {seqlen: 128}", "data: {sources: text}", "trian: {steps: 5}",
-    "steps: 5", "train: {warmup: 10}", "checkpoint: {save_every: 100}", "train: {precision: fp23}", "data: {bad_records: skipp}",
+    "steps: 5", "train: {warmup: 10}", "checkpoint: {save_every: 100}", "train: {precision: fp23}", "data: {on_bad_record: skipp}",
 ]  # fmt: skip
 MEANT = {  # of some of them: what is proposed, to the letter, in place of the one problem that is told
     "train: {steps: 10k}": "train.steps=10000", "train: {sequence_length: 4k}": "train.sequence_length=4096",
-    "data: {vocabulary_size: 32k}": "data.vocabulary_size=32768", "budget: {max_usd: $500}": "budget.max_usd=500",
+    "data: {vocab_size: 32k}": "data.vocab_size=32768", "budget: {max_usd: $500}": "budget.max_usd=500",
     "train: {optimizer: adam}": "train.optimizer=adamw", "model: {preset: llama-1b}": "model.preset=llama-3.2-1b",
     "model: {preset: llama3-8b}": "model.preset=llama-3-8b", "model: {preset: gpt-2}": "model.preset=gpt2",
 }  # fmt: skip
@@ -39,6 +39,7 @@ NUMBERS = r"(-?[0-9][\w.]*)"
 FORMS = (  # how a message proposes a value of the key that it is about
     r"did you mean (\[.*\]|[^\s?,]+)(?:, without[^?]*)?\?$",
     r"(?:;|, so|:| or) ([\w.\[\]/:-]+)(?:, which auto takes,|,)? (?:is what )?works(?: on both|, or [^;]*)?$",
+    r"(?:;|, so|:) set ([\w.\[\]/:-]+)(?: or more|, or [^;]*|, with [^;]*)?$",
     rf"(?:what does|nearest that do|that do|sizes that work): {NUMBERS}",
     rf"at most {NUMBERS} (?:are left|works?)",
     r"another preset works: ([\w.-]+)",
@@ -56,7 +57,7 @@ def problems(text: str, set: str = "", **short: tuple[str, str]) -> list[Problem
 
 def proposals(problem: Problem) -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
     """SET, and the variables, that a message proposes; of a key that is unknown: its right name."""
-    if match := re.search(r"NODES=([0-9]+) works", problem.message):
+    if match := re.search(r"(?:set )?NODES=([0-9]+)(?: works|, or )", problem.message):
         yield "", {"NODES": ("fleet.nodes", match[1])}
     if match := re.search(r"SET='([^']*)'", problem.message):
         yield match[1], {}
@@ -97,7 +98,7 @@ PLAIN = (
     "fleet.secrets",
     "fleet.shared_folder",
     "fleet.fsx",
-    "data.store",
+    "data.tokenized_path",
 )  # whose messages propose nothing
 TEXTS = [*SLIPS, *(text for text, key in CONTRADICTIONS if not key.startswith(PLAIN))]
 
@@ -149,7 +150,7 @@ def test_what_a_newcomer_meant_is_proposed_and_nothing_else_is_told(text: str, m
 
 @pytest.mark.parametrize(
     "words, key", [(["STEPS=5"], "train.steps"), (["--steps", "5"], "train.steps"), (["train.steps=5"], "train.steps"),
-                   (["seed=3"], "train.seed"), (["--learning-rate", "1e-4"], "train.learning_rate"), (["TENSOR=2"], "train.layout.tensor"),
+                   (["seed=3"], "train.seed"), (["--learning-rate", "1e-4"], "train.learning_rate"), (["TENSOR=2"], "train.parallelism.tensor"),
                    (["SET=train.steps = 5"], "train.steps"), (["SET=train.steps =5 train.seed= 3"], "train.seed")],
 )  # fmt: skip
 def test_a_key_typed_as_a_variable_is_told_as_set(
@@ -209,7 +210,7 @@ def test_each_hint_about_records_ends_in_a_dataset(
         tokenize(data, Share(0, 1, 1))
     hint = caught.value.next
     if kind == "another field":
-        assert hint == "SET='data.text_field=body' takes that one"
+        assert hint == "SET='data.text_field=body' selects that one"
         data = Data("set", (name,), "body", "bpe", 300, 0.1)
     else:
         assert "instruction tuning" in hint and "text_field=" not in hint, hint
@@ -242,7 +243,7 @@ def test_what_is_no_text_at_all_is_named_and_not_converted(kind: str) -> None:
     Path("a.txt").write_bytes(MAGIC[kind])
     with pytest.raises(DataError) as caught:
         tokenize(Data("set", ("a.txt",), "text", "bpe", 300, 0.1), Share(0, 1, 1))
-    assert "leave it out: it is a" in caught.value.next and "iconv" not in str(caught.value)
+    assert "exclude it: it is a" in caught.value.next and "iconv" not in str(caught.value)
 
 
 @pytest.mark.parametrize("encoding", ["latin1", "utf-16", "utf-32"])

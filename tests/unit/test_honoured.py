@@ -51,7 +51,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "fleet.aws.vpc": "vpc-0123456789abcdef0",
         "fleet.aws.subnets": ("subnet-0123456789abcdef8",),
     },
-    "fleet.aws.ssh_from": {"fleet.aws.ssh_from": ("203.0.113.7/32",)},
+    "fleet.aws.allow_ssh_from": {"fleet.aws.allow_ssh_from": ("203.0.113.7/32",)},
     "fleet.aws.zones": {"fleet.aws.zones": ("us-east-1f",)},
     "fleet.fsx.throughput": {"fleet.fsx.throughput": 500, "fleet.fsx.type": "persistent"},
     "fleet.aws.volume_gib": {"fleet.aws.volume_gib": 777},
@@ -70,10 +70,10 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 # Who uses a key that changes nothing in what is planned: the launcher, when it opens a link or makes something.
 LATER = {
-    "fleet.hosts": "nodes/fleet.py", "fleet.ssh": "nodes", "fleet.exclusive": "backends/ssh.py", "fleet.docker": "nodes/install_steps.py",
-    "fleet.spot": "engine/__main__.py", "fleet.python": "nodes/install_steps.py", "fleet.aws.region": "cloud/region.py",
-    "fleet.fsx": "nodes/install_steps.py", "fleet.aws.zones": "cloud/discovery.py", "fleet.aws.key_pair": "cloud/instances.py",
-    "fleet.aws.image": "cloud/discovery.py", "fleet.aws.vpc": "cloud/vpc.py", "fleet.slurm": "backends/slurm",
+    "fleet.hosts": "hosts/fleet.py", "fleet.ssh": "hosts", "fleet.exclusive": "backends/ssh.py", "fleet.install_docker": "hosts/install_steps.py",
+    "fleet.spot": "engine/__main__.py", "fleet.python": "hosts/install_steps.py", "fleet.aws.region": "cloud/region.py",
+    "fleet.fsx": "hosts/install_steps.py", "fleet.aws.zones": "cloud/discovery.py", "fleet.aws.key_pair": "cloud/instances.py",
+    "fleet.aws.ami": "cloud/discovery.py", "fleet.aws.vpc": "cloud/vpc.py", "fleet.slurm": "backends/slurm",
     "fleet.sagemaker": "backends/sagemaker.py", "fleet.batch": "backends/batch.py", "fleet.aws.reservation": "cloud/instances.py",
 }  # fmt: skip
 FLEET = [
@@ -131,7 +131,7 @@ def planned(kind: str, config: Config) -> str:
     """All that a config sends or writes on a backend, as far as nobody needs to be asked."""
     aws = config.fleet.aws
     region, zone = aws.region or "us-east-1", (*aws.zones, "us-east-1b")[0]
-    inputs = Inputs(region, zone, "123456789012", "you", aws.image or "ami-0123456789abcdef0", "2026-11-22T06:00:00+00:00",
+    inputs = Inputs(region, zone, "123456789012", "you", aws.ami or "ami-0123456789abcdef0", "2026-11-22T06:00:00+00:00",
                     tuple(range(config.fleet.nodes)), public_key="" if aws.key_pair else PUBLIC, subnet=(*aws.subnets, None)[0])  # fmt: skip
     if kind == "ec2":
         return template.render(config, inputs)
@@ -143,7 +143,7 @@ def planned(kind: str, config: Config) -> str:
         jobs = [backend.plan(job, {}).artifacts for job in (tokenize_job(named), train_job(named))]
         prices = of_batch(config, by_table()) if kind == "batch" else None
         return engine_template.render(config, inputs, kind) + repr((jobs, prices))
-    return repr(config.fleet.port)  # what is sent there needs hosts, or sbatch
+    return repr(config.fleet.rendezvous_port)  # what is sent there needs hosts, or sbatch
 
 
 @pytest.mark.parametrize("kind", RECIPES)
@@ -163,7 +163,7 @@ def test_a_key_counts_or_is_refused(kind: str, key: str) -> None:
     after = changed(before, key)
     said = [message for named, message in supported_keys.refuse(after) if named == key]
     if kind not in supported_keys.table()[key][0]:
-        assert len(said) == 1 and "does not use it; leave it out" in said[0], said
+        assert len(said) == 1 and "does not use it; remove it" in said[0], said
         return
     assert not said
     if takes_effect(kind, before, after):

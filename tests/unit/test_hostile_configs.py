@@ -11,9 +11,9 @@ import yaml
 
 from trainfleet.config import Settings, huggingface_config, load
 from trainfleet.config.types import SshConfig
-from trainfleet.nodes import host_results, ssh_config
-from trainfleet.nodes.known_hosts import KnownHosts
-from trainfleet.nodes.transport import Transport
+from trainfleet.hosts import host_results, ssh_config
+from trainfleet.hosts.known_hosts import KnownHosts
+from trainfleet.hosts.transport import Transport
 from trainfleet.trust.errors import ConfigError, InputError
 
 
@@ -57,7 +57,7 @@ def test_a_stretch_of_the_rotary_embedding_is_an_object_or_null(
 
 
 @pytest.mark.parametrize(("text", "meant"), [
-    ("fleet: {aws: {heads: 1}}", "did you mean head?"), ("fleet: {aws: {buckets: x}}", "did you mean bucket?"),
+    ("fleet: {aws: {zone: a}}", "did you mean zones?"), ("fleet: {aws: {buckets: x}}", "did you mean bucket?"),
     ("fleet: {batch: {queues: x}}", "did you mean queue?"), ("data: {dataset: x}", "did you mean sources?"),
     ("dataset: x", "did you mean data.sources?"), ("data: {corpus: x}", "did you mean sources?"),
     ("model: {head: 2}", "did you mean heads?"), ("train: {step: 2}", "did you mean steps?"),

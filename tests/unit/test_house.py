@@ -21,11 +21,11 @@ LONGEST_FILE, LONGEST_VERB = 450, 90  # lines
 MOST_TOKENS, MOST_DECISIONS = 250, 12  # of a function
 # From the street down: a room imports only what is below it.
 FLOORS = (
-    ("__main__",), ("cli",), ("launch",), ("report",), ("watch",), ("backends",), ("images",), ("cloud",), ("nodes",), 
+    ("__main__",), ("cli",), ("launch",), ("report",), ("watch",), ("backends",), ("images",), ("cloud",), ("hosts",), 
     ("plan", "recipes"),
     ("engine",), ("models", "devices"), ("data",),
-    ("checkpoints",), ("stacks",), ("config",), ("entrypoint",), ("supervisor",), ("hardware",),
-    ("node",), ("health", "storage",), ("run",), ("host",), ("trust",), ("__init__",),
+    ("checkpoints",), ("config",), ("hardware",),
+    ("node",), ("health", "storage",), ("run",), ("process",), ("trust",), ("__init__",),
 )  # fmt: skip
 VERBS = {
     path

@@ -15,7 +15,10 @@ from huggingface_hub.errors import EntryNotFoundError
 
 from trainfleet.cli import main
 from trainfleet.config.hub_addresses import DATASET_FORMS, HubDataset, dataset_of
+from trainfleet.data import hub_datasets
 from trainfleet.data.hub_datasets import list_shards, open_dataset
+from trainfleet.report import provenance
+from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import DataError, InputError
 
 ROOT = Path(__file__).parents[2]
@@ -135,3 +138,17 @@ def test_splits_are_those_that_the_library_streams(tmp_path: Path) -> None:
     assert len(list_shards(f"hf://{tmp_path}:train+test")) == 2
     with pytest.raises(ValueError, match="Bad split"):
         datasets.load_dataset(str(tmp_path), split="train[:10%]", streaming=True)
+
+
+def test_aliases_that_repeat_without_end_are_refused_at_once(tmp_path: Path) -> None:
+    """400 bytes: nine values, nine times repeated, fourteen times."""
+    rows = ["a0: &a0 [x, x]"]
+    rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 15)]
+    nested = "\n".join([*rows, "configs: [{config_name: x, data_files: *a14}]"])
+    (tmp_path / "README.md").write_text(f"---\n{nested}\n---\n")
+    with pytest.raises(InputError, match="that its aliases repeat"):
+        list(hub_datasets._names(tmp_path / "README.md"))
+    run = Run(tmp_path / "run")
+    run.folder.mkdir()
+    run.given.write_text(nested)
+    assert not [*provenance.given(run)]

@@ -22,27 +22,27 @@ from trainfleet.cloud import calls
 from trainfleet.cloud.calls import Calls
 from trainfleet.cloud.repository import HOST
 from trainfleet.config import Config, Settings, load
+from trainfleet.hosts.install_steps import lock_name
+from trainfleet.hosts.platform import load_platform
+from trainfleet.hosts.tar import code_files
 from trainfleet.images import builders, building
 from trainfleet.images.builders import Builder, choose
 from trainfleet.images.building import BuildSteps
 from trainfleet.images.ecr import MANIFESTS, Registry
 from trainfleet.images.image_recipe import DOCKERFILE, PARTS, TAG, recipe_of, write_context
 from trainfleet.launch import job_image
-from trainfleet.nodes.install_steps import lock_name
-from trainfleet.nodes.stack import load_stack
-from trainfleet.nodes.tar import code_files
 from trainfleet.trust.errors import CloudError, ConfigError, ImageError
 
 ROOT = Path(__file__).parents[2]
-LOCK = yaml.safe_load((ROOT / "docker" / "stack.lock.yaml").read_text())
-STACKS = tuple(LOCK["stacks"])
+LOCK = yaml.safe_load((ROOT / "docker" / "platforms.lock.yaml").read_text())
+PLATFORMS = tuple(LOCK["platforms"])
 TEXT = (ROOT / DOCKERFILE).read_text()
 ACCOUNT, REGION = "123456789012", "us-east-1"
 
 
-def recipe(stack: str = "cpu", base: str = "", **files: str) -> Any:
+def recipe(platform: str = "cpu", base: str = "", **files: str) -> Any:
     changed = {name.replace("__", "/"): text.encode() for name, text in files.items()}
-    return recipe_of(load_stack(stack), base, {**code_files(""), **changed})
+    return recipe_of(load_platform(platform), base, {**code_files(""), **changed})
 
 
 def config(tmp_path: Path, **fleet: Any) -> Config:
@@ -54,30 +54,34 @@ def config(tmp_path: Path, **fleet: Any) -> Config:
 # What an image is made of
 
 
-@pytest.mark.parametrize("stack", STACKS)
-def test_every_argument_of_a_stack_is_the_lock_s(stack: str) -> None:
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_every_argument_of_a_platform_is_the_lock_s(platform: str) -> None:
     """Each version that goes into an image stands in the lock, with its source and date."""
-    given = dict(recipe(stack).arguments)
-    entry = json.dumps(LOCK["stacks"][stack], default=str) + json.dumps(LOCK["keys"], default=str)
+    given = dict(recipe(platform).arguments)
+    entry = json.dumps(LOCK["platforms"][platform], default=str) + json.dumps(
+        LOCK["keys"], default=str
+    )
     words = [word.partition("=")[2].lstrip("=").removeprefix("sha256:") if "=" in word else word
-             for name, value in given.items() if name != "STACK" for word in value.split()]  # fmt: skip
+             for name, value in given.items() if name != "PLATFORM" for word in value.split()]  # fmt: skip
     assert words and all(word == "-" or word in entry for word in words), words
     assert re.fullmatch(r".+@sha256:[0-9a-f]{64}", given["BASE_IMAGE"])
-    for name, value in LOCK["stacks"][stack].items():
+    for name, value in LOCK["platforms"][platform].items():
         assert not isinstance(value, dict) or {"version", "source", "date"} <= value.keys(), name
 
 
-@pytest.mark.parametrize("stack", STACKS)
-def test_the_dockerfile_takes_every_argument_and_has_a_stage_for_every_stack(stack: str) -> None:
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_dockerfile_takes_every_argument_and_has_a_stage_for_every_platform(
+    platform: str,
+) -> None:
     asked = set(re.findall(r"^ARG (\w+)", TEXT, re.MULTILINE))
-    assert {name for name, _ in recipe(stack).arguments} | {
+    assert {name for name, _ in recipe(platform).arguments} | {
         "TAG",
         "LOCK",
         "COMMIT",
         "LAYERS",
         "RUN_AS",
     } <= asked
-    assert re.search(rf"^FROM [\w${{}}-]+ AS {stack}$", TEXT, re.MULTILINE)
+    assert re.search(rf"^FROM [\w${{}}-]+ AS {platform}$", TEXT, re.MULTILINE)
 
 
 def test_the_driver_is_the_host_s() -> None:
@@ -126,10 +130,10 @@ def test_a_change_rebuilds_its_layer_and_what_lies_on_it(
 
 
 def test_a_tag_is_of_its_content_alone() -> None:
-    tags = {recipe(stack).tag for stack in STACKS} | {
+    tags = {recipe(platform).tag for platform in PLATFORMS} | {
         recipe(base="mirror.example/ubuntu:24.04").tag
     }
-    assert len(tags) == len(STACKS) + 1 and all(
+    assert len(tags) == len(PLATFORMS) + 1 and all(
         re.fullmatch(r"[a-z-]+-[0-9a-f]{16}", tag) for tag in tags
     )
 
@@ -192,7 +196,7 @@ def test_the_first_that_works_is_taken_and_the_others_are_told(path: Path) -> No
 
 
 def test_no_builder_is_told_with_what_to_install(path: Path) -> None:
-    with pytest.raises(ImageError, match="no builder") as caught:
+    with pytest.raises(ImageError, match="no image builder") as caught:
         choose()
     assert (
         "buildah is not installed" in caught.value.why
@@ -210,7 +214,7 @@ def test_an_image_that_is_here_is_not_built_again(path: Path, name: str) -> None
     )
     said: list[str] = []
     found = building.build(made, Builder(name), "c", said.append)
-    assert found.layers == (70, 5) and "is here" in said[0] and " build" not in log.read_text()
+    assert found.layers == (70, 5) and "exists" in said[0] and " build" not in log.read_text()
 
 
 @pytest.mark.parametrize("name", ["docker", "podman", "buildah"])
@@ -260,7 +264,7 @@ esac""")  # fmt: skip
         and "constraint" not in given
         and "find-links = https://w.example\n" in given
     )
-    assert "constraint" in said[1] and "find-links /wheels is not used" in said[2]
+    assert "constraint" in said[1] and "find-links /wheels is ignored" in said[2]
     assert not Path(line.split()[-1]).parent.exists(), "the secret's file is gone with the context"
     assert said[0] == "rebuilt: system, fabric, python, code" and "built" in said[-1]
     for name in [name for name in os.environ if name.startswith(building.PASSWORD)]:
@@ -291,20 +295,20 @@ def test_a_password_of_pip_s_is_shown_by_no_builder(
 SAID = {  # words of docker, podman and buildah (their issue trackers), and what is told
     "write /var/lib/containers/tmp: no space left on device": ("the disk is full", "df -h"),
     "Error: initializing source docker://docker.io/library/ubuntu: dial tcp: lookup registry-1.docker.io: no such host":
-        ("the base image B can't be pulled", "fleet.base_image"),
+        ("the base image B can't be pulled", "fleet.container_base"),
     "ERROR: pull access denied for nobody/nothing, repository does not exist or may require 'docker login'":
-        ("the base image B can't be pulled", "fleet.base_image"),
-    "Error: creating build container: short-name \"b\" did not resolve to an alias": ("the base image B can't be pulled", "fleet.base_image"),
-    "toomanyrequests: You have reached your pull rate limit": ("the base image B can't be pulled", "fleet.base_image"),
+        ("the base image B can't be pulled", "fleet.container_base"),
+    "Error: creating build container: short-name \"b\" did not resolve to an alias": ("the base image B can't be pulled", "fleet.container_base"),
+    "toomanyrequests: You have reached your pull rate limit": ("the base image B can't be pulled", "fleet.container_base"),
     "exec /bin/bash: exec format error": ("another processor", "linux/amd64"),
-    "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE": ("not what the lock names", "stack.lock.yaml"),
+    "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE": ("a download differs from the lock", "platforms.lock.yaml"),
     "efa: can't download https://efa-installer": ("could not download", "pip_sources.py show"),
     'ConnectionError: Connection refused\nError: building at STEP "RUN pip": exit status 1': ("could not download", "pip_sources.py show"),
-    "dial tcp 10.0.0.1:443: connect: connection refused": ("the base image B can't be pulled", "fleet.base_image"),
+    "dial tcp 10.0.0.1:443: connect: connection refused": ("the base image B can't be pulled", "fleet.container_base"),
     "WARNING: image platform ({arm64 linux  [] }) does not match the expected platform ({amd64 linux  [] })":
         ("another processor", "linux/amd64"),
     'no image found in manifest list for architecture amd64, variant "", OS linux': ("another processor", "linux/amd64"),
-    "error running container: operation not permitted": ("may not do this", "BUILDAH_ISOLATION"),
+    "error running container: operation not permitted": ("the builder lacks a permission", "BUILDAH_ISOLATION"),
     "something new": ("something new", "above"),
 }  # fmt: skip
 
@@ -566,7 +570,7 @@ def test_a_push_makes_the_repository_logs_in_by_stdin_and_sends_once(
     assert not log.exists() and "GetAuthorizationToken" not in dict(account.sent), (
         "it is there: nothing is sent"
     )
-    assert "is there: 402 MB" in said[-1]
+    assert "exists: 402 MB" in said[-1]
 
 
 def test_an_image_that_another_config_holds_is_held_too_and_not_sent_again(
@@ -617,7 +621,7 @@ def test_a_repository_whose_tags_can_be_overwritten_is_not_pushed_to(
     path: Path, account: Account
 ) -> None:
     account.repository = {"repositoryName": "trainfleet", "imageTagMutability": "MUTABLE"}
-    with pytest.raises(ImageError, match="not as this program makes it") as caught:
+    with pytest.raises(ImageError, match="differs from the repositories of make push") as caught:
         registry().push(recipe(), Builder("docker"), lambda _: None, {}, "mine")
     assert "put-image-tag-mutability" in caught.value.next and "GetAuthorizationToken" not in dict(
         account.sent
@@ -645,7 +649,7 @@ def test_a_tag_that_somebody_pushed_by_hand_is_named(path: Path, account: Accoun
 )
 def test_what_the_registry_says_that_is_no_image_is_told(account: Account, manifest: str) -> None:
     account.answers["BatchGetImage"] = {"images": [{"imageManifest": manifest}]}
-    with pytest.raises(ImageError, match="no image that can be looked at"):
+    with pytest.raises(ImageError, match="is not an image that can be read"):
         registry().find("x")
 
 
@@ -664,14 +668,14 @@ def test_an_image_s_name_tells_its_registry() -> None:
 
 
 def test_build_becomes_the_name_in_ecr(account: Account, tmp_path: Path) -> None:
-    given = config(tmp_path, image="build", aws={"region": REGION})
+    given = config(tmp_path, container="build", aws={"region": REGION})
     named = job_image.named(given)
-    assert named.fleet.image == registry().name(f"x.{job_image.recipe_for(given).tag}")
-    assert job_image.named(given, ["a/b:1"]).fleet.image == "a/b:1", (
+    assert named.fleet.container == registry().name(f"x.{job_image.recipe_for(given).tag}")
+    assert job_image.named(given, ["a/b:1"]).fleet.container == "a/b:1", (
         "on a head, that of the job that it was given"
     )
     account.refuse["GetCallerIdentity"] = "ExpiredToken"
-    assert job_image.named(given).fleet.image.startswith(
+    assert job_image.named(given).fleet.container.startswith(
         f"ACCOUNT.dkr.ecr.{REGION}.amazonaws.com/trainfleet:x.cpu-"
     )
 
@@ -679,7 +683,7 @@ def test_build_becomes_the_name_in_ecr(account: Account, tmp_path: Path) -> None
 def test_an_image_that_is_not_there_or_does_not_fit_is_refused_before_anything_runs(
     account: Account, tmp_path: Path
 ) -> None:
-    given = config(tmp_path, image=registry().name("cuda-1"))
+    given = config(tmp_path, container=registry().name("cuda-1"))
     with pytest.raises(ImageError, match="not in the registry"):
         job_image.make_ready(given)
     account.repository, account.images["cuda-1"] = (
@@ -690,14 +694,14 @@ def test_an_image_that_is_not_there_or_does_not_fit_is_refused_before_anything_r
         job_image.make_ready(given)
     assert (
         "cuda 2026-01-01 0123456789ab" in caught.value.why
-        and lock_name(load_stack(given.fleet.stack)) in caught.value.why
+        and lock_name(load_platform(given.fleet.platform)) in caught.value.why
     )
     account.architecture = "arm64"
     with pytest.raises(ImageError, match="another processor"):
         job_image.make_ready(given)
     account.architecture, account.images["cuda-1"] = (
         "amd64",
-        {"trainfleet.lock": lock_name(load_stack(given.fleet.stack))},
+        {"trainfleet.lock": lock_name(load_platform(given.fleet.platform))},
     )
     job_image.make_ready(given)
 
@@ -711,8 +715,8 @@ def test_root_runs_where_the_platform_gives_and_takes_files_as_root(tmp_path: Pa
     "image", ["Build", "a b", "x:", "-x", "x/../y", "x:1@sha256:12", "$(touch x)", "x;y"]
 )
 def test_what_is_no_image_s_name_is_refused(tmp_path: Path, image: str) -> None:
-    with pytest.raises(ConfigError, match=r"fleet\.image"):
-        config(tmp_path, image=image)
+    with pytest.raises(ConfigError, match=r"fleet\.container"):
+        config(tmp_path, container=image)
 
 
 def test_the_commit_is_told_with_whether_files_differ(tmp_path: Path) -> None:

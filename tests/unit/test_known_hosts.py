@@ -15,8 +15,8 @@ import pytest
 from requirement import need_program
 from trainfleet.config.host_list import Host
 from trainfleet.config.types import SshConfig
-from trainfleet.nodes.known_hosts import KnownHosts, RevokedKey, UnknownKey, fingerprint
-from trainfleet.nodes.ssh_errors import explain
+from trainfleet.hosts.known_hosts import KnownHosts, RevokedKey, UnknownKey, fingerprint
+from trainfleet.hosts.ssh_errors import explain
 from trainfleet.trust.errors import BackendError
 
 SSH = SshConfig(user=None, key=None, jump=None, known_hosts=None, fingerprints=(), config=None)

@@ -1,4 +1,4 @@
-"""train.layout: auto chooses the least division that is near the fastest, keeps what was given, and says why; plans need no machine."""
+"""train.parallelism: auto chooses the least division that is near the fastest, keeps what was given, and says why; plans need no machine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trainfleet.trust.errors import ConfigError
 FLEET = """
 name: fleet
 fleet: {{backend: ssh, nodes: {nodes}, instance_type: {kind}, shared_folder: /fsx/x}}
-data: {{vocabulary_size: 500}}
+data: {{vocab_size: 500}}
 model: {{preset: {preset}}}
-train: {{global_batch: {batch}, sequence_length: {length}, layout: auto}}
+train: {{global_batch_size: {batch}, sequence_length: {length}, parallelism: auto}}
 """
 
 
@@ -46,17 +46,17 @@ def chosen(folder: Path, settings: str = "", **words: object) -> tuple[Config, d
 @pytest.mark.parametrize(
     ("words", "layout", "recompute"),
     [
-        ({"preset": "llama-3.2-1b"}, "shard 1 tensor 1 pipeline 1", "none"),
-        ({"preset": "llama-3-8b"}, "shard 8 zero 3 tensor 1 pipeline 1", "none"),  # within a node, replicas over nodes
-        ({"preset": "llama-3-70b", "nodes": 16}, "shard 128 zero 3 tensor 1 pipeline 1", "full"),  # a last stage has the output layer too
-        ({"preset": "llama-2-13b", "kind": "p4d.24xlarge", "nodes": 2, "length": 4096}, "shard 4 zero 1 tensor 4", "selective"),
-        ({"preset": "llama-2-7b", "kind": "trn1.32xlarge", "nodes": 4, "length": 4096}, "shard 16 zero 1 tensor 4 pipeline 2", "none"),
-        ({"preset": "llama-2-70b", "kind": "trn1.32xlarge", "nodes": 32, "batch": 1024, "length": 4096}, "zero 1 tensor 8 pipeline 8", "full"),
+        ({"preset": "llama-3.2-1b"}, "fsdp 1 tensor 1 pipeline 1", "none"),
+        ({"preset": "llama-3-8b"}, "fsdp 8 zero_stage 3 tensor 1 pipeline 1", "none"),  # within a node, replicas over nodes
+        ({"preset": "llama-3-70b", "nodes": 16}, "fsdp 128 zero_stage 3 tensor 1 pipeline 1", "full"),  # a last stage has the output layer too
+        ({"preset": "llama-2-13b", "kind": "p4d.24xlarge", "nodes": 2, "length": 4096}, "fsdp 4 zero_stage 1 tensor 4", "selective"),
+        ({"preset": "llama-2-7b", "kind": "trn1.32xlarge", "nodes": 4, "length": 4096}, "fsdp 16 zero_stage 1 tensor 4 pipeline 2", "none"),
+        ({"preset": "llama-2-70b", "kind": "trn1.32xlarge", "nodes": 32, "batch": 1024, "length": 4096}, "zero_stage 1 tensor 8 pipeline 8", "full"),
         ({"preset": "llama-3-8b", "batch": 8}, "tensor 8", "none"),  # 64 ranks, 8 sequences: the others help with those
-        ({"preset": "llama-3-8b", "kind": "g6.48xlarge", "nodes": 2, "batch": 64, "length": 4096}, "shard 16 zero 3 tensor 1", "full"),
-        ({"preset": "bert-large", "kind": "trn1.32xlarge", "nodes": 16, "batch": 65536, "length": 128}, "shard 512 zero 1 tensor 1", "none"),
+        ({"preset": "llama-3-8b", "kind": "g6.48xlarge", "nodes": 2, "batch": 64, "length": 4096}, "fsdp 16 zero_stage 3 tensor 1", "full"),
+        ({"preset": "bert-large", "kind": "trn1.32xlarge", "nodes": 16, "batch": 65536, "length": 128}, "fsdp 512 zero_stage 1 tensor 1", "none"),
         ({"nodes": 48, "batch": 128}, "tensor 4 pipeline 3", "none"),  # 384 = 3 x 128
-        ({"preset": "llama-3-70b", "nodes": 10_000, "batch": 80_000}, "shard 32 zero 3", "full"),  # 4 nodes share the state: a ring over all is slow
+        ({"preset": "llama-3-70b", "nodes": 10_000, "batch": 80_000}, "fsdp 32 zero_stage 3", "full"),  # 4 nodes share the state: a ring over all is slow
     ],
 )  # fmt: skip
 def test_the_least_division_that_is_near_the_fastest_is_taken(
@@ -65,29 +65,40 @@ def test_the_least_division_that_is_near_the_fastest_is_taken(
     config, derived = chosen(tmp_path, **words)
     device = INSTANCE_TYPES[config.fleet.instance_type or ""].accelerator
     assert device and needs(config) <= usable_bytes(device)
-    found = config.train.layout
+    found = config.train.parallelism
     pairs = dict(zip(layout.split()[::2], map(int, layout.split()[1::2]), strict=True))
     assert {
         name: getattr(found, name) for name in pairs
-    } == pairs and config.train.recompute == recompute
-    assert "GiB" in derived["train.layout.shard"].why
-    assert config.train.global_batch % (config.data_parallel * config.train.micro_batch) == 0
+    } == pairs and config.train.activation_checkpointing == recompute
+    assert "GiB" in derived["train.parallelism.fsdp"].why
+    assert (
+        config.train.global_batch_size % (config.data_parallel * config.train.micro_batch_size) == 0
+    )
 
 
 def test_what_was_given_stays(tmp_path: Path) -> None:
     config, derived = chosen(
-        tmp_path, "train.layout.tensor=4 train.recompute=full train.micro_batch=2"
+        tmp_path,
+        "train.parallelism.tensor=4 train.activation_checkpointing=full train.micro_batch_size=2",
     )
-    assert (config.train.layout.tensor, config.train.recompute, config.train.micro_batch) == (
+    assert (
+        config.train.parallelism.tensor,
+        config.train.activation_checkpointing,
+        config.train.micro_batch_size,
+    ) == (
         4,
         "full",
         2,
     )
-    assert not {"train.layout.tensor", "train.recompute", "train.micro_batch"} & set(derived)
+    assert not {
+        "train.parallelism.tensor",
+        "train.activation_checkpointing",
+        "train.micro_batch_size",
+    } & set(derived)
     assert (
-        chosen(tmp_path, "train.layout.shard=1 train.layout.tensor=1", preset="llama-3.2-1b")[
-            0
-        ].train.layout.shard
+        chosen(
+            tmp_path, "train.parallelism.fsdp=1 train.parallelism.tensor=1", preset="llama-3.2-1b"
+        )[0].train.parallelism.fsdp
         == 1
     )
 
@@ -97,7 +108,7 @@ def test_a_model_that_no_layout_holds_is_refused_with_a_number_of_nodes_that_wou
 ) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"train.layout: auto: no layout of 8 ranks .* GiB per rank; NODES=2 works",
+        match=r"train.parallelism: auto: no layout of 8 ranks .* GiB per rank; NODES=2 works",
     ):
         chosen(tmp_path, nodes=1, preset="llama-3-70b", batch=64)
     assert chosen(tmp_path, nodes=2, preset="llama-3-70b", batch=64)[0].fleet.nodes == 2
@@ -112,24 +123,24 @@ def test_matrices_are_not_split_over_pcie_and_a_batch_that_does_not_divide_is_wh
         chosen(tmp_path, kind="g6.48xlarge", nodes=1, batch=64, length=4096)
     with pytest.raises(ConfigError) as caught:
         chosen(tmp_path, kind="g6.48xlarge", nodes=2, batch=8, length=2048)
-    assert [problem.key for problem in caught.value.problems] == ["train.global_batch"]
+    assert [problem.key for problem in caught.value.problems] == ["train.global_batch_size"]
 
 
 def test_weights_in_bf16_are_offered_where_they_make_it_fit(tmp_path: Path) -> None:
     one = {"kind": "p5en.48xlarge", "nodes": 1, "batch": 8, "length": 4096}
     with pytest.raises(
-        ConfigError, match=r"NODES=2 works, or train.weights=bf16 train.precision=bf16\n"
+        ConfigError, match=r"NODES=2 works, or train.param_dtype=bf16 train.precision=bf16\n"
     ):
         chosen(tmp_path, "fleet.ranks_per_node=1", **one)
     config, _ = chosen(
-        tmp_path, "fleet.ranks_per_node=1 train.weights=bf16 train.precision=bf16", **one
+        tmp_path, "fleet.ranks_per_node=1 train.param_dtype=bf16 train.precision=bf16", **one
     )
-    assert needs(config) < 105 * 2**30 and config.train.layout.shard == 1
+    assert needs(config) < 105 * 2**30 and config.train.parallelism.fsdp == 1
 
 
 def test_a_word_that_is_no_layout_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'train.layout: "fast" is not written as in "auto"'):
-        chosen(tmp_path, "train.layout=fast")
+    with pytest.raises(ConfigError, match=r'train.parallelism: "fast" is not written as in "auto"'):
+        chosen(tmp_path, "train.parallelism=fast")
 
 
 def test_the_resolved_config_holds_what_was_chosen(tmp_path: Path) -> None:
@@ -137,15 +148,17 @@ def test_the_resolved_config_holds_what_was_chosen(tmp_path: Path) -> None:
 
     config, _ = chosen(tmp_path)
     (tmp_path / "resolved.yaml").write_text(dump_resolved(config))
-    assert load_resolved(tmp_path / "resolved.yaml") == config and config.train.layout.shard == 8
+    assert (
+        load_resolved(tmp_path / "resolved.yaml") == config and config.train.parallelism.fsdp == 8
+    )
 
 
 def test_on_fewer_nodes_the_state_is_sharded_over_those_that_are_left(tmp_path: Path) -> None:
     config, _ = chosen(tmp_path, nodes=16, preset="llama-3-70b", batch=480 * 128)
     fewer = refit(config, 15)
-    assert fewer.train.layout.shard == 120 and fewer.data_parallel == 120
-    config, _ = chosen(tmp_path, "train.layout.shard=16", nodes=16, batch=480 * 128)
-    assert refit(config, 15).train.layout.shard == 15
+    assert fewer.train.parallelism.fsdp == 120 and fewer.data_parallel == 120
+    config, _ = chosen(tmp_path, "train.parallelism.fsdp=16", nodes=16, batch=480 * 128)
+    assert refit(config, 15).train.parallelism.fsdp == 15
 
 
 @pytest.mark.parametrize(
@@ -172,8 +185,8 @@ def test_a_layout_that_was_written_and_can_not_fit_is_refused_with_what_would(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     whole = " ".join(
-        f"train.layout.{name}=1"
-        for name in ("shard", "tensor", "pipeline", "context", "zero", "interleave")
+        f"train.parallelism.{name}=1"
+        for name in ("fsdp", "tensor", "pipeline", "context", "zero_stage", "virtual_stages")
     )
     for settings, warned in ((whole, True), ("", False)):
         assert command(["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", f"SET={settings}"]) == (
@@ -197,13 +210,11 @@ def test_who_searched_for_a_micro_batch_is_told_the_key_that_remains(
         == 2
     )
     assert (
-        "train.search_micro_batch: unknown key; did you mean micro_batch?"
+        "train.search_micro_batch: unknown key; did you mean micro_batch_size?"
         in capsys.readouterr().err
     )
 
 
 def test_without_hosts_nothing_is_launched(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["train", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml"]) == 2
-    assert (
-        "fleet.hosts: the ssh backend needs the machines that you have" in capsys.readouterr().err
-    )
+    assert "fleet.hosts: the ssh backend needs a list of your machines" in capsys.readouterr().err

@@ -13,10 +13,10 @@ from trainfleet.trust.errors import ConfigError
 
 CONFIG = """
 name: base
-data: {name: text, sources: [stdlib], vocabulary_size: 384}
+data: {name: text, sources: [stdlib], vocab_size: 384}
 model: {layers: 4, hidden_size: 48, heads: 4, kv_heads: 2, intermediate_size: 96}
 fleet: {nodes: 4}
-train: {steps: 20, global_batch: 8, sequence_length: 64}
+train: {steps: 20, global_batch_size: 8, sequence_length: 64}
 """
 
 
@@ -30,67 +30,85 @@ def refusal(folder: Path, settings: str) -> str:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ("train.layout.tensor=2 train.layout.pipeline=4", "does not divide the world size 4"),
         (
-            "train.layout.shard=3",
-            "train.layout.shard: 3 does not divide the 4 data-parallel ranks; what does: 1, 2, 4",
+            "train.parallelism.tensor=2 train.parallelism.pipeline=4",
+            "does not divide the world size 4",
         ),
         (
-            "train.layout.tensor=4",
-            "train.layout.tensor: 4 does not divide model.heads 4 and model.kv_heads 2; what does: 1, 2",
+            "train.parallelism.fsdp=3",
+            "train.parallelism.fsdp: 3 does not divide the 4 data-parallel ranks; what does: 1, 2, 4",
         ),
         (
-            "train.layout.tensor=2 model.intermediate_size=97",
-            "train.layout.tensor: 2 does not divide model.intermediate_size 97; what does: 1",
+            "train.parallelism.tensor=4",
+            "train.parallelism.tensor: 4 does not divide model.heads 4 and model.kv_heads 2; what does: 1, 2",
         ),
         (
-            "model.layers=2 train.layout.pipeline=4",
-            "train.layout.pipeline: 4 makes 4 stages of 2 layers; at most 2 work",
+            "train.parallelism.tensor=2 model.intermediate_size=97",
+            "train.parallelism.tensor: 2 does not divide model.intermediate_size 97; what does: 1",
         ),
         (
-            "train.layout.pipeline=2 train.layout.interleave=4",
-            "train.layout.interleave: 2 x interleave 4 makes 8 stages of 4 layers",
-        ),
-        ("train.layout.interleave=2", "needs train.layout.pipeline of 2 or more"),
-        (
-            "train.layout.context=4 train.sequence_length=60",
-            "train.layout.context: 2 x 4 pieces do not divide",
+            "model.layers=2 train.parallelism.pipeline=4",
+            "train.parallelism.pipeline: 4 makes 4 stages of 2 layers; at most 2 work",
         ),
         (
-            "train.layout.pipeline=2 train.micro_batch=4",
-            "train.micro_batch: 4 makes 1 micro-batches per step",
+            "train.parallelism.pipeline=2 train.parallelism.virtual_stages=4",
+            "train.parallelism.virtual_stages: 2 x virtual_stages 4 makes 8 stages of 4 layers",
+        ),
+        ("train.parallelism.virtual_stages=2", "needs train.parallelism.pipeline of 2 or more"),
+        (
+            "train.parallelism.context=4 train.sequence_length=60",
+            "train.parallelism.context: 2 x 4 pieces do not divide",
+        ),
+        (
+            "train.parallelism.pipeline=2 train.micro_batch_size=4",
+            "train.micro_batch_size: 4 makes 1 micro-batches per step",
         ),
         (
             "train.precision=fp8",
-            "train.precision: fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto works",
+            "train.precision: fp8: a CPU has no instructions for it, unlike GPUs since Ada and Hopper; set auto",
         ),
         (
-            "train.recompute=0.5 train.compile=false",
-            "train.recompute: 0.5: only compiled blocks keep to a budget",
+            "train.activation_memory_budget=0.5 train.compile=false",
+            "train.activation_memory_budget: 0.5: only compiled blocks keep to a budget",
         ),
         (
-            "train.recompute=0.5 train.layout.tensor=2",
-            "train.recompute: 0.5: no budget with train.layout.tensor of 2; selective works, or full",
-        ),
-        ("train.recompute=1.5", "train.recompute: must be at least 0 and at most 1, not 1.5"),
-        (
-            "train.recompute=ful",
-            'train.recompute: "ful" is not written as in "none", "selective", "full", 0.5',
+            "train.activation_memory_budget=0.5 train.parallelism.tensor=2",
+            "train.activation_memory_budget: 0.5: no budget with train.parallelism.tensor of 2; null works",
         ),
         (
-            "train.separate_documents=true train.layout.context=2",
-            "train.separate_documents: true: not with train.layout.context",
+            "train.activation_memory_budget=1.5",
+            "train.activation_memory_budget: must be at least 0 and at most 1, not 1.5",
         ),
         (
-            "train.weights=bf16 train.precision=fp32",
-            "train.weights: bf16: products are of bf16 then, so not with train.precision fp32; fp32 works, or train.precision bf16",
+            "train.activation_checkpointing=ful",
+            'train.activation_checkpointing: "ful" is not one of none, selective, full; did you mean full?',
         ),
         (
-            "train.weights=bf16 train.precision=bf16 train.optimizer=muon",
-            "train.weights: bf16: train.optimizer muon works on fp32 alone; adamw works on both",
+            "train.activation_checkpointing=full train.activation_memory_budget=0.5",
+            "train.activation_memory_budget: 0.5: only selective checkpointing keeps to a budget; null works",
         ),
         (
-            "train.separate_documents=true model.family=roberta model.kv_heads=4",
+            "train.learning_rate=3e-4 train.min_lr_ratio=3e-5",
+            "train.min_lr_ratio: 3e-05 is read as a fraction of train.learning_rate; did you mean 0.1? 3e-05 / 0.0003 is 0.1",
+        ),
+        (
+            "train.learning_rate=3e-4 train.min_lr_ratio=9e-4",
+            "train.min_lr_ratio: 0.0009 is read as a fraction of train.learning_rate; 0.001 works, or 0",
+        ),
+        (
+            "train.document_mask=true train.parallelism.context=2",
+            "train.document_mask: true: not with train.parallelism.context",
+        ),
+        (
+            "train.param_dtype=bf16 train.precision=fp32",
+            "train.param_dtype: bf16: products are of bf16 then, so not with train.precision fp32; fp32 works, or train.precision bf16",
+        ),
+        (
+            "train.param_dtype=bf16 train.precision=bf16 train.optimizer=muon",
+            "train.param_dtype: bf16: train.optimizer muon works on fp32 alone; adamw works on both",
+        ),
+        (
+            "train.document_mask=true model.family=roberta model.kv_heads=4",
             "roberta models attend across documents",
         ),
     ],
@@ -112,17 +130,17 @@ def test_what_can_not_be_divided_so_is_refused(tmp_path: Path, settings: str, to
         ),
         (
             "p5.48xlarge",
-            "train.layout.tensor=2",
-            "fp8: not with train.layout.tensor of 2; with 1 it works, or bf16",
+            "train.parallelism.tensor=2",
+            "fp8: not with train.parallelism.tensor of 2; with 1 it works, or bf16",
         ),
-        ("p5.48xlarge", "train.weights=bf16", None),
+        ("p5.48xlarge", "train.param_dtype=bf16", None),
         ("g6e.48xlarge", "", None),
     ],
 )
 def test_fp8_is_for_devices_that_have_it(
     tmp_path: Path, kind: str, settings: str, told: str | None
 ) -> None:
-    fleet = f"fleet.backend=ssh fleet.shared_folder=/fsx/x fleet.nodes=1 fleet.instance_type={kind} train.global_batch=64"
+    fleet = f"fleet.backend=ssh fleet.shared_folder=/fsx/x fleet.nodes=1 fleet.instance_type={kind} train.global_batch_size=64"
     wanted = f"{fleet} model.kv_heads=4 train.precision=fp8 {settings}"
     if told:
         assert f"train.precision: {told}" in refusal(tmp_path, wanted)
@@ -145,8 +163,8 @@ def test_fp8_is_for_devices_that_have_it(
         ),
         (
             "p3dn.24xlarge",
-            "train.weights=bf16",
-            "train.weights: bf16: V100-32GB has no instructions for it; fp32 works",
+            "train.param_dtype=bf16",
+            "train.param_dtype: bf16: V100-32GB has no instructions for it; fp32 works",
         ),
         ("trn1.32xlarge", "train.precision=fp16", "train.precision: fp16: not on Trainium"),
         ("trn2.48xlarge", "train.precision=fp16", "train.precision: fp16: not on Trainium"),
@@ -154,7 +172,7 @@ def test_fp8_is_for_devices_that_have_it(
         ("p3dn.24xlarge", "train.precision=auto train.optimizer=muon", "fp16"),
         (
             "p3dn.24xlarge",
-            "train.precision=fp16 train.layout.pipeline=2 train.layout.tensor=2",
+            "train.precision=fp16 train.parallelism.pipeline=2 train.parallelism.tensor=2",
             "fp16",
         ),
         ("p4d.24xlarge", "train.precision=fp16", "fp16"),
@@ -165,7 +183,7 @@ def test_each_device_gets_the_half_that_it_has(
     tmp_path: Path, kind: str, settings: str, told: str
 ) -> None:
     wanted = (
-        f"fleet.backend=ssh fleet.shared_folder=/fsx/x fleet.nodes=1 fleet.instance_type={kind} train.global_batch=64"
+        f"fleet.backend=ssh fleet.shared_folder=/fsx/x fleet.nodes=1 fleet.instance_type={kind} train.global_batch_size=64"
         f" model.kv_heads=4 {settings}"
     )
     if ":" in told:
@@ -181,16 +199,18 @@ def test_each_device_gets_the_half_that_it_has(
 
 def test_a_budget_of_memory_has_blocks_compiled(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
-    config, derived = load(Settings(tmp_path / "config.yaml", "train.recompute=0.5"))
+    config, derived = load(Settings(tmp_path / "config.yaml", "train.activation_memory_budget=0.5"))
     assert config.train.compile and "budget" in next(
         row.why for row in derived if row.key == "train.compile"
     )
 
 
 @pytest.mark.parametrize(
-    "settings", ["tensor=2", "pipeline=2", "context=4", "shard=4", "pipeline=4"]
+    "settings", ["tensor=2", "pipeline=2", "context=4", "fsdp=4", "pipeline=4"]
 )
 def test_what_can_be_divided_so_is_taken(tmp_path: Path, settings: str) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
-    config, _ = load(Settings(tmp_path / "config.yaml", f"train.layout.{settings}"))
-    assert config.train.global_batch % (config.train.micro_batch * config.data_parallel) == 0
+    config, _ = load(Settings(tmp_path / "config.yaml", f"train.parallelism.{settings}"))
+    assert (
+        config.train.global_batch_size % (config.train.micro_batch_size * config.data_parallel) == 0
+    )

@@ -131,7 +131,9 @@ def test_a_standby_types_the_command_again_when_the_launcher_dies(tmp_path: Path
     launcher.communicate()
     output = standby.communicate(timeout=15)[0]
     assert (
-        "launched again" in output and "has not been heard of" in output and standby.returncode == 0
+        "launched again" in output
+        and "the launcher has been silent for" in output
+        and standby.returncode == 0
     )
 
 
@@ -257,7 +259,7 @@ def test_of_two_standbys_the_one_that_was_appointed_later_stays(tmp_path: Path) 
     second = start("-c", STANDBY, str(tmp_path), "true", **{lease.APPOINTED: "2 0"})
     await_standby(tmp_path, 2)
     os.kill(first.pid, signal.SIGCONT)
-    assert "another host stands by" in first.communicate(timeout=10)[0]
+    assert "another host is the standby now" in first.communicate(timeout=10)[0]
     assert second.poll() is None
     second.kill()
     second.communicate()

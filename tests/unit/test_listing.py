@@ -17,9 +17,9 @@ from trainfleet.trust.errors import ConfigError
 
 TEXT = """
 name: {name}
-data: {{vocabulary_size: 500}}
-model: {{layers: 2, hidden_size: 64, heads: 4, intermediate_size: 128, max_sequence_length: 128}}
-train: {{global_batch: 8, sequence_length: 64, steps: 50}}
+data: {{vocab_size: 500}}
+model: {{layers: 2, hidden_size: 64, heads: 4, intermediate_size: 128, max_position_embeddings: 128}}
+train: {{global_batch_size: 8, sequence_length: 64, steps: 50}}
 """
 
 

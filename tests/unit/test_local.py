@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import verbs
-from trainfleet import entrypoint
 from trainfleet.backends import terms_of
 from trainfleet.backends.local import Local
 from trainfleet.config import Settings, load
+from trainfleet.node import entrypoint
 from trainfleet.plan.job import Job
 from trainfleet.trust.errors import BackendError, ConfigError
 
@@ -65,7 +65,7 @@ def test_every_node_is_a_torchrun_that_meets_on_loopback() -> None:
 def test_the_line_that_a_script_shows_is_the_line_that_its_node_builds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One pure function makes both, from the same seat."""
+    """One pure function makes both, from the same placement."""
     for text in scripts():
         shown = next(line for line in text.splitlines() if line.startswith("# runs ")).removeprefix(
             "# runs "
@@ -76,7 +76,7 @@ def test_the_line_that_a_script_shows_is_the_line_that_its_node_builds(
                 monkeypatch.setenv(name, shlex.split(value)[0] if value else "")
         command = text.replace("\\\n", " ").splitlines()[-1]
         words = shlex.split(command)
-        order = entrypoint.parse(words[words.index("trainfleet.entrypoint") + 1 :])
+        order = entrypoint.parse(words[words.index("trainfleet.node.entrypoint") + 1 :])
         assert " ".join(entrypoint.command_of(order, order.engine.read())) == shown
 
 
@@ -127,13 +127,13 @@ def test_more_nodes_than_one_machine_plays_are_refused_in_the_one_list_of_errors
 
 def test_a_node_that_refuses_before_it_has_a_log_says_why(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
-        "name: base\ndata: {name: d, sources: [text], vocabulary_size: 300}\n"
+        "name: base\ndata: {name: d, sources: [text], vocab_size: 300}\n"
     )
     verbs.write_text(tmp_path / "text")
     said = verbs.enter(
         tmp_path, "tokenize", code=1, timeout=60, variables={"TRAINFLEET_GRACE": "x"}
     )
     assert (
-        "why: TRAINFLEET_GRACE is 'x', which is no number\n" in said
-        and "no line says why" not in said
+        "why: TRAINFLEET_GRACE is 'x', not a number\n" in said
+        and "without an error message" not in said
     )

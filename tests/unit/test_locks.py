@@ -27,7 +27,7 @@ LOCKS = (
 )
 LINE = re.compile(r"([a-z0-9][a-z0-9.-]*)==([^ ]+)( ; [^\\]+)? \\")
 HASH = re.compile(r"    --hash=sha256:([0-9a-f]{64})( \\)?")
-STACK = yaml.safe_load((ROOT / "docker" / "stack.lock.yaml").read_text())
+PLATFORM = yaml.safe_load((ROOT / "docker" / "platforms.lock.yaml").read_text())
 
 
 def locked(name: str) -> dict[str, set[str]]:
@@ -68,7 +68,7 @@ def test_what_pyproject_asks_for_is_locked() -> None:
 
 
 def test_the_cpu_builds_of_torch_are_locked_beside_the_usual_ones() -> None:
-    torch = STACK["components"]["torch"]
+    torch = PLATFORM["components"]["torch"]
     for name in LOCKS[:3]:
         hashes = locked(name)[f"torch=={torch['version']}"]
         assert set(torch["cpu_wheels"].values()) < hashes and len(hashes) > 10
@@ -79,7 +79,7 @@ def test_the_cpu_builds_of_torch_are_locked_beside_the_usual_ones() -> None:
 
 
 @pytest.mark.thorough
-def test_a_node_takes_what_the_stack_pins_by_its_hash_alone(tmp_path: Path) -> None:
+def test_a_node_takes_what_the_platform_pins_by_its_hash_alone(tmp_path: Path) -> None:
     """The real python.sh, with pip and without a network, as for Trn1: torch and torch-xla have hashes, Neuron's own have none."""
     (tmp_path / "scripts").mkdir()
     for name in ("pip_sources.py", "python.sh", "unpinned.py"):

@@ -18,9 +18,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import verbs
 from trainfleet.devices import meeting
-from trainfleet.host.install_paths import python_path
-from trainfleet.node.placement import LOOPBACK, Seat, lone_rank, torchrun
+from trainfleet.node.placement import LOOPBACK, Placement, lone_rank, torchrun
 from trainfleet.plan.fabric_environment import fabric_environment
+from trainfleet.process.install_paths import python_path
 
 ONCE = datetime.timedelta(seconds=2)
 RANK = """
@@ -104,11 +104,11 @@ def test_nothing_of_a_run_on_one_machine_listens_beyond_it(nodes: int, tmp_path:
     (tmp_path / "rank.py").write_text(RANK)
     port, card = free_port(), fabric_environment(None, "eth9", alone=True)
     environment = os.environ | python_path(f"{python_path()['PYTHONPATH']}:{tmp_path}") | card
-    seats = [
-        Seat(node, nodes, LOOPBACK if nodes > 1 else "192.0.2.1", port, address=LOOPBACK)
+    placements = [
+        Placement(node, nodes, LOOPBACK if nodes > 1 else "192.0.2.1", port, address=LOOPBACK)
         for node in range(nodes)
     ]
-    lines = [torchrun(seat, 1, "rank", sys.executable) for seat in seats]
+    lines = [torchrun(placement, 1, "rank", sys.executable) for placement in placements]
     running = [
         subprocess.Popen(line, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         for line in lines
@@ -147,9 +147,9 @@ def test_make_train_listens_on_the_loopback_alone(nodes: int, tmp_path: Path) ->
     verbs.write_text(tmp_path / "text")
     config = {
         "name": "heard", "fleet": {"backend": "local", "nodes": nodes, "ranks_per_node": 2},
-        "data": {"name": "text", "sources": ["text"], "vocabulary_size": 340},
+        "data": {"name": "text", "sources": ["text"], "vocab_size": 340},
         "model": {"layers": 1, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
-        "train": {"steps": 200, "precision": "fp32", "global_batch": 8, "sequence_length": 32},
+        "train": {"steps": 200, "precision": "fp32", "global_batch_size": 8, "sequence_length": 32},
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     training, found = verbs.begin(tmp_path, "train"), set[str]()
@@ -193,8 +193,8 @@ def test_node_0_goes_when_the_others_have_gone_or_after_a_while(
 
 
 def test_a_rank_without_torchrun_meets_the_same_way() -> None:
-    alone = lone_rank(Seat(0, 1, "192.0.2.1", 29400))
+    alone = lone_rank(Placement(0, 1, "192.0.2.1", 29400))
     assert (
         alone["MASTER_ADDR"] == LOOPBACK
-        and lone_rank(Seat(0, 2, "192.0.2.1", 29400))["MASTER_ADDR"] == "192.0.2.1"
+        and lone_rank(Placement(0, 2, "192.0.2.1", 29400))["MASTER_ADDR"] == "192.0.2.1"
     )

@@ -24,9 +24,9 @@ from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.parallel import arrange
 from trainfleet.engine.world import World
 
-ALONE = "fleet.nodes=1 train.global_batch=8"
+ALONE = "fleet.nodes=1 train.global_batch_size=8"
 GPT2 = "model.family=gpt2 model.intermediate_size=1024 train.precision=bf16"  # its norms keep bf16 on CPUs too, Llama's fp32
-HALF = f"{GPT2} train.weights=bf16"
+HALF = f"{GPT2} train.param_dtype=bf16"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,23 +39,23 @@ def world() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-SOME = ("train.layout.shard=8 train.recompute=full",)
+SOME = ("train.parallelism.fsdp=8 train.activation_checkpointing=full",)
 OTHERS = (
-    "train.layout.tensor=4",
+    "train.parallelism.tensor=4",
     ALONE,
     HALF,
-    f"{ALONE} train.recompute=selective",
+    f"{ALONE} train.activation_checkpointing=selective",
     f"{ALONE} train.optimizer=muon",
     f"{ALONE} {GPT2}",
-    f"{ALONE} train.precision=bf16 train.recompute=full",
-    "train.layout.shard=8 model.family=gpt2 model.dropout=0.1 train.recompute=full",
-    "train.layout.shard=8",
-    "train.layout.shard=8 train.layout.zero=1",
-    "train.layout.context=4 train.layout.shard=2",
-    "train.layout.context=4 train.recompute=full",  # FSDP keeps what it sums over replicas to a pass's end
+    f"{ALONE} train.precision=bf16 train.activation_checkpointing=full",
+    "train.parallelism.fsdp=8 model.family=gpt2 model.dropout=0.1 train.activation_checkpointing=full",
+    "train.parallelism.fsdp=8",
+    "train.parallelism.fsdp=8 train.parallelism.zero_stage=1",
+    "train.parallelism.context=4 train.parallelism.fsdp=2",
+    "train.parallelism.context=4 train.activation_checkpointing=full",  # FSDP keeps what it sums over replicas to a pass's end
     f"{ALONE} {HALF}",
-    f"train.layout.shard=8 {HALF}",
-    f"train.layout.shard=8 train.layout.zero=1 {HALF}",
+    f"train.parallelism.fsdp=8 {HALF}",
+    f"train.parallelism.fsdp=8 train.parallelism.zero_stage=1 {HALF}",
 )
 
 
@@ -84,10 +84,10 @@ def test_a_loss_in_pieces_takes_what_is_reckoned(
 ) -> None:
     """With logits so large that the moment of the loss is the fullest, and as pieces of an eighth of them."""
     (tmp_path / "config.yaml").write_text(CONFIG)
-    wide = f"{layout} model.vocabulary_size=30000 model.layers=1"
+    wide = f"{layout} model.vocab_size=30000 model.layers=1"
     config, _ = load(Settings(tmp_path / "config.yaml", wide))
     train = config.train
-    limit = 4 * train.micro_batch * train.sequence_length * config.model.vocabulary_size // 8
+    limit = 4 * train.micro_batch_size * train.sequence_length * config.model.vocab_size // 8
     for module in ("config.memory", "models.loss"):
         monkeypatch.setattr(f"trainfleet.{module}.LOGITS_BYTES", limit)
     reckoned = memory_of(config, is_half(config))
@@ -99,13 +99,13 @@ def test_a_loss_in_pieces_takes_what_is_reckoned(
     ("layout", "passes", "gathers"),
     [
         (
-            "train.layout.shard=8",
+            "train.parallelism.fsdp=8",
             1,
             7 + 5,
         ),  # all that is not a block, six blocks, and all but the last of these again
-        ("train.layout.shard=8 train.layout.zero=1", 2, 7),
+        ("train.parallelism.fsdp=8 train.parallelism.zero_stage=1", 2, 7),
         (
-            "train.layout.pipeline=2 train.layout.shard=4",
+            "train.parallelism.pipeline=2 train.parallelism.fsdp=4",
             2,
             4,
         ),  # a stage of three blocks, ahead of any backward pass

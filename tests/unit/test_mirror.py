@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 
 from trainfleet.config.host_list import Host
-from trainfleet.nodes.host_results import HostFailure, Result
-from trainfleet.nodes.mirror import Mirror
-from trainfleet.nodes.transport import Transport
+from trainfleet.hosts.host_results import HostFailure, Result
+from trainfleet.hosts.mirror import Mirror
+from trainfleet.hosts.transport import Transport
 from trainfleet.run.run_folder import Run, write_atomic
 
 HOST = Host("here", "127.0.0.1")

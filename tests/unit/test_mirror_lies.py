@@ -15,11 +15,11 @@ from typing import Any, cast
 import pytest
 
 from trainfleet.config.host_list import Host
-from trainfleet.nodes import mirror as mirroring
-from trainfleet.nodes.changed_files import MOST
-from trainfleet.nodes.host_results import HostFailure, Result
-from trainfleet.nodes.mirror import Mirror
-from trainfleet.nodes.transport import Transport
+from trainfleet.hosts import mirror as mirroring
+from trainfleet.hosts.changed_files import MOST
+from trainfleet.hosts.host_results import HostFailure, Result
+from trainfleet.hosts.mirror import Mirror
+from trainfleet.hosts.transport import Transport
 from trainfleet.storage.sync_rules import FILES, limit
 from trainfleet.trust.errors import RunError
 

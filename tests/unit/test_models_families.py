@@ -22,10 +22,10 @@ from trainfleet.models.loss import IGNORED
 LENGTH = 40
 LLAMA = Model("test", "llama", 3, 48, 6, 2, 80, 120, 64, 10_000.0, 1e-5, False)
 SHAPES = {
-    name: replace(LLAMA, family=name, kv_heads=6, tie_embeddings=True) for name in FAMILIES
+    name: replace(LLAMA, family=name, kv_heads=6, tie_word_embeddings=True) for name in FAMILIES
 } | {
     "untied": replace(LLAMA, family="bert", kv_heads=6),
-    "wide heads": replace(LLAMA, family="qwen3", head_size=16),
+    "wide heads": replace(LLAMA, family="qwen3", head_dim=16),
 }
 
 

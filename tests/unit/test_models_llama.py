@@ -16,7 +16,7 @@ from trainfleet.plan import estimate
 SHAPE = Model("test", "llama", 3, 32, 4, 2, 48, 96, 64, 10_000.0, 1e-5, False)
 SHAPES = [
     SHAPE,
-    replace(SHAPE, tie_embeddings=True),
+    replace(SHAPE, tie_word_embeddings=True),
     replace(SHAPE, kv_heads=4),
     replace(SHAPE, layers=1, kv_heads=1),
 ]
@@ -30,14 +30,12 @@ def make(shape: Model = SHAPE, seed: int = 0) -> Llama:
 
 @pytest.fixture
 def tokens() -> Tensor:
-    return torch.randint(
-        0, SHAPE.vocabulary_size, (2, 20), generator=torch.Generator().manual_seed(7)
-    )
+    return torch.randint(0, SHAPE.vocab_size, (2, 20), generator=torch.Generator().manual_seed(7))
 
 
 def test_no_position_sees_a_later_one(tokens: Tensor) -> None:
     model, changed = make(), tokens.clone()
-    changed[:, 12] = (changed[:, 12] + 1) % SHAPE.vocabulary_size
+    changed[:, 12] = (changed[:, 12] + 1) % SHAPE.vocab_size
     before, after = model(tokens), model(changed)
     assert torch.equal(before[:, :12], after[:, :12]) and not torch.equal(
         before[:, 12:], after[:, 12:]
@@ -88,9 +86,7 @@ def test_what_writes_to_the_residual_stream_starts_smaller() -> None:
 
 def test_loss_before_training_is_that_of_a_guess(tokens: Tensor) -> None:
     loss = torch.nn.functional.cross_entropy(make()(tokens).flatten(0, 1), tokens.flatten())
-    assert loss.item() == pytest.approx(
-        torch.tensor(float(SHAPE.vocabulary_size)).log().item(), abs=0.1
-    )
+    assert loss.item() == pytest.approx(torch.tensor(float(SHAPE.vocab_size)).log().item(), abs=0.1)
 
 
 def test_parameters_are_registered_in_the_order_of_use(tokens: Tensor) -> None:

@@ -52,9 +52,9 @@ def test_the_example_of_the_page_is_a_network_that_learns() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("    plan = replace", "    other = replace"), "column names 'layers.*.mlp.gate_proj', which is no module of it"),
+        (("    plan = replace", "    other = replace"), "column names 'layers.*.mlp.gate_proj', which is not a module of the model"),
         (("            layer.mlp = Squared(shape)", "            layer.mlp = Squared(shape)\n        self.extra = nn.Linear(2, 2)"),
-         "extra.weight is in none of blocks, first and last"),
+         "extra.weight is not in blocks, first or last"),
         (("        for layer in self.layers:", "        del self.layers[1]\n        for layer in self.layers:"), "has 1 modules, and model.layers is 2"),
         (("class Model(Llama)", "class Other(Llama)"), "must define a class Model"),
         (("from torch import", "from torch import nothing,"), "ImportError"),
@@ -89,7 +89,7 @@ def test_no_path_leads_to_a_file_that_may_be_somebody_elses(path: str, desk: Pat
 
 def test_files_that_are_not_there_and_exports_are_refused_with_the_config(desk: Path) -> None:
     (desk / "config.yaml").write_text(
-        "name: x\nmodel: {module: no_model.py}\ntrain: {callback: no_callback.py}\ncheckpoint: {export: true}\n"
+        "name: x\nmodel: {module: no_model.py}\ntrain: {callback: no_callback.py}\ncheckpoint: {export_hf: true}\n"
     )
     with pytest.raises(ConfigError) as caught:
         load(Settings(desk / "config.yaml"), terms_of)
@@ -97,7 +97,7 @@ def test_files_that_are_not_there_and_exports_are_refused_with_the_config(desk: 
     assert (
         "'no_model.py' is not there" in said
         and "'no_callback.py' is not there" in said
-        and "checkpoint.export" in said
+        and "checkpoint.export_hf" in said
     )
 
 

@@ -29,24 +29,24 @@ def read(folder: Path, settings: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "told"),
     [
-        ("trn1.32xlarge", "fleet.stack=neuron", "fleet.stack: neuron: trn1 trains by PyTorch/XLA alone; neuron-xla works"),
-        ("trn2.48xlarge", "fleet.stack=neuron-xla", "fleet.stack: neuron-xla: trn2 trains by native PyTorch alone; neuron works"),
+        ("trn1.32xlarge", "fleet.platform=neuron", "fleet.platform: neuron: trn1 trains by PyTorch/XLA alone; neuron-xla works"),
+        ("trn2.48xlarge", "fleet.platform=neuron-xla", "fleet.platform: neuron-xla: trn2 trains by native PyTorch alone; neuron works"),
         ("trn1.32xlarge", "fleet.ranks_per_node=16", "fleet.ranks_per_node: 16: the collectives of a trn1.32xlarge run on 1, 2, 8, 32 cores"),
         ("trn1.2xlarge", "", "trn1.2xlarge has no EFA, so it can't train over 4 nodes; NODES=1 works"),
         ("trn1.32xlarge", "train.sequence_length=4000", "train.sequence_length: 4000: Trainium's kernels take multiples of 128; 3968, 4096 work"),
         ("trn2.48xlarge", "train.sequence_length=100", "multiples of 128; 128 work"),
-        ("trn1.32xlarge", "train.layout.shard=8 train.layout.tensor=1 train.layout.pipeline=1", "train.layout.shard: 8: NxD Core shards over all 128 data-parallel ranks or none; 1, 128 work"),
-        ("trn1.32xlarge", "train.layout.tensor=8 train.layout.shard=16 train.layout.zero=3", "train.layout.zero: 3: NxD Core shards the optimizer's state alone"),
-        ("trn1.32xlarge", "train.layout.context=2", "train.layout.context: 2: not with stack neuron-xla; 1 works"),
+        ("trn1.32xlarge", "train.parallelism.fsdp=8 train.parallelism.tensor=1 train.parallelism.pipeline=1", "train.parallelism.fsdp: 8: NxD Core shards over all 128 data-parallel ranks or none; 1, 128 work"),
+        ("trn1.32xlarge", "train.parallelism.tensor=8 train.parallelism.fsdp=16 train.parallelism.zero_stage=3", "train.parallelism.zero_stage: 3: NxD Core shards the optimizer's state alone"),
+        ("trn1.32xlarge", "train.parallelism.context=2", "train.parallelism.context: 2: not with platform neuron-xla; 1 works"),
         ("trn1.32xlarge", "train.spike_sigmas=6", "train.spike_sigmas: 6: NxD's optimizer can't leave a step out; 0 works"),
-        ("trn1.32xlarge", "train.optimizer=muon", "train.optimizer: muon: not with stack neuron-xla; adamw works"),
-        ("trn1.32xlarge", "train.optimizer=lamb train.layout.tensor=8", "lamb: needs the norm of whole matrices"),
-        ("trn1.32xlarge", "train.weights=bf16 train.precision=bf16", "train.weights: bf16: not with stack neuron-xla"),
-        ("trn1.32xlarge", "train.recompute=selective", "train.recompute: selective: NxD Core recomputes whole blocks"),
+        ("trn1.32xlarge", "train.optimizer=muon", "train.optimizer: muon: not with platform neuron-xla; adamw works"),
+        ("trn1.32xlarge", "train.optimizer=lamb train.parallelism.tensor=8", "lamb: needs the norm of whole matrices"),
+        ("trn1.32xlarge", "train.param_dtype=bf16 train.precision=bf16", "train.param_dtype: bf16: not with platform neuron-xla"),
+        ("trn1.32xlarge", "train.activation_checkpointing=selective", "train.activation_checkpointing: selective: NxD Core recomputes whole blocks"),
         ("trn1.32xlarge", "train.compile=true", "train.compile: true: PyTorch/XLA compiles every step anyway"),
-        ("trn1.32xlarge", "train.layout.tensor=3", "does not divide the world size 128"),
-        ("trn1.32xlarge", "model.kv_heads=4 train.layout.tensor=64", "what does: 1, 2, 4; and with each key-value head on (so many) ranks: 8 (2), 16 (4), 32 (8)"),
-        ("trn2.48xlarge", "model.kv_heads=4 train.layout.tensor=8", "8 does not divide model.heads 32 and model.kv_heads 4; what does: 1, 2, 4"),
+        ("trn1.32xlarge", "train.parallelism.tensor=3", "does not divide the world size 128"),
+        ("trn1.32xlarge", "model.kv_heads=4 train.parallelism.tensor=64", "what does: 1, 2, 4; and with each key-value head on (so many) ranks: 8 (2), 16 (4), 32 (8)"),
+        ("trn2.48xlarge", "model.kv_heads=4 train.parallelism.tensor=8", "8 does not divide model.heads 32 and model.kv_heads 4; what does: 1, 2, 4"),
     ],
 )  # fmt: skip
 def test_what_a_stack_lacks_is_refused(tmp_path: Path, kind: str, settings: str, told: str) -> None:
@@ -57,14 +57,14 @@ def test_what_a_stack_lacks_is_refused(tmp_path: Path, kind: str, settings: str,
 
 @pytest.mark.parametrize("kind", ["trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge"])
 def test_what_it_has_is_not(tmp_path: Path, kind: str) -> None:
-    read(tmp_path, "train.layout.tensor=8", kind)
+    read(tmp_path, "train.parallelism.tensor=8", kind)
 
 
 @pytest.mark.parametrize(
     ("version", "told"),
     [
         ("", "torch-neuronx is not installed"),
-        ("1.0", "torch-neuronx 1.0 is the empty one of the public index"),
+        ("1.0", "torch-neuronx 1.0 is the empty package of the public index"),
         ("2.9.0.2.15.32035", "torch-neuronx 2.9.0.2.15.32035 is PyTorch/XLA"),
         ("2.99.3.0", "torch-neuronx 2.99.3.0 is made for another torch than"),
         (f"{torch.__version__.split('+')[0]}.3.0", ""),
@@ -90,7 +90,7 @@ def test_namesakes_of_torch_neuronx_are_refused(
     )
 
 
-@pytest.mark.parametrize("settings", ["train.micro_batch=2", "train.micro_batch=4", ""])
+@pytest.mark.parametrize("settings", ["train.micro_batch_size=2", "train.micro_batch_size=4", ""])
 def test_what_is_derived_for_a_stack_is_not_refused_on_it(tmp_path: Path, settings: str) -> None:
     """NxD Core recomputes whole blocks: the planner, left free, never takes the way that a rule then refuses."""
     read(tmp_path, settings, "trn1.32xlarge")
@@ -101,12 +101,12 @@ def test_what_is_derived_for_a_stack_is_not_refused_on_it(tmp_path: Path, settin
     [
         (
             "llama-2-7b-trn1",
-            "AWS: 25,933 tokens/s a node, on 16 nodes of trn1.32xlarge (TP 8, DP 64, ZeRO 1; Neuron 2.20)",
+            "AWS: 25,933 tokens/s per node, on 16 nodes of trn1.32xlarge (TP 8, DP 64, ZeRO 1; Neuron 2.20)",
         ),
-        ("bert-large-trn1", "AWS: 459,263 tokens/s a node, on 16 nodes"),
+        ("bert-large-trn1", "AWS: 459,263 tokens/s per node, on 16 nodes"),
         (
             "trn1-single-node",
-            "AWS: 489,805 tokens/s a node, on one node of trn1.32xlarge (DP 32, AdamW; Neuron 2.28)",
+            "AWS: 489,805 tokens/s per node, on one node of trn1.32xlarge (DP 32, AdamW; Neuron 2.28)",
         ),
         ("llama-3-8b-trn2", "AWS has published no training speed of trn2"),
     ],
@@ -116,7 +116,9 @@ def test_a_recipe_s_plan_has_aws_s_figure_beside_its_own(recipe: str, told: str)
     assert told in published.beside(config)
     lines = "\n".join(proposal.describe(config, [], estimate(config, None)))
     assert (
-        "GiB of" in lines and "data-parallel" in lines and "a node; AWS" in " ".join(lines.split())
+        "GiB of" in lines
+        and "data-parallel" in lines
+        and "per node; AWS" in " ".join(lines.split())
     )
 
 
@@ -135,14 +137,14 @@ SDK = {
         ({"torch-xla": ""}, "torch-xla is not installed"),
         ({"torch": "2.13.0"}, "torch 2.13.0 and torch-xla 2.9.0: the SDK is made for 2.9 of both"),
         ({"torch-xla": "2.8.1"}, "torch-xla 2.8.1: the SDK is made for 2.9 of both"),
-        ({"torch-neuronx": "1.0"}, "torch-neuronx 1.0 is the empty one of the public index"),
+        ({"torch-neuronx": "1.0"}, "torch-neuronx 1.0 is the empty package of the public index"),
         (
             {"torch-neuronx": "2.13.3.0"},
-            "torch-neuronx 2.13.3.0 is native PyTorch, which Trn1 has not",
+            "torch-neuronx 2.13.3.0 is native PyTorch, which does not support Trn1",
         ),
         (
             {"neuronx-distributed": "0.1"},
-            "neuronx-distributed 0.1 is the empty one of the public index",
+            "neuronx-distributed 0.1 is the empty package of the public index",
         ),
     ],
 )
@@ -167,5 +169,5 @@ def test_a_rank_that_pytorch_xla_takes_for_another_ends() -> None:
     core = object.__new__(neuron_xla.NeuronXla)
     core.runtime = types.SimpleNamespace(global_ordinal=lambda: 0, world_size=lambda: 1)
     core.joined(0, 1)
-    with pytest.raises(RunError, match="rank 1 of 2, and PyTorch/XLA takes it for rank 0 of 1"):
+    with pytest.raises(RunError, match="rank 1 of 2, but PyTorch/XLA sees rank 0 of 1"):
         core.joined(1, 2)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from s3server import serve
-from trainfleet.entrypoint import AGAIN
-from trainfleet.host.node_log import stamp
 from trainfleet.node import exit_codes
+from trainfleet.node.entrypoint import AGAIN
 from trainfleet.node.exit_codes import ELSEWHERE, ExitCodes, code_of
+from trainfleet.process.node_log import stamp
 from trainfleet.storage import s3
 from trainfleet.storage.s3_sync_agent import BUCKET
 from trainfleet.trust import secrets
@@ -111,12 +111,12 @@ def test_a_bucket_that_does_not_answer_is_said_and_ends_nothing(
     from trainfleet.trust.errors import S3Error
 
     def refuse(*_: Any) -> None:
-        raise S3Error("gives no good answer")
+        raise S3Error("gives no valid answer")
 
     monkeypatch.setattr(s3, "write", refuse)
     said: list[str] = []
     ExitCodes(ROOT, "j").publish(1, 0, said.append)
-    assert said == ["node 0 does not know that this node has ended: gives no good answer"]
+    assert said == ["node 0 does not know that this node has ended: gives no valid answer"]
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,16 @@ import pytest
 from trainfleet.config import Config
 from trainfleet.config.host_list import Host
 from trainfleet.config.types import SshConfig
-from trainfleet.nodes import facts as reading
-from trainfleet.nodes import job_commands, removal_commands
-from trainfleet.nodes.facts import parse
-from trainfleet.nodes.gate import read_bandwidth
-from trainfleet.nodes.head import public_key
-from trainfleet.nodes.host_results import HostFailure, Implausible, Result, by_host, grouped
-from trainfleet.nodes.host_table import Board
-from trainfleet.nodes.node_checks import flaws
-from trainfleet.nodes.ssh_errors import is_late
-from trainfleet.nodes.transport import PATIENCE, Transport
+from trainfleet.hosts import facts as reading
+from trainfleet.hosts import job_commands, removal_commands
+from trainfleet.hosts.facts import parse
+from trainfleet.hosts.head import public_key
+from trainfleet.hosts.host_results import HostFailure, Implausible, Result, by_host, grouped
+from trainfleet.hosts.host_table import Board
+from trainfleet.hosts.node_checks import flaws
+from trainfleet.hosts.preflight import read_bandwidth
+from trainfleet.hosts.ssh_errors import is_late
+from trainfleet.hosts.transport import PATIENCE, Transport
 from trainfleet.trust.errors import BackendError
 from unit.test_nodes_facts import P3DN as TEXT
 from unit.test_nodes_health import P3DN, fleet
@@ -161,7 +161,7 @@ def test_a_part_that_refused_before_it_had_a_log_says_why(
     file.write_text("1 2 boot token\n")
     file.with_name("train.exit").write_text("1\n")
     file.with_name("train.said").write_text(
-        "error: WORKERS is 'abc', which is no number\n  why: so it is\x1b[2J\n  next: unset WORKERS\n"
+        "error: WORKERS is 'abc', not a number\n  why: so it is\x1b[2J\n  next: unset WORKERS\n"
     )
     said = subprocess.run(
         ["sh", "-c", job_commands.look("train", "token")],
@@ -171,7 +171,7 @@ def test_a_part_that_refused_before_it_had_a_log_says_why(
     ).stdout
     look = job_commands.read_look(said)
     assert look == job_commands.PartState(
-        "ended", 1, "WORKERS is 'abc', which is no number why: so it is[2J next: unset WORKERS"
+        "ended", 1, "WORKERS is 'abc', not a number why: so it is[2J next: unset WORKERS"
     )
     file.with_name("train.exit").write_text("0\n")
     said = subprocess.run(
@@ -235,7 +235,7 @@ def test_only_a_key_of_ours_is_let_in_on_every_host() -> None:
         "no-pty " + key,
         "ssh-ed25519 ***",
     ):
-        with pytest.raises(BackendError, match="no key of ours"):
+        with pytest.raises(BackendError, match="is not one that trainfleet makes"):
             public_key(HOST, lie)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainfleet.config.host_list import Host
-from trainfleet.nodes.facts import SCRIPT, Gpu, parse
+from trainfleet.hosts.facts import SCRIPT, Gpu, parse
 
 P3DN = """Welcome to Ubuntu 22.04! Last login yesterday.
 == facts

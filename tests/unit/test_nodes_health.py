@@ -1,4 +1,4 @@
-"""What the gate says of a fleet, from facts alone; the fabric's environment; NCCL's own words; the slow node among pairs."""
+"""What the preflight says of a fleet, from facts alone; the fabric's environment; NCCL's own words; the slow node among pairs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from trainfleet.config.host_list import Host
 from trainfleet.devices.bandwidth import tournament
 from trainfleet.hardware.node_types import instance
-from trainfleet.nodes.facts import Facts, Space
-from trainfleet.nodes.gate import Bandwidth, judge_bandwidth, slow_nodes
-from trainfleet.nodes.install_steps import Wanted
-from trainfleet.nodes.node_checks import clock, exposed, flaws, unfit
-from trainfleet.nodes.quarantine import Quarantine
+from trainfleet.hosts.facts import Facts, Space
+from trainfleet.hosts.install_steps import Wanted
+from trainfleet.hosts.node_checks import clock, exposed, flaws, unfit
+from trainfleet.hosts.preflight import Bandwidth, judge_bandwidth, slow_nodes
+from trainfleet.hosts.quarantine import Quarantine
 from trainfleet.plan.fabric_environment import (
     fabric_environment,
     fabric_settings,
@@ -59,11 +59,11 @@ def test_a_sound_fleet_passes() -> None:
 @pytest.mark.parametrize(
     ("odd", "message"),
     [
-        ({"hostname": "n0"}, "name: has the host name n0, as n0 has"),
+        ({"hostname": "n0"}, "name: has the host name n0, like n0"),
         ({"hostname": "n0", "boot_id": "n0"}, "name: is the same machine as n0"),
         (
             {"addresses": {"10.0.0.1": "ens5"}},
-            "address: says that its address among the nodes is 10.0.0.1, as n0 does",
+            "address: reports 10.0.0.1 as its address, like n0",
         ),
         (
             {"disk": Space(1_000_000, "ext4", "/dev/root")},
@@ -73,19 +73,19 @@ def test_a_sound_fleet_passes() -> None:
         ({"kernel": "6.5", "has": (*READY.has,)}, "version: kernel 6.5; 2 of 3 have 6.8"),
         ({"torch": "2.9.1"}, "version: torch 2.9.1; 2 of 3 have none"),
         ({"efa": "1.30.0"}, "version: EFA installer 1.30.0; 2 of 3 have none"),
-        ({"mtu": {"ens5": 1500}}, "mtu: its link takes packets of 1500 bytes, the others' 9001"),
+        ({"mtu": {"ens5": 1500}}, "mtu: its link has an MTU of 1500 bytes, the others 9001"),
         ({"resolves": {}}, "names: does not resolve n2"),
         ({"clock_offset": 40.0}, "clock: its clock is 40 s ahead"),
         ({"shared_folder": ""}, "shared: /fsx/trainfleet is not there"),
         (
             {"kernel_says": ("NVRM: Xid (PCI:0000:00:1b): 79, GPU has fallen off the bus.",)},
-            "kernel: its kernel says: NVRM: Xid",
+            "kernel: its kernel log has: NVRM: Xid",
         ),
         (
             {"neuron_ecc": {"neuron3/stats/hardware/mem_ecc_uncorrected/total": 1}},
             "ecc: neuron3 counts 1 uncorrected",
         ),
-        ({"authorized": False}, "setup: access: the head's key is not let in"),
+        ({"authorized": False}, "setup: access: the head's key is not authorized"),
     ],
 )
 def test_each_odd_node_is_named_with_what_is_wrong(odd: dict[str, Any], message: str) -> None:
@@ -102,11 +102,11 @@ def test_each_odd_node_is_named_with_what_is_wrong(odd: dict[str, Any], message:
         ([7200.0, 7200.4, 40.0], ["n2: its clock is 7160 s behind"]),
         (
             [-7200.0, 60.0],
-            ["None: its clocks are 7260 s apart, and it can't be told which of them is right"],
+            ["None: its clocks are 7260 s apart, and it is not clear which of them is right"],
         ),
         (
             [60.0, 60.0, 0.0],
-            ["None: its clocks are 60 s apart, and it can't be told which of them is right"],
+            ["None: its clocks are 60 s apart, and it is not clear which of them is right"],
         ),
         ([86400.0], []),
     ],
@@ -125,18 +125,18 @@ def test_of_two_clocks_that_differ_only_the_wrong_one_is_blamed(
 @pytest.mark.parametrize(
     ("odd", "message"),
     [
-        ({"gpus": P3DN.gpus[:7]}, "gpus: 7 of 8 GPUs answer, 8 are on the bus"),
+        ({"gpus": P3DN.gpus[:7]}, "gpus: 7 of 8 GPUs respond, 8 are on the bus"),
         (
             {"gpus": (replace(P3DN.gpus[0], ecc_errors=2), *P3DN.gpus[1:])},
             "ecc: GPU 0 counts 2 uncorrected",
         ),
         (
             {"gpus": tuple(replace(gpu, driver="595.1") for gpu in P3DN.gpus)},
-            "setup: nvidia: driver 595.1, the stack needs",
+            "setup: nvidia: driver 595.1, the platform needs",
         ),
         ({"bus": ("nvidia",) * 8}, "efa: 0 of 1 EFA interfaces are attached"),
         ({"infiniband": ()}, "efa: 0 of 1 EFA interfaces have a driver"),
-        ({"memory_kib": 64 << 20}, "memory: 64 GiB of memory, a p3dn.24xlarge has 768"),
+        ({"memory_kib": 64 << 20}, "memory: has 64 GiB of memory, but a p3dn.24xlarge has 768"),
     ],
 )
 def test_each_fault_of_a_gpu_node_is_named(odd: dict[str, Any], message: str) -> None:
@@ -157,7 +157,7 @@ def test_a_host_without_room_for_its_ranks_is_named_with_what_would_fit() -> Non
 def test_a_shared_folder_without_room_for_a_checkpoint_is_told() -> None:
     full = {"shared": Space(1_000, "lustre", "x@tcp:/y", "/fsx")}
     assert any(
-        "space: /fsx/trainfleet has 0.0 GB free, and a checkpoint takes 0.0 GB" in line
+        "space: /fsx/trainfleet has 0.0 GB free, but a checkpoint takes 0.0 GB" in line
         for line in said(full)
     )
     assert not any(
@@ -195,7 +195,9 @@ def test_ranks_that_would_meet_at_a_public_address_are_a_warning(
 def test_setup_touches_no_host_that_is_not_fit() -> None:
     facts = fleet(3, PLAIN, {"root": False})
     (found,) = unfit(facts, wanted())
-    assert found.host and found.host.name == "n2" and "may not sudo" in found.message
+    assert (
+        found.host and found.host.name == "n2" and "needs sudo without a password" in found.message
+    )
     (found,) = unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted("g6.48xlarge"))
     assert "arch rolling" in found.message and "nvidia" in found.message
     assert (
@@ -241,7 +243,7 @@ n0:6310:6318 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/Libfabr
     [
         (GOOD, "p4d.24xlarge", []),
         (GOOD, None, []),
-        ("", "p4d.24xlarge", ["NCCL said nothing"]),
+        ("", "p4d.24xlarge", ["NCCL printed nothing"]),
         (
             "x NCCL INFO NET/Socket : Using [0]ens5:172.31.0.112<0>",
             "p4d.24xlarge",
@@ -329,7 +331,7 @@ def test_quarantine_keeps_the_evidence_until_it_is_lifted(tmp_path: Path) -> Non
     quarantine.add(host, "slow link")
     again = Quarantine(tmp_path / "q.json").held([host, other])
     assert list(again) == [host] and again[host].evidence == "Xid 79; slow link"
-    with pytest.raises(BackendError, match="gpu-2 is not in quarantine; in it: gpu-1"):
+    with pytest.raises(BackendError, match="gpu-2 is not in quarantine, which has gpu-1"):
         quarantine.lift("gpu-2")
     quarantine.lift("gpu-1")
     assert quarantine.entries() == {}

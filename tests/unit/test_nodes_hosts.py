@@ -16,8 +16,8 @@ from trainfleet.backends import terms_of
 from trainfleet.cli import config as config_verb
 from trainfleet.config import Settings, load
 from trainfleet.config.host_list import Host, parse_hosts
-from trainfleet.nodes.finding import Finding
-from trainfleet.nodes.host_setup import meet
+from trainfleet.hosts.finding import Finding
+from trainfleet.hosts.host_setup import meet
 from trainfleet.recipes import all_recipes, recipe_named
 from trainfleet.trust.errors import ConfigError, TrainfleetError
 
@@ -71,13 +71,13 @@ def test_many_hosts_are_those_that_slurm_reads(words: str, tmp_path: Path) -> No
         ({"hosts": ["a", "a"]}, "two hosts have the name a"),
         ({"hosts": ["a=10.0.0.1", "b=10.0.0.1"]}, "two hosts have the address 10.0.0.1:22"),
         ({"hosts": ["a b"]}, "'a b' is not a host"),
-        ({"nodes": 3}, "3 nodes on 2 hosts (fleet.hosts); NODES=2 works"),
-        ({"nodes_min": 3}, "3 is more than fleet.nodes 2"),
+        ({"nodes": 3}, "3 nodes on 2 hosts (fleet.hosts); set NODES=2"),
+        ({"min_nodes": 3}, "3 is more than fleet.nodes 2"),
         ({"shared_folder": None}, "needs a folder that every node sees"),
         ({"fsx": {"dns_name": "fs-1"}}, "dns_name and mount_name go together"),
         (
-            {"fsx": {"dns_name": "fs-1", "mount_name": "a", "folder": "/data"}},
-            "/fsx/x is not in fleet.fsx.folder /data",
+            {"fsx": {"dns_name": "fs-1", "mount_name": "a", "mount_point": "/data"}},
+            "/fsx/x is not in fleet.fsx.mount_point /data",
         ),
         ({"ssh": {"fingerprints": ["MD5:aa"]}}, "fleet.ssh.fingerprints"),
     ],
@@ -119,7 +119,7 @@ def test_a_recipe_never_writes_over_what_was_changed(
     )
     with pytest.raises(ConfigError, match="did you mean ssh-4-nodes"):
         write(RECIPE="ssh-4-node")
-    with pytest.raises(ConfigError, match="say which recipe"):
+    with pytest.raises(ConfigError, match="must name a recipe"):
         write()
 
 

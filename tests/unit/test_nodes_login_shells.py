@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from requirement import need_program
-from trainfleet.nodes.stream import OUTPUT_BEGINS, said
-from trainfleet.nodes.transport import bounded
+from trainfleet.hosts.stream import OUTPUT_BEGINS, said
+from trainfleet.hosts.transport import bounded
 
 COMMANDS = [
     "cat; echo 'it''s' >&2; exit 3",

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trainfleet.config import Config, Settings, load
-from trainfleet.nodes.facts import Facts, Gpu, Space
-from trainfleet.nodes.install_steps import HARDENING, LIMITS, Wanted, at_least, same_version, steps
-from trainfleet.nodes.stack import load_stack
+from trainfleet.hosts.facts import Facts, Gpu, Space
+from trainfleet.hosts.install_steps import HARDENING, LIMITS, Wanted, at_least, same_version, steps
+from trainfleet.hosts.platform import load_platform
 
 ROOT = Path(__file__).parents[2]
 SHARED = "/fsx/trainfleet"
@@ -23,18 +23,18 @@ FSX = "9C36DD9C515F10DBC3AA835C5D5CCC3383A962E1"
 
 def wanted(instance_type: str | None = None, **fleet: Any) -> Wanted:
     config: Config = load(Settings(ROOT / "config.yaml"))[0]
-    from trainfleet.hardware.node_types import instance, stack_of
+    from trainfleet.hardware.node_types import instance, platform_of
 
-    stack = stack_of(instance(instance_type))
+    platform = platform_of(instance(instance_type))
     fleet = {
         "backend": "ssh",
         "hosts": ("a", "b"),
         "shared_folder": SHARED,
         "python": "/opt/python",
-        "stack": stack,
+        "platform": platform,
     } | fleet
     changed = replace(config, fleet=replace(config.fleet, instance_type=instance_type, **fleet))
-    return Wanted(changed, load_stack(stack))
+    return Wanted(changed, load_platform(platform))
 
 
 PLAIN = Facts(hostname="a", os="ubuntu 22.04", kernel="6.8", user="ubuntu", root=True, nofile=1024, memlock="64",
@@ -86,7 +86,7 @@ def test_a_plain_p3dn_gets_drivers_fabric_and_file_system_in_their_order() -> No
         wanted().fleet.fsx, dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abcd"
     )
     facts = replace(PLAIN, bus=("nvidia",) * 8 + ("efa",), scratch_disks=("nvme1n1", "nvme2n1"))
-    assert commands(facts, wanted("p3dn.24xlarge", fsx=fsx, docker=True)) == [
+    assert commands(facts, wanted("p3dn.24xlarge", fsx=fsx, install_docker=True)) == [
         f"lustre.sh {FSX}", "build_tools.sh headers", "limits.sh 65536", "sshd.sh", VOLTA, f"efa.sh 1.51.0 {EFA} 1.47.0",
         f"ofi_nccl.sh 1.20.0 1.51.0 {EFA}", f"docker.sh nvidia {TOOLKIT}", "fsx.sh fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd /fsx",
         "scratch.sh /scratch /dev/nvme1n1 /dev/nvme2n1", "access.sh /fsx/trainfleet/ssh/ubuntu.pub"]  # fmt: skip
@@ -136,9 +136,9 @@ P3DN_READY = replace(
     ("change", "command", "why"),
     [
         ({}, None, ""),
-        ({"gpus": (Gpu("570.1", 1, 0, "V100"), *V100[1:])}, VOLTA, "driver 570.1, 580.126.09, the stack needs 560.28.03 or newer, before 581"),
+        ({"gpus": (Gpu("570.1", 1, 0, "V100"), *V100[1:])}, VOLTA, "driver 570.1, 580.126.09, the platform needs 560.28.03 or newer, before 581"),
         ({"gpus": ()}, VOLTA, "driver missing"),
-        ({"efa": "1.30.0"}, f"efa.sh 1.51.0 {EFA} 1.47.0", "installer 1.30.0, the stack needs 1.47.0 or newer"),
+        ({"efa": "1.30.0"}, f"efa.sh 1.51.0 {EFA} 1.47.0", "installer 1.30.0, the platform needs 1.47.0 or newer"),
         ({"uverbs": False}, f"efa.sh 1.51.0 {EFA} 1.47.0", "ib_uverbs is not loaded"),
         ({"fi_info": 0}, f"efa.sh 1.51.0 {EFA} 1.47.0", "fi_info -p efa lists nothing"),
         ({"packages": {"libnccl-ofi": "1.9.1"}}, f"ofi_nccl.sh 1.20.0 1.51.0 {EFA}", "libnccl-ofi 1.9.1"),
@@ -168,7 +168,7 @@ def test_trainium_gets_the_packages_of_its_own_sdk() -> None:
         line for line in commands(PLAIN, wanted("trn2.48xlarge")) if line.startswith("neuron.sh")
     ]
     assert "aws-neuronx-dkms=2.29.0.0" in one and "aws-neuronx-dkms=2.31.7.0" in two
-    facts = replace(READY, packages={name: f"{version}-1~jammy" for name, version in wanted("trn2.48xlarge").stack.neuron_packages},
+    facts = replace(READY, packages={name: f"{version}-1~jammy" for name, version in wanted("trn2.48xlarge").platform.neuron_packages},
                     efa="1.51.0", uverbs=True, fi_info=16)  # fmt: skip
     assert commands(facts, wanted("trn2.48xlarge")) == []
 
@@ -218,7 +218,7 @@ def test_commands_become_root_only_where_they_must_and_quote_what_they_are_given
     assert "sudo" not in steps(PLAIN, wanted(), head=False)[0].command("s", is_root=True)
 
 
-def test_every_step_has_its_script_and_every_stack_its_source() -> None:
+def test_every_step_has_its_script_and_every_platform_its_source() -> None:
     import yaml
 
     goals = [
@@ -227,9 +227,9 @@ def test_every_step_has_its_script_and_every_stack_its_source() -> None:
     ]
     scripts = {step.script for goal in goals for step in steps(PLAIN, replace(goal), head=True)}
     assert all((ROOT / "scripts" / name).stat().st_mode & 0o111 for name in scripts)
-    lock = yaml.safe_load((ROOT / "docker/stack.lock.yaml").read_text())
-    for stack in lock["stacks"].values():
-        for name, entry in stack.items():
+    lock = yaml.safe_load((ROOT / "docker/platforms.lock.yaml").read_text())
+    for platform in lock["platforms"].values():
+        for name, entry in platform.items():
             assert not isinstance(entry, dict) or {"version", "source", "date"} <= set(entry), name
     for entry in lock["keys"].values():
         assert set(entry) == {"fingerprint", "source", "date"} and len(entry["fingerprint"]) == 40

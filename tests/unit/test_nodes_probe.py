@@ -12,13 +12,13 @@ from trainfleet.backends.slurm.client import Said, SlurmClient
 from trainfleet.config import Settings, load
 from trainfleet.config.host_list import Host
 from trainfleet.config.types import Config, Devices
-from trainfleet.entrypoint import CARDS, found_here
-from trainfleet.host.rdma_adapters import Port, fastest, listed, ports_here, read_port
+from trainfleet.hosts import node_checks, probe
+from trainfleet.hosts.facts import Facts, parse
+from trainfleet.hosts.fleet import wanted_of
+from trainfleet.hosts.gpus import Gpu, read_gpus, read_topology
 from trainfleet.launch import provisioning
-from trainfleet.nodes import node_checks, probe
-from trainfleet.nodes.facts import Facts, parse
-from trainfleet.nodes.fleet import wanted_of
-from trainfleet.nodes.gpus import Gpu, read_gpus, read_topology
+from trainfleet.node.entrypoint import CARDS, found_here
+from trainfleet.process.rdma_adapters import Port, fastest, listed, ports_here, read_port
 from trainfleet.trust.errors import BackendError
 
 # github.com/NVIDIA/nccl/issues/1264, HGX H100, 2024: the rows of its GPUs; NIC3 and NIC4 are of storage
@@ -96,7 +96,7 @@ HGX = node(ports=NDR)
 def config(tmp_path: Path, fleet: str) -> Config:
     path = tmp_path / "config.yaml"
     path.write_text(
-        f"name: x\nfleet: {{{fleet}}}\ndata: {{name: t, sources: [stdlib]}}\ntrain: {{global_batch: 64}}\n"
+        f"name: x\nfleet: {{{fleet}}}\ndata: {{name: t, sources: [stdlib]}}\ntrain: {{global_batch_size: 64}}\n"
     )
     return load(Settings(path))[0]
 
@@ -214,15 +214,15 @@ def test_a_node_finds_its_own_ports_and_fills_them_in(
         for name, text in (("link_layer", link), ("rate", rate), ("state", state)):
             (place / name).write_text(text + "\n")
     assert [str(port) for port in ports_here(tmp_path)] == ["mlx5_0:1", "mlx5_1:1"]
-    monkeypatch.setattr("trainfleet.entrypoint.ports_here", lambda: ports_here(tmp_path))
-    monkeypatch.setattr("trainfleet.entrypoint.card", lambda: "ens3")
+    monkeypatch.setattr("trainfleet.node.entrypoint.ports_here", lambda: ports_here(tmp_path))
+    monkeypatch.setattr("trainfleet.node.entrypoint.card", lambda: "ens3")
     monkeypatch.setenv(CARDS, "GLOO_SOCKET_IFNAME=* NCCL_SOCKET_IFNAME==* NCCL_IB_HCA==%infiniband")
     assert found_here() == {
         "GLOO_SOCKET_IFNAME": "ens3",
         "NCCL_SOCKET_IFNAME": "=ens3",
         "NCCL_IB_HCA": "=mlx5_0:1",
     }
-    monkeypatch.setattr("trainfleet.entrypoint.ports_here", lambda: ())
+    monkeypatch.setattr("trainfleet.node.entrypoint.ports_here", lambda: ())
     assert "NCCL_IB_HCA" not in found_here(), "without a port there is nothing to name"
 
 
@@ -265,7 +265,7 @@ def test_a_gres_of_fewer_gpus_than_the_node_has_is_no_fault(tmp_path: Path) -> N
         node_checks.gpus({Host("a", "a"): node(count=4), Host("b", "b"): node(count=8)}, wanted)
     )
     (found,) = node_checks.gpus({Host("a", "a"): node(count=3)}, wanted)
-    assert "3 of 4 GPUs answer" in found.message
+    assert "3 of 4 GPUs respond" in found.message
 
 
 def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_path: Path) -> None:
@@ -290,13 +290,13 @@ def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_pat
     lines, fits = provisioning.compare(
         config(tmp_path, asked), {"n1": parse("== facts\ncores=2\n== end\n")}
     )
-    assert not fits and lines == ["no GPU that is known answers, and fleet.stack is cuda"]
+    assert not fits and lines == ["no GPU that is known answers, and fleet.platform is cuda"]
 
 
 def test_what_no_rank_can_compute_on_is_said() -> None:
     amd = replace(node(count=0, topology=""), bus=("amd",) * 8)
     assert any(
-        line.startswith("8 x AMD Instinct on its bus: AMD's: no stack here has ROCm")
+        line.startswith("8 x AMD Instinct on its bus: AMD's: no platform here has ROCm")
         for line in probe.describe(amd)
     )
     laptop = list(probe.describe(node("NVIDIA GeForce RTX 4090 Laptop GPU", 1, "")))
@@ -376,9 +376,7 @@ def test_a_free_node_is_looked_at_by_srun(tmp_path: Path) -> None:
         engine(srun=Said(0, said, ""))[0], config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm
     )
     assert facts and probe.devices_of(facts) == Devices("h100", 1, 80.0, "infiniband", 3600.0)
-    assert "a node that was free, gpu-03:" in lines and any(
-        "1 x NVIDIA H100" in line for line in lines
-    )
+    assert "a free node, gpu-03:" in lines and any("1 x NVIDIA H100" in line for line in lines)
 
 
 @pytest.mark.parametrize(

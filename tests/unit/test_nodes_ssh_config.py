@@ -13,8 +13,8 @@ import yaml
 import verbs
 from trainfleet.config.host_list import Host
 from trainfleet.config.types import SshConfig
-from trainfleet.nodes import ssh_config
-from trainfleet.nodes.transport import Transport
+from trainfleet.hosts import ssh_config
+from trainfleet.hosts.transport import Transport
 from trainfleet.trust.errors import ConfigError
 
 HOST = Host("gpu-1", "127.0.0.1", 1)
@@ -270,5 +270,5 @@ def test_what_ssh_can_not_read_is_told_in_its_words(
     ):
         lookup(home / "config", "Host *\n  Frob 1\n")
     monkeypatch.setenv("PATH", str(home))
-    with pytest.raises(ConfigError, match="ssh is not installed"):
+    with pytest.raises(ConfigError, match="needs ssh, which is not installed"):
         lookup(home / "config", "Host *\n  Port 23\n")

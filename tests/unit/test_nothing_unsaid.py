@@ -77,9 +77,9 @@ def test_of_few_texts_the_last_part_of_each_validates(
     made = tokenize(data, Share(0, 1, 1), tmp_path / "data")
     assert made and made.validation_documents == made.documents // 2 == len(names)
     assert 0.08 < made.validation_tokens / made.tokens < 0.15
-    assert f"the last part of each text validates, as there are few ({len(names)})" in told(
-        tmp_path / "source"
-    )
+    note = f"the last part of each text validates, as there are few ({len(names)})"
+    assert look(data).notes == (note,) and not look(data).warnings, "it is right, and no warning"
+    assert note in made.notes
 
 
 def test_texts_that_are_many_or_records_validate_whole(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_module_that_python_lacks_is_missed_only_where_a_file_needs_it(
 # Loads all that verbs may load before a job starts, which torch and what needs it (it loads ctypes) are no part of.
 LOADING = """
 import importlib, pkgutil, trainfleet
-apart = ("trainfleet.engine", "trainfleet.models", "trainfleet.devices", "trainfleet.stacks")
+apart = ("trainfleet.engine", "trainfleet.models", "trainfleet.devices", "trainfleet.platforms")
 for module in pkgutil.walk_packages(trainfleet.__path__, "trainfleet."):
     if not module.name.startswith(apart) and not module.name.endswith("__main__"):
         importlib.import_module(module.name)
@@ -255,7 +255,7 @@ def test_no_verb_needs_a_module_that_python_may_lack(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LACKING)
     written(tmp_path / "text/a.txt", b"a few words\n" * 100)
     (tmp_path / "config.yaml").write_text(
-        "name: x\ndata: {sources: [text], vocabulary_size: 300}\nmodel: {preset: tiny}\n"
+        "name: x\ndata: {sources: [text], vocab_size: 300}\nmodel: {preset: tiny}\n"
     )
     path = {"PYTHONPATH": os.pathsep.join((str(tmp_path), verbs.PACKAGES))}
     assert "next: make train" in verbs.enter(tmp_path, "plan", variables=path)
@@ -313,7 +313,7 @@ def test_a_text_and_a_json_of_one_name_are_one_record(
         {f"{number}.{kind}": held[kind] for number in range(2) for kind in order},
     )
     assert texts(path) == ["words"] * 2 and texts(path, field="caption") == ["from the json"] * 2
-    assert "2 .jpg" in told(path) and "2 of a text and a .json of one name" in told(path)
+    assert "2 .jpg" in told(path) and "2 text or .json of a pair with one name" in told(path)
     names = {"v1.0-a.txt": b"one", "v1.1-a.txt": b"two", "sub/v1.1-a.json": LINE}
     assert texts(tar(tmp_path / "b.tar", names)) == ["one", "two", "a line"]
 
@@ -339,7 +339,7 @@ def test_a_readme_beside_records_is_left_out_and_named(tmp_path: Path) -> None:
         folder, path = tmp_path / f"{number}", tar(tmp_path / f"{number}.tar", members)
         beside = next(name for name in names if name[0] in "RLd")
         assert len(texts(folder)) == len(texts(path)) == 1
-        assert f"1 {beside} beside records (name it in data.sources" in told(folder)
+        assert f"1 {beside} next to records (name it in data.sources" in told(folder)
         assert f"1 {archives.SIDECAR}" in told(path)
     assert texts(tmp_path / "0", tmp_path / "0/README.md") == ["a line", "a card"]
     members = {f"{number}/README.md": b"a page" for number in range(40)}
@@ -367,9 +367,9 @@ def test_a_link_within_a_source_is_followed_and_one_out_of_it_is_told(tmp_path: 
         assert texts(source) == ["a", "kept elsewhere"]
         assert f"1 link to {tmp_path}/real/extra (name that in data.sources" in told(source)
         assert f"1 link to {tmp_path}/real/extra/b.txt (name" in told(source)
-        assert "2 link to what is read at its own place" in told(
+        assert "2 link to a file that is read at its own place" in told(
             source
-        ) and "1 link that leads nowhere" in told(source)
+        ) and "1 link to a missing file" in told(source)
     assert texts(f"{folder}/one.txt") == ["outside"] == texts(f"{folder}/on*.txt")
     snapshot = tmp_path / "datasets--me--set/snapshots/1a2b"
     written(snapshot.parents[1] / "blobs/abc", LINE)

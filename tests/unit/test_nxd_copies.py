@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CONFIG = """
 name: lone
-data: {name: text, sources: [text], vocabulary_size: 384}
+data: {name: text, sources: [text], vocab_size: 384}
 model: {layers: 2, hidden_size: 48, heads: 4, kv_heads: 2, intermediate_size: 96}
-fleet: {nodes: 4, ranks_per_node: 1, stack: neuron-xla}
-train: {steps: 2, precision: fp32, global_batch: 8, micro_batch: 2, sequence_length: 64, compile: false, spike_sigmas: 0,
-        layout: {tensor: 4}}
+fleet: {nodes: 4, ranks_per_node: 1, platform: neuron-xla}
+train: {steps: 2, precision: fp32, global_batch_size: 8, micro_batch_size: 2, sequence_length: 64, compile: false, spike_sigmas: 0,
+        parallelism: {tensor: 4}}
 """
 
 

@@ -30,12 +30,12 @@ from trainfleet_nxd import weights as nxd
 from trainfleet_nxd.weights import Degrees
 
 BASE: Model = replace(load_resolved(OLD / "config.yaml").model, layers=3, hidden_size=64, heads=8, intermediate_size=96,
-                      vocabulary_size=384, tie_embeddings=False, preset=None, head_size=None)  # fmt: skip
+                      vocab_size=384, tie_word_embeddings=False, preset=None, head_dim=None)  # fmt: skip
 SHAPES = {
     "llama": replace(BASE, family="llama", kv_heads=8),
     "grouped": replace(BASE, family="llama", kv_heads=2),
-    "tied": replace(BASE, family="mistral", kv_heads=2, tie_embeddings=True),
-    "bert": replace(BASE, family="bert", kv_heads=8, tie_embeddings=True),
+    "tied": replace(BASE, family="mistral", kv_heads=2, tie_word_embeddings=True),
+    "bert": replace(BASE, family="bert", kv_heads=8, tie_word_embeddings=True),
 }
 CASES = [(name, Degrees(tensor, stages)) for name in SHAPES for tensor in (1, 2, 4, 8) for stages in (1, 2, 3)
          if name != "bert" or stages == 1]  # fmt: skip
@@ -210,7 +210,7 @@ def test_the_newest_whole_checkpoint_is_meant_and_none_that_was_cut_off(tmp_path
     assert nxd_folder.tag_of(str(tmp_path)) == tmp_path / "step_2"
     assert nxd_folder.tag_of(str(tmp_path / "step_1")) == tmp_path / "step_1"
     assert nxd_folder.tag_of(str(OLD)) is None and nxd_folder.tag_of("s3://bucket/x") is None
-    with pytest.raises(RunError, match="not saved to its end"):
+    with pytest.raises(RunError, match="not completely saved"):
         nxd_folder.tag_of(str(tmp_path / "step_3"))
     (tmp_path / "step_3/checkpoint").unlink()  # AWS's converter writes neither marker
     assert nxd_folder.tag_of(str(tmp_path / "step_3")) == tmp_path / "step_3"
@@ -268,9 +268,7 @@ def test_what_a_file_says_is_never_run(tmp_path: Path) -> None:
 
 
 def test_changed_files_end_in_an_error_or_in_numbers(tmp_path: Path) -> None:
-    shape = replace(
-        SHAPES["llama"], layers=1, hidden_size=8, intermediate_size=8, vocabulary_size=8
-    )
+    shape = replace(SHAPES["llama"], layers=1, hidden_size=8, intermediate_size=8, vocab_size=8)
     tag = save(make(shape), Degrees(1, 1), tmp_path)
     draw, path = random.Random(5), nxd_folder.files_of(tag)[0, 0]
     whole, refused = path.read_bytes(), 0
@@ -292,7 +290,7 @@ def test_a_view_that_repeats_its_numbers_takes_no_memory(tmp_path: Path) -> None
     buffer = io.BytesIO()
     torch.save(content, buffer)
     path.write_bytes(buffer.getvalue())
-    assert "more numbers than are there" in refusal(tag, SHAPES["llama"])
+    assert "more numbers than are stored" in refusal(tag, SHAPES["llama"])
 
 
 @pytest.mark.parametrize(("form", "said"), [("huggingface", None), ("nxd", (None, None)), ("nxd-tp8", (8, None)),
@@ -313,7 +311,7 @@ def test_another_format_is_none(form: str) -> None:
     (SHAPES["grouped"], Degrees(3, 1), "kv_heads is 2"), (SHAPES["grouped"], Degrees(16, 1), "heads is 8"),
     (SHAPES["llama"], Degrees(1, 4), "4 stages of 3 layers"), (SHAPES["bert"], Degrees(2, 2), "no stages"),
     (replace(BASE, family="gpt2"), Degrees(1, 1), "have no gpt2"),
-    (replace(SHAPES["llama"], vocabulary_size=383), Degrees(2, 1), "vocabulary_size is 383"),
+    (replace(SHAPES["llama"], vocab_size=383), Degrees(2, 1), "vocab_size is 383"),
 ])  # fmt: skip
 def test_what_nxd_s_modules_can_t_divide_is_refused(
     shape: Model, degrees: Degrees, why: str

@@ -36,11 +36,11 @@ from trainfleet.trust.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 REST = """
-data: {name: text, sources: [stdlib], tokenizer: bpe, vocabulary_size: 32000}
+data: {name: text, sources: [stdlib], tokenizer: bpe, vocab_size: 32000}
 model: {preset: llama-3.2-1b}
-train: {steps: 10000, global_batch: 256, sequence_length: 4096, seed: 1, learning_rate: 3e-4, layout: auto}
+train: {steps: 10000, global_batch_size: 256, sequence_length: 4096, seed: 1, learning_rate: 3e-4, parallelism: auto}
 """
-PATH_B = "backend: slurm, nodes: 4, stack: cuda, ranks_per_node: 8, slurm: {gres: 'gpu:8'}"  # a user's, word for word
+PATH_B = "backend: slurm, nodes: 4, platform: cuda, ranks_per_node: 8, slurm: {gres: 'gpu:8'}"  # a user's, word for word
 IB = "accelerator: {name: h100, per_node: 8, network: infiniband}"
 
 
@@ -79,10 +79,10 @@ def test_gpus_of_which_nobody_has_told_are_refused_and_not_planned_as_cpus(tmp_p
         assert word in found["fleet.accelerator"], word
     for fleet in (
         "backend: slurm, nodes: 4, slurm: {gres: 'gpu:8'}",
-        "backend: ssh, nodes: 2, shared_folder: /s, stack: cuda",
+        "backend: ssh, nodes: 2, shared_folder: /s, platform: cuda",
     ):
         assert "fleet.accelerator" in refused(tmp_path, fleet), fleet
-    assert "fleet.instance_type" in refused(tmp_path, "backend: slurm, nodes: 4, stack: neuron")
+    assert "fleet.instance_type" in refused(tmp_path, "backend: slurm, nodes: 4, platform: neuron")
     (tmp_path / "config.yaml").write_text(f"name: x\nfleet: {{{PATH_B}}}\n{REST}")
     assert load(Settings(tmp_path / "config.yaml"), terms_to_examine)[0].fleet.device == "cuda", (
         "make doctor is to find it out"
@@ -94,7 +94,7 @@ def test_with_it_days_micro_batch_and_layouts_are_those_of_such_nodes(tmp_path: 
         config(tmp_path, f"{PATH_B}, {IB}"),
         config(tmp_path, "backend: slurm, nodes: 4, instance_type: p5.48xlarge"),
     )
-    assert own.train.micro_batch > 1 and own.train == aws.train, (
+    assert own.train.micro_batch_size > 1 and own.train == aws.train, (
         "the same nodes, but for what they are called"
     )
     found = foretold(own)
@@ -115,7 +115,7 @@ def test_a_typed_gres_says_it_all_but_the_network(tmp_path: Path) -> None:
     assert (
         found.fleet.node_type
         and found.fleet.node_type.name == "8 x H100-80GB"
-        and found.fleet.stack == "cuda"
+        and found.fleet.platform == "cuda"
     )
     assert (
         found.fleet.ranks_per_node,
@@ -168,8 +168,8 @@ def test_short_and_long_form_are_one_and_set_changes_a_part(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("accelerator", "key", "words"), [
     ("h1000", "fleet.accelerator.name", "did you mean h100?"), ("rtx-409", "fleet.accelerator.name", "did you mean rtx-4090?"),
-    ("MI300X", "fleet.accelerator.name", "AMD's: no stack here has ROCm"), ("gaudi3", "fleet.accelerator.name", "Intel's"),
-    ("P100", "fleet.accelerator.name", "older than Volta"), ("trainium2", "fleet.accelerator.name", "fleet.instance_type says which"),
+    ("MI300X", "fleet.accelerator.name", "AMD's: no platform here has ROCm"), ("gaudi3", "fleet.accelerator.name", "Intel's"),
+    ("P100", "fleet.accelerator.name", "older than Volta"), ("trainium2", "fleet.accelerator.name", "set fleet.instance_type"),
     ("p5.48xlarge", "fleet.accelerator.name", "fleet.instance_type: p5.48xlarge"), ("'NVIDIA GeForce RTX 4090 Laptop GPU'", "fleet.accelerator.name", "not in the table"),
     ("{per_node: 8}", "fleet.accelerator.name", "nobody has said which"), ("{name: h100, memory_gib: 8}", "fleet.accelerator.memory_gib", "h100 has 80"),
     ("{name: h100, network: infinband}", "fleet.accelerator.network", "did you mean infiniband?"), ("{name: h100, gpus: 8}", "fleet.accelerator.gpus", "unknown key"),
@@ -184,7 +184,7 @@ def test_what_is_no_accelerator_gets_one_message_with_what_fits(
 
 def test_an_instance_type_that_is_an_accelerator_proposes_the_key(tmp_path: Path) -> None:
     for name, words in {"h100": "fleet.accelerator: h100; on EC2: p5.4xlarge, p5.48xlarge", "8xH100": "fleet.accelerator: 8xh100", "rtx4090": "fleet.accelerator: rtx-4090",
-                        "mi300x": "no stack here has ROCm", "p5.48xlrge": "did you mean p5.48xlarge?"}.items():  # fmt: skip
+                        "mi300x": "no platform here has ROCm", "p5.48xlrge": "did you mean p5.48xlarge?"}.items():  # fmt: skip
         found = refused(tmp_path, f"backend: slurm, nodes: 4, instance_type: {name}")
         assert (
             words in found["fleet.instance_type"] and "trn1" not in found["fleet.instance_type"]
@@ -226,13 +226,13 @@ def test_ranks_and_stack_are_held_to_the_devices(tmp_path: Path) -> None:
         )["fleet.ranks_per_node"]
     )
     assert (
-        config(tmp_path, "backend: slurm, nodes: 2, accelerator: 8xv100").fleet.stack
+        config(tmp_path, "backend: slurm, nodes: 2, accelerator: 8xv100").fleet.platform
         == "cuda-volta"
     )
     assert (
         "cuda-volta works"
-        in refused(tmp_path, "backend: slurm, nodes: 2, stack: cuda, accelerator: 8xv100")[
-            "fleet.stack"
+        in refused(tmp_path, "backend: slurm, nodes: 2, platform: cuda, accelerator: 8xv100")[
+            "fleet.platform"
         ]
     )
     assert (
@@ -245,7 +245,7 @@ def test_ranks_and_stack_are_held_to_the_devices(tmp_path: Path) -> None:
         config(
             tmp_path,
             "backend: slurm, nodes: 2, accelerator: 8xl40s",
-            "train.precision=fp8 train.layout.tensor=1",
+            "train.precision=fp8 train.parallelism.tensor=1",
         ).train.precision
         == "fp8"
     )
@@ -267,7 +267,7 @@ def test_this_machine_is_what_its_driver_says(
         "backend: local, nodes: 2, accelerator: rtx-4090",
         "train.sequence_length=512 model.preset=tiny",
     ).fleet
-    assert (found.accelerator.per_node, found.ranks_per_node, found.stack) == (2, 1, "cuda")  # type: ignore[union-attr]
+    assert (found.accelerator.per_node, found.ranks_per_node, found.platform) == (2, 1, "cuda")  # type: ignore[union-attr]
     assert (
         "this machine has rtx-4090"
         in refused(tmp_path, "backend: local, nodes: 1, accelerator: 2xh100")[
@@ -367,9 +367,9 @@ n:1:1 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
 
 @pytest.mark.parametrize(("log", "network", "wrong"), [
     (IB_LOG, "infiniband", []), (IB_LOG.replace("/IB [", "/RoCE [").replace("/IB [RO]", "/RoCE [RO]"), "roce", []),
-    (IB_LOG.replace("/IB [", "/RoCE ["), "infiniband", ["NCCL speaks RoCE, not InfiniBand"]), (IB_LOG.replace("/GDRDMA", ""), "infiniband", ["GPUDirect is off"]),
+    (IB_LOG.replace("/IB [", "/RoCE ["), "infiniband", ["NCCL uses RoCE, not InfiniBand"]), (IB_LOG.replace("/GDRDMA", ""), "infiniband", ["GPUDirect is off"]),
     ("x NCCL INFO NET/IB : No device found.\nx NCCL INFO NET/Socket : Using [0]ens3:10.0.0.1<0>\nx NCCL INFO Using network Socket", "infiniband", ["NCCL did not choose InfiniBand: NCCL INFO NET/Socket"]),
-    ("x NCCL INFO Using network Socket", "ethernet", []), ("", "roce", ["NCCL said nothing"])])  # fmt: skip
+    ("x NCCL INFO Using network Socket", "ethernet", []), ("", "roce", ["NCCL printed nothing"])])  # fmt: skip
 def test_nccl_s_words_are_held_against_the_fabric(log: str, network: str, wrong: list[str]) -> None:
     found = judge_nccl(log.splitlines(), own(network))
     assert len(found) == len(wrong) and all(
@@ -445,14 +445,14 @@ def test_a_rack_is_joined_beyond_a_node(tmp_path: Path) -> None:
 
 def test_what_is_built_for_other_processors_is_refused(tmp_path: Path) -> None:
     hosts = "backend: ssh, nodes: 2, hosts: [a, b], shared_folder: /s, accelerator: gb200"
-    assert "ARM's" in refused(tmp_path, hosts)["fleet.python"]
+    assert "ARM processors" in refused(tmp_path, hosts)["fleet.python"]
     assert config(tmp_path, f"{hosts}, python: /opt/torch/bin/python").world_size == 8
     assert (
-        "ARM's"
+        "ARM processors"
         in refused(
             tmp_path,
-            "backend: slurm, nodes: 2, accelerator: gh200, image: build, slurm: {container: pyxis}",
-        )["fleet.image"]
+            "backend: slurm, nodes: 2, accelerator: gh200, container: build, slurm: {container_runtime: pyxis}",
+        )["fleet.container"]
     )
 
 
@@ -477,7 +477,7 @@ def test_plan_says_in_words_what_is_reckoned_with(tmp_path: Path) -> None:
         text=True,
         check=False,
     ).stdout
-    for part in ("4 nodes x 8 ranks (8 x H100-80GB)", "NVIDIA data sheet H100, 2023-04", "infiniband between nodes: 3,200 Gbit/s each, as is usual",
-                 "fleet.accelerator.network_gbps", "NCCL_IB_HCA", "layouts, the fastest first", "$0: machines of yours"):  # fmt: skip
+    for part in ("4 nodes x 8 ranks (8 x H100-80GB)", "NVIDIA data sheet H100, 2023-04", "infiniband between nodes: 3,200 Gbit/s each, as usual",
+                 "fleet.accelerator.network_gbps", "NCCL_IB_HCA", "layouts, the fastest first", "$0: your own machines"):  # fmt: skip
         assert part in " ".join(told.split()), told
     assert "on CPUs" not in told and re.search(r"about \d h \d+ min", told)

@@ -16,21 +16,21 @@ from packaging.requirements import Requirement
 from trainfleet.backends.slurm import cluster_file
 from trainfleet.config import Config, Settings, load
 from trainfleet.hardware import node_types
-from trainfleet.nodes.stack import load_stack, load_system
+from trainfleet.hosts.platform import load_platform, load_system
 from trainfleet.recipes import FOLDER
 
 ROOT = Path(__file__).parents[2]
-LOCK = yaml.safe_load((ROOT / "docker/stack.lock.yaml").read_text())
+LOCK = yaml.safe_load((ROOT / "docker/platforms.lock.yaml").read_text())
 RECORDED = yaml.safe_load((ROOT / "tests/recorded_indexes.yaml").read_text())
 PAGES = {row["page"]: row["files"] for row in RECORDED["pip"]}
 PACKAGES = {row["page"].split("/")[4]: row["packages"] for row in RECORDED["apt"]}
 WHEEL = re.compile(r"[^-]+-([^-+]+)(?:\+[^-]*)?-(cp\d+|py3)-[^-]+-(?:any|.*linux.*x86_64)\.whl")
-NEURON = [name for name in LOCK["stacks"] if load_stack(name).neuron_packages]
+NEURON = [name for name in LOCK["platforms"] if load_platform(name).neuron_packages]
 HOSTS = [
-    (stack, system)
-    for stack in LOCK["stacks"]
+    (platform, system)
+    for platform in LOCK["platforms"]
     for system, row in LOCK["systems"].items()
-    if stack not in NEURON or (row["apt"] and row["python"] >= load_stack(stack).python)
+    if platform not in NEURON or (row["apt"] and row["python"] >= load_platform(platform).python)
 ]
 LOCKED = {kind: (ROOT / f"requirements{kind}.lock").read_text() for kind in ("", "-cuda")}
 
@@ -50,23 +50,23 @@ def wheels(page: str, version: str, python: str) -> dict[str, str]:
 def test_every_package_has_a_wheel_with_its_hash_for_the_python_of_the_system(
     name: str, system: str
 ) -> None:
-    stack, python, row = load_stack(name), load_system(system).python, LOCK["stacks"][name]
-    tag, usual = f"cp{python.replace('.', '')}", stack.torch_index == "-"
-    own = {"torch": (stack.torch, stack.torch_wheels)} | {
-        package: (version, sums) for package, version, sums in stack.checked_packages
+    platform, python, row = load_platform(name), load_system(system).python, LOCK["platforms"][name]
+    tag, usual = f"cp{python.replace('.', '')}", platform.torch_index == "-"
+    own = {"torch": (platform.torch, platform.torch_wheels)} | {
+        package: (version, sums) for package, version, sums in platform.checked_packages
     }
     for package, (version, sums) in own.items():
-        page = f"{'usual' if usual or package != 'torch' else stack.torch_index}/{package}/"
+        page = f"{'usual' if usual or package != 'torch' else platform.torch_index}/{package}/"
         (there,) = wheels(page, version, python).values()
         lock = dict(sums).get(tag, "") if sums else row["torch"].get("cpu_wheels", {}).get(tag, "")
         assert lock == there or (usual and f"--hash=sha256:{there} " in LOCKED[""]), (
             f"{package} {version} for {tag}: {there}"
         )
-    for package, version in stack.python_packages:
-        assert wheels(f"{stack.neuron_index}/{package}/", version, python), (
+    for package, version in platform.python_packages:
+        assert wheels(f"{platform.neuron_index}/{package}/", version, python), (
             f"{package} {version} for {tag}"
         )
-    for package, version in stack.neuron_packages:
+    for package, version in platform.neuron_packages:
         (there,) = [
             found
             for found in PACKAGES[load_system(system).apt][package]
@@ -77,14 +77,14 @@ def test_every_package_has_a_wheel_with_its_hash_for_the_python_of_the_system(
 def test_the_table_has_every_system_that_nodes_and_images_can_have() -> None:
     of_clusters = yaml.safe_load((ROOT / "schema/config.schema.json").read_text())
     assert set(LOCK["systems"]) == set(str_enum(of_clusters, "os"))
-    for row in LOCK["stacks"].values():
+    for row in LOCK["platforms"].values():
         assert "24.04" in row["ami"]["version"] and "ubuntu:24.04@" in row["base"]["version"]
     kinds = {
         (yaml.safe_load(path.read_text())["fleet"] or {}).get("instance_type")
         for path in FOLDER.glob("*.yaml")
     }
-    stacks = {node_types.stack_of(node_types.instance(kind)) for kind in kinds if kind}
-    assert {"cuda", "cuda-volta", "neuron", "neuron-xla"} <= stacks <= set(LOCK["stacks"])
+    platforms = {node_types.platform_of(node_types.instance(kind)) for kind in kinds if kind}
+    assert {"cuda", "cuda-volta", "neuron", "neuron-xla"} <= platforms <= set(LOCK["platforms"])
 
 
 def str_enum(schema: object, key: str) -> list[str]:
@@ -103,11 +103,11 @@ def str_enum(schema: object, key: str) -> list[str]:
 @pytest.mark.parametrize("name", NEURON)
 def test_all_that_neuron_s_wheels_ask_for_is_pinned_and_fits(name: str, tmp_path: Path) -> None:
     """By the script that ends a set-up where it is not, on the metadata that the wheels have."""
-    stack = load_stack(name)
+    platform = load_platform(name)
     pins = (
-        dict(stack.python_packages)
-        | {"torch": stack.torch}
-        | {package: version for package, version, _ in stack.checked_packages}
+        dict(platform.python_packages)
+        | {"torch": platform.torch}
+        | {package: version for package, version, _ in platform.checked_packages}
     )
     for package, version in pins.items():
         asks = requires(package, version)
@@ -125,7 +125,7 @@ def test_all_that_neuron_s_wheels_ask_for_is_pinned_and_fits(name: str, tmp_path
             assert ask.name not in pins or ask.specifier.contains(
                 pins[ask.name], prereleases=True
             ), f"{package} asks for {ask}"
-    command = [sys.executable, ROOT / "scripts" / "unpinned.py", *dict(stack.python_packages)]
+    command = [sys.executable, ROOT / "scripts" / "unpinned.py", *dict(platform.python_packages)]
     done = subprocess.run(
         command,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
@@ -150,7 +150,7 @@ def requires(package: str, version: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "system"), [(stack, system) for stack in NEURON for system in LOCK["systems"]]
+    ("name", "system"), [(platform, system) for platform in NEURON for system in LOCK["systems"]]
 )
 def test_neuron_on_a_system_that_has_no_packages_for_it_is_refused_in_plan(
     name: str, system: str, cluster: Config
@@ -158,11 +158,11 @@ def test_neuron_on_a_system_that_has_no_packages_for_it_is_refused_in_plan(
     slurm = replace(
         cluster.fleet.slurm, parallelcluster=replace(cluster.fleet.slurm.parallelcluster, os=system)
     )
-    fleet = replace(cluster.fleet, stack=name, slurm=slurm)
+    fleet = replace(cluster.fleet, platform=name, slurm=slurm)
     said = [
         what
         for key, what in cluster_file.refuse(replace(cluster, fleet=fleet))
-        if key.endswith(".os") and "ubuntu2404 works" in what
+        if key.endswith(".os") and "set ubuntu2404" in what
     ]
     assert bool(said) == ((name, system) not in HOSTS), said
     assert not said or re.match(

@@ -1,4 +1,4 @@
-"""A backend outside this package, found by its entry points: planned on, refused, seated on a node, and written by make new-backend."""
+"""A backend outside this package, found by its entry points: planned on, refused, placed on a node, and written by make new-backend."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ import pytest
 import yaml
 from test_support import table
 
-from trainfleet import entrypoint
 from trainfleet.backends import BACKENDS, OURS, backend_of, skeleton
 from trainfleet.cli import main
 from trainfleet.config import Settings, load
-from trainfleet.host import plugins
+from trainfleet.hosts.tar import code_files, content_hash, pack
 from trainfleet.launch.job_image import recipe_for
-from trainfleet.node import placements
-from trainfleet.node.placement import Seat
-from trainfleet.nodes.tar import code_files, content_hash, pack
+from trainfleet.node import entrypoint, placements
+from trainfleet.node.placement import Placement
+from trainfleet.process import plugins
 from trainfleet.trust.errors import BackendError, ConfigError
 
 Typed = Callable[..., tuple[int, str]]
@@ -89,7 +88,7 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
     script = "\n".join(path.read_text() for path in Path("out").rglob("*node.sh"))
     assert (
         "in the queue gpu" in script
-        and "trainfleet.entrypoint --on dummy --folder runs/there" in script
+        and "trainfleet.node.entrypoint --on dummy --folder runs/there" in script
     )
     assert "cd /shared || exit" in script
 
@@ -98,10 +97,10 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
     ("fleet", "problem"),
     [
         ({"shared_folder": None}, "fleet.shared_folder: null: nodes of dummy need a folder"),
-        ({"options": ["qeue=gpu"]}, "fleet.options: qeue: is no key that belongs here"),
+        ({"options": ["qeue=gpu"]}, "fleet.options: qeue: is not a key here"),
         ({"options": ["queue=7"]}, "fleet.options: queue: must be text, not 7"),
         ({"options": ["queue=a", "queue=b"]}, "fleet.options: queue: is given twice"),
-        ({"options": ["queue=[1"]}, "fleet.options: queue: is not a value"),
+        ({"options": ["queue=[1"]}, "fleet.options: queue: is not a YAML value"),
         ({"options": ["queue"]}, "is not written"),
         (
             {"backend_options": ["queue=gpu"]},
@@ -109,7 +108,7 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
         ),
         ({"spot": True}, "fleet.spot: true: the dummy backend does not use it"),
         ({"backend": "dumy"}, "sagemaker, dummy; did you mean dummy?"),
-        ({"backend": "slurm", "options": ["queue=a"]}, "the slurm backend has keys of its own"),
+        ({"backend": "slurm", "options": ["queue=a"]}, "the slurm backend does not use it"),
     ],
 )
 def test_what_it_does_not_take_is_refused_by_key(
@@ -132,20 +131,22 @@ def test_what_is_not_written_yet_says_where_to_write_it(typed: Typed) -> None:
     )
 
 
-def test_its_nodes_find_their_seat(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_nodes_find_their_placement(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"DUMMY_NODE": "1", "DUMMY_NODES": "2", "DUMMY_MEET": "10.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     options = entrypoint.parse(["--on", "dummy", "--folder", "runs/x", "--", "m"])
-    assert options.engine.read() == Seat(1, 2, "10.0.0.1") and placements.here().name == "dummy"
-    assert BACKENDS["dummy"].seat is options.engine
+    assert (
+        options.engine.read() == Placement(1, 2, "10.0.0.1") and placements.here().name == "dummy"
+    )
+    assert BACKENDS["dummy"].placement is options.engine
 
 
 FOUND = """
 import trainfleet_dummy
 from trainfleet.backends import BACKENDS
 from trainfleet.node import placements
-from trainfleet.nodes.tar import code_files, content_hash
-assert BACKENDS["dummy"].seat is placements.seating("dummy")
+from trainfleet.hosts.tar import code_files, content_hash
+assert BACKENDS["dummy"].placement is placements.source("dummy")
 print(trainfleet_dummy.__file__, content_hash(code_files("dummy")))
 """
 
@@ -163,7 +164,7 @@ def test_its_package_goes_to_the_nodes_with_ours_and_is_found_there(
         forget()
     files = code_files("dummy")
     assert files.keys() - code_files("").keys() == {
-        *(f"python/trainfleet_dummy/{name}.py" for name in ("__init__", "bench", "seat")),
+        *(f"python/trainfleet_dummy/{name}.py" for name in ("__init__", "bench", "placement")),
         *(
             f"python/trainfleet_dummy-0.1.0.dist-info/{name}"
             for name in ("METADATA", "entry_points.txt")
@@ -183,7 +184,7 @@ def test_its_package_is_in_the_image(package: Path) -> None:
     fleet = {"backend": "dummy", "shared_folder": "/shared"}
     Path("config.yaml").write_text(yaml.safe_dump({"name": "there", "fleet": fleet}))
     recipe = recipe_for(load(Settings(Path("config.yaml")))[0])
-    assert "python/trainfleet_dummy/seat.py" in recipe.files
+    assert "python/trainfleet_dummy/placement.py" in recipe.files
 
 
 def test_its_bench_is_found_by_the_cases_of_the_contract(package: Path, tmp_path: Path) -> None:
@@ -246,19 +247,19 @@ def test_a_backend_that_lacks_a_call_or_bears_another_name_is_named(
 
 
 @pytest.mark.parametrize(
-    "fleet", [{"shared_folder": None}, {"slow": "replace", "shared_folder": None}]
+    "fleet", [{"shared_folder": None}, {"on_slow_node": "replace", "shared_folder": None}]
 )
 def test_a_package_that_is_broken_leaves_the_others_as_they_are(
     typed: Typed, package: Path, fleet: dict[str, Any]
 ) -> None:
     (package / "src/trainfleet_dummy/__init__.py").write_text("1 / 0\n")
     code, said = typed("plan", backend="local", nodes=1, **fleet)
-    assert code == (2 if "slow" in fleet else 0) and "ZeroDivision" not in said, said
+    assert code == (2 if "on_slow_node" in fleet else 0) and "ZeroDivision" not in said, said
 
 
 def test_an_engine_that_nobody_offers_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(BackendError, match="is not an engine that starts nodes") as caught:
-        placements.seating("lsf")
+        placements.source("lsf")
     assert "fleet, batch, slurm, sagemaker" in str(caught.value)
 
 
@@ -274,5 +275,5 @@ def test_a_name_that_no_backend_can_have_is_refused(tmp_path: Path, name: str) -
 
 def test_a_package_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "trainfleet-mine").mkdir()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         skeleton.write("mine", tmp_path)

@@ -22,11 +22,11 @@ from trainfleet.storage import s3
 from trainfleet.trust.errors import ConfigError, S3Error
 
 GIB = 2**30
-HERE = "name: x\nfleet: {backend: local, nodes: 2}\ndata: {vocabulary_size: 2048}\nmodel: {preset: %s}\ntrain: {steps: 100, %s}\n"
+HERE = "name: x\nfleet: {backend: local, nodes: 2}\ndata: {vocab_size: 2048}\nmodel: {preset: %s}\ntrain: {steps: 100, %s}\n"
 H100 = (
     "name: x\nfleet: {backend: ssh, nodes: 1, hosts: [a], shared_folder: /f, instance_type: p5.48xlarge}\n"
-    "model: {preset: llama-3-70b}\ndata: {vocabulary_size: 2048}\n"
-    "train: {steps: 9, global_batch: 512, layout: {shard: 1, tensor: 1, pipeline: 1, context: 1, zero: 3, interleave: 1}}\n"
+    "model: {preset: llama-3-70b}\ndata: {vocab_size: 2048}\n"
+    "train: {steps: 9, global_batch_size: 512, parallelism: {fsdp: 1, tensor: 1, pipeline: 1, context: 1, zero_stage: 3, virtual_stages: 1}}\n"
 )
 
 
@@ -53,7 +53,7 @@ def offers(message: str) -> list[str]:
     [
         ("llama-2-7b", ""),
         ("llama-3.2-1b", "optimizer: adamw"),
-        ("gpt2-large", "micro_batch: 32, global_batch: 64, sequence_length: 1024"),
+        ("gpt2-large", "micro_batch_size: 32, global_batch_size: 64, sequence_length: 1024"),
     ],
 )
 def test_what_is_offered_in_place_of_a_model_that_is_too_large_is_accepted(
@@ -102,11 +102,11 @@ def test_what_this_machine_has_says_nothing_of_hosts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(node_types, "local_accelerator", lambda: accelerators.BY_NAME["A10G-24GB"])
     with pytest.raises(
         ConfigError,
-        match=r"fleet\.accelerator: null: fleet\.stack cuda has GPUs compute, and nobody has said which",
+        match=r"fleet\.accelerator: null: fleet\.platform cuda has GPUs compute, and nobody has said which",
     ):
-        config(H100.replace("instance_type: p5.48xlarge", "stack: cuda"))
+        config(H100.replace("instance_type: p5.48xlarge", "platform: cuda"))
     assert not dict(
-        preflight.problems(config(H100.replace("p5.48xlarge}", "p5.48xlarge, stack: cpu}")))
+        preflight.problems(config(H100.replace("p5.48xlarge}", "p5.48xlarge, platform: cpu}")))
     )
 
 
@@ -123,7 +123,7 @@ def test_a_node_has_room_for_its_own_ranks_alone() -> None:
     [
         ("train.compile=false", 1.05),
         (
-            "train.compile=true train.recompute=full",
+            "train.compile=true train.activation_checkpointing=full",
             1.05,
         ),  # a block's input is kept whatever a compiler does
         ("train.compile=true", 1.2),
@@ -157,10 +157,10 @@ def test_checkpoints_that_the_disk_does_not_hold_are_refused_with_how_many_it_do
 
 def test_folders_that_can_not_be_written_are_all_named(desk: Path) -> None:
     (desk / "file").touch()
-    shut = config(HERE % ("tiny", ""), f"checkpoint.destination={desk}/file/deeper")
-    assert "is a file" in dict(preflight.problems(shut))["checkpoint.destination"]
-    shut = config(HERE % ("tiny", ""), "checkpoint.destination=/proc/1/deeper")
-    assert "can't be written" in dict(preflight.problems(shut))["checkpoint.destination"]
+    shut = config(HERE % ("tiny", ""), f"checkpoint.path={desk}/file/deeper")
+    assert "is a file" in dict(preflight.problems(shut))["checkpoint.path"]
+    shut = config(HERE % ("tiny", ""), "checkpoint.path=/proc/1/deeper")
+    assert "can't be written" in dict(preflight.problems(shut))["checkpoint.path"]
 
 
 def test_a_bucket_that_may_not_be_written_is_told_before_the_start() -> None:
@@ -182,7 +182,7 @@ def test_a_bucket_that_may_not_be_written_is_told_before_the_start() -> None:
 
     closed = False
     with serve(deny):  # type: ignore[arg-type]
-        kept = config(HERE % ("tiny", ""), "checkpoint.destination=s3://bucket/kept")
+        kept = config(HERE % ("tiny", ""), "checkpoint.path=s3://bucket/kept")
         preflight.try_addresses(kept)
         assert asked == ["PUT", "DELETE"] and not s3.list_objects("s3://bucket/")
         closed = True
@@ -205,18 +205,7 @@ def test_a_control_group_that_limits_memory_is_believed(tmp_path: Path) -> None:
 def test_a_small_tokenizer_of_a_model_with_many_tokens_is_warned_of(
     tokens: int, warned: bool
 ) -> None:
-    told = preflight.warnings(
-        config(H100.replace("vocabulary_size: 2048", f"vocabulary_size: {tokens}"))
-    )
+    told = preflight.warnings(config(H100.replace("vocab_size: 2048", f"vocab_size: {tokens}")))
     assert (
         any("128,256 tokens and the tokenizer will have 4,096" in line for line in told) is warned
     )
-
-
-@pytest.mark.parametrize(("floor", "warned"), [("3e-5", True), ("0.1", False), ("0", False)])
-def test_a_floor_that_looks_like_a_learning_rate_is_warned_of(floor: str, warned: bool) -> None:
-    """Other programs give the rate itself: min_lr."""
-    told = preflight.warnings(
-        config(HERE % ("tiny", f"learning_rate: 3e-4, learning_rate_floor: {floor}"))
-    )
-    assert any("the rate ends at 9e-09; set 0.1 to end at 3e-05" in line for line in told) is warned

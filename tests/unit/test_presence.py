@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from trainfleet.host.host_marker import user
-from trainfleet.nodes import job_commands
+from trainfleet.hosts import job_commands
+from trainfleet.process.host_marker import user
 
 MINE, OTHER = "/fsx/me:lm", "/fsx/you:other"
-SCRIPT = "import sys; from trainfleet.host import host_marker as presence; presence.PATIENCE = 0.3; print(repr(presence.announce()), flush=True); sys.stdin.read()"
+SCRIPT = "import sys; from trainfleet.process import host_marker as presence; presence.PATIENCE = 0.3; print(repr(presence.announce()), flush=True); sys.stdin.read()"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 

@@ -31,9 +31,9 @@ from trainfleet_nxd.device import NeuronXla
 
 CONFIG = """
 name: base
-data: {vocabulary_size: 400}
+data: {vocab_size: 400}
 fleet: {nodes: 4}
-train: {steps: 500, global_batch: 8, sequence_length: 64}
+train: {steps: 500, global_batch_size: 8, sequence_length: 64}
 """
 
 
@@ -189,11 +189,11 @@ def test_a_profile_is_shown_on_one_screen(tmp_path: Path) -> None:
     assert (
         said[-1].startswith("next   make train")
         and len(said) < 24
-        and "steps 4 to 6 of rank 0: 3 s in all, 1 s a step" in said[0]
+        and "steps 4 to 6 of rank 0: 3 s in all, 1 s per step" in said[0]
     )
     words = [" ".join(line.split()) for line in said]
     assert "backward 50.0 % 1.5 s ████████████" in words
-    assert "communication 20.0 % of the time, 10.0 % with nothing computed meanwhile" in words
+    assert "communication 20.0 % of the time, 10.0 % without computing in parallel" in words
     assert "aten::mm 40.0 % 1.2 s 1,234 calls" in words
 
 
@@ -215,14 +215,16 @@ def test_strong_scaling_keeps_the_batch_and_weak_scaling_a_rank_s_part(
     (tmp_path / "config.yaml").write_text(CONFIG)
     sizes = sized({"CONFIG": str(tmp_path / "config.yaml"), "NODES": "1 2 4"}, weak)
     assert [config.fleet.nodes for config, _ in sizes] == [1, 2, 4]
-    assert [config.train.global_batch for config, _ in sizes] == batches
-    work = [config.train.global_batch // config.data_parallel for config, _ in sizes]
+    assert [config.train.global_batch_size for config, _ in sizes] == batches
+    work = [config.train.global_batch_size // config.data_parallel for config, _ in sizes]
     assert work == ([8, 8, 8] if weak else [8, 4, 2])
 
 
 def test_a_size_that_can_not_be_is_refused_before_any_runs(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
-    with pytest.raises(ConfigError, match=r"train.global_batch: 8 sequences do not divide over 3"):
+    with pytest.raises(
+        ConfigError, match=r"train.global_batch_size: 8 sequences do not divide over 3"
+    ):
         sized({"CONFIG": str(tmp_path / "config.yaml"), "NODES": "1 3"}, weak=False)
 
 

@@ -19,10 +19,10 @@ from trainfleet.backends.slurm import Slurm
 from trainfleet.cli import main
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.health import watchdog
-from trainfleet.host.processes import identity
 from trainfleet.plan.bill import Bill
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
+from trainfleet.process.processes import identity
 from trainfleet.recipes import FOLDER
 from trainfleet.report.live import Live
 from trainfleet.report.summary import status as summary

@@ -161,7 +161,7 @@ def test_what_overflowed_is_told_apart_from_what_was_skipped(
     ]
     assert found == [("skipped", 2, 1), ("overflowed", 2, 2)]
     assert (
-        "2 steps left out: gradients overflowed fp16; the loss scale is 16384 now"
+        "2 steps skipped: gradients overflowed fp16; the loss scale is 16384 now"
         in capsys.readouterr().out
     )
     recorder.update(status="running", name="run", total_steps=9)

@@ -61,12 +61,12 @@ def test_faults_are_chosen_by_name_and_a_typo_is_told() -> None:
     assert [fault.name for fault in chosen("nan, rank-killed")] == ["nan", "rank-killed"] and len(
         chosen("")
     ) == len(FAULTS)
-    with pytest.raises(ConfigError, match="rank-kiled is no fault; did you mean rank-killed"):
+    with pytest.raises(ConfigError, match="rank-kiled is not a fault; did you mean rank-killed"):
         chosen("rank-kiled")
     assert all({*fault.verdicts} <= {*CAUSES, "none"} for fault in FAULTS.values())
 
 
-IN_S3 = "data: {store: 's3://bucket/data'}\ncheckpoint: {destination: 's3://bucket/checkpoints'}"
+IN_S3 = "data: {tokenized_path: 's3://bucket/data'}\ncheckpoint: {path: 's3://bucket/checkpoints'}"
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ IN_S3 = "data: {store: 's3://bucket/data'}\ncheckpoint: {destination: 's3://buck
         ("{backend: slurm}", "nobody has agreed"),
         (
             "{backend: slurm, hosts: [login], shared_folder: /shared}",
-            "from the machine that has sbatch",
+            "on the machine that has sbatch",
         ),
         (
-            f"{{backend: batch, shared_folder: 's3://bucket/runs', image: build, instance_type: c7i.8xlarge}}\n{IN_S3}",
+            f"{{backend: batch, shared_folder: 's3://bucket/runs', container: build, instance_type: c7i.8xlarge}}\n{IN_S3}",
             "let nobody in",
         ),
     ],
@@ -189,7 +189,7 @@ def test_a_process_that_is_left_over_breaks_the_promise(place: Path) -> None:
     assert row(*FaultOutcome("x", skipped="no tc").cells).split() == [
         "x",
         "not",
-        "played",
+        "tried",
         "here:",
         "no",
         "tc",
@@ -344,12 +344,12 @@ def test_the_report_of_a_rehearsal_has_its_table(tmp_path: Path) -> None:
     ]
     write(run, unbroken.folder, "local", outcomes)
     text = html.write(run).read_text()
-    assert "1 of 2 faults were survived as promised, 1 not played here" in text
+    assert "1 of 2 faults were survived as promised, 1 not tried here" in text
     assert '<span class="badge failed">promises broken</span>' in text
     assert '<tr class="broken"><td colspan="1">nan<small>no number &amp; more</small></td>' in text
     assert "hang, wrong" in text and "not equal" in text
     assert "BROKEN: the verdict was hang; 2 &lt;left&gt;" in text
-    assert '<td colspan="7">not played here: these nodes share their links</td>' in text
+    assert '<td colspan="7">not tried here: these nodes share their links</td>' in text
     assert "make rehearse" in text and "make sample" not in text
     write(run, unbroken.folder, "local", outcomes[::2])
     assert '<span class="badge finished">promises kept</span>' in html.write(run).read_text()

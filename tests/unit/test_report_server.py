@@ -108,7 +108,7 @@ def test_a_fault_of_the_page_is_one_line_on_the_terminal(capfd: pytest.CaptureFi
         ask(page, path_of(page))
     page.shutdown()
     said = "".join(capfd.readouterr())
-    assert said.startswith("a request was not answered: ValueError") and said.count("\n") == 1
+    assert said.startswith("a request failed: ValueError") and said.count("\n") == 1
 
 
 def test_who_hangs_up_or_stays_silent_costs_neither_threads_nor_words(
@@ -154,7 +154,7 @@ def test_a_port_that_was_asked_for_is_that_one_or_refused(
         assert command(["watch", f"PORT={port}"]) == 2
         told = capsys.readouterr().err
         assert (
-            told.startswith(f"error: PORT: {port} can't be had: Address already in use\n")
+            told.startswith(f"error: PORT: {port} can't be used: Address already in use\n")
             and "PORT=another" in told
         )
         monkeypatch.setattr(server, "PORT", port)

@@ -25,10 +25,10 @@ def desk(tmp_path: Path) -> Path:
         if value is not None
     }
     shape |= {"preset": None}
-    train = {"steps": 4, "global_batch": 8, "micro_batch": 4, "sequence_length": 64}
+    train = {"steps": 4, "global_batch_size": 8, "micro_batch_size": 4, "sequence_length": 64}
     content = {
         "name": "old",
-        "data": {"sources": ["text"], "vocabulary_size": 300},
+        "data": {"sources": ["text"], "vocab_size": 300},
         "model": shape,
         "train": train,
     }
@@ -42,7 +42,7 @@ def desk(tmp_path: Path) -> Path:
 def test_another_optimizer_is_refused_before_anything_starts(desk: Path, verb: str) -> None:
     said = verbs.enter(desk, verb, "SET=train.optimizer=muon", code=1)
     assert (
-        "can't go on with another train.optimizer" in said
+        "can't resume with another train.optimizer" in said
         and f"SET='name=again train.init_from={KEPT}'" in said
     )
     assert not (desk / "data").exists() and not (desk / "runs/old/events").exists()

@@ -21,7 +21,7 @@ from trainfleet.engine import optimizer, rounding
 from trainfleet.engine.rounding import RoundedAdamW, chance, extent_of, renew, rounded
 from trainfleet.engine.world import PRECISIONS
 
-HALF = replace(TRAIN, weights="bf16", compile=False)
+HALF = replace(TRAIN, param_dtype="bf16", compile=False)
 SETTINGS = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8}
 
 
@@ -146,7 +146,7 @@ def imitated(weights: str, nearest: bool = False) -> float:
     x = torch.randn(256, 16)
     wanted, format = teacher(x).detach(), PRECISIONS[weights]
     model.to(format)
-    train = replace(HALF, weights=weights, learning_rate=2e-4, beta2=0.999, weight_decay=0.0)
+    train = replace(HALF, param_dtype=weights, learning_rate=2e-4, beta2=0.999, weight_decay=0.0)
     update = (
         torch.optim.AdamW(model.parameters(), 2e-4, weight_decay=0.0)
         if nearest

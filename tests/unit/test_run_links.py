@@ -168,7 +168,7 @@ def test_checkpoints_behind_a_link_are_not_taken_for_none(tmp_path: Path) -> Non
     run.folder.mkdir()
     (tmp_path / "disk" / "step-00000001").mkdir(parents=True)
     run.checkpoints.symlink_to(tmp_path / "disk")
-    with pytest.raises(RunError, match=r"is a link\n.*\n  next: rm .*; checkpoint\.destination"):
+    with pytest.raises(RunError, match=r"is a link\n.*\n  next: rm .*; set checkpoint\.path"):
         store_of(run, None).steps()
 
 
@@ -197,37 +197,37 @@ def test_what_a_crash_leaves_of_a_line_is_passed_over(torn: bytes, tmp_path: Pat
     assert [line["step"] for line in run.read_metrics()] in ([], [3])
 
 
-# Who opens a file without the door, and why that is none of a run folder: each is the system's, the program's own, a file that a
+# Who opens a file without untrusted_input, and why that is none of a run folder: each is the system's, the program's own, a file that a
 # user has named, or new in a folder that this process has made itself.
 OPENS = {
     # the system's: /proc, /sys, /dev, a device's files
-    "host/rdma_adapters.py:ports_here", "host/host_marker.py:others", "backends/slurm/resources.py:look", "nodes/facts.py:read_here", "health/hw_counters.py:_counts", "health/hw_counters.py:_is_broken", "health/hw_counters.py:_states", "health/hw_counters.py:_without_driver", "hardware/cpu_speed.py:cpu", "devices/meeting.py:_is_visited",
+    "process/rdma_adapters.py:ports_here", "process/host_marker.py:others", "backends/slurm/resources.py:look", "hosts/facts.py:read_here", "health/hw_counters.py:_counts", "health/hw_counters.py:_is_broken", "health/hw_counters.py:_states", "health/hw_counters.py:_without_driver", "hardware/cpu_speed.py:cpu", "devices/meeting.py:_is_visited",
     "devices/cpu.py:_cpuinfo", "devices/cuda.py:_check_torch", "hardware/node_types.py:local_accelerator", "hardware/node_types.py:local_chip",
     "hardware/node_types.py:local_cores", "hardware/node_types.py:memory_limits", "hardware/node_types.py:spare_memory", "health/kernel_log.py:_count", "health/kernel_log.py:_kmsg",
-    "health/kernel_log.py:oom_kills", "host/processes.py:_is_below", "host/processes.py:identity", "node/placement.py:card", "node/placements/sagemaker.py:read",
-    "trust/safe_output.py:_ended", "trust/safe_output.py:discard", "trust/safe_output.py:install", "data/encoders.py:muted", "entrypoint.py:write_reason",
+    "health/kernel_log.py:oom_kills", "process/processes.py:_is_below", "process/processes.py:identity", "node/placement.py:card", "node/placements/sagemaker.py:read",
+    "trust/safe_output.py:_ended", "trust/safe_output.py:discard", "trust/safe_output.py:install", "data/encoders.py:muted", "node/entrypoint.py:write_reason",
     # the program's own
     "backends/skeleton/__init__.py:write", "backends/slurm/cluster_file.py:node_script", "cli/__init__.py:described",
     "cloud/instances.py:user_data", "config/tables.py:read_table", "hardware/accelerators.py:_rows", "launch/compiling.py:_code",
-    "nodes/facts.py:read", "nodes/install_steps.py:lock_hash", "nodes/stack.py:_read", "nodes/pins.py:ask", "nodes/tar.py:code_files",
-    "host/plugins.py:sources",
-    "host/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write",
+    "hosts/facts.py:read", "hosts/install_steps.py:lock_hash", "hosts/platform.py:_read", "hosts/pins.py:ask", "hosts/tar.py:code_files",
+    "process/plugins.py:sources",
+    "process/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write",
     # what a user has named: sources, keys, where a model goes
     "cloud/discovery.py:public_key", "data/documents.py:_library_text", "data/documents.py:read_plain", "data/source_files.py:open_file",
     "../trainfleet_nxd/files.py:save", "engine/export.py:export", "engine/export.py:write", "models/huggingface_weights.py:save",
-    "nodes/fetch.py:bring_all", "nodes/known_hosts.py:trust", "nodes/known_hosts.py:read_lines",
+    "hosts/fetch.py:bring_all", "hosts/known_hosts.py:trust", "hosts/known_hosts.py:read_lines",
     # in folders that this process has made, on this machine's own disk
     "backends/slurm/parallelcluster.py:_file", "data/cache.py:_bring", "data/local_copy.py:_bring_tokens", "data/local_copy.py:copy",
     "health/heartbeat.py:is_due", "health/heartbeat.py:publish", "images/building.py:secrets_in", "images/image_recipe.py:write_context",
-    "launch/rehearsal.py:furnish", "nodes/remote_verb.py:received", "host/temporary_folders.py:hold", "host/temporary_folders.py:sweep", "watch/node_verdict.py:cut",
+    "launch/rehearsal.py:furnish", "hosts/remote_verb.py:received", "process/temporary_folders.py:hold", "process/temporary_folders.py:sweep", "watch/node_verdict.py:cut",
     "watch/node_verdict.py:main",
     # an open file by its number, a folder to be synced, and calls of another `touch`
-    "backends/run_storage.py:declared", "checkpoints/store.py:open", "data/tokens.py:_map", "run/run_folder.py:sync_folder", "supervisor.py:detach", "storage/sync_rules.py:_fill",
+    "checkpoints/store.py:open", "data/tokens.py:_map", "run/run_folder.py:sync_folder", "node/supervisor.py:detach", "storage/sync_rules.py:_fill",
 }  # fmt: skip
 
 
 def opens() -> set[str]:
-    """`file:function` of every call that opens a file by a path, but those that go through the door."""
+    """`file:function` of every call that opens a file by a path, but those that go through untrusted_input."""
     found = set()
     for path in [*FILES, *(PACKAGE.parent / "trainfleet_nxd").glob("*.py")]:
         for function in ast.walk(ast.parse(path.read_text())):

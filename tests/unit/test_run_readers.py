@@ -24,7 +24,7 @@ VERBS = {
     "trainfleet.engine.export": (["runs/old", "out", "huggingface"], "model.safetensors"),
     "trainfleet.engine.checkpoint.verify": (
         ["runs/old/checkpoints/step-00000004"],
-        "every tensor is whole and finite",
+        "every tensor is complete and finite",
     ),
     "trainfleet.data.inspect": (["runs/old/config.yaml", "1"], "end of document"),
 }
@@ -83,13 +83,13 @@ def test_a_checkpoint_in_a_bucket_is_read_too(home: Path) -> None:
         far = replace(
             config,
             name="far",
-            checkpoint=replace(config.checkpoint, destination="s3://bucket/kept"),
+            checkpoint=replace(config.checkpoint, path="s3://bucket/kept"),
         )
         (home / "runs/far").mkdir()
         (home / "runs/far/config.yaml").write_text(dump_resolved(far))
         try:
             wanted = {
-                "verify": ([], "every tensor is whole and finite"),
+                "verify": ([], "every tensor is complete and finite"),
                 "export": (["OUT=far"], "model.safetensors"),
             }
             for verb, (words, answer) in wanted.items():

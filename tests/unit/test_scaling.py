@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 OVER = float("inf")
 SMALL = (
     "fleet.nodes=1 model.layers=2 model.hidden_size=32 model.heads=2 model.kv_heads=2 model.intermediate_size=64"
-    " model.vocabulary_size=384 train.global_batch=8 train.sequence_length=16 train.precision=fp16"
+    " model.vocab_size=384 train.global_batch_size=8 train.sequence_length=16 train.precision=fp16"
 )
 
 
@@ -117,7 +117,7 @@ def test_it_trains_as_torchs_own_scaler_does(
 def test_an_overflow_is_left_out_and_is_no_bad_step(world: World) -> None:
     scale = Scale(CPU)
     guard, parts = (
-        StepGuard(replace(TRAIN, skips_in_a_row=2), world, scale=scale),
+        StepGuard(replace(TRAIN, max_consecutive_skips=2), world, scale=scale),
         held(nn.Linear(2, 2)),
     )
     values = [(3.0, 1.0), (3.0, OVER), (3.0, NAN), (3.0, OVER), (3.0, 1.0)]
@@ -128,7 +128,7 @@ def test_an_overflow_is_left_out_and_is_no_bad_step(world: World) -> None:
 def test_a_loss_that_is_not_finite_is_a_bad_step_whatever_the_scale(world: World) -> None:
     """Overflows between two of them break no row."""
     guard, parts = (
-        StepGuard(replace(TRAIN, skips_in_a_row=2), world, scale=Scale(CPU)),
+        StepGuard(replace(TRAIN, max_consecutive_skips=2), world, scale=Scale(CPU)),
         held(nn.Linear(2, 2)),
     )
     judged(guard, [(3.0, 1.0), (NAN, NAN), (3.0, OVER)])

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from trainfleet.config import Settings, load
-from trainfleet.host.node_log import Log, say
+from trainfleet.process.node_log import Log, say
 from trainfleet.run.run_folder import Run
 from trainfleet.trust import redaction, safe_output
 from trainfleet.trust.errors import ConfigError, RunError, tell
@@ -197,7 +197,7 @@ def test_a_rank_prints_what_it_should_not(tmp_path: Path, monkeypatch: pytest.Mo
     words = [
         sys.executable,
         "-m",
-        "trainfleet.supervisor",
+        "trainfleet.node.supervisor",
         str(log),
         "--",
         sys.executable,

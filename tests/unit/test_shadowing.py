@@ -12,9 +12,9 @@ import pytest
 
 from trainfleet.backends.local import Local
 from trainfleet.config import Settings, load
-from trainfleet.host.install_paths import CODE, ROOT
 from trainfleet.models import custom_model
 from trainfleet.plan.job import train_job
+from trainfleet.process.install_paths import CODE, ROOT
 
 SHADOWS = ("yaml", "random", "signal", "locale", "json", "numpy", "rich", "test", "train")
 EVIL = "import os\nos.write(2, b'SHADOWED ' + __name__.encode())\nraise SystemExit(70)\n"
@@ -62,7 +62,7 @@ def test_make_and_every_image_say_so_before_python_starts() -> None:
 
 
 def test_whoever_says_where_our_code_is_also_says_that_the_folder_is_not() -> None:
-    """Every line that gives a process PYTHONPATH: scripts of nodes, errands, the gate, the head's launcher."""
+    """Every line that gives a process PYTHONPATH: scripts of nodes, errands, the preflight, the head's launcher."""
     bare = {str(path.relative_to(CODE)) for path in CODE.rglob("*.py") if re.search(r"\bPYTHONPATH\b.*=|PYTHONPATH\":", path.read_text())
             and not re.search("PYTHONSAFEPATH|python_path", path.read_text())}  # fmt: skip
     assert bare == {"trainfleet/hardware/cpu_speed.py", "trainfleet/launch/rehearsal.py"}, (

@@ -26,7 +26,7 @@ RECIPE = FOLDER / "llama-3-8b-p5.yaml"
 PRICE = Bill(55.04)
 
 
-def config(settings: str = "train.global_batch=2048") -> Config:
+def config(settings: str = "train.global_batch_size=2048") -> Config:
     return load(Settings(RECIPE, settings))[0]
 
 
@@ -56,7 +56,7 @@ def test_what_nothing_meets_is_refused_with_what_would() -> None:
         ]
         met = replace(wish, **{key.lower(): float(message.split(f"{key}=")[1].split()[0])})
         assert answer(found, met).nodes  # what is offered can be met
-    with pytest.raises(ConfigError, match=r"not within USD too: 2 days cost .* take"):
+    with pytest.raises(ConfigError, match=r"no size meets both DAYS and USD: 2 days cost .* take"):
         wish = Wish(days=2, usd=260_000, tokens=1e12)
         answer(sizes(config(), wish, PRICE), wish)
     with pytest.raises(ConfigError, match="no list price"):
@@ -64,9 +64,10 @@ def test_what_nothing_meets_is_refused_with_what_would() -> None:
 
 
 def test_what_bounds_the_fleet_is_told_and_what_has_no_accelerator_is_refused() -> None:
-    found = sizes(config("train.global_batch=64"), wish := Wish(days=1, tokens=1e13), PRICE)
+    found = sizes(config("train.global_batch_size=64"), wish := Wish(days=1, tokens=1e13), PRICE)
     with pytest.raises(
-        ConfigError, match=r"1 day: 64 nodes, the fastest .* more need a larger train.global_batch"
+        ConfigError,
+        match=r"1 day: 64 nodes, the fastest .* more nodes need a larger train.global_batch_size",
     ):
         answer(found, wish)
     with pytest.raises(ConfigError, match=r"c7i.8xlarge has no accelerator"):
@@ -131,8 +132,10 @@ def test_the_best_layouts_are_the_fastest_of_all_that_fit() -> None:
     every = ranked(config(), set(KEYS), device)
     assert found[0] is not None and min(choice.seconds for choice in every) == found[0].seconds
     tried = {
-        layout.train.layout
-        for layout in candidates(config("fleet.nodes=48 train.global_batch=128"), set(KEYS), device)
+        layout.train.parallelism
+        for layout in candidates(
+            config("fleet.nodes=48 train.global_batch_size=128"), set(KEYS), device
+        )
     }
     assert {layout.pipeline * layout.tensor * layout.context % 3 for layout in tried} == {
         0
@@ -167,7 +170,7 @@ def test_the_interval_that_auto_takes_loses_least() -> None:
 def test_a_fleet_that_fails_as_that_of_llama_3_did_keeps_more_than_nine_tenths() -> None:
     """419 interruptions in 54 days of 16,384 H100, and over 90 % of useful time (arXiv:2407.21783, 3.3.4)."""
     large = config(
-        "fleet.nodes=2048 train.global_batch=2048 model.preset=llama-3-70b checkpoint.every=auto"
+        "fleet.nodes=2048 train.global_batch_size=2048 model.preset=llama-3-70b checkpoint.every=auto"
     )
     found = foresee(large, 30.0)
     assert 54 * 24 * 3600 / found.between_failures == pytest.approx(419, rel=0.02)
@@ -178,7 +181,7 @@ def test_goodput_is_what_the_real_watch_keeps_of_days_on_a_clock_that_is_not_wai
     tmp_path: Path,
 ) -> None:
     fleet = config(
-        "fleet.nodes=2048 train.global_batch=16384 model.preset=llama-3-70b checkpoint.every=auto fleet.backend=slurm"
+        "fleet.nodes=2048 train.global_batch_size=16384 model.preset=llama-3-70b checkpoint.every=auto fleet.backend=slurm"
     )
     found, expected = simulate(fleet, 30.0, 1.0, Run(tmp_path)), foresee(fleet, 30.0)
     assert found.restarts > 3 and found.commands == 1

@@ -92,7 +92,7 @@ def test_a_key_of_the_config_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "SBATCH_REQ_SWITCH": "1",
         "SBATCH_MEM_PER_NODE": "9G",
     }
-    slurm = {"partition": "long", "time_limit": 90, "options": ["--switches=2"]}
+    slurm = {"partition": "long", "time_limit_minutes": 90, "options": ["--switches=2"]}
     text = submitted(tmp_path, monkeypatch, site, **slurm).submissions[1][1]
     for line in ("#SBATCH --partition=long", "#SBATCH --time=90", "#SBATCH --switches=2", "#SBATCH --mem=0", "#SBATCH --account=text",
                  "# SBATCH_PARTITION is not used: fleet.slurm.partition decides that"):  # fmt: skip
@@ -130,7 +130,7 @@ def test_a_variable_is_an_option_as_sbatch_has_it(
 
 @pytest.mark.parametrize("value", ["a b", "a\nb", "a'b", 'a"', "a#b", "\x1b[0m"])
 def test_a_value_that_a_script_can_not_hold_is_told_of(tmp_path: Path, value: str) -> None:
-    with pytest.raises(BackendError, match="can't stand in a batch script") as refused:
+    with pytest.raises(BackendError, match="can't be in a batch script") as refused:
         site_defaults.apply(config_of(tmp_path), {"SBATCH_ACCOUNT": value})
     assert refused.value.where == "SBATCH_ACCOUNT" and "unset SBATCH_ACCOUNT" in refused.value.next
 

@@ -33,11 +33,11 @@ from trainfleet.backends.slurm.client import Said, SlurmClient
 from trainfleet.backends.slurm.parallelcluster import Cluster
 from trainfleet.cloud import checks, discovery
 from trainfleet.config import Config, Settings, dump_resolved, load
-from trainfleet.entrypoint import LOCK
+from trainfleet.hosts import preflight
+from trainfleet.hosts.install_steps import lock_name
+from trainfleet.hosts.platform import load_platform
 from trainfleet.launch import admission
-from trainfleet.nodes import gate
-from trainfleet.nodes.install_steps import lock_name
-from trainfleet.nodes.stack import load_stack
+from trainfleet.node.entrypoint import LOCK
 from trainfleet.plan.job import Job, tokenize_job, train_job
 from trainfleet.plan.request import Request
 from trainfleet.run import run_folder
@@ -53,7 +53,7 @@ FLEET: dict[str, Any] = {"backend": "slurm", "nodes": 2, "shared_folder": "/fsx/
 
 def config_of(folder: Path, **fleet: Any) -> Config:
     (folder / "config.yaml").write_text(
-        yaml.safe_dump({"name": "ours", "fleet": FLEET | fleet, "train": {"global_batch": 12}})
+        yaml.safe_dump({"name": "ours", "fleet": FLEET | fleet, "train": {"global_batch_size": 12}})
     )
     return load(Settings(folder / "config.yaml"), terms_of)[0]
 
@@ -73,7 +73,7 @@ def config_of(folder: Path, **fleet: Any) -> Config:
         ),
         ("AssocGrpGRES", "your account's jobs together have what they may"),
         ("BeginTime", "Slurm holds a job that it queues again for about two minutes"),
-        ("Zorble", "Slurm's word"),
+        ("Zorble", "(Zorble): see slurm.schedmd.com"),
     ],
 )
 def test_why_a_job_waits_is_said_in_plain_words(reason: str, expected: str) -> None:
@@ -104,11 +104,13 @@ def test_the_batch_script_is_sound_shell_and_says_what_the_config_asks_for(tmp_p
         "partition": "gpu",
         "account": "vision",
         "qos": "long",
-        "time_limit": 90,
+        "time_limit_minutes": 90,
         "constraint": "a&b",
         "gres": "gpu:8",
     }
-    config = config_of(tmp_path, stack="cpu", slurm=slurm | {"reservation": "ours", "gate": True})
+    config = config_of(
+        tmp_path, platform="cpu", slurm=slurm | {"reservation": "ours", "preflight": True}
+    )
     for job in (
         tokenize_job(config),
         replace(train_job(config), arguments=("it's", "#SBATCH --evil\n#SBATCH --worse")),
@@ -127,7 +129,7 @@ def test_the_batch_script_is_sound_shell_and_says_what_the_config_asks_for(tmp_p
             "trainfleet.devices.bandwidth cpu" in text
             and text.count("trainfleet.launch.admission") == 2
         )
-        assert gated is (job.kind == "train"), "the gate is for ranks that meet"
+        assert gated is (job.kind == "train"), "the preflight is for ranks that meet"
         script = tmp_path / "job.sh"
         script.write_text(text)
         subprocess.run(["dash" if shutil.which("dash") else "sh", "-n", str(script)], check=True)
@@ -171,18 +173,18 @@ def test_further_options_that_a_site_demands_stand_in_the_script(tmp_path: Path)
 @pytest.mark.parametrize(
     ("option", "why"),
     [
-        ("--partition=gpu", "the program sets --partition itself; fleet.slurm.partition says that"),
+        ("--partition=gpu", "the program sets --partition itself; use fleet.slurm.partition"),
         (
             "--part=gpu",
             "the program sets --partition itself",
         ),  # sbatch takes a beginning of an option for the whole
-        ("--time=10", "fleet.slurm.time_limit says that"),
+        ("--time=10", "use fleet.slurm.time_limit_minutes"),
         ("--no=3", "the program sets --no"),
-        ("--job-name=x", "name says that"),
-        ("--comment=x", "the program sets --comment itself; leave it out"),
-        ("--exp=ALL", "the program sets --export itself; leave it out"),
-        ("--array=1-9", "leave it out"),
-        ("--mem=10G", "fleet.exclusive says that"),
+        ("--job-name=x", "use name"),
+        ("--comment=x", "the program sets --comment itself; remove it"),
+        ("--exp=ALL", "the program sets --export itself; remove it"),
+        ("--array=1-9", "remove it"),
+        ("--mem=10G", "use fleet.exclusive"),
         ("-p gpu", "is not written as in"),
         ("--switches=1 --wrap=x", "is not written as in"),
         ("--switches=1\n#SBATCH --wrap=x", "holds the character U+000A"),
@@ -220,22 +222,26 @@ def test_an_image_is_started_by_what_the_cluster_has(tmp_path: Path) -> None:
             f"apptainer exec --bind /fsx/work:/fsx/work --pwd /fsx/work docker://{image} sh -c",
         ),
     ):
-        config = config_of(tmp_path, image=image, slurm={"container": container})
+        config = config_of(tmp_path, container=image, slurm={"container_runtime": container})
         text = " ".join(
             Slurm(config).plan(train_job(config), {}).artifacts[0].text.replace("\\\n", " ").split()
         )
         assert (
             expected in text
-            and '"$mine" python -m trainfleet.entrypoint' in text
+            and '"$mine" python -m trainfleet.node.entrypoint' in text
             and "export PYTHONPATH" not in text
         )
-        assert f"export {LOCK}='{lock_name(load_stack(config.fleet.stack))}'" in text, (
+        assert f"export {LOCK}='{lock_name(load_platform(config.fleet.platform))}'" in text, (
             "its entrypoint refuses another one's"
         )
-    with pytest.raises(ConfigError, match=r"fleet.slurm.container: null: fleet.image is"):
-        config_of(tmp_path, image=image)
-    with pytest.raises(ConfigError, match=r"fleet.slurm.container: pyxis: fleet.image is none"):
-        config_of(tmp_path, slurm={"container": "pyxis"})
+    with pytest.raises(
+        ConfigError, match=r"fleet.slurm.container_runtime: null: fleet.container is"
+    ):
+        config_of(tmp_path, container=image)
+    with pytest.raises(
+        ConfigError, match=r"fleet.slurm.container_runtime: pyxis: fleet.container is none"
+    ):
+        config_of(tmp_path, slurm={"container_runtime": "pyxis"})
 
 
 class Clock:
@@ -277,7 +283,7 @@ def test_while_slurmctld_is_away_a_job_is_as_it_was(monkeypatch: pytest.MonkeyPa
         clock.now += 60
         assert slurm.look("7").state == "RUNNING"
     assert "slurmctld does not answer" in slurm.trouble
-    with pytest.raises(BackendError, match="nothing is known of job 9"):
+    with pytest.raises(BackendError, match="the state of job 9 is unknown"):
         slurm.look("9")
 
 
@@ -499,7 +505,7 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
     monkeypatch.setenv(admission.NODES, "n[0-2]")
     run, start = Run(Path("runs/ours")), Path("runs/ours/nodes/slurm-7-0")
     request, since = Request(replace(train_job(config), folder=run.folder), ()), Start(0.0, {})
-    trial = node_log(job_starts.gate_folder(start), 0)
+    trial = node_log(job_starts.preflight_folder(start), 0)
     trial.parent.mkdir(parents=True)
     run.config.write_text(dump_resolved(config))
 
@@ -507,7 +513,7 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
         for node, word in enumerate(shared):
             job_starts.facts_of(start, node).write_text(FACTS.format(name=f"n{node}", shared=word))
             node_log(run.folder, node).unlink(missing_ok=True)
-        trial.write_text(f"rank 0  10:00:00.000 | {gate.BANDWIDTH}{json.dumps(bandwidth)}\n")
+        trial.write_text(f"rank 0  10:00:00.000 | {preflight.BANDWIDTH}{json.dumps(bandwidth)}\n")
         code = admission.main([str(run.folder), str(start)])
         ended = Status(
             Phase.ENDED, "", exits={0: 69, 1: 137, 2: 137}, hosts=("n0", "n1", "n2"), leaves=True
@@ -536,13 +542,13 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
     )
     assert "is read-only" in verdict.words
     trial.unlink()
-    node_log(job_starts.gate_folder(start), 2).write_text(
+    node_log(job_starts.preflight_folder(start), 2).write_text(
         "rank 2  10:00:00.000 | RuntimeError: Connection refused\n"
     )
     job_starts.facts_of(start, 2).write_text(FACTS.format(name="n2", shared="writable"))
     assert admission.main([str(run.folder), str(start)]) == admission.SHUT
     assert (
-        "the gate is shut: the trial of the links failed: n2: RuntimeError: Connection refused"
+        "the preflight failed: the trial of the links failed: n2: RuntimeError: Connection refused"
         in node_log(run.folder, 0).read_text()
     )
 
@@ -810,7 +816,7 @@ def test_a_cluster_is_deleted_and_its_file_system_on_purge_alone(
         ] and "fs-0123456789abcdef0" in account.things
         assert "what is kept costs $5.52 a day; make clean PURGE=1 removes it too" in said
         Cluster(made).remove(purge=True)
-        assert "nothing of ours is left in us-west-2" in capsys.readouterr().out
+        assert "no resources of ours are left in us-west-2" in capsys.readouterr().out
     assert [thing.id for thing in account.of("file-system")] == ["fs-0f0e1a2b3c4d5e6f7"]
 
 
@@ -872,9 +878,9 @@ def test_ssh_is_never_open_to_the_world(made: Config, tmp_path: Path) -> None:
     """ParallelCluster lets in everybody where the file does not say whom."""
     said = yaml.safe_load(cluster_file.artifacts(made)[0].text)["HeadNode"]["Ssh"]
     assert said == {"KeyName": "trainfleet-ours", "AllowedIps": "127.0.0.1/32"}
-    fleet = {"aws": {"region": "us-west-2", "subnets": ["subnet-0123456789abcdef0"], "ssh_from": ["10.0.0.0/8", "203.0.113.7/32"]},
+    fleet = {"aws": {"region": "us-west-2", "subnets": ["subnet-0123456789abcdef0"], "allow_ssh_from": ["10.0.0.0/8", "203.0.113.7/32"]},
              "instance_type": "c7i.8xlarge", "slurm": {"create": "parallelcluster"}}  # fmt: skip
-    with pytest.raises(ConfigError, match="2 networks: ParallelCluster lets in one"):
+    with pytest.raises(ConfigError, match="2 networks: ParallelCluster allows one"):
         config_of(tmp_path, **fleet)
 
 
@@ -988,7 +994,7 @@ def test_a_cluster_s_network_is_made_before_it_and_removed_after_it(
             and not list(account.of("nat-gateway"))
         )
         Cluster(made).remove(purge=True)
-        assert "nothing of ours is left in us-west-2" in capsys.readouterr().out
+        assert "no resources of ours are left in us-west-2" in capsys.readouterr().out
     assert not [
         thing
         for thing in account.living()
@@ -1056,7 +1062,7 @@ def test_a_file_system_that_a_cluster_left_is_used_by_the_next_one_and_removed_b
             in said
         )
         assert (
-            "it has 2400 GiB, whatever fleet.fsx.size_gib says" in said
+            "it has 2400 GiB, regardless of fleet.fsx.size_gib" in said
             and "make clean PURGE=1 removes it" in said
         )
         assert "its /work/runs is not linked to s3://our-bucket/ours/runs any more" in said
@@ -1082,7 +1088,7 @@ def test_a_file_system_that_a_cluster_left_is_used_by_the_next_one_and_removed_b
         Cluster(made).remove(purge=True)
         assert (
             system.id not in account.things
-            and "nothing of ours is left in us-west-2" in capsys.readouterr().out
+            and "no resources of ours are left in us-west-2" in capsys.readouterr().out
         )
     assert {
         (service, operation)

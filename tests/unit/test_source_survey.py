@@ -28,7 +28,7 @@ import sys
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
-from trainfleet.host.processes import limit_memory
+from trainfleet.process.processes import limit_memory
 from trainfleet.trust.errors import DataError
 limit_memory(400 * 2**20)
 try:
@@ -79,7 +79,7 @@ def test_plan_looks_at_sources_and_names_one_that_is_missing(tmp_path: Path) -> 
     (tmp_path / "a.txt").write_text("some text")
     data = Data("set", (str(tmp_path / "a.txt"),), "text", "bpe", 300, 0.1)
     assert look(data) == SourceSurvey(
-        1, 9, 1, 9, ("the last part of each text validates, as there are few (1)",)
+        1, 9, 1, 9, (), ("the last part of each text validates, as there are few (1)",)
     )
     with pytest.raises(NoSource, match="no such file") as missing:
         look(replace(data, sources=(str(tmp_path / "a.txt"), str(tmp_path / "c.txt"))))
@@ -118,7 +118,7 @@ def test_each_process_that_tokenizes_has_the_limit(
         Path(f"text/{number}.jsonl").write_bytes(LINES)
     Path("library/fastokens.py").write_text(LIBRARY)
     Path("config.yaml").write_text(
-        f"name: x\ndata: {{name: set, sources: ['{tmp_path}/text'], tokenizer: bpe, vocabulary_size: 300}}\ntrain: {{steps: 2}}\n"
+        f"name: x\ndata: {{name: set, sources: ['{tmp_path}/text'], tokenizer: bpe, vocab_size: 300}}\ntrain: {{steps: 2}}\n"
     )
     Path("runs/x/config.yaml").write_text(dump_resolved(load(Settings(Path("config.yaml")))[0]))
     said = enter(

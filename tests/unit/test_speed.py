@@ -73,11 +73,14 @@ def test_a_rank_gets_slower_with_the_fleet_where_weights_are_gathered_over_it() 
 
 def test_of_a_config_comes_the_work_that_it_says(tmp_path: Path) -> None:
     config, _ = load(
-        Settings(RECIPE, "train.layout.tensor=2 train.layout.shard=32 train.recompute=full")
+        Settings(
+            RECIPE,
+            "train.parallelism.tensor=2 train.parallelism.fsdp=32 train.activation_checkpointing=full",
+        )
     )
     work, device = work_of(config), as_device(config, accelerators.BY_NAME["H100-80GB"])
     assert (work.world, work.tensor, work.data, work.recompute) == (64, 2, 32, "full")
-    assert work.step_tokens == config.train.global_batch * config.train.sequence_length
+    assert work.step_tokens == config.train.global_batch_size * config.train.sequence_length
     assert (device.node, device.outside) == (8, 50e9)
 
 
@@ -176,7 +179,9 @@ def test_an_optimizer_moves_half_as_much_where_its_state_takes_half() -> None:
         step_of(LLAMA, H100).update / 2
     )
     assert (
-        work_of(load(Settings(RECIPE, "train.weights=bf16 train.precision=bf16"))[0]).state_bytes
+        work_of(
+            load(Settings(RECIPE, "train.param_dtype=bf16 train.precision=bf16"))[0]
+        ).state_bytes
         == 2
     )
 

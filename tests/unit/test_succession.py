@@ -18,11 +18,11 @@ from trainfleet.backends.host_fleet import Hosts
 from trainfleet.backends.ssh import Looks, Ssh
 from trainfleet.config.host_list import Host
 from trainfleet.health.lease import FILE, SUCCEEDS, TO_BEGIN, Holder, Lease, Standby, write_standby
+from trainfleet.hosts.host_results import Answers, HostFailure, Result
+from trainfleet.hosts.job_commands import PartState
 from trainfleet.launch import execution, failover, remote_launch, training
 from trainfleet.launch.failover import Succession
 from trainfleet.launch.remote_launch import Leads
-from trainfleet.nodes.host_results import Answers, HostFailure, Result
-from trainfleet.nodes.job_commands import PartState
 from trainfleet.report.summary import status
 from trainfleet.run.claims import rewrite
 from trainfleet.run.run_folder import Run
@@ -131,6 +131,32 @@ def test_nobody_is_appointed_while_the_terminal_s_choice_may_still_begin(
     assert keeper.lease.standby == "b" and keeper.until == 0.0, "from now on its silence counts"
 
 
+def test_on_a_fleet_of_one_host_nobody_is_looked_for(keeper: Succession) -> None:
+    fleet: Any = keeper.fleet
+    fleet.leads = True
+    backend: Any = SimpleNamespace(head=lambda: fleet)
+    assert isinstance(failover.kept(backend, keeper.lease), Succession)
+    fleet.transport.hosts = HOSTS[:1]
+    assert not isinstance(failover.kept(backend, keeper.lease), Succession)
+
+
+def test_that_no_host_can_stand_by_is_said_once_and_ends_no_thread(
+    keeper: Succession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tries = list[int]()
+
+    def appoint(self: Succession) -> None:
+        tries.append(1)
+        raise (OSError if len(tries) % 2 else BackendError)("no route to host")
+
+    monkeypatch.setattr(Succession, "_appoint", appoint)
+    with keeper:
+        until(lambda: len(tries) > 3)
+        assert keeper.thread.is_alive()
+    assert not keeper.thread.is_alive()
+    assert capsys.readouterr().out.count("no route to host") == 1
+
+
 def test_a_standby_that_leads_now_itself_does_not_stand_by(keeper: Succession) -> None:
     keeper.look(Standby(platform.node(), 7, 1, 1.0))
     keeper.look(Standby(platform.node(), 7, 1, 2.0))
@@ -189,7 +215,7 @@ def test_whether_a_run_is_led_does_not_depend_on_its_host_s_clock(
     run = Run(tmp_path / "x")
     run.folder.mkdir()
     place = object.__new__(Hosts)
-    place.run, place.pace, place.door, place.silent, place.now = run, 0.05, None, (None, None), 0.0  # type: ignore[misc]
+    place.run, place.pace, place.entry, place.silent, place.now = run, 0.05, None, (None, None), 0.0  # type: ignore[misc]
     place.transport = SimpleNamespace(hosts=HOSTS)  # type: ignore[assignment]
     place.mirror = There(run, shows)  # type: ignore[assignment]
     place.refresh()

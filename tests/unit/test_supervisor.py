@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from trainfleet import supervisor
 from trainfleet.health import fence, kernel_log
 from trainfleet.health.watchdog import Limits
-from trainfleet.host import node_log
-from trainfleet.host.node_log import Log, stamp
+from trainfleet.node import supervisor
+from trainfleet.node.supervisor import SEVERED, UNLOGGED, run
 from trainfleet.plan.request import script
+from trainfleet.process import node_log
+from trainfleet.process.node_log import Log, stamp
 from trainfleet.run.run_folder import scratch
-from trainfleet.supervisor import SEVERED, UNLOGGED, run
 
 HANDLED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGINT, signal.SIGHUP)
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,8 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "python")}
 
 def supervise(log: Path, *command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "trainfleet.supervisor", str(log), "--", *command], env=ENVIRONMENT
+        [sys.executable, "-m", "trainfleet.node.supervisor", str(log), "--", *command],
+        env=ENVIRONMENT,
     )
 
 
@@ -85,7 +86,7 @@ def test_nothing_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
 
 def test_it_dies_with_its_launcher(tmp_path: Path) -> None:
     log = tmp_path / "node-0.log"
-    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-m', 'trainfleet.supervisor', {str(log)!r}, '--', 'sh', '-c', 'echo pid $$; sleep 300']).wait()"
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-m', 'trainfleet.node.supervisor', {str(log)!r}, '--', 'sh', '-c', 'echo pid $$; sleep 300']).wait()"
     launcher = subprocess.Popen([sys.executable, "-c", code], env=ENVIRONMENT)
     pid = int(re.search(r"pid (\d+)", await_text(log, "pid"))[1])  # type: ignore[index]
     launcher.kill()
@@ -99,7 +100,7 @@ def detach(folder: Path, *command: str, token: str = "t1", **environment: str) -
     words = [
         sys.executable,
         "-m",
-        "trainfleet.supervisor",
+        "trainfleet.node.supervisor",
         str(folder / "node-0.log"),
         "--",
         *command,
@@ -107,7 +108,7 @@ def detach(folder: Path, *command: str, token: str = "t1", **environment: str) -
     order = json.dumps(
         {"script": script([], folder, {}, words), "environment": environment, "token": token}
     )
-    subprocess.run([sys.executable, "-m", "trainfleet.supervisor", "--detach", str(file)], input=order, text=True, env=ENVIRONMENT,
+    subprocess.run([sys.executable, "-m", "trainfleet.node.supervisor", "--detach", str(file)], input=order, text=True, env=ENVIRONMENT,
                    check=True, timeout=10)  # fmt: skip
     return file
 
@@ -151,7 +152,7 @@ def test_a_script_that_fails_before_it_is_a_supervisor_leaves_its_words(tmp_path
     order = json.dumps(
         {"script": script([], tmp_path / "missing", {}, ["true"]), "environment": {}, "token": "t1"}
     )
-    subprocess.run([sys.executable, "-m", "trainfleet.supervisor", "--detach", str(tmp_path / "job")], input=order, text=True,
+    subprocess.run([sys.executable, "-m", "trainfleet.node.supervisor", "--detach", str(tmp_path / "job")], input=order, text=True,
                    env=ENVIRONMENT, check=True, timeout=10)  # fmt: skip
     assert "missing" in await_text(tmp_path / "job.said", "missing")
     assert not (tmp_path / "job.exit").exists()
@@ -228,7 +229,7 @@ def test_a_kernel_s_log_that_may_not_be_read_is_asked_for_as_root_and_else_said_
     closed = kernel_log.Kernel()
     counters.write_text("pgfault 19\noom_kill 5\n")
     said = [words.text for words in closed.words()]
-    assert "can't be read" in said[0] and said[1] == "vmstat: oom_kill 2 on this node"
+    assert "can't read the kernel's log" in said[0] and said[1] == "vmstat: oom_kill 2 on this node"
 
 
 def test_the_kernel_s_words_keep_their_time(tmp_path: Path) -> None:
@@ -301,7 +302,7 @@ def test_when_there_is_room_again_the_log_has_what_waited_and_says_so(
     lines = path.read_text().splitlines()
     assert [line.split()[1] for line in lines[:-1]] == ["6", "7", "8", "9", "10"]
     assert (
-        "closed to its node" in lines[-1]
+        "could not be written" in lines[-1]
         and "(No space left on device); 6 lines are lost" in lines[-1]
     )
     assert capfd.readouterr().err.count("can't be written") == 1
@@ -421,7 +422,7 @@ AGENT = """
 import os, subprocess, sys, time
 if sys.argv[1:] == ["rank"]:
     time.sleep(float(os.environ["LOADS"]))  # as a rank loads torch
-    from trainfleet.host.processes import SUPERVISOR, die_with_parent
+    from trainfleet.process.processes import SUPERVISOR, die_with_parent
     die_with_parent(os.environ.get(SUPERVISOR))
     print("trains", flush=True)
     time.sleep(60)

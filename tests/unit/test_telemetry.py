@@ -13,10 +13,10 @@ import yaml
 from trainfleet.devices import neuron_monitor
 from trainfleet.health import neuron_telemetry
 from trainfleet.health.neuron_telemetry import Reading, read_collectives, read_devices, read_monitor
-from trainfleet.nodes import collectives
-from trainfleet.nodes.facts import parse
-from trainfleet.nodes.host_results import Host, Result
-from trainfleet.nodes.node_checks import neuron_devices
+from trainfleet.hosts import collectives
+from trainfleet.hosts.facts import parse
+from trainfleet.hosts.host_results import Host, Result
+from trainfleet.hosts.node_checks import neuron_devices
 from trainfleet.trust.errors import InputError
 
 CATALOGUE = Path(__file__).parents[2] / "python/trainfleet/watch/catalogue/neuron.yaml"
@@ -137,7 +137,7 @@ def test_the_gate_names_who_uses_the_cores_and_how_many_there_are() -> None:
         type = row
 
     found = [str(finding) for finding in neuron_devices({Host("a", "10.0.0.1"): facts}, Wanted())]  # type: ignore[arg-type]
-    assert any("4 logical NeuronCores, where a trn1.32xlarge has 32" in line for line in found)
+    assert any("4 logical NeuronCores, but a trn1.32xlarge has 32" in line for line in found)
     assert any("used by another program: 113985 neuron-bench" in line for line in found)
     assert not any("trainfleet.engine" in line for line in found)
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainfleet.host import temporary_folders
+from trainfleet.process import temporary_folders
 
-HOLD = """import sys, time; from pathlib import Path; from trainfleet.host import temporary_folders as temporary
+HOLD = """import sys, time; from pathlib import Path; from trainfleet.process import temporary_folders as temporary
 lock = temporary.hold(Path(sys.argv[1])); print("holds", flush=True); time.sleep(60)"""
 
 

@@ -180,7 +180,7 @@ def test_a_traceback_in_one_line_is_read_as_one() -> None:
     ("RuntimeError: DataLoader worker (pid 25) is killed by signal: Segmentation fault.", "code"),
     ("OSError: ((' gsutil cat gs://b/20.tar',), {}): exit 1 (read) {'worker_id': 0}", "storage"),
     ("frob.ResponseParserError: no element", "unknown"),
-    ("trainfleet.trust.errors.ConfigError: train.layout: three ranks leave one over", "code"),
+    ("trainfleet.trust.errors.ConfigError: train.parallelism: three ranks leave one over", "code"),
     ("FileNotFoundError: [Errno 2] No such file or directory: '/w/configs/train.yaml'", "code"),
     ("FileNotFoundError: [Errno 2] No such file or directory: '/w/tokens/train.bin'", "data"),
     ("ValueError: Configuration file options/train_frob not found.", "code"),

@@ -130,7 +130,7 @@ def test_words_win_over_make_and_make_over_the_environment() -> None:
 @pytest.mark.parametrize("value", ["", " ", "\n"])
 def test_an_empty_value_is_refused_by_its_name(name: str, value: str) -> None:
     """As in `make train NODES=$N` where N was never set."""
-    with pytest.raises(ConfigError, match=f"{name}: is empty; it is"):
+    with pytest.raises(ConfigError, match=f"{name}: is empty; set it to"):
         read_variables("x", (name,), [f"{name}={value}"], {})
 
 

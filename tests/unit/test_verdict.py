@@ -13,12 +13,12 @@ from trainfleet.backends.base import Phase, Status
 from trainfleet.health import fence, heartbeat_format
 from trainfleet.health.heartbeat_format import Beat
 from trainfleet.health.watchdog import Alarm, Sentry
-from trainfleet.host.node_log import Log
+from trainfleet.node.supervisor import SEVERED, UNLOGGED
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
+from trainfleet.process.node_log import Log
 from trainfleet.run import events
 from trainfleet.run.run_folder import Run
-from trainfleet.supervisor import SEVERED, UNLOGGED
 from trainfleet.watch import lines
 from trainfleet.watch.blame import Book
 from trainfleet.watch.causes import CAUSES, Then
@@ -143,7 +143,7 @@ def test_a_pid_in_the_kernel_s_words_leads_to_the_rank_that_had_it(run: Run) -> 
 
 
 def test_of_two_runs_that_begin_on_a_host_at_once_the_other_is_named(run: Run) -> None:
-    words = "b: /fsx/you:other (of ann) has begun on this host, and fleet.exclusive is set; next: wait for it, or other hosts"
+    words = "b: /fsx/you:other (of ann) has begun on this host, and fleet.exclusive is set; next: wait for it, use other hosts"
     found = verdict(run, status=Status(Phase.ENDED, words, exits={0: 143, 1: 75}))
     assert (
         found.cause == "busy"
@@ -157,7 +157,7 @@ def test_without_a_clue_the_last_words_of_every_rank_are_quoted(run: Run) -> Non
     write(run, 1, "what is that noise")
     found = verdict(run, status=Status(Phase.ENDED, exits={0: 0, 1: 3}))
     assert (found.cause, found.node, found.rank, found.sure) == ("unknown", 1, None, False)
-    assert "no line says why" in found.words
+    assert "without an error message" in found.words
     assert found.lines == (
         "rank 0 on node 0: the moon is full",
         "rank 1 on node 1: what is that noise",
@@ -185,7 +185,7 @@ def test_of_an_exception_that_nobody_knows_no_cause_is_named_but_whose_it_was_an
     found = verdict(run)
     assert (found.cause, found.node, found.rank, found.sure) == ("unknown", 1, 1, False)
     assert str(found).startswith(
-        "failed: rank 1 on node 1 (b): no known cause fits its last words (unknown)\n  why: SomeLibraryError"
+        "failed: rank 1 on node 1 (b): no known cause matches its last words (unknown)\n  why: SomeLibraryError"
     )
     assert "rank 0 on node 0: step 3" in str(found) and found.next.endswith("node-1.log")
 
@@ -336,7 +336,7 @@ def test_who_is_alive_is_told_by_beats_and_not_by_their_clocks(run: Run) -> None
     assert sentry.alive(0.04) == {0}
 
 
-CUT = "ended within 0 s without having saved: the engine kills before the grace time"
+CUT = "ended within 0 s without having saved: the scheduler kills before the grace time"
 
 
 def test_an_engine_that_kills_before_the_grace_time_is_named(run: Run) -> None:
@@ -377,7 +377,7 @@ def test_who_did_not_leave_in_time_is_told_from_that(run: Run) -> None:
     )
     assert (
         found.cause == "preempted"
-        and "node 0 had not saved when its time to leave was over" in found.words
+        and "node 0 did not finish saving before its deadline" in found.words
     )
 
 

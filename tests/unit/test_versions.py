@@ -36,9 +36,9 @@ def test_the_tree_has_none() -> None:
         ("docker/Dockerfile", "FROM ${BASE_IMAGE} AS base", "FROM registry.example/library/ubuntu:22.04 AS base"),
         ("docker/Dockerfile", "ARG EFA_VERSION=", "ARG EFA_VERSION=1.40.0"),
         ("docker/Dockerfile", "ARG TORCH_INDEX", "ARG CUDA_VERSION=12.6"),
-        ("python/trainfleet/recipes/llama-3-8b-p5.yaml", "fleet:", "fleet:\n  image: 123.dkr/x/trainfleet:2.1"),
-        ("python/trainfleet/nodes/install_steps.py", 'NOFILE = 65536', 'EFA = "1.51.0"'),
-        ("python/trainfleet/nodes/install_steps.py", 'NOFILE = 65536', 'PIN = "neuronx-cc==2.21"'),
+        ("python/trainfleet/recipes/llama-3-8b-p5.yaml", "fleet:", "fleet:\n  container: 123.dkr/x/trainfleet:2.1"),
+        ("python/trainfleet/hosts/install_steps.py", 'NOFILE = 65536', 'EFA = "1.51.0"'),
+        ("python/trainfleet/hosts/install_steps.py", 'NOFILE = 65536', 'PIN = "neuronx-cc==2.21"'),
         (".ci/run", "make check", "pip install uv==0.9.2\nmake check"),
         ("README.md", "\n", "\nIt is tested with EFA 1.51.0.\n"),
         ("README.md", "\n", "\npip install neuronx-cc of 2.28.7631.0\n"),
@@ -57,7 +57,7 @@ def test_one_that_is_written_by_hand_is_named(
     assert (
         done.returncode == 1
         and f"{copy}:" in done.stdout
-        and "docker/stack.lock.yaml" in done.stdout
+        and "docker/platforms.lock.yaml" in done.stdout
     )
 
 

@@ -1,4 +1,4 @@
-"""What AWS Batch and SageMaker have in common as backends: a job is polled, and stopped by a
+"""The common part of AWS Batch and SageMaker as backends: a job is polled, and stopped by a
 request.
 """
 
@@ -6,16 +6,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from ..cloud import clock
+from ..cloud import checks, clock
 from ..cloud.calls import Calls
+from ..cloud.checks import Check
+from ..cloud.discovery import known
 from ..cloud.prices import Prices, by_table, in_region
 from ..cloud.region import region_of
 from ..cloud.spending import Spending
 from ..config import Config
 from ..config.goodput import saving_of
 from ..plan.bill import Bill
+from ..plan.job import Job
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 from . import supported_keys
@@ -24,24 +28,24 @@ from .container_logs import Console, Consoles
 from .run_storage import Place
 from .s3_run import bucket_of, unpacked, unshared
 
-ON_REQUEST = "ended on request"  # in a status: a user has told the engine to end the job
+ON_REQUEST = "ended on request"  # in a status: a user has asked the engine to end the job
 PACE = 3.0  # seconds between two polls of a job
 
 
 class Hosted(Backend):
-    """An engine of AWS whose jobs run in an image, on nodes that share no disk: the run folder is
-    in S3 (s3_run.py).
+    """An AWS engine with jobs that run in an image, on nodes without a shared disk: the run folder
+    is in S3 (s3_run.py).
     """
 
     name: str
-    title: str  # as AWS calls it
-    gone: float  # seconds that a job gets to be gone once it is asked to stop
+    title: str  # AWS's name for it
+    gone: float  # seconds that a job gets to end after the request to stop
     can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
     is_here, tried_on = False, "real nodes, fake AWS"
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._seen: dict[str, tuple[float, Status]] = {}  # by token: when, and how it was
+        self._seen: dict[str, tuple[float, Status]] = {}  # by token: the time and the status
         self._has_job: tuple[float, bool] = (0.0, False)
 
     @property
@@ -50,32 +54,34 @@ class Hosted(Backend):
 
     @classmethod
     def lacks(cls, config: Config) -> Iterator[tuple[str, str]]:
-        """What each of them refuses of a config."""
+        """Yields the config's settings that both engines refuse."""
         yield from supported_keys.refuse(config)
         yield from unshared(config)
         yield from unpacked(config)
         if config.fleet.instance_type is None:
             yield (
                 "fleet.instance_type",
-                f"{cls.title} must be told on which type of instance, such as p4d.24xlarge",
+                f"{cls.title} needs a type of instance, such as p4d.24xlarge",
             )
 
     @abstractmethod
     def look(self, handle: Handle) -> Status:
-        """How the engine sees the job now; ENDED where it has none."""
+        """Asks the engine for the job's status; ENDED if it has no such job."""
 
     @abstractmethod
     def end(self, handle: Handle) -> str:
-        """Asks the engine to stop the job, upon which its nodes get SIGTERM; what to type to see
-        how it is.
+        """Asks the engine to stop the job, which sends SIGTERM to its nodes. Returns the command
+        that shows its state.
         """
 
     @abstractmethod
     def console(self, handle: Handle) -> Console | None:
-        """Where the engine keeps what the job's containers print; None before they begin."""
+        """Returns where the engine keeps the output of the job's containers; None before they
+        begin.
+        """
 
     def status(self, handle: Handle) -> Status:
-        """How the engine saw the job at the last look, which is at most `pace` old."""
+        """Returns the job's status from the engine, at most `pace` old."""
         when, status = self._seen.get(handle.token, (0.0, None))
         if status and (status.ended or 0 <= clock.now() - when < self.pace(handle)):
             return status
@@ -84,15 +90,15 @@ class Hosted(Backend):
         return status
 
     def pace(self, handle: Handle) -> float:
-        """Seconds between two polls of a job."""
+        """Returns the seconds between two polls of a job."""
         return PACE
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """SIGTERM to all nodes, upon which ranks save and leave, and SIGKILL to what is left; at
-        once: and that is waited for.
+        """Sends SIGTERM to all nodes, so that ranks save and exit, then SIGKILL to the remaining
+        processes. `at_once` waits for that.
 
         Raises:
-            BackendError: the job is still there after `gone` seconds.
+            BackendError: the job has not ended after `gone` seconds.
         """
         if not handle.id or self.look(handle).ended:
             return
@@ -111,8 +117,8 @@ class Hosted(Backend):
             clock.sleep(PACE / 4)
 
     def has_job(self, run: Run) -> bool:
-        """Whether the engine has a job of the run that has not ended, as it was seen PACE ago at
-        most.
+        """Tells whether the engine has a job of the run that has not ended, from a poll at most
+        PACE old.
         """
         when, seen = self._has_job
         if not 0 <= clock.now() - when < PACE:
@@ -120,30 +126,37 @@ class Hosted(Backend):
             self._has_job = clock.now(), seen
         return seen
 
+    def require(self, config: Config, job: Job, *chosen: Check) -> None:
+        """Raises CloudError if a job could not run, or its nodes' buckets are in another region."""
+        sized = replace(config, fleet=replace(config.fleet, nodes=job.nodes))
+        inputs = known(config, self.calls, self.name)[0]
+        what = "the job can't run with this config"
+        checks.require(sized, self.calls, inputs, (*chosen, checks.buckets), what)
+
     @abstractmethod
     def costs(self, config: Config, prices: Prices) -> Spending:
-        """What a job on the config's nodes costs."""
+        """Returns the cost of a job on the config's nodes."""
 
     def stopping(self, grace: float) -> list[str]:
-        """What the engine's own end of a job leaves of it, for `make plan`: its nodes get `grace`
-        seconds to save in.
+        """Returns lines for `make plan` about a job that the engine ends: its nodes get `grace`
+        seconds to save.
         """
         saving, every = saving_of(self.config), self.config.checkpoint.every
         leaves = (
-            f"where the engine ends it, {grace:.0f} s are left to save in; saving takes "
+            f"if the engine ends it, ranks have {grace:.0f} s to save; saving takes "
             f"about {saving:.0f} s"
         )
         if saving < grace:
             return [f"  {leaves}"]
         return [
             f"  warning: {leaves}",
-            f"  so it goes on from the last checkpoint (checkpoint.every: {every}); make stop "
+            f"  so it resumes from the last checkpoint (checkpoint.every: {every}); make stop "
             "saves first",
         ]
 
     def bill(self) -> Bill | None:
-        """By the table, and of what that does not have by the Pricing API, where it can be
-        asked.
+        """Returns the bill by the table's prices or, for other machines, those of the Pricing API,
+        if it can be asked.
         """
         return self._whole(self.config)
 

@@ -1,5 +1,5 @@
-"""make image on ec2: of a fleet that is ready and at rest, one node is sealed and becomes the image
-of the next machines.
+"""make image on ec2: seals one node of a fleet that is set up and idle, and makes it the image of
+the next machines.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..cloud.oven import Oven
-from ..nodes import gate, job_commands
-from ..nodes.facts import Facts
-from ..nodes.host_results import Host, by_host, reason
-from ..nodes.host_setup import last_line, send_scripts
+from ..hosts import job_commands, preflight
+from ..hosts.facts import Facts
+from ..hosts.host_results import Host, by_host, reason
+from ..hosts.host_setup import last_line, send_scripts
 from ..trust.errors import BackendError
 from .base import Bake
 from .ec2_machines import say, told_of
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ..cloud.stack_nodes import FleetStack
     from .head import Head
 
-SEALED = "/run/trainfleet-seal.sh"  # where scripts/seal.sh is while what is in homes has gone
-TIMEOUT = 300.0  # seconds that sealing gets
+SEALED = "/run/trainfleet-seal.sh"  # path of scripts/seal.sh while homes are empty
+TIMEOUT = 300.0  # seconds for sealing
 
 
 class Baking(Bake):
-    """The image (base.py) of one node of a stack; `head`: how the nodes are reached."""
+    """Makes an image (base.py) of one node of a stack; `head` reaches the nodes."""
 
     def __init__(self, cloud: FleetStack, head: Head) -> None:
         self.cloud, self.head = cloud, head
@@ -37,16 +37,16 @@ class Baking(Bake):
         """Makes the image.
 
         Raises:
-            BackendError, CloudError: no node is fit and at rest, it can't be sealed, or EC2 can't
-                make an image of it.
+            BackendError, CloudError: no node is fit and idle, it can't be sealed, or EC2 can't make
+                an image of it.
         """
         return _bake(self.head, Oven(self.head.config, self.cloud.calls))
 
 
 def _bake(head: Head, oven: Oven) -> int:
     with told_of(
-        "AWS goes on with an image that was begun",
-        "make image goes on with it, make clean PURGE=1 removes it",
+        "AWS continues with an image that was begun",
+        "make image continues with it, make clean PURGE=1 removes it",
     ):
         if found := oven.begun():
             say(f"{found.id} has these versions: {found.lock}, baked {found.made}")
@@ -56,21 +56,21 @@ def _bake(head: Head, oven: Oven) -> int:
             image = _baked(head, oven)
         oven.follow(image, say)
     say(f"{image} is ready; {oven.cost(image)}, until make clean PURGE=1 removes it")
-    if own := head.fleet.aws.image:
-        say(f"fleet.aws.image names {own}, which make setup uses in its place; null: this one")
+    if own := head.fleet.aws.ami:
+        say(f"make setup uses fleet.aws.ami, {own}; set null to use this one")
     say(
-        "next: make plan says when nodes are made from it; those that are there keep theirs "
+        "next: make plan shows when nodes are made from it; existing ones keep theirs "
         "until make clean"
     )
     return 0
 
 
 def _baked(head: Head, oven: Oven) -> str:
-    """The id of a new image of one node; it may not be available yet."""
+    """Returns the id of a new image of one node; it may not be available yet."""
     if head.by_agent:
         require_plugin()
     host, facts = _at_rest(head)
-    say(f"{host}: sealed for the moment of its snapshot, and not booted")
+    say(f"{host}: sealed during its snapshot, without a reboot")
     with _sealed(head, host, facts):
         image = oven.begin(host.name)
         oven.await_snapshots(image)
@@ -79,14 +79,14 @@ def _baked(head: Head, oven: Oven) -> str:
 
 
 def _at_rest(head: Head) -> tuple[Host, Facts]:
-    """A node that is set up whole, has passed its checks and has no run on it: the last such, as
+    """Returns a node that is set up, has passed its checks and has no run: the last such node, as
     the first leads runs.
 
     Raises:
-        BackendError: there is none; what is wrong with each.
+        BackendError: there is no such node, with each node's problem.
     """
     transport = head.transport
-    report = gate.examine(transport, head.located, fabric=False)
+    report = preflight.examine(transport, head.located, fabric=False)
     against = {
         host: f"in quarantine: {entry.evidence}"
         for host, entry in head.quarantine.held(transport.hosts).items()
@@ -99,12 +99,12 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
         )
     host = fit[-1]
     said = transport.run(job_commands.marks(), timeout=TIMEOUT, hosts=[host]).require(
-        "it can't be told what runs there"
+        "can't list the runs there"
     )
     if busy := job_commands.read_marks(said.ok[host].stdout, ""):
-        why = f"its keys would leave it for a moment, and {', '.join(sorted(busy))} is at work"
+        why = f"its keys would be removed for a moment, and {', '.join(sorted(busy))} is running"
         raise BackendError(
-            "an image is made of a node at rest",
+            "an image needs an idle node",
             where=str(host),
             why=why,
             next="make stop, then make image",
@@ -114,7 +114,9 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
 
 @contextmanager
 def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
-    """While this lasts, nothing is on the node's disk that must not be in an image."""
+    """Removes files that must not be in an image from the node's disk, for the duration of the
+    `with`.
+    """
     transport, sudo = head.transport, "" if facts.user == "root" else "sudo -n "
     folder, failed = send_scripts(transport, [host])
     if failed:
@@ -136,6 +138,6 @@ def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
         )
         if trouble := reason(opened):
             say(
-                f"warning: {host} could not be opened again ({trouble}): it opens by itself ten "
+                f"warning: {host} could not be unsealed ({trouble}): it unseals itself ten "
                 "minutes after it was sealed"
             )

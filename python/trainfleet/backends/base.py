@@ -1,25 +1,24 @@
-"""The contract of a backend: a few small classes and its declared capabilities, all that the rest
-of the program knows of it.
+"""The contract of a backend: a few small classes and its declared capabilities. The rest of the
+program knows nothing else of it.
 
-refuse(config)           what it can't do of what the config asks: (key, message) each; pure
-plan(job, without)       → Request: named artifacts that can be read and run by hand; without the
-                         hosts that are named
-submit(request)          → Handle: the only call that starts anything; submitting a token twice is
-                         submitting once
-status(handle)           → Status: cheap, at the backend's own pace behind a cache; may be asked
+refuse(config)           → (key, message) for each setting of the config that it can't do; pure
+plan(job, without)       → Request: named artifacts that a user can read and run; without the named
+                         hosts
+submit(request)          → Handle: the only call that starts anything; submitting a token twice
+                         starts one job
+status(handle)           → Status: cheap, at the backend's own pace behind a cache; may be called
                          several times a second
-stop(handle, at_once)    idempotent. Not at once: the nodes are asked to finish what must not be
-                         half done, then to leave.
-                         At once: when it returns, nothing of the job runs on any node that can be
-                             reached
-find(run)                → Handle of whatever may still run under the run's name: found on the
-                         nodes, and not by local state
-place(run)               → Place: how the run's folder comes here (run_storage.py)
-bill()                   → Bill: what a run costs from set-up to teardown; None if that is unknown
-machines()               → Machines: what jobs run on, made ready and taken down again
+stop(handle, at_once)    idempotent. Not at once: asks the nodes to finish critical work, then to
+                         exit. At once: when it returns, no process of the job runs on any node that
+                         can be reached
+find(run)                → Handle of any job that may still run under the run's name: found on the
+                         nodes, not in local state
+place(run)               → Place: how the run's folder arrives here (run_storage.py)
+bill()                   → Bill: the cost of a run from set-up to teardown; None if unknown
+machines()               → Machines: the machines of jobs, set up and taken down again
 
-What only some can do is an object that a backend hands out, or None: head(), harm(), purchase(),
-bake(), probe().
+An ability that only some backends have is an object that they return, or None: head(), harm(),
+purchase(), bake(), probe().
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from ..config import Config
-from ..node.placement import Seating, Terms
-from ..nodes.facts import Facts
+from ..hosts.facts import Facts
+from ..node.placement import PlacementSource, Terms
 from ..plan.bill import Bill
 from ..plan.job import Job, Ranks
 from ..plan.request import Artifact, Request
@@ -47,27 +46,27 @@ from .run_storage import Place
 if TYPE_CHECKING:
     from .head import Head
 
-# what a fault of a rehearsal may need: links of the nodes' own, and a head
+# needs of a rehearsal's faults: links that carry only the job, and a head
 LINKS, OWN_HEAD = ("links", "head")
-# in the run folder: what runs, and what was submitted for it
+# in the run folder: the submitted job, and its request
 HANDLE, REQUEST = ("handle.json", "request.json")
 
 
 class Can(Enum):
-    """What a backend can do; the support table of docs/evidence is generated from these."""
+    """The abilities of a backend; the support table of docs/evidence is generated from these."""
 
     SHARED = "its nodes see one run folder; elsewhere that goes through s3://"
-    LEAVE_OUT = "hosts can be left out of an attempt"
-    EXAMINE = "make doctor examines its nodes, and a launch passes the gate"
-    MACHINES = "make setup makes its machines, and make clean proves them gone"
+    LEAVE_OUT = "hosts can be excluded from an attempt"
+    EXAMINE = "make doctor examines its nodes, and every launch passes the preflight"
+    MACHINES = "make setup makes its machines, and make clean checks that they are gone"
     RETRIES = "the engine itself starts further attempts"
     OUTLIVES = "a job continues without the machine that launched it"
     IMAGE = "jobs run in an image"
-    FOLLOWS = "training is queued with what compiles for it, and begins once that has ended well"
+    FOLLOWS = "training is queued behind its compilation, and begins when that has succeeded"
 
 
 class Phase(Enum):
-    """The phase of a job. It costs money, and is watched, from RUNNING on."""
+    """The phase of a job. From RUNNING on, it costs money and is watched."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -80,16 +79,15 @@ class Phase(Enum):
 class Status:
     """The state of a job, as its backend sees it.
 
-    reason    the engine's own words for why it is where it is; most wanted while it is queued
-    attempt   which attempt of the engine's own this is, from 1
-    exits     node → exit code of its part in this attempt; none while the engine will retry by
-              itself
+    reason    the engine's own words for its state, most useful while it is queued
+    attempt   the number of the engine's attempt, from 1
+    exits     node → exit code of its part in this attempt; empty while the engine will retry
     lost      node → why it can't be reached any more
-    hosts     the machines by node, where they are known
-    leaves    whether another attempt can leave some of those out, by these names
-    ended_by  what ended it, if a user had the engine end it and no exit code shows whether the
+    hosts     the machines by node, if known
+    leaves    whether another attempt can exclude some of those, by these names
+    ended_by  what ended it, if a user asked the engine to, and no exit code shows whether the
               ranks had saved
-    silent    those of the lost that may still be at work: their ranks' heartbeats decide
+    silent    the lost nodes that may still be running: their ranks' heartbeats decide
     """
 
     phase: Phase
@@ -116,7 +114,7 @@ class Handle:
     """A submitted job, as plain data: with the run folder or the account, any process can query,
     follow and stop it.
 
-    `id` is the engine's name for it, `token` the request's. `hosts`: the machines by node, where
+    `id` is the engine's name for it, `token` the request's. `hosts` are the machines by node, if
     the plan chose them.
     """
 
@@ -129,9 +127,7 @@ class Handle:
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found out about the nodes: in words, and the facts of those that were looked at, by
-    name.
-    """
+    """Findings about the nodes: in words, and the facts of the examined ones, by name."""
 
     lines: tuple[str, ...]
     facts: Mapping[str, Facts]
@@ -139,14 +135,16 @@ class Probe:
 
 @dataclass(frozen=True)
 class Prospect:
-    """What `make setup` would do to machines, and what a plan can know before it has.
+    """The changes that `make setup` would make to machines, and what a plan can know before that.
 
-    lines    what would change and what it costs, in words
-    changes  the very requests
-    awaited  what setup makes for an engine is not there yet, or there are no credentials to ask for
-             it
-    unasked  machines would be made in an account that can't be asked, so that none of them is known
-    exact    a job's request names no machine, so it is known before there are any
+    lines    the changes and their cost, in words
+    changes  the exact requests
+    awaited  whether setup still has to make the engine's resources, or no credentials are there to
+        ask
+             for them
+    unasked  whether machines would be made in an account that can't be asked, so no machine is
+        known
+    exact    whether a job's request names no machine, so it is known before there are any
     """
 
     lines: tuple[str, ...] = ()
@@ -157,19 +155,22 @@ class Prospect:
 
 
 class Machines(Protocol):
-    """What jobs run on.
+    """The machines that jobs run on.
 
     made           whether setup makes them, so that they cost money until they are removed
-    system         what they run, where setup installs something on those that it makes
-                   (docker/stack.lock.yaml)
-    changes()      what `apply` would do now, as artifacts; none when all is as it should be
-    apply()        does what is missing now; the exit code of `make setup`
-    left()         what there is of ours, found by tag alone: one line each
-    costing()      what of that costs money and goes without a purge: one line each, then dollars an
-                   hour
-    remove(purge)  takes it down; `purge`: what holds data too. Afterwards `left` is the proof
-    prospect()     what setup would do, for `make plan`, given the run's hours and tokens a second
-                   where they are known
+    system         their operating system, if setup installs something on machines that it makes
+                   (docker/platforms.lock.yaml)
+    changes()      returns the artifacts of what `apply` would do now; empty if nothing is missing
+    apply()        makes what is missing; returns the exit code of `make setup`
+    left()         returns one line for each resource of this config, found only by tag
+    costing()      returns one line for each of these that costs money and goes without a purge,
+        then
+                   dollars per hour
+    remove(purge)  takes them down; with `purge` also those that hold data. Then `left` must be
+        empty
+    prospect()     returns what setup would do, for `make plan`, given the run's hours and tokens
+        per
+                   second if known
     """
 
     made: bool = False
@@ -188,16 +189,16 @@ class Machines(Protocol):
 
 
 class Purchase(Protocol):
-    """Machines that are bought ahead."""
+    """Machines that are bought in advance."""
 
     def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """What there is, bought now if that may be; and whether it can be used now."""
+        """Buys capacity if `may_buy`; returns lines about it, and whether it can be used now."""
         ...
 
 
 class JobSteps(Protocol):
-    """An engine that runs a command beside the ranks of a job. `lacking`: what faults need and is
-    not there, and why.
+    """An engine that can run a command next to the ranks of a job. `lacking` names the needs of
+    faults that it can't meet, and why.
     """
 
     folder: str
@@ -206,28 +207,28 @@ class JobSteps(Protocol):
     lacking: Mapping[str, str]
 
     def require(self) -> None:
-        """Raises ConfigError where no command can be run so, from here."""
+        """Raises ConfigError if no such command can run from here."""
         ...
 
     def run_beside(self, handle: Handle, node: int, words: Sequence[str]) -> str | None:
-        """What a command says on a node of a job; None where the job is not on so many nodes."""
+        """Returns a command's output on a node of a job; None if the job has no such node."""
         ...
 
     def jobs_in(self, folder: Path) -> list[str]:
-        """The jobs of a folder that are in the queue."""
+        """Returns the jobs of a folder that are in the queue."""
         ...
 
     def guard(self, folder: Path, remove: str) -> str:
-        """A shell's words: once the input ends they end the folder's jobs, and `remove` it unless a
-        word came before.
+        """Returns a shell script that ends the folder's jobs when its input ends, and runs `remove`
+        unless it has read a word.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Harm:
-    """How a rehearsal reaches the processes that it breaks: over SSH, by an engine's steps, or else
-    on this machine.
+    """The way in which a rehearsal reaches the processes that it breaks: over SSH, by an engine's
+    steps, or else on this machine.
     """
 
     head: Head | None = None
@@ -235,40 +236,37 @@ class Harm:
 
 
 class Bake(Protocol):
-    """Machines of which one can become the image that the next are made from."""
+    """Machines of which one can become the image of the next ones."""
 
     def make(self) -> int:
-        """Makes the image, unless there is one with these versions; the exit code of `make
+        """Makes the image, unless one with these versions exists; returns the exit code of `make
         image`.
         """
         ...
 
 
 class Backend(Protocol):
-    """What launch/ and watch/ need of the place where a job runs; the module's docstring says what
-    each call guarantees.
+    """The interface that launch/ and watch/ use for the place where a job runs; the module's
+    docstring describes each call.
 
-    A backend is a class of this one. What only some can do has a default here, by which the others
-    can't.
+    A backend is a subclass. Abilities that only some have have a default here, without the ability.
     """
 
     name: str
     can: frozenset[Can]
     is_here: bool  # this machine is its nodes
-    # how its nodes know which of them they are, and what it does with them (node/placements/)
-    seat: Seating
-    tried_on: str  # what carries it in the tests, which the README's table says: real, or a fake
-    # beside that, what stands in for something in a row of the table
+    # how its nodes learn their placement, and how it treats them (node/placements/)
+    placement: PlacementSource
+    tried_on: str  # what it runs on in the tests, for the support table: real, or a fake
+    # fakes of single rows of the support table
     pretended: Mapping[Can, str] = MappingProxyType({})
-    # its jobs are launched from a machine of its own, to which commands typed here hand over
+    # its jobs are launched from another machine, which takes over commands typed here
     hands_over: bool = False
-    owned: bool = False  # its machines are somebody's, who alone can tell what they are
+    owned: bool = False  # its machines are the user's, so only the config can describe them
     inherits: tuple[
         str, ...
-    ] = ()  # the variables that a job gets of the environment in which it is submitted
-    image_arguments: tuple[
-        tuple[str, str], ...
-    ] = ()  # of the build of an image that its nodes can run
+    ] = ()  # variables that a job gets from the environment in which it is submitted
+    image_arguments: tuple[tuple[str, str], ...] = ()  # build arguments of an image for its nodes
 
     def __init__(self, config: Config) -> None: ...
 
@@ -294,68 +292,67 @@ class Backend(Protocol):
 
     @property
     def terms(self) -> Terms:
-        """What its engine does with the nodes of a job."""
-        return self.seat.terms
+        """Returns how its engine treats the nodes of a job."""
+        return self.placement.terms
 
     @property
     def lingers(self) -> bool:
-        """Whether a run may be at work on its nodes; not where there are none yet."""
+        """Tells whether a run may be running on its nodes; False while it has no nodes."""
         return True
 
     def head(self) -> Head | None:
-        """The hosts that are reached by SSH, and the one to which commands are handed; None where
-        there are none.
+        """Returns the hosts that are reached by SSH, with the head that takes over commands; None
+        without such hosts.
         """
         return None
 
     def harm(self) -> Harm | None:
-        """How a rehearsal reaches the processes of a job; None where nothing can."""
+        """Returns how a rehearsal reaches the processes of a job; None if it can't."""
         return None
 
     def purchase(self) -> Purchase | None:
-        """What buys its machines ahead; None where nothing is to be bought."""
+        """Returns the object that buys its machines in advance; None if it buys none."""
         return None
 
     def bake(self) -> Bake | None:
-        """What makes an image of one of its nodes; None where machines are not made from one."""
+        """Returns the object that makes an image of one of its nodes; None if machines are not made
+        from images.
+        """
         return None
 
     def probe(self) -> Probe | None:
-        """What its nodes have, as they say themselves; None where none can be asked, or make doctor
-        asks each.
+        """Returns its nodes' own reports of their hardware; None if no node can be asked, or make
+        doctor asks each.
         """
         return None
 
     def learn(self, run: Run) -> None:
-        """Keeps what the newest launch of a run has found against hosts."""
+        """Keeps the findings of a run's newest launch against hosts."""
 
     def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
-        """The nodes of a job on these machines that do not answer now, with why; none where
-        `status` tells them already.
+        """Returns the nodes of a job on these machines that do not answer now, with why; empty if
+        `status` already reports them.
         """
         return {}
 
     def cut_off(self, handle: Handle) -> str:
-        """This machine's name among a job's hosts, where it reaches no other and another can lead
-        in its place; else "".
+        """Returns this machine's name among a job's hosts if it reaches no other one, and another
+        can lead in its place; else "".
         """
         return ""
 
 
 def save_job(run: Run, handle: Handle, request: Request) -> None:
-    """Writes to the run folder what another process needs to query this job, follow it and stop
-    it.
-    """
+    """Writes the job to the run folder, so that another process can query, follow and stop it."""
     run_folder.write_json(run.folder / REQUEST, request.record())
     run_folder.write_json(run.folder / HANDLE, asdict(handle))
 
 
 def load_job(run: Run) -> tuple[Handle, Request] | None:
-    """The last job that was submitted for the run, whether or not it still runs; None before the
-    first.
+    """Returns the last job that was submitted for the run, running or not; None before the first.
 
     Raises:
-        RunError: the files are not as `keep` leaves them.
+        RunError: the files are malformed.
     """
     record, request = (
         run_folder.read_json(run.folder / HANDLE),

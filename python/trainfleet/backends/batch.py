@@ -1,35 +1,38 @@
-"""AWS Batch: a job is one multi-node parallel job, whose nodes share no disk; its run folder is in
-S3 (s3_run.py).
+"""AWS Batch: a job is one multi-node parallel job on nodes without a shared disk; its run folder is
+in S3 (s3_run.py).
 
-A submission is looked up by the job's name, which has the request's token in it, before and after
-it is made: SubmitJob has no client token, and a request whose answer was lost is sent again. Any
-machine that has the config can ask and stop.
+A submission is looked up by the job's name, which includes the request's token, before and after it
+is made: SubmitJob has no client token, and a request whose answer was lost is sent again. Any
+machine that has the config can query and stop.
 
-What is covered: requests against botocore's models, and a fake of Batch whose containers really run
-(tests/aws/batch.py). What is not: Batch itself, EFA in its containers, the ECS agent.
+Tested: requests against botocore's models, and a fake of Batch with containers that really run
+(tests/aws/batch.py). Not tested: Batch itself, EFA in its containers, the ECS agent.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from ..cloud import spending, unsupported
+from ..cloud import checks, engine_template, spending, unsupported
 from ..cloud.engine_template import DISK
 from ..cloud.prices import Prices, by_table
+from ..cloud.roles import statements
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
 from ..config import Config
 from ..config.types import Aws
-from ..entrypoint import AGAIN
+from ..hosts.platform import load_platform
+from ..node.entrypoint import AGAIN
 from ..node.exit_codes import ELSEWHERE
-from ..node.placements.batch import SEATING
+from ..node.placements.batch import PLACEMENT
 from ..plan.job import Job, on_its_machines
 from ..plan.request import Request
 from ..run.run_folder import Run
 from ..trust.errors import CloudError
 from ..trust.untrusted_input import show
-from . import aws_managed, batch_request, engine_checks, secret_refs
+from . import aws_managed, batch_request, queue_reasons, secret_refs
 from .aws_managed import ON_REQUEST, Hosted
 from .base import Handle, Phase, Status
 from .container_logs import Console
@@ -37,11 +40,13 @@ from .managed_machines import ManagedMachines, filled
 from .queue_reasons import QueueReasons
 from .request_json import TOKEN, artifact, bodies, pairs
 
-GROUP = "/aws/batch/job"  # of CloudWatch Logs, where a definition names none
-# keys of fleet.aws, of no use to a queue of yours
-OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "image")
-AT_ONCE = 100  # jobs that DescribeJobs takes
-GONE = 60.0  # seconds for a terminated job to be gone: SIGTERM, 30 s, SIGKILL, and ECS's report
+GROUP = "/aws/batch/job"  # default group of CloudWatch Logs
+# keys of fleet.aws without effect on your own queue
+OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "ami")
+# role of a container, which may be the user's → the statements that a run needs
+ROLES = {"jobRoleArn": statements, "executionRoleArn": engine_template.of_a_start}
+AT_ONCE = 100  # most jobs of one DescribeJobs
+GONE = 60.0  # seconds for a terminated job to end: SIGTERM, 30 s, SIGKILL, and ECS's report
 PHASES = {
     "SUBMITTED": Phase.QUEUED,
     "PENDING": Phase.QUEUED,
@@ -58,7 +63,7 @@ JobRecord = dict[str, Any]
 class Batch(Hosted):
     """AWS Batch, as a backend (base.py)."""
 
-    name, title, gone, seat = "batch", "AWS Batch", GONE, SEATING
+    name, title, gone, placement = "batch", "AWS Batch", GONE, PLACEMENT
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -70,10 +75,10 @@ class Batch(Hosted):
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The queue, and that of the machines for tokenizing where there are such."""
+        """Returns the queue, and that of the machines for tokenizing if the config has some."""
         return (
             (self.queue, tokenizing_queue(self.config))
-            if self.config.data.instance_type
+            if self.config.data.tokenize_instance_type
             else (self.queue,)
         )
 
@@ -87,23 +92,29 @@ class Batch(Hosted):
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
             yield (
                 "fleet.spot",
-                "AWS Batch runs multi-node parallel jobs on no spot instances; false works, or "
-                "ec2 and sagemaker",
+                "AWS Batch does not run multi-node parallel jobs on spot instances; set false, or "
+                "use ec2 or sagemaker",
             )
         if config.fleet.batch.queue:
             yield from _refuse_beside(config.fleet.batch.queue, config)
+        elif not load_platform(config.fleet.platform).ecs:
+            yield (
+                "fleet.instance_type",
+                f"{config.fleet.instance_type}: AWS Batch has no machine image for it any more; "
+                "set fleet.backend: ec2",
+            )
         if config.fleet.aws.volume_gib < DISK:
             what = (
                 f"{config.fleet.aws.volume_gib}: nodes hold images of training on this disk; "
-                f"{DISK} or more works"
+                f"set {DISK} or more"
             )
             yield "fleet.aws.volume_gib", what
         if config.fleet.batch.priority is not None and config.fleet.batch.share is None:
-            yield "fleet.batch.priority", "counts within a share: fleet.batch.share names it"
+            yield "fleet.batch.priority", "applies within a share; set fleet.batch.share"
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """A job definition and a submission of it. Which machines run it is Batch's to choose, so
-        `without` changes nothing.
+        """Returns a job definition and its submission. Batch chooses the machines, so `without` has
+        no effect.
         """
         secrets, config = (
             secret_refs.references(self.config, job.secrets),
@@ -120,23 +131,18 @@ class Batch(Hosted):
         )
 
     def submit(self, request: Request) -> Handle:
-        """The job of that token: the existing one, or a new one after every check of what could
-        keep it from running.
+        """Returns the existing job of that token, or a new one, after checking everything that
+        could keep it from running.
 
         Raises:
-            BackendError: it could not run, and why.
+            BackendError: the job could not run, and why.
         """
         name = self._name(request)
         if there := self._named(name):
             return self._handle(request, there)
-        engine_checks.require(
-            self.calls,
-            on_its_machines(self.config, request.job),
-            self._queue_of(request.job),
-            request,
-        )
-        secret_refs.keep(self.calls, self.config, request.job.secrets)
         what, how = bodies(request)
+        self._require(request.job, what["nodeProperties"]["nodeRangeProperties"][0]["container"])
+        secret_refs.keep(self.calls, self.config, request.job.secrets)
         what = filled(self.machines().own, what)
         known = self.calls(
             "batch",
@@ -151,11 +157,23 @@ class Batch(Hosted):
         made = self.calls("batch", "SubmitJob", jobName=name, **how)
         return self._handle(request, self._named(name) or [made])
 
+    def _require(self, job: Job, container: Mapping[str, Any]) -> None:
+        """Raises CloudError if Batch could not run a job in this container."""
+        roles = [
+            partial(checks.role, arn, "ecs-tasks.amazonaws.com", allowed)
+            for key, allowed in ROLES.items()
+            if (arn := container.get(key, "")).startswith("arn:")
+        ]
+        queue = partial(queue_reasons.queue, self._queue_of(job))
+        self.require(on_its_machines(self.config, job), job, queue, *roles)
+
     def _name(self, request: Request) -> str:
         return f"{slug(self.config.name, 60)}-{request.job.kind}-{request.token}"
 
     def _named(self, name: str) -> list[JobRecord]:
-        """The jobs whose name is `name`, or begins so where it ends with *; the oldest first."""
+        """Returns the jobs with this name, or with this prefix if it ends with *; the oldest
+        first.
+        """
         return sorted(
             (job for queue in self.queues for job in self._listed(queue, name)),
             key=lambda job: job["createdAt"],
@@ -171,12 +189,12 @@ class Batch(Hosted):
             )
         except CloudError as error:
             if error.code == "ClientException" and "not found" in error.why:
-                return []  # there is no such queue, so nothing is in it
+                return []  # a missing queue has no jobs
             raise
 
     def _handle(self, request: Request, jobs: list[JobRecord]) -> Handle:
-        """The handle of the first of the jobs; others of its name are of a request that was sent
-        twice, and are ended.
+        """Returns the handle of the first job. Ends the others, which a repeated request has
+        made.
         """
         for job in jobs[1:]:
             self.calls(
@@ -188,28 +206,28 @@ class Batch(Hosted):
         return Handle(self.name, str(jobs[0]["jobId"]), request.token, request.job.nodes)
 
     def pace(self, handle: Handle) -> float:
-        # DescribeJobs takes so many jobs at a time
+        # one DescribeJobs takes AT_ONCE jobs
         return aws_managed.PACE * max(1.0, handle.nodes / AT_ONCE)
 
     def look(self, handle: Handle) -> Status:
         jobs = self._described(handle)
         job = jobs.get(handle.id)
         if job is None or not str(job["jobName"]).endswith(handle.token):
-            return Status(Phase.ENDED)  # Batch forgets a job a week after its end
+            return Status(Phase.ENDED)  # Batch removes a job a week after its end
         parts = {
             node: part for node in range(handle.nodes) if (part := jobs.get(f"{handle.id}#{node}"))
         }
         return status_of(job, parts, self._why(job))
 
     def _why(self, job: JobRecord) -> str:
-        """Why a job waits, by its own queue."""
+        """Returns why a job waits, from its queue."""
         queue = next(
             (queue for queue in self.queues if str(job.get("jobQueue")).endswith(queue)), self.queue
         )
         return self._waiting[queue].why(job)
 
     def _described(self, handle: Handle) -> dict[str, JobRecord]:
-        """The job and its nodes' parts, by id."""
+        """Returns the job and its nodes' parts, by id."""
         ids = (
             [handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))]
             if handle.id
@@ -248,7 +266,7 @@ class Batch(Hosted):
         return f"aws batch describe-jobs --jobs {handle.id}"
 
     def find(self, run: Run) -> Handle:
-        """The newest of the run's jobs that has not ended, or else the newest."""
+        """Returns the newest of the run's jobs that has not ended, or else the newest."""
         named = rf"{re.escape(slug(run.name, 60))}-(train|tokenize)-{TOKEN}"
         mine = [
             job
@@ -283,7 +301,7 @@ class Batch(Hosted):
 
 
 def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses what does not go with a queue of the user's own."""
+    """Yields the settings that do not apply to the user's own queue."""
     region = config.fleet.aws.region
     if ":" in queue and region and queue.split(":")[3] != region:
         yield (
@@ -292,21 +310,21 @@ def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
         )
     for key in OF_THE_STACK:
         if (value := getattr(config.fleet.aws, key)) != getattr(Aws, key):
-            what = f"{show(value)}: fleet.batch.queue {queue} has machines of its own; leave it out"
+            what = f"{show(value)}: fleet.batch.queue {queue} brings its own machines; remove it"
             yield f"fleet.aws.{key}", what
-    if config.data.instance_type:
+    if config.data.tokenize_instance_type:
         what = (
-            f"{config.data.instance_type}: setup makes no queue for it beside "
-            "fleet.batch.queue; leave it out"
+            f"{config.data.tokenize_instance_type}: setup makes no queue for it in addition to "
+            "fleet.batch.queue; remove it"
         )
-        yield "data.instance_type", what
+        yield "data.tokenize_instance_type", what
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:
-    """The status of a job, from what DescribeJobs says of it and of its nodes; `waits`: why it has
-    not started, in words.
+    """Returns the status of a job, from DescribeJobs about it and its nodes. `waits` explains why
+    it has not started.
 
-    The exit codes of an attempt that Batch itself will retry are left out.
+    Ignores the exit codes of an attempt that Batch will retry.
     """
     phase, attempts = PHASES[job["status"]], len(job.get("attempts", ()))
     addresses = [part.get("container", {}).get("networkInterfaces", []) for part in parts.values()]
@@ -329,7 +347,7 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
     if exits.get(0) in (ELSEWHERE, AGAIN) and (
         lost or any(code for node, code in exits.items() if node)
     ):
-        exits[0] = 0  # what went wrong was another node's
+        exits[0] = 0  # another node failed
     if job["status"] == "FAILED" and not any(exits.values()) and not lost and not _asked(job):
         exits[0] = 1
     why = (
@@ -344,7 +362,7 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
 
 
 def _exit(part: JobRecord) -> int:
-    """A node's exit code; of one that never ran, 0 where it was not Batch that failed it."""
+    """Returns a node's exit code; for a node that never ran, 0 unless Batch itself failed it."""
     code = part.get("container", {}).get("exitCode")
     return (
         int(code) if code is not None else int(part.get("status") == "FAILED" and not _asked(part))

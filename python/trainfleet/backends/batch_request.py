@@ -1,6 +1,7 @@
 """Builds requests to AWS Batch: a multi-node job definition, and the submission of a job. Pure.
 
-One node range holds all nodes: Batch takes at most five, so a range a node would end at five nodes
+One node range holds all nodes: Batch allows at most five ranges, so one range per node would limit
+jobs to five nodes
 (https://docs.aws.amazon.com/batch/latest/userguide/create-multi-node-job-definition.html, and
 pytorch/torchx #700).
 """
@@ -14,28 +15,28 @@ from collections.abc import Mapping
 from ..cloud.engine_template import GRACE as STOPS
 from ..cloud.template_inputs import own_tags, slug
 from ..config import Config
-from ..entrypoint import AGAIN, GRACE
 from ..hardware import node_types
-from ..node.placements.batch import SEATING
+from ..node.entrypoint import AGAIN, GRACE
+from ..node.placements.batch import PLACEMENT
 from ..plan.job import Job
 from .managed_machines import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP
 from .node_script import entrypoint_words
 from .request_json import Body, environment, pairs
 
-ABSENT = 69  # a node of the job never came (node/barrier.py)
+ABSENT = 69  # a node of the job never arrived (node/barrier.py)
 KILLED = 137  # by SIGKILL: the kernel for memory, or a person
-# of a node's memory that a container may have; the rest is the system's and the ECS agent's
+# share of a node's memory for a container; the system and the ECS agent have the rest
 SHARE = 0.92
-MARGIN = 10.0  # seconds of a node's end that are its last words'
+MARGIN = 10.0  # seconds of a node's end for its last log lines
 MOST_SHARED = 64  # GiB of /dev/shm
-DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks that one /dev/neuron<i> carries
+DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks of one /dev/neuron<i>
 MIB_A_GIB = 1024
 PERMISSIONS = ["READ", "WRITE", "MKNOD"]
 
 
 def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str]) -> Body:
-    """RegisterJobDefinition's body; its name has a hash of all the rest, so that what is there need
-    not be registered again.
+    """Returns RegisterJobDefinition's body. Its name has a hash of the rest, so that an existing
+    definition is not registered again.
     """
     body: Body = {
         "type": "multinode",
@@ -61,7 +62,7 @@ def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str])
 
 
 def held(config: Config) -> Body:
-    """The consumable resources that each node holds."""
+    """Returns the consumable resources that each node holds."""
     entries = [entry.split("=") for entry in config.fleet.batch.consumable_resources]
     if not entries:
         return {}
@@ -70,7 +71,9 @@ def held(config: Config) -> Body:
 
 
 def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
-    """What each node runs, but for its words: the machine whole, with all its devices."""
+    """Returns each node's container, without its command: the entire machine, with all its
+    devices.
+    """
     row, batch = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], config.fleet.batch
     shared = batch.shared_memory_gib or min(MOST_SHARED, row.memory_gib // 4)
     needs = {"VCPU": row.vcpus, "MEMORY": int(row.memory_gib * SHARE * MIB_A_GIB)}
@@ -92,7 +95,7 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
                 for path in devices(row)
             ],
         },
-        # EFA registers the memory that it reads and writes; what is registered is locked.
+        # EFA registers the memory that it reads and writes, and registered memory is locked.
         "ulimits": [
             {"name": name, "softLimit": most, "hardLimit": most}
             for name, most in (("memlock", -1), ("nofile", 65535))
@@ -100,14 +103,14 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
         "secrets": [{"name": name, "valueFrom": where} for name, where in sorted(secrets.items())],
         **mounts(config),
     }
-    # the stack's own may write to the stack's log group, which goes with it
+    # the stack's own role may write to the stack's log group, which is removed with the stack
     if not batch.execution_role:
         body["logConfiguration"] = {"logDriver": "awslogs", "options": {"awslogs-group": LOG_GROUP}}
     return {name: value for name, value in body.items() if value}
 
 
 def devices(row: node_types.NodeType) -> list[str]:
-    """The device files of a node that a container needs; Batch hands over GPUs by itself."""
+    """Returns the device files of a node that a container needs; Batch adds GPUs itself."""
     found = [f"/dev/infiniband/uverbs{number}" for number in range(row.efa)]
     if row.accelerator and row.accelerator.kind == "neuron":
         found += [
@@ -118,10 +121,10 @@ def devices(row: node_types.NodeType) -> list[str]:
 
 
 def mounts(config: Config) -> Body:
-    """The FSx file system, which the launch template mounts on the node."""
+    """Returns the mount of the FSx file system, which the launch template mounts on the node."""
     if config.fleet.fsx.dns_name is None:
         return {}
-    folder = config.fleet.fsx.folder
+    folder = config.fleet.fsx.mount_point
     return {
         "volumes": [{"name": "fsx", "host": {"sourcePath": folder}}],
         "mountPoints": [{"sourceVolume": "fsx", "containerPath": folder}],
@@ -129,11 +132,11 @@ def mounts(config: Config) -> Body:
 
 
 def retries(attempts: int) -> Body:
-    """When Batch itself retries the job: after failures of machines, never after what the program
-    would do again.
+    """Returns when Batch retries the job: after failures of machines, never after errors that the
+    program would repeat.
 
-    Of a multi-node job the main node decides. Where a child is lost, the main node's ranks fail as
-    its victims, and its exit code is AGAIN (watch/node_verdict.py).
+    In a multi-node job the main node decides. If a child is lost, the main node's ranks fail as its
+    victims, and its exit code is AGAIN (watch/node_verdict.py).
     """
     again = [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
@@ -144,16 +147,16 @@ def retries(attempts: int) -> Body:
 
 
 def grace(config: Config) -> float:
-    """Seconds that ranks get to save in once Batch ends a node: more on instances that setup has
-    made for that.
+    """Returns the seconds that ranks get to save when Batch ends a node: more on instances that
+    setup has prepared for that.
     """
-    return SEATING.terms.grace if config.fleet.batch.queue else STOPS - MARGIN
+    return PLACEMENT.terms.grace if config.fleet.batch.queue else STOPS - MARGIN
 
 
 def submission(config: Config, job: Job, queue: str, definition: str) -> Body:
-    """SubmitJob's body, but for the name of the job and the environment of its attempt."""
+    """Returns SubmitJob's body, without the name of the job and the environment of its attempt."""
     batch = config.fleet.batch
-    words = entrypoint_words(job, SEATING)
+    words = entrypoint_words(job, PLACEMENT)
     variables = environment(config, job) | ({} if batch.queue else {GRACE: f"{grace(config):g}"})
     override = {"command": words, "environment": pairs(variables)}
     share = {"shareIdentifier": batch.share} if batch.share else {}

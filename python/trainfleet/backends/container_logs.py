@@ -1,9 +1,9 @@
 """Fetches the engine's own record of a job's output, for nodes without a log in the run's folder in
 S3.
 
-The entrypoint's log comes first: it is complete, seconds old, and beside the checkpoints. The
-output of a node that died before its entrypoint, or could not write to S3, is with the engine
-alone: its lines go to logs/engine-<i>.log.
+The entrypoint's log comes first: it is complete, seconds old, and next to the checkpoints. If a
+node died before its entrypoint, or could not write to S3, only the engine has its output. Its lines
+go to logs/engine-<i>.log.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..cloud.calls import Calls
 from ..run import run_folder
 from ..storage import s3, sync_rules
 
-PATIENCE = 30.0  # seconds that a container gets to begin, before its console is looked at
+PATIENCE = 30.0  # seconds that a container gets to begin, before its console is read
 OBJECT = re.compile(r".+/node-(\d{1,9})\.log(?:/[^/]+)?")
 
 
 @dataclass(frozen=True)
 class Console:
-    """Where an engine keeps what a job's containers print: a group of CloudWatch Logs, and the
-    stream of each node in it.
+    """The engine's record of containers' output: a group of CloudWatch Logs, and each node's stream
+    in it.
 
-    `began`: unix time at which the newest attempt's containers began.
+    `began` is the unix time at which the newest attempt's containers began.
     """
 
     began: float
@@ -38,16 +38,16 @@ class Console:
 
 @dataclass
 class Consoles:
-    """Brings the lines of nodes that left no log, each look what is new."""
+    """Brings the lines of nodes that left no log; each call brings the new ones."""
 
     calls: Calls
-    tokens: dict[str, str] = field(default_factory=dict)  # by stream: what was read of it
+    tokens: dict[str, str] = field(default_factory=dict)  # by stream: the position read so far
 
     def bring(self, console: Console | None, folder: Path, address: str) -> None:
-        """`folder`: the run's or the dataset's; `address`: the same in S3.
+        """Brings new lines to `folder`, the run's or the dataset's, which is at `address` in S3.
 
         Raises:
-            CloudError, S3Error: they do not answer, or may not be asked.
+            CloudError, S3Error: a service does not answer, or the credentials may not ask it.
         """
         if console is None or not (console.ended or s3.clock(address) - console.began > PATIENCE):
             return
@@ -66,7 +66,7 @@ class Consoles:
                 sync_rules.write(folder, str(log.relative_to(folder)), size, text.encode())
 
     def _spoke(self, console: Console, address: str) -> set[int]:
-        """The nodes whose logs in S3 have grown since the containers began."""
+        """Returns the nodes with logs in S3 that have grown since the containers began."""
         found = s3.list_objects(f"{address}/logs/node-")
         since = int(console.began)  # S3's times have whole seconds
         return {

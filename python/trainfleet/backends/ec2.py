@@ -1,12 +1,12 @@
 """EC2 instances: the SSH fleet, with hosts found by tag and machines made by a CloudFormation
 stack.
 
-A node is known by its instance id, in quarantine too: AWS gives an address to another machine
-later. Its host key comes from AWS (host_keys.py). On the head, hosts and file system stand in the
-config that it was handed: it asks AWS nothing.
+A node is known by its instance id, also in quarantine, as AWS later gives its address to another
+machine. Its host key comes from AWS (host_keys.py). On the head, the config that it received has
+the hosts and the file system, so it asks AWS nothing.
 
-What is covered: everything that SSH does is real in the tests, on nodes in namespaces; AWS is a
-pretended account (tests/aws). What is not: EFA, FSx, and AWS itself.
+Tested: everything that SSH does runs for real, on nodes in namespaces; AWS is a mock account
+(tests/aws). Not tested: EFA, FSx, and AWS itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..cloud.region import region_of, through_agent
 from ..cloud.stack_nodes import FleetStack, StackNode
 from ..cloud.template_storage import log_group
 from ..config import Config
-from ..nodes.fleet import hosts_of
-from ..nodes.install_steps import SCRATCH
-from ..nodes.transport import Transport
+from ..hosts.fleet import hosts_of
+from ..hosts.install_steps import SCRATCH
+from ..hosts.transport import Transport
 from ..plan.bill import PAID, Bill
 from ..plan.job import Job
 from ..run.run_folder import COPY
@@ -38,11 +38,11 @@ from .head import HEAD, Head
 from .host_keys import keep_keys
 from .ssh import Ssh
 
-USER = "ubuntu"  # of the images that stacks.lock names
+USER = "ubuntu"  # user of the images that the stack lock names
 
 
 class StackHosts(Head):
-    """The hosts that AWS has now, of the stack that `cloud` returns."""
+    """The hosts that AWS has now, in the stack that `cloud` returns."""
 
     def __init__(self, config: Config, cloud: Callable[[], FleetStack]) -> None:
         super().__init__(config)
@@ -50,8 +50,8 @@ class StackHosts(Head):
 
     @functools.cached_property
     def located(self) -> Config:
-        """The config with what AWS has now: the running nodes in their order, the way to them, and
-        the file system.
+        """Returns the config with AWS's current state: the running nodes in their order, the way to
+        them, and the file system.
         """
         if not self.hands_over:
             return self.config
@@ -93,7 +93,7 @@ class StackHosts(Head):
 
     @property
     def by_agent(self) -> bool:
-        """Whether SSH goes through SSM Session Manager, as no port is open."""
+        """Tells whether SSH goes through SSM Session Manager, as no port is open."""
         return self.hands_over and self.fleet.aws.ssm_only
 
     def address(self, node: StackNode) -> str:
@@ -105,7 +105,7 @@ class StackHosts(Head):
 
 
 class Ec2(Ssh):
-    """The instances of the stack that the config's name names, as a backend (base.py)."""
+    """The instances of the config's stack, as a backend (base.py)."""
 
     name = "ec2"
     can = Ssh.can | {Can.MACHINES}
@@ -116,13 +116,13 @@ class Ec2(Ssh):
 
     @functools.cached_property
     def cloud(self) -> FleetStack:
-        """The stack and what is in it."""
+        """Returns the stack and its resources."""
         return FleetStack(self.ahead.placed() if self.ahead else self.config)
 
     @functools.cached_property
     def ahead(self) -> Blocks | None:
-        """The capacity block that make setup finds, buys and uses; None where there is none to buy,
-        and on the head.
+        """Returns the capacity block that make setup finds, buys and uses; None if the config asks
+        for none, and on the head.
         """
         hours = self.fleet.aws.block_hours
         if hours is None or not self.hands_over:
@@ -131,7 +131,7 @@ class Ec2(Ssh):
 
     @functools.cached_property
     def paid(self) -> Paid:
-        """What is paid ahead for each node."""
+        """Returns the advance payment for each node."""
         return (
             self.ahead.paid()
             if self.ahead
@@ -142,33 +142,32 @@ class Ec2(Ssh):
         return self if self.ahead else None
 
     def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """The capacity block, bought now if that may be."""
+        """Buys the capacity block if `may_buy`, and returns its state."""
         if self.ahead is None:
             return [], True
         found = self.ahead.obtain(may_buy, self._whole())
-        for name in ("cloud", "paid"):  # which depend on what is held
+        for name in ("cloud", "paid"):  # these depend on the capacity that is held
             self.__dict__.pop(name, None)
         self._head.look_again()
         return found
 
     def _whole(self) -> Bill | None:
-        """The bill but for what is paid ahead."""
+        """Returns the bill without advance payments."""
         return spending.of_ec2(self.config).bill(self.fleet.nodes)
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield from Ssh.refuse(config)
         yield from unsupported.refuse(config)
-        if config.fleet.hosts and HEAD not in os.environ:  # where it is told what hosts there are
+        if config.fleet.hosts and HEAD not in os.environ:  # the head's config lists the hosts
             yield (
                 "fleet.hosts",
-                "the ec2 backend makes its machines; for hosts that you have there is "
-                "fleet.backend ssh",
+                "the ec2 backend makes its machines; for your own hosts use fleet.backend ssh",
             )
 
     def extras(self, job: Job) -> dict[str, str]:
-        """Where nodes send their logs, and whether they copy the dataset to their own disks
-        first.
+        """Returns where nodes send their logs, and whether they first copy the dataset to their
+        disks.
         """
         logs = {LOGS: f"{region_of(self.config)} {log_group(self.config)}"}
         return logs | ({COPY: SCRATCH} if job.torchrun and data_access.copies(self.config) else {})

@@ -1,5 +1,5 @@
-"""The machines of the ec2 backend: make setup creates a stack, and make clean proves that nothing
-of it is left.
+"""The machines of the ec2 backend: make setup creates a stack, and make clean checks that all of it
+is gone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..cloud.sweep import strangers
 from ..cloud.template_inputs import Inputs
 from ..config import Config
 from ..config.host_list import Host
-from ..nodes import host_setup
-from ..nodes.host_table import Board
+from ..hosts import host_setup
+from ..hosts.host_table import Board
 from ..plan.request import Artifact
 from ..trust.errors import BackendError
 from .base import Machines, Prospect
@@ -30,16 +30,16 @@ from .head import Head
 from .host_keys import keep_keys, require_plugin
 from .request_json import artifact
 
-# the board's last ones
+# final states of the board
 STATES = {"made": "ok", "changed": "changed", "deleted": "changed", "kept": "ok", "done": "ok"}
-KEYS_IN = 600.0  # seconds until the last console has its host keys
+KEYS_IN = 600.0  # most seconds until the last console has its host keys
 AGAIN = 10.0
-ROUNDS = 3  # of a removal, as what was made a moment ago may not be seen in the first
+ROUNDS = 3  # of a removal, as the first may not see resources that were just made
 
 
 @contextlib.contextmanager
 def told_of(what: str, then: str) -> Iterator[None]:
-    """Ctrl-C ends this program, and nothing that AWS was asked for: that is said."""
+    """Prints after Ctrl-C that AWS continues with its work: Ctrl-C only ends this program."""
     try:
         yield
     except KeyboardInterrupt:
@@ -52,25 +52,23 @@ def told_of(what: str, then: str) -> Iterator[None]:
 
 
 def policies(config: Config, inputs: Inputs) -> Iterator[Artifact]:
-    """What is enough for whoever makes, runs and removes what the config says, as policies that IAM
-    takes.
-    """
+    """Yields IAM policies that are enough to make, run and remove the config's machines."""
     for number, found in enumerate(permissions.documents(permissions.policy(config, inputs)), 1):
         name = "policy.json" if number == 1 else f"policy-{number}.json"
         yield Artifact(name, json.dumps(found, indent=2) + "\n")
 
 
 class Stacked(Machines):
-    """Machines (base.py) that are a stack: all but what is done on them once they are there."""
+    """Machines (base.py) in a stack: everything except the work on them once they exist."""
 
     made = True
-    paid = NOTHING  # ahead, for their nodes
+    paid = NOTHING  # advance payments for their nodes
 
     def __init__(self, cloud: FleetStack) -> None:
         self.cloud = cloud
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """What would change, what it costs, and what stands against it."""
+        """Returns the changes, their cost, and obstacles."""
         lines = plan_text.describe(
             self.cloud.config, self.cloud, self.foreseen, hours, speed, self.paid
         )
@@ -78,12 +76,12 @@ class Stacked(Machines):
 
     @functools.cached_property
     def foreseen(self) -> Foreseen:
-        """Looked at once: what a plan shows is what it writes."""
+        """Returns the planned requests, asked once, so that a plan shows what it writes."""
         return self.cloud.foresee(self.bad())
 
     def changes(self) -> tuple[Artifact, ...]:
-        """The very request that would make or change the stack, and a policy that is enough for
-        whoever sends it.
+        """Returns the exact request that would make or change the stack, and a policy that allows
+        it.
         """
         planned = self.foreseen.requests
         if not planned:
@@ -97,14 +95,14 @@ class Stacked(Machines):
         return (*stack, *requests, *policies(self.cloud.config, self.foreseen.inputs))
 
     def bad(self) -> set[str]:
-        """The ids of instances that are to be replaced."""
+        """Returns the ids of instances to replace."""
         return set()
 
     def make(self) -> None:
-        """Makes the stack as it should be, and shows how that goes."""
+        """Makes or changes the stack, and shows the progress."""
         with (
             told_of(
-                "AWS goes on with what was begun", "make setup goes on with it, make clean ends it"
+                "AWS continues with the stack", "make setup continues with it, make clean ends it"
             ),
             Board([]) as board,
         ):
@@ -118,7 +116,7 @@ class Stacked(Machines):
                 )
 
             self.cloud.make(self.bad(), show, board.say)
-        self.__dict__.pop("foreseen", None)  # it is what was foreseen before
+        self.__dict__.pop("foreseen", None)  # now outdated
 
     def apply(self) -> int:
         self.make()
@@ -130,13 +128,13 @@ class Stacked(Machines):
     def costing(self) -> list[str]:
         return costing(self.cloud.left())
 
-    @told_of("not all of it is gone", "make clean goes on with it")
+    @told_of("some resources still exist", "make clean continues with it")
     def remove(self, purge: bool) -> None:
-        """Takes all down, says what stays because it holds data, and proves that nothing else is
-        left.
+        """Takes everything down, names the resources that stay because they hold data, and checks
+        that nothing else is left.
 
         Raises:
-            BackendError: something else is left; what, and what it costs.
+            BackendError: other resources are left, with their cost.
         """
         for _ in range(ROUNDS):
             stay = self.cloud.remove(purge, say)
@@ -152,7 +150,7 @@ class Stacked(Machines):
 
 
 class Instances(Stacked):
-    """Those of the ec2 backend: hosts, which setup makes ready."""
+    """The EC2 backend's machines: instances that make setup creates and sets up."""
 
     system = "ubuntu2404"
 
@@ -163,11 +161,11 @@ class Instances(Stacked):
         self.head, self.paid, self.ahead = head, paid, ahead
 
     def bad(self) -> set[str]:
-        """The ids of instances in quarantine."""
+        """Returns the ids of instances in quarantine."""
         return set(self.head.quarantine.entries())
 
     def apply(self) -> int:
-        """Makes the stack as it should be, waits for its nodes, and sets them up."""
+        """Makes the stack, waits for its nodes, and sets them up."""
         if self.head.by_agent:
             require_plugin()
         bad = self.bad()
@@ -179,7 +177,7 @@ class Instances(Stacked):
         return host_setup.main(self.head.located)
 
     def await_keys(self, nodes: list[StackNode]) -> None:
-        """Returns once every node's host key is known from AWS; BackendError where it does not tell
+        """Returns when every node's host key is known from AWS; BackendError if AWS does not report
         one.
         """
         deadline, said = clock.now() + KEYS_IN, False
@@ -187,7 +185,7 @@ class Instances(Stacked):
             {node.id for node in nodes} - keep_keys(self.cloud, nodes, self.head.by_agent)[1]
         ):
             if clock.now() > deadline:
-                why = "neither its console nor its SSM agent says it"
+                why = "neither its console nor its SSM agent reports it"
                 raise BackendError(
                     "the host key is not known",
                     where=", ".join(missing),
@@ -196,7 +194,7 @@ class Instances(Stacked):
                 )
             if not said:
                 print(
-                    f"waiting for the host keys of {len(missing)} nodes; AWS tells them minutes "
+                    f"waiting for the host keys of {len(missing)} nodes; AWS reports them minutes "
                     "after their boot",
                     flush=True,
                 )
@@ -216,12 +214,12 @@ def prove_gone(
     calls: Calls,
     troubles: Mapping[str, str],
 ) -> None:
-    """Says what of a config was kept because it holds data, and that nothing else is there; by two
-    looks that agree.
+    """Names the resources of a config that were kept because they hold data, and checks that
+    nothing else is left, with two agreeing queries.
 
     Raises:
-        BackendError: something else is left; what, and what it costs; or these credentials may not
-            look at all that there may be.
+        BackendError: other resources are left, with their cost; or these credentials may not list
+            all kinds of resources.
     """
     kept = list(weighed(calls, [one for one in found if one.id in stay]))
     for one in kept:
@@ -229,25 +227,25 @@ def prove_gone(
             say(f"kept {one.line()}")
     if kept:
         say(f"what is kept costs {total(kept)}; make clean PURGE=1 removes it too")
-    left = [one for one in found if one.id not in stay]  # what was not looked at has no id
+    left = [one for one in found if one.id not in stay]  # a kind that could not be asked has no id
     if any(one.id for one in left):
         raise _left(left, calls, troubles)
     require_seen(found, calls.region, "make clean")
     say(
-        f"nothing {'else ' if kept else ''}of {config} is left in {calls.region}: looked for by "
-        "tag, twice"
+        f"no {'other ' if kept else ''}resources of {config} are left in {calls.region}: "
+        "searched by tag, twice"
     )
 
 
 def _left(left: list[OwnedResource], calls: Calls, troubles: Mapping[str, str]) -> BackendError:
-    """What is left, why, and what it costs."""
+    """Returns the error with the leftover resources, the reasons, and their cost."""
     rows = [f"  {one.line()}{f': {why}' if (why := troubles.get(one.id)) else ''}" for one in left]
     rows += [f"  {line}" for line in strangers(calls, left)]
     there = [one for one in left if one.id]
     what = "\n".join(
-        [f"{len(there)} things are left in {calls.region}, which cost {total(there)}", *rows]
+        [f"{len(there)} resources are left in {calls.region}, which cost {total(there)}", *rows]
     )
-    return BackendError(what, next="make ls shows it; mend what AWS names, then make clean again")
+    return BackendError(what, next="make ls shows it; fix what AWS names, then make clean again")
 
 
 def say(text: str) -> None:

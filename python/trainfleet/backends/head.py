@@ -1,9 +1,9 @@
-"""Hosts that are reached by SSH, and the first of them that can launch what is typed elsewhere: the
-head of a fleet.
+"""Hosts that are reached by SSH, and the head of a fleet: the first host, which launches commands
+that were typed elsewhere.
 
-Two places run this. On the machine where a command is typed, the head is another machine, to which
-launch/remote_launch.py hands the command. On the head itself (TRAINFLEET_HEAD is set, the current
-folder is the shared one) it reaches the other hosts.
+This runs in two places. On the machine where a command is typed, the head is another machine, to
+which launch/remote_launch.py hands the command. On the head itself (TRAINFLEET_HEAD is set, the
+current folder is the shared one) it reaches the other hosts.
 """
 
 from __future__ import annotations
@@ -14,31 +14,29 @@ import shlex
 from collections.abc import Iterable
 
 from ..config import Config
-from ..host.install_paths import ROOT
-from ..nodes import facts as reading
-from ..nodes import job_commands
-from ..nodes.facts import Facts
-from ..nodes.fleet import open_fleet, wanted_of
-from ..nodes.host_results import Host, HostFailure, by_host
-from ..nodes.node_checks import others_folder
-from ..nodes.quarantine import Quarantine
-from ..nodes.tar import code_files, content_hash
-from ..nodes.transport import Transport
+from ..hosts import facts as reading
+from ..hosts import job_commands
+from ..hosts.facts import Facts
+from ..hosts.fleet import open_fleet, wanted_of
+from ..hosts.host_results import Host, HostFailure, by_host
+from ..hosts.node_checks import others_folder
+from ..hosts.quarantine import Quarantine
+from ..hosts.tar import code_files, content_hash
+from ..hosts.transport import Transport
 from ..plan.bill import Bill
 from ..plan.estimate import list_price
+from ..process.install_paths import ROOT
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 from .host_fleet import Hosts
 
-HEAD = "TRAINFLEET_HEAD"  # set for what runs on the head
-PLAIN = "ssh"  # the backend that takes such hosts as they are
+HEAD = "TRAINFLEET_HEAD"  # set for processes on the head
+PLAIN = "ssh"  # backend that uses such hosts as they are
 FENCE_TIMEOUT = 20.0
 
 
 class Head:
-    """The hosts of fleet.hosts: how they are reached, what they have, and which of them can take a
-    job.
-    """
+    """The hosts of fleet.hosts: the way to them, their facts, and which of them can take a job."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.fleet = config, config.fleet
@@ -49,37 +47,39 @@ class Head:
 
     @property
     def located(self) -> Config:
-        """The config with the hosts that there are: here those that it names."""
+        """Returns the config with the hosts that exist: here those that it names."""
         return self.config
 
     @property
     def by_agent(self) -> bool:
-        """Whether no port of the hosts is open, and SSH goes through an agent of theirs."""
+        """Tells whether SSH goes through an agent, as no port of the hosts is open."""
         return False
 
     @property
     def ends(self) -> float | None:
-        """When all machines are reclaimed, unix time; None if they are not."""
+        """Returns the unix time at which all machines are reclaimed; None if they are not."""
         return None
 
     @property
     def leads(self) -> bool:
-        """Whether this machine is a head that can be lost, and another host stands by for it."""
+        """Tells whether this machine is a head that can be lost, with another host that stands
+        by.
+        """
         return not self.hands_over
 
     @functools.cached_property
     def transport(self) -> Transport:
-        """To all hosts; it connects when it is first used."""
+        """Returns the transport to all hosts; it connects at its first use."""
         return open_fleet(self.located)
 
     def look_again(self) -> None:
-        """Forgets which hosts there are and how they were reached: make setup has changed that."""
+        """Forgets the hosts and the way to them, which make setup has changed."""
         for name in ("located", "transport"):
             self.__dict__.pop(name, None)
 
     @property
     def code(self) -> str:
-        """The folder on the nodes with this very code."""
+        """Returns the folder on the nodes with this exact code."""
         return (
             f"{self.folder}/code/{content_hash(code_files(self.fleet.backend))}"
             if self.hands_over
@@ -88,16 +88,16 @@ class Head:
 
     @property
     def interpreter(self) -> str:
-        """The nodes' Python."""
+        """Returns the nodes' Python."""
         return wanted_of(self.config).interpreter
 
     @property
     def mark(self) -> str:
-        """The mark of this run's processes on any node."""
+        """Returns the mark of this run's processes on any node."""
         return job_commands.mark_of(self.folder, self.config.name)
 
     def place(self, run: Run) -> Hosts:
-        """A mirror of the run's folder, as seen from a machine that does not share the hosts'
+        """Returns a mirror of the run's folder, for a machine that does not share the hosts'
         disk.
         """
         return Hosts(self.transport, self.located, self.interpreter, self.code, run)
@@ -105,10 +105,10 @@ class Head:
     def survey(
         self, hosts: Iterable[Host], again: bool = False
     ) -> tuple[list[Host], dict[Host, str]]:
-        """The hosts that can take a job, in their order, and why the others can't.
+        """Returns the hosts that can take a job, in their order, and why the others can't.
 
-        What is known of them is read once; `again`: those that were read are asked whether they
-        still answer, and have the shared folder.
+        Facts are read once. With `again`, known hosts are only asked whether they still answer and
+        have the shared folder.
         """
         hosts = tuple(hosts)
         unsound = {
@@ -127,7 +127,7 @@ class Head:
             host: str(answer) for host, answer in answers.items() if isinstance(answer, HostFailure)
         }
         file = f"{shlex.quote(self.folder)}/.token.$$"
-        # what a client remembers of the folder answers for it, but takes no file
+        # a stale client cache may still show the folder, but can't write a file
         look = f": > {file} && rm -f {file}"
         unsound |= {
             host: str(why)
@@ -136,15 +136,15 @@ class Head:
         return [host for host in hosts if host not in unsound], unsound
 
     def known(self, name: str) -> Host | None:
-        """The host of this name, if it is one of the fleet."""
+        """Returns the host of this name, if the fleet has it."""
         return next((host for host in self.transport.hosts if host.name == name), None)
 
     def name_of(self, host: Host) -> str:
-        """What a host calls itself, where that is known."""
+        """Returns a host's own name, if known."""
         return self.facts[host].hostname if host in self.facts else host.name
 
     def refuse_other_runs(self, hosts: Iterable[Host]) -> None:
-        """BackendError where another run has processes on one of these hosts, unless
+        """Raises BackendError if another run has processes on one of these hosts, unless
         fleet.exclusive is false.
         """
         if not self.fleet.exclusive:
@@ -155,11 +155,11 @@ class Head:
             for host, answer in answers.ok.items()
         }
         if busy := {host: names for host, names in others.items() if names}:
-            then = "wait for it; or make stop SET='name=...'; or fleet.exclusive: false"
-            raise BackendError(by_host("another run is at work on these hosts", busy), next=then)
+            then = "wait for it; or make stop SET='name=...'; or set fleet.exclusive: false"
+            raise BackendError(by_host("another run is running on these hosts", busy), next=then)
 
     def require_own_folder(self, hosts: Iterable[Host]) -> None:
-        """BackendError where fleet.shared_folder is another user's."""
+        """Raises BackendError if fleet.shared_folder belongs to another user."""
         if found := others_folder(
             {host: self.facts[host] for host in hosts}, wanted_of(self.config)
         ):
@@ -167,6 +167,6 @@ class Head:
 
 
 def hours_alone(config: Config) -> Bill | None:
-    """The bill for hosts that you have: their hours alone."""
+    """Returns the bill for your own hosts: only their hours."""
     price = list_price(config)
     return None if price is None else Bill(price)

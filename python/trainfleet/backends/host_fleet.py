@@ -7,43 +7,62 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from ..config import Config, export_formats
-from ..health.lease import GLANCE, Holder, Standby, is_held, newest_holder, newest_standby
-from ..nodes import intent_commands, remote_verb, removal_commands
-from ..nodes.fetch import fetch
-from ..nodes.gate import send_code
-from ..nodes.head import FleetHead
-from ..nodes.host_results import (
+from ..health.lease import (
+    FILE,
+    GLANCE,
+    Holder,
+    Launching,
+    Standby,
+    is_held,
+    launching_text,
+    newest_holder,
+    newest_standby,
+    parse_launching,
+)
+from ..hosts import remote_verb, removal_commands
+from ..hosts.fetch import fetch
+from ..hosts.head import FleetHead
+from ..hosts.host_results import (
     Host,
     HostFailure,
     Implausible,
-    Result,
     by_host,
     implausible,
     reason,
     settled,
 )
-from ..nodes.mirror import Mirror
-from ..nodes.stream import Sink, printer
-from ..nodes.transport import Transport
-from ..run.launch_intent import DeclaredIntent, Intent
+from ..hosts.mirror import Mirror
+from ..hosts.preflight import send_code
+from ..hosts.stream import Sink, printer
+from ..hosts.transport import Transport
+from ..run.claims import ROOM
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 
-# seconds for a host to answer about an intent; hosts that are asked which of them answers
+# seconds for a host to answer about a launch; number of hosts that are asked for an answer
 NOTICE, FEW = (20.0, 4)
 REMOVAL = 600.0  # seconds: checkpoints are many files, and large
 LARGEST = 1 << 20  # bytes of a config
-HANDED = ".handed-"  # begins the name of a model's folder that goes as soon as it has come here
+# commands that read and write a launch in head.json (health/lease.py)
+LOOK = f"""cd -- {{folder}} 2> /dev/null || exit 0
+[ -e stop ] && ! grep -qs ^engine: stop && echo asked || echo -
+cat {FILE} 2> /dev/null || true"""
+SHOW = f"""mkdir -p -- {{folder}} && cd -- {{folder}} && {{obey}} || exit
+[ -s {FILE} ] || printf '%{ROOM}s' '' > {FILE}
+dd of={FILE} bs={ROOM} seek=1 conv=notrunc 2> /dev/null || exit
+grep -q '{{{{' {FILE} || rm -f {FILE}
+rmdir -- {{folder}} 2> /dev/null || true"""
+HANDED = ".handed-"  # prefix of an exported model's folder, which is removed after the download
 
 
 def _sweep(made: str) -> str:
-    """Removes a model that was exported to be brought, and those of others that a lost link has
-    left for a day.
+    """Returns the command that removes an exported model after its download, and others that a lost
+    link left a day ago.
     """
     parent = shlex.quote(made.rpartition("/")[0])
     old = f"find {parent} -mindepth 1 -maxdepth 1 -name '{HANDED}*' -mmin +1440 -exec rm -rf {{}} +"
@@ -51,8 +70,8 @@ def _sweep(made: str) -> str:
 
 
 class Hosts:
-    """A run on a fleet, seen from a machine that does not share its disk: a mirror of its small
-    files, asked of any host.
+    """A run on a fleet, for a machine that does not share its disk: a mirror of its small files,
+    from any host.
     """
 
     words, pace, lag = " on the fleet", 1.0, 0.0
@@ -64,9 +83,9 @@ class Hosts:
         self.folder = config.fleet.shared_folder or ""
         self.head = FleetHead(transport, config, python, code)
         self.mirror = Mirror(transport, self.folder, code, python, run.folder)
-        self.now = 0.0  # the fleet's clock at the last look
-        self.door: Host | None = None  # the host that answered last
-        # the last beats, where none followed them
+        self.now = 0.0  # the fleet's clock at the last refresh
+        self.entry: Host | None = None  # the host that answered last
+        # the last beats, if no newer ones followed
         self.silent: tuple[Holder | None, Standby | None] = (None, None)
 
     def __enter__(self) -> Self:
@@ -75,33 +94,33 @@ class Hosts:
     def __exit__(self, *error: object) -> None:
         self.transport.close()
 
-    def lead(self) -> None: ...  # the fleet's head does
+    def lead(self) -> None: ...  # the fleet's head does this
 
     def refresh(self) -> None:
         failures: dict[Host, HostFailure] = {}
-        for host in [*([self.door] if self.door else []), *self.transport.hosts]:
+        for host in [*([self.entry] if self.entry else []), *self.transport.hosts]:
             answer = self.mirror.refresh(host)
             if isinstance(answer, float):
-                self.now, self.door = answer, host
+                self.now, self.entry = answer, host
                 return
             failures[host] = answer
             if answer.kind == "exit":
-                self.door = host
-                break  # it answers, and has no such folder: others have none either
+                self.entry = host
+                break  # it answers, but has no such folder, so others have none either
         if any(failure.kind == "exit" for failure in failures.values()):
             return
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
 
     def read(self, name: str) -> str:
-        """The text of a file of the run's folder on the fleet; empty where there is none."""
+        """Returns the text of a file of the run's folder on the fleet; "" if it does not exist."""
         path = shlex.quote(f"{self.folder}/runs/{self.run.name}/{name}")
         return self._at_the_door(f"[ ! -f {path} ] || head -c {LARGEST} {path}")
 
     def supplement(self, folder: Path) -> None: ...
 
     def is_running(self) -> bool:
-        """Whether a launcher leads the run, or another is about to: at once where clocks agree,
-        else by what changes.
+        """Tells whether a launcher leads the run, or another is about to: at once if clocks agree,
+        else from changes.
         """
         found = self._beats()
         if is_held(found[0], self.now):
@@ -120,55 +139,41 @@ class Hosts:
     def _beats(self) -> tuple[Holder | None, Standby | None]:
         return newest_holder(self.run.folder), newest_standby(self.run.folder)
 
-    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None:
-        """Nothing where no host answers, or the shared folder can't be written: what launches says
-        that, by host.
+    def launching(self) -> Launching | None:
+        said = self._said(LOOK)
+        asked, _, text = said.partition("\n")
+        found = parse_launching(text)
+        return replace(found, asked=asked == "asked") if found else None
+
+    def show(self, launching: Launching | None, obeyed: bool = False) -> None:
+        """Does nothing if no host answers, or the shared folder can't be written: the launch itself
+        reports that, by host.
         """
-        command = intent_commands.leave(self.folder, self.run.name, intent, stale)
-        now = self._found(
-            self.transport.ask(self._first(), command, stdin=intent.text, timeout=NOTICE)
-        )
-        return now if now and now.intent.token != intent.token else None
+        self._said(SHOW, launching_text(launching), "rm -f stop" if obeyed else ":")
 
-    def declared(self, touch: bool = False) -> DeclaredIntent | None:
-        return self._found(
-            self.transport.ask(
-                self._first(),
-                intent_commands.look(self.folder, self.run.name, touch),
-                timeout=NOTICE,
-            )
-        )
-
-    def withdraw(self, intent: Intent, begun: bool) -> None:
-        self.transport.ask(
-            self._first(),
-            intent_commands.withdraw(self.folder, self.run.name, intent, begun),
-            timeout=NOTICE,
-        )
-
-    def _found(self, answer: Result | HostFailure) -> DeclaredIntent | None:
-        """The intent that a host has told of; where it is unknown, the next host is asked the next
-        time.
+    def _said(self, script: str, stdin: str = "", obey: str = "") -> str:
+        """Returns the output of a script about a launch; "" if it is unknown, and another host is
+        asked next time.
         """
-        answer = settled(answer)
+        folder = shlex.quote(f"{self.folder}/runs/{self.run.name}")
+        command = script.format(folder=folder, obey=obey)
+        answer = settled(self.transport.ask(self._first(), command, stdin=stdin, timeout=NOTICE))
         if isinstance(answer, HostFailure):
-            self.door = None
-            return None
-        with suppress(Implausible):
-            return intent_commands.read_found(answer.stdout)
-        return None
+            self.entry = None
+            return ""
+        return answer.stdout
 
     def _first(self) -> Host:
-        """A host that answers: the last one that did, or else one of the first few; the first where
-        none does.
+        """Returns a host that answers: the last one that did, or else one of the first few; the
+        first if none does.
         """
-        if self.door is None:
+        if self.entry is None:
             few = self.transport.hosts[:FEW]
-            self.door = next(iter(self.transport.run("true", timeout=NOTICE, hosts=few).ok), None)
-        return self.door or self.transport.hosts[0]
+            self.entry = next(iter(self.transport.run("true", timeout=NOTICE, hosts=few).ok), None)
+        return self.entry or self.transport.hosts[0]
 
     def ask_to_stop(self) -> None:
-        self.head.ask_to_stop(self.door or self.transport.hosts[0])
+        self.head.ask_to_stop(self.entry or self.transport.hosts[0])
 
     def folders(self) -> dict[str, int]:
         folders = [f"runs/{self.run.name}", f"data/{self.config.data.name}"]
@@ -179,7 +184,7 @@ class Hosts:
                 for folder, count in removal_commands.read_measures(found, folders).items()
             }
         except Implausible as error:
-            where = (self.door or self.transport.hosts[0]).name
+            where = (self.entry or self.transport.hosts[0]).name
             raise BackendError(str(implausible(error, "what du prints")), where=where) from error
 
     def remove(self, folders: Iterable[str]) -> list[str]:
@@ -188,12 +193,12 @@ class Hosts:
         try:
             return [f"{self.folder}/{path}" for path in removal_commands.read_left(left, names)]
         except Implausible as error:
-            where = (self.door or self.transport.hosts[0]).name
+            where = (self.entry or self.transport.hosts[0]).name
             raise BackendError(str(implausible(error, "what find prints")), where=where) from error
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """On the first host that answers, in the shared folder; a model that is exported there
-        comes here.
+        """Runs the verb on the first host that answers, in the shared folder; an exported model is
+        downloaded.
         """
         host = self._answering()
         if verb != "export":
@@ -217,7 +222,7 @@ class Hosts:
     def _send(
         self, host: Host, verb: str, config: Config, variables: dict[str, str], out: Sink
     ) -> int:
-        """The exit code of a verb that a host carries out; what goes wrong there is said here."""
+        """Runs a verb on a host, shows its errors here, and returns its exit code."""
         code = send_code(self.transport, self.config.fleet, [host])
         command, order = (
             remote_verb.command(self.head.python, code, self.folder),
@@ -229,7 +234,7 @@ class Hosts:
         return ended
 
     def _answering(self) -> Host:
-        """The first host that answers; BackendError where none does."""
+        """Returns the first host that answers; BackendError if none does."""
         failures: dict[Host, HostFailure] = {}
         for host in self.transport.hosts:
             if not (failure := reason(self.transport.ask(host, "true", timeout=20))):
@@ -238,8 +243,8 @@ class Hosts:
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
 
     def _at_the_door(self, command: str) -> str:
-        """What a command says on the host that answered last."""
-        host = self.door or self.transport.hosts[0]
+        """Returns a command's output from the host that answered last."""
+        host = self.entry or self.transport.hosts[0]
         answer = settled(self.transport.ask(host, command, timeout=REMOVAL))
         if isinstance(answer, HostFailure):
             raise BackendError(str(answer), where=host.name, next="make clean again")

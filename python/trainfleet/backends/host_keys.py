@@ -1,8 +1,8 @@
-"""What this machine needs to reach instances: their host keys, and the plug-in for SSH through SSM.
+"""This machine's needs to reach instances: their host keys, and the plug-in for SSH through SSM.
 
-The keys come from AWS itself, never from the connection that they are to secure. cloud-init prints
-them on the console between two lines of its own; its text can take some minutes to be there (EC2
-user guide, "Instance console output"). SSM needs its agent, which our images have.
+The keys come from AWS itself, never from the connection that they secure. cloud-init prints them on
+the console between two marker lines, and the console's text may appear minutes later (EC2 user
+guide, "Instance console output"). SSM needs its agent, which our images have.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..cloud import checks, clock
 from ..cloud.api_errors import passing
 from ..cloud.calls import Calls
 from ..cloud.stack_nodes import FleetStack, StackNode
-from ..nodes.state_dir import STATE
+from ..hosts.state_dir import STATE
 from ..run import run_folder
 from ..trust.errors import BackendError, InputError
 from ..trust.validation import fit
@@ -28,11 +28,11 @@ KEY = re.compile(
     r"([A-Za-z0-9+/]{40,2000}={0,3})(?![A-Za-z0-9+/=])"
 )
 PRINT = "cat /etc/ssh/ssh_host_*_key.pub"
-AGAIN, ANSWERS = 2.0, 15  # seconds between two looks for SSM's answer, and how many
+AGAIN, ANSWERS = 2.0, 15  # seconds between two polls for SSM's answer, and their number
 
 
 def require_plugin() -> None:
-    """BackendError where this machine lacks what SSH through SSM needs."""
+    """Raises BackendError if this machine lacks a program for SSH through SSM."""
     for lack in checks.programs():
         raise BackendError(lack.what, next=lack.next)
 
@@ -40,9 +40,9 @@ def require_plugin() -> None:
 def keep_keys(
     fleet: FleetStack, nodes: Sequence[StackNode], by_agent: bool
 ) -> tuple[Path, set[str]]:
-    """The known_hosts file of these nodes, and which of them are in it.
+    """Returns the known_hosts file of these nodes, and which of them are in it.
 
-    Keys are learnt once an instance, and stand under its present address.
+    Keys are learnt once per instance, and written under its present address.
     """
     folder = STATE / fleet.stack.name
     keys = read_keys(folder / "keys.json")
@@ -68,12 +68,14 @@ def read_keys(path: Path) -> dict[str, list[str]]:
     except InputError as error:
         why = f"{error.key}: {error.what}"
         raise BackendError(
-            "is no list of host keys", where=str(path), why=why, next=f"rm {path}"
+            "is not a list of host keys", where=str(path), why=why, next=f"rm {path}"
         ) from error
 
 
 def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
-    """Instance id → its keys, as known_hosts has them, for those that AWS knows by now."""
+    """Returns instance id → its keys, in the format of known_hosts, for those that AWS knows by
+    now.
+    """
     found = {}
     for id_ in ids:
         if keys := from_console(calls, id_) or from_agent(calls, id_):
@@ -82,7 +84,7 @@ def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
 
 
 def from_console(calls: Calls, id_: str) -> list[str]:
-    """The keys on the console; none as long as they are not there."""
+    """Returns the keys on the console; empty until they appear."""
     text = ""
     with passing("InvalidInstanceID.NotFound", "UnsupportedOperation", "UnauthorizedOperation"):
         text = str(calls("ec2", "GetConsoleOutput", InstanceId=id_).get("Output", ""))
@@ -90,7 +92,7 @@ def from_console(calls: Calls, id_: str) -> list[str]:
 
 
 def from_agent(calls: Calls, id_: str) -> list[str]:
-    """The keys as the instance's SSM agent says them; none where it does not answer."""
+    """Returns the keys from the instance's SSM agent; empty if it does not answer."""
     with passing(
         "InvalidInstanceId", "AccessDenied", "AccessDeniedException", "InvocationDoesNotExist"
     ):
@@ -119,5 +121,5 @@ def from_agent(calls: Calls, id_: str) -> list[str]:
 
 
 def keys_in(text: str) -> list[str]:
-    """Every public key in a text, once: `ssh-ed25519 AAAA...`."""
+    """Returns every public key in a text, once: `ssh-ed25519 AAAA...`."""
     return list(dict.fromkeys(f"{kind} {key}" for kind, key in KEY.findall(text)))

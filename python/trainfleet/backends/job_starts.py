@@ -11,26 +11,26 @@ from ..run import contents, run_folder
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 
-# the exit code of a node that left none: by itself, or as the engine ended it with others
+# exit code of a node that left none: killed, or ended by the engine with others
 KILLED, ENDED = (137, 143)
-LARGEST = 1 << 20  # bytes that are read of a file
+LARGEST = 1 << 20  # most bytes read of a file
 
 
 def claim(folder: Path, token: str) -> Path:
-    """The file that says which job carries a token out: whoever writes it first (sbatch.py writes
-    it too).
+    """Returns the file that names the job of a token: the first job writes it (as does
+    sbatch.py).
     """
     return contents.CLAIM.at(folder, token=token or "-")
 
 
 def number(folder: Path, token: str) -> str:
-    """The job that carries a token out, as its claim says; "" while there is none."""
+    """Returns the job that its claim names for a token; "" without a claim."""
     text = _text(claim(folder, token)).strip()
     return text if untrusted_input.whole(text) else ""
 
 
 def exits(folder: Path, job: str) -> tuple[int, dict[int, int]]:
-    """The newest start of a job, from 0, and how its nodes ended in it; -1 before the first."""
+    """Returns the newest start of a job, from 0, and its nodes' exit codes; -1 before the first."""
     started = contents.START.at(folder, job=job, start="*")
     names = [path.name.rpartition("-")[2] for path in started.parent.glob(started.name)]
     newest = max(
@@ -40,7 +40,7 @@ def exits(folder: Path, job: str) -> tuple[int, dict[int, int]]:
 
 
 def exits_of(start: Path) -> dict[int, int]:
-    """Node → exit code of those that have ended in a start."""
+    """Returns node → exit code of those that have ended in a start."""
     codes = {
         path.stem.removeprefix("node-"): untrusted_input.whole(_text(path).strip(), 255)
         for path in start.glob("node-*.exit")
@@ -53,7 +53,7 @@ def exits_of(start: Path) -> dict[int, int]:
 
 
 def lengths(start: Path) -> dict[Path, int]:
-    """How long the logs were when a start began, as the batch script left it (wc -c)."""
+    """Returns the lengths of the logs when a start began, which the batch script wrote (wc -c)."""
     found = {}
     for line in _text(start / "logs").splitlines():
         size, _, name = line.strip().partition(" ")
@@ -63,18 +63,18 @@ def lengths(start: Path) -> dict[Path, int]:
 
 
 def facts_of(start: Path, node: int) -> Path:
-    """Where a node has said what it is, in a start's folder."""
+    """Returns the file with a node's facts, in a start's folder."""
     return start / f"facts-{node}"
 
 
-def gate_folder(start: Path) -> Path:
-    """The folder of the gate's bandwidth test, in a start's."""
+def preflight_folder(start: Path) -> Path:
+    """Returns the folder of the preflight's bandwidth test, in a start's folder."""
     return start / "gate"
 
 
 def why_cancelled(folder: Path, job: str, start: int) -> str:
-    """Why Slurm ended a start of a job, as its daemon on the first node wrote; "" where it did
-    not.
+    """Returns why Slurm ended a start of a job, from its daemon's message on the first node; "" if
+    it did not.
     """
     words = rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO [A-Z, ]+)? \*\*\*"
     said = re.findall(rf"(?m)^slurmstepd\S*: error: ({words})$", _said(folder, job, start))
@@ -82,11 +82,11 @@ def why_cancelled(folder: Path, job: str, start: int) -> str:
 
 
 def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
-    """How each node ended that left no exit code itself, as srun wrote: with its code, or KILLED
-    where srun tells none.
+    """Returns the end of each node that left no exit code, from srun's messages: its code, or
+    KILLED if srun reports none.
 
-    Where srun ended the others for one that failed (--kill-on-bad-exit), ENDED for all without a
-    code until then.
+    If srun ended the others for a failed one (--kill-on-bad-exit), all nodes without a code until
+    then get ENDED.
     """
     text, ending, _ = _said(folder, job, start).partition(f"Terminating StepId={job}.")
     codes: dict[int, int] = {}
@@ -96,14 +96,14 @@ def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
         code = re.match("Exited with exit code ([0-9]{1,3})$", words)
         for first, last in re.findall(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", tasks):
             for node in range(int(first), min(int(last or first) + 1, nodes)):
-                # a later step is that which asks whether to go on
+                # the first code counts: a later step only asks whether to continue
                 codes.setdefault(node, int(code[1]) if code else KILLED)
     return [codes.get(node, ENDED if ending else KILLED) for node in range(nodes)]
 
 
 def _said(folder: Path, job: str, start: int) -> str:
-    """What Slurm has written in a start of a job; "" before its first: the log has other jobs'
-    words too.
+    """Returns Slurm's messages about a start of a job; "" before its first. The log also has other
+    jobs' messages.
     """
     if start < 0:
         return ""
@@ -112,7 +112,7 @@ def _said(folder: Path, job: str, start: int) -> str:
 
 
 def _text(path: Path, offset: int = 0) -> str:
-    """What stands in a file from `offset` on; "" where it can't be read."""
+    """Returns a file's text from `offset` on; "" if it can't be read."""
     try:
         with untrusted_input.open_regular(path) as file:
             file.seek(offset)

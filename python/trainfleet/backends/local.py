@@ -1,10 +1,10 @@
 """This machine simulates every node: N torchrun agents that meet on 127.0.0.1, each a node with its
 own log.
 
-What is covered: all of it runs for real, in the tests too. The host's name is never used (it need
-not resolve), and every process dies with the launcher, however the launcher dies. While the
-launcher lives, other processes can query and stop its jobs: each node has a file in nodes/ of the
-job's folder that names its process.
+Tested: all of it runs for real, in the tests too. The host's name is never used (it need not
+resolve), and every process dies with the launcher, however the launcher dies. While the launcher
+lives, other processes can query and stop its jobs: each node has a file in nodes/ of the job's
+folder that names its process.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ..config import Config
 from ..config.addresses import absent
 from ..hardware import node_types
 from ..health.heartbeat_format import replace_file
-from ..host.install_paths import CODE, python_path
-from ..host.processes import die_with_parent, identity, signal_group
-from ..node.placement import LOOPBACK, Seat
-from ..node.placements.fleet import SEATING
-from ..nodes import facts as reading
-from ..nodes import probe
-from ..nodes.host_results import Implausible
+from ..hosts import facts as reading
+from ..hosts import probe
+from ..hosts.host_results import Implausible
+from ..node.placement import LOOPBACK, Placement
+from ..node.placements.fleet import PLACEMENT
+from ..node.supervisor import EXIT, process_in, read, said_file, told, write
 from ..plan.bill import Bill
 from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
+from ..process.install_paths import CODE, python_path
+from ..process.processes import die_with_parent, identity, signal_group
 from ..run import contents, run_folder
 from ..run.run_folder import Run
-from ..supervisor import EXIT, process_in, read, said_file, told, write
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
 from .base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Status
@@ -46,7 +46,7 @@ from .node_script import node_script, values_of
 from .run_storage import Here, Place
 from .this_machine import ThisMachine
 
-KILL_GRACE = 5.0  # seconds for SIGKILLed processes to be gone
+KILL_GRACE = 5.0  # seconds for SIGKILLed processes to end
 MOST_NODES = 64
 WSL = Path("/dev/dxg")  # the GPU of Windows, below its Subsystem for Linux
 
@@ -56,31 +56,31 @@ class Local(Backend):
 
     name = "local"
     can = frozenset({Can.SHARED})
-    is_here, tried_on, seat, inherits = True, "real", SEATING, ("all of it",)
+    is_here, tried_on, placement, inherits = True, "real", PLACEMENT, ("all of it",)
 
     def __init__(self, config: Config | None = None) -> None:
         self.nodes = config.fleet.nodes if config else 1
         self._bill = Bill((list_price(config) if config else None) or 0.0)
-        self._started: dict[int, subprocess.Popen[bytes]] = {}  # by pid: ours to reap
+        self._started: dict[int, subprocess.Popen[bytes]] = {}  # by pid: children to reap
         self._asked: set[str] = set()
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         if config.fleet.instance_type is not None:
             message = (
-                "the local backend runs on this machine as it is: leave it out, or choose "
+                "the local backend runs on this machine as it is: remove it, or choose "
                 "another fleet.backend"
             )
             yield "fleet.instance_type", message
-        if config.fleet.image != "none":
+        if config.fleet.container != "none":
             yield (
-                "fleet.image",
-                "the local backend runs in the environment that make has built; none works",
+                "fleet.container",
+                "the local backend runs in the environment that make has built; set none",
             )
         if config.fleet.nodes > MOST_NODES:
             yield (
                 "fleet.nodes",
-                f"{config.fleet.nodes} nodes on one machine; the local backend plays at most "
+                f"{config.fleet.nodes} nodes on one machine; the local backend simulates at most "
                 f"{MOST_NODES}",
             )
         yield from _other(config)
@@ -93,24 +93,24 @@ class Local(Backend):
         ):
             yield (
                 "train.precision",
-                "fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto "
-                "works",
+                "fp8: a CPU has no instructions for it, unlike GPUs since Ada and Hopper; set auto",
             )
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """A script a node. This machine has no other nodes, so `without` changes nothing.
+        """Returns a script for each node. This machine has no other nodes, so `without` has no
+        effect.
 
         Raises:
-            BackendError: the port that the config asks for is taken, or there are fewer
-                accelerators than nodes.
+            BackendError: the port that the config asks for is in use, or the nodes outnumber the
+                accelerators.
         """
         port = (_check_port(job.port) if job.port else _free_port()) if job.torchrun else 0
         return Request(job, tuple(self._script(job, node, port) for node in range(job.nodes)))
 
     def _script(self, job: Job, node: int, port: int) -> Artifact:
-        cores, seat = (
+        cores, placement = (
             max(1, node_types.local_cores() // job.nodes),
-            Seat(node, job.nodes, LOOPBACK, port, address=LOOPBACK),
+            Placement(node, job.nodes, LOOPBACK, port, address=LOOPBACK),
         )
         if job.torchrun:
             own = {
@@ -125,11 +125,13 @@ class Local(Backend):
                 dict.fromkeys([str(CODE), *(str(Path(folder).absolute()) for folder in given)])
             )
         )
-        environment = own | seat.environment() | dict(job.environment) | _accelerators(job, node)
-        return node_script(job, seat, Path.cwd(), sys.executable, environment)
+        environment = (
+            own | placement.environment() | dict(job.environment) | _accelerators(job, node)
+        )
+        return node_script(job, placement, Path.cwd(), sys.executable, environment)
 
     def submit(self, request: Request) -> Handle:
-        """Starts every node; if one can't be started, those that were are stopped."""
+        """Starts every node; if one can't be started, stops the others."""
         handle = Handle(
             self.name, str(request.job.folder.absolute()), request.token, request.job.nodes
         )
@@ -164,7 +166,7 @@ class Local(Backend):
         script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
         exit_file.unlink(missing_ok=True)
         replace_file(script, artifact.text.encode())
-        # what it prints before it has a log, or beside it
+        # its output before it has a log, or outside it
         with open(said_file(file), "wb", opener=untrusted_input.opener) as said:
             process = subprocess.Popen(
                 ["/bin/sh", str(script)],
@@ -199,7 +201,7 @@ class Local(Backend):
         )
 
     def _exit(self, handle: Handle, file: Path) -> int | None:
-        """The exit code of a node, None while it runs. Who is killed leaves none, and counts as
+        """Returns the exit code of a node, None while it runs. A node without a code counts as
         killed.
         """
         if not _is_of(handle, file):
@@ -214,14 +216,14 @@ class Local(Backend):
         )
 
     def _code_of(self, pid: int) -> int:
-        """What this process knows of one that left no word: the shell's own exit code, when it
-        never got further.
+        """Returns the exit code of a process that wrote none: the shell's own, if it got no
+        further.
         """
         code = self._started[pid].returncode if pid in self._started else None
         return 137 if code is None or code < 0 else code
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """SIGTERM or SIGKILL to every node: a supervisor's death takes its command along."""
+        """Sends SIGTERM or SIGKILL to every node: a supervisor's death ends its command too."""
         self._asked.add(handle.token)
         files = [
             file for node in range(handle.nodes) if _is_of(handle, file := _file(handle, node))
@@ -238,8 +240,8 @@ class Local(Backend):
                     process.wait(KILL_GRACE)
 
     def find(self, run: Run) -> Handle:
-        """The newest job of the run's folder: its processes end with its launcher, so there is
-        nothing to look for elsewhere.
+        """Returns the newest job of the run's folder: its processes end with its launcher, so there
+        is nowhere else to look.
         """
         nodes = sorted(contents.NODE.at(run.folder, node=0).parent.glob("node-*[0-9]"))
         token = process_in(nodes[0])[2] if nodes else ""
@@ -258,7 +260,9 @@ class Local(Backend):
         return Harm()
 
     def probe(self) -> Probe | None:
-        """What this machine has; None where it tells nothing, as other systems than Linux."""
+        """Returns this machine's hardware; None if it reports none, like systems other than
+        Linux.
+        """
         try:
             found = reading.read_here()
         except Implausible:
@@ -269,12 +273,12 @@ class Local(Backend):
 
 
 def _file(handle: Handle, node: int) -> Path:
-    """Which process is that node: `pid start boot token`."""
+    """Returns the file that names the node's process: `pid start boot token`."""
     return contents.NODE.at(handle.id, node=node)
 
 
 def _read_said(handle: Handle, node: int) -> str:
-    """What a node's part has printed beside its log; "" where that can't be read."""
+    """Returns a node's output outside its log; "" if it can't be read."""
     with suppress(OSError, InputError):
         return read(said_file(_file(handle, node)))
     return ""
@@ -285,14 +289,14 @@ def _is_of(handle: Handle, file: Path) -> bool:
 
 
 def _alive(file: Path) -> int:
-    """The pid of a node whose process runs; 0 when it does not."""
+    """Returns the pid of a node with a running process; 0 if it has none."""
     pid, said, _ = process_in(file)
     return pid if pid and identity(pid) == said else 0
 
 
 def _other(config: Config) -> Iterator[tuple[str, str]]:
-    """Where fleet.accelerator says something else than this machine's drivers; in WSL these leave
-    no files to read.
+    """Yields where fleet.accelerator differs from this machine's drivers; in WSL these leave no
+    files to read.
     """
     kind, devices, row = (
         config.fleet.node_type,
@@ -303,7 +307,7 @@ def _other(config: Config) -> Iterator[tuple[str, str]]:
         return
     if not devices:
         other = (
-            "ssh and slurm take it, and make plan there needs no hosts; left out, ranks "
+            "use it with ssh or slurm, where make plan needs no hosts; without it, ranks "
             "compute on the cores"
         )
         yield (
@@ -313,17 +317,17 @@ def _other(config: Config) -> Iterator[tuple[str, str]]:
     elif row and row.words != kind.accelerator.words:
         yield (
             "fleet.accelerator.name",
-            f"{kind.accelerator.label}: this machine has {row.label}; leave it out",
+            f"{kind.accelerator.label}: this machine has {row.label}; remove it",
         )
     elif kind.accelerators > devices:
         yield (
             "fleet.accelerator.per_node",
-            f"{kind.accelerators}: this machine has {devices}; leave it out",
+            f"{kind.accelerators}: this machine has {devices}; remove it",
         )
 
 
 def _accelerators(job: Job, node: int) -> dict[str, str]:
-    """Which devices are this node's, when the machine has any."""
+    """Returns which devices are this node's, if the machine has any."""
     devices = node_types.local_accelerators()
     if not devices or not job.torchrun:
         return {}
@@ -335,8 +339,8 @@ def _accelerators(job: Job, node: int) -> dict[str, str]:
 
 
 def _loopback() -> str:
-    """The loopback interface's name (`lo`, on macOS `lo0`): gloo otherwise looks the host name
-    up.
+    """Returns the loopback interface's name (`lo`, on macOS `lo0`): otherwise gloo resolves the
+    host name.
     """
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
@@ -356,8 +360,8 @@ def _check_port(port: int) -> int:
             raise BackendError(
                 f"port {port} is in use",
                 where=LOOPBACK,
-                why="fleet.port asks for it, and the nodes must meet there",
-                next=f"ss -ltnp 'sport = :{port}' shows by whom; without fleet.port a free one "
-                "is taken",
+                why="fleet.rendezvous_port asks for it, and the nodes must meet there",
+                next=f"ss -ltnp 'sport = :{port}' shows by whom; without fleet.rendezvous_port a "
+                "free one is used",
             ) from error
     return port

@@ -1,5 +1,5 @@
-"""The machines of AWS Batch and SageMaker: a stack for all that they need in the account and the
-config does not name.
+"""The machines of AWS Batch and SageMaker: a stack for everything that they need in the account,
+unless the config names it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .ec2_machines import Stacked, say
 from .request_json import Body
 
 Costs = Callable[[Config, Prices], spending.Spending]
-# In a body, in the place of what the stack has made.
+# Placeholders in a body for the stack's resources.
 OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole", "${LogGroup}": "LogGroup"}
 JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
 
 
 def filled(cloud: EngineFleet, body: Body) -> Body:
-    """A body in which the stack's placeholders are replaced by what it has made; CloudError where
-    there is none.
+    """Returns a body with the stack's resources in place of its placeholders; CloudError without a
+    stack.
     """
     text = json.dumps(body)
     wanted = [name for name in OUTPUTS if name in text]
@@ -40,18 +40,18 @@ def filled(cloud: EngineFleet, body: Body) -> Body:
 def priced(
     costs: spending.Spending, nodes: int, prices: Prices, hours: float | None, paid: Paid = NOTHING
 ) -> Iterator[str]:
-    """Both tables of what an engine's machines cost: by the hour, and from set-up to teardown."""
+    """Yields both tables of an engine's costs: per hour, and from set-up to teardown."""
     yield from ("dollars an hour, while a job runs", *spending.describe(costs.rows, hours))
     if prices.trouble:
-        yield f"  the Pricing API was not of use: {prices.trouble}"
+        yield f"  the Pricing API could not be used: {prices.trouble}"
     yield from spending.describe_whole(paid.on(costs.bill(nodes)), nodes, hours)
 
 
 class ManagedMachines(Stacked):
     """Machines (base.py) of an engine, which makes them for each job itself.
 
-    `needed`: the config leaves something to a stack. `costs`: what a job costs by these prices.
-    `notes`: more lines of a plan. `ahead`: what is bought ahead for its jobs.
+    `needed`: whether the config leaves something to a stack. `costs` returns a job's cost by these
+    prices. `notes` returns more lines of a plan. `ahead` is the capacity that is bought in advance.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class ManagedMachines(Stacked):
         return super().changes() if self.needed else ()
 
     def is_there(self) -> bool:
-        """Whether the stack is ready for jobs; without credentials it is not."""
+        """Tells whether the stack is ready for jobs; without credentials it is not."""
         try:
             return not self.needed or bool(self.own.outputs())
         except CloudError:
             return False
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """What AWS refuses to tell is said, and no more."""
+        """Returns the plan's lines; if AWS refuses to answer, they only say so."""
         prices, account = (
             in_region(self.config),
-            ["account: queue and roles are yours, so setup makes nothing"],
+            ["account: queue and roles are your own, so setup makes nothing"],
         )
         changes: tuple[Artifact, ...] = ()
         try:
@@ -101,7 +101,7 @@ class ManagedMachines(Stacked):
                 ]
                 prices = by_table() if found.unasked else prices
         except CloudError as error:
-            prices, account = by_table(), [f"account: not looked at, as {error.what}"]
+            prices, account = by_table(), [f"account: not checked, as {error.what}"]
         lines = (*self.notes(), "", *self._costs(prices, hours), "", *account)
         return Prospect(lines, changes, awaited=not self.is_there(), exact=True)
 
@@ -119,12 +119,12 @@ class ManagedMachines(Stacked):
     def apply(self) -> int:
         if self.needed:
             self.make()
-            print("ready; machines come with a job, and go with it")
+            print("ready; machines start and end with each job")
         else:
-            print("nothing needs setting up: queue and roles are yours")
+            print("nothing needs setting up: queue and roles are your own")
         print(
             "next: make push, then make train"
-            if self.config.fleet.image == "build"
+            if self.config.fleet.container == "build"
             else "next: make train"
         )
         return 0

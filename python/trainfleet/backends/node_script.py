@@ -1,4 +1,4 @@
-"""What a node receives: its script, and the values of secrets, which are in no script."""
+"""A node's script, and the values of secrets, which are in no script."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from pathlib import Path
 
 from ..hardware.node_types import device_of
 from ..health import fence
-from ..host.host_marker import JOB
-from ..node.placement import Seat, Seating, torchrun
-from ..node.placements.fleet import SEATING
+from ..node.placement import Placement, PlacementSource, torchrun
+from ..node.placements.fleet import PLACEMENT
 from ..node.precompile import ahead
+from ..node.supervisor import EXIT, WATCH
 from ..plan.job import Job
 from ..plan.request import Artifact, script
+from ..process.host_marker import JOB
 from ..run import run_folder
-from ..supervisor import EXIT, WATCH
 from ..trust.errors import BackendError
 from ..trust.redaction import NAMES
 
-# what a node gets beside its script
+# variables that a node gets in addition to its script
 PASSED = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)
-# The devices that are there at start are given over, as their number follows from the instance
-# type; so is the node's own disk where the dataset is copied to it (runs.COPY); files belong to who
-# trains.
+# Passes the devices that exist at start, as their number depends on the instance type, and the
+# node's disk if the dataset is copied to it (runs.COPY). Files belong to the user who trains.
 RUN = (
     'for device in /dev/neuron[0-9]* /dev/infiniband; do [ -e "$device" ] && set -- '
     '"--device=$device" "$@"; done; '
@@ -34,45 +33,45 @@ RUN = (
 
 def node_script(
     job: Job,
-    seat: Seat,
+    placement: Placement,
     folder: Path | str,
     python: str,
     environment: Mapping[str, str],
     host: str = "",
-    stack: str = "",
+    platform: str = "",
 ) -> Artifact:
-    """A node's script: it takes its seat, and builds its line from that; the line stands in it, to
-    be read.
+    """Returns a node's script: it sets the placement, from which the node builds its torchrun line.
+    A comment shows that line.
 
-    `stack`: of the image, where the job has one. Its code is the launcher's all the same, from the
-    folder that the nodes share.
+    `platform` is the image's, if the job has one. The code is still the launcher's, from the nodes'
+    shared folder.
     """
-    log = run_folder.node_log(job.folder, seat.node)
+    log = run_folder.node_log(job.folder, placement.node)
     heading = [
-        f"{job.kind} {job.name}: node {seat.node} of "
-        f"{seat.nodes}{f' on {host}' if host else ''}; its output goes to {log}"
+        f"{job.kind} {job.name}: node {placement.node} of "
+        f"{placement.nodes}{f' on {host}' if host else ''}; its output goes to {log}"
     ]
     if job.torchrun:
-        line = torchrun(seat, job.ranks_per_node, job.module, python, run_folder.scratch(log))
+        line = torchrun(placement, job.ranks_per_node, job.module, python, run_folder.scratch(log))
         heading.append(
             f"runs {' '.join([*(ahead(python, line) if job.ahead else line), *job.arguments])}"
         )
-    words = [python, "-m", *entrypoint_words(job, SEATING)]
+    words = [python, "-m", *entrypoint_words(job, PLACEMENT)]
     if job.image:
         words = container_words(
-            job.image, str(folder), stack, (*environment, *job.secrets, *PASSED), words[2:]
+            job.image, str(folder), platform, (*environment, *job.secrets, *PASSED), words[2:]
         )
-    return Artifact(f"node-{seat.node}.sh", script(heading, folder, environment, words))
+    return Artifact(f"node-{placement.node}.sh", script(heading, folder, environment, words))
 
 
-def entrypoint_words(job: Job, engine: Seating) -> list[str]:
-    """What every node of a job is started with behind `python -m`, which is also what an image does
-    with its arguments.
+def entrypoint_words(job: Job, engine: PlacementSource) -> list[str]:
+    """Returns the words that start every node of a job after `python -m`, which images run with
+    their arguments.
     """
     ranks = ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
     how = ["--ahead"] if job.ahead else []
     return [
-        "trainfleet.entrypoint",
+        "trainfleet.node.entrypoint",
         "--on",
         engine.name,
         "--folder",
@@ -86,11 +85,11 @@ def entrypoint_words(job: Job, engine: Seating) -> list[str]:
 
 
 def values_of(names: Iterable[str]) -> dict[str, str]:
-    """The values from this process's environment, and their names for the supervisor, which masks
-    them in what it logs.
+    """Returns the values from this process's environment, and their names, which the supervisor
+    masks in its logs.
 
     Raises:
-        BackendError: one is not set.
+        BackendError: a variable is not set.
     """
     names = tuple(names)
     missing = [name for name in names if name not in os.environ]
@@ -105,14 +104,14 @@ def values_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def container_words(
-    image: str, folder: str, stack: str, names: Iterable[str], words: Sequence[str]
+    image: str, folder: str, platform: str, names: Iterable[str], words: Sequence[str]
 ) -> list[str]:
-    """The command that runs `python -m words` in an image: in `folder`, where it sees what the host
-    sees, and nothing else of it.
+    """Returns the command that runs `python -m words` in an image, in `folder`, the only folder of
+    the host that it sees.
 
-    `names`: the variables that it gets, whose values stand in no word. The network, shared memory
-    and locked memory are the host's, as EFA and NCCL need them. What the container is asked by a
-    signal, Docker passes on.
+    `names` are the variables that it gets; no word has their values. The network, shared memory and
+    locked memory are the host's, as EFA and NCCL need them. Docker passes signals on to the
+    container.
     """
     own = [
         "--rm",
@@ -123,7 +122,7 @@ def container_words(
         "--env=HOME=/tmp",
         "--env=USER=trainer",
     ]
-    gpus = ["--gpus=all"] if device_of(stack) == "cuda" else []
+    gpus = ["--gpus=all"] if device_of(platform) == "cuda" else []
     passed = [f"--env={name}" for name in sorted(set(names))]
     return [
         "sh",

@@ -1,8 +1,8 @@
-"""The hosts of a fleet that are yours, as machines: setup mends them, and nothing takes them down.
+"""The user's own hosts as machines: setup fixes them, and nothing takes them down.
 
-make clean PURGE=1 lists what setup and runs leave on them beside runs and datasets, and PURGE=all
-removes it. Drivers, EFA, Lustre and packages are neither listed nor removed: other programs may use
-them by now.
+make clean PURGE=1 lists the files that setup and runs leave on them, besides runs and datasets, and
+PURGE=all removes them. Drivers, EFA, Lustre and packages are neither listed nor removed, as other
+programs may use them by now.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 import shlex
 
 from ..config import Config
-from ..nodes.fleet import open_fleet
-from ..nodes.head import KEY
-from ..nodes.host_results import (
+from ..hosts.fleet import open_fleet
+from ..hosts.head import KEY
+from ..hosts.host_results import (
     Host,
     HostFailure,
     Implausible,
@@ -23,7 +23,7 @@ from ..nodes.host_results import (
     names,
     settled,
 )
-from ..nodes.install_steps import HARDENING, LIMITS
+from ..hosts.install_steps import HARDENING, LIMITS
 from ..plan.request import Artifact
 from ..run import contents
 from .base import Machines
@@ -32,7 +32,7 @@ REMOVAL = 600.0  # seconds: a folder of files may be large
 IN_SHARED = tuple(kind.name.rstrip("/") for kind in contents.kinds(contents.SHARED))
 HOME = "~/.trainfleet"
 KEYS = "~/.ssh/authorized_keys"
-OURS = " trainfleet head "  # in the comment of a head's key
+OURS = " trainfleet head "  # part of the comment of a head's key
 WORDS = {
     "shared": "{what} in the shared folder",
     "key": f"{KEY}, a head's key",
@@ -43,14 +43,14 @@ WORDS = {
 
 
 class OwnHosts(Machines):
-    """Machines (backends/base.py) that are yours: setup mends them, and nothing takes them down."""
+    """Machines (backends/base.py) of the user: setup fixes them, and nothing takes them down."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def changes(self) -> tuple[Artifact, ...]:
-        """By host, the script of what is missing on it."""
-        from ..nodes.host_setup import commands
+        """Returns the script of each host's missing steps."""
+        from ..hosts.host_setup import commands
 
         return (
             tuple(Artifact(name, text) for name, text in commands(self.config).items())
@@ -59,13 +59,15 @@ class OwnHosts(Machines):
         )
 
     def apply(self) -> int:
-        """Looks again, as hosts change; does what is missing then."""
-        from ..nodes import host_setup
+        """Reads the hosts again, as they change, and runs the missing steps."""
+        from ..hosts import host_setup
 
         return host_setup.main(self.config)
 
     def left(self) -> list[str]:
-        """What setup and runs have left on the hosts beside runs and datasets, by host."""
+        """Returns the files that setup and runs have left on the hosts, besides runs and datasets,
+        by host.
+        """
         if not self.config.fleet.hosts:
             return []
         with open_fleet(self.config) as transport:
@@ -86,21 +88,23 @@ class OwnHosts(Machines):
             user = self.config.fleet.ssh.user
             command = remove(self.config.fleet.shared_folder or "", is_root=user == "root")
             answers = transport.run(command, timeout=REMOVAL)
-        answers.require("not all could be removed", then="make clean PURGE=all again")
+        answers.require("some files could not be removed", then="make clean PURGE=all again")
 
 
 def _traces(answer: Result | HostFailure) -> list[str]:
-    """What a host says that is left on it, or why it does not say that."""
+    """Returns a host's list of leftover files, or why it is unknown."""
     if isinstance(answer, HostFailure):
-        return [f"it is not known, as {answer}"]
+        return [f"unknown, as {answer}"]
     try:
         return read(answer.stdout)
     except Implausible as error:
-        return [f"it is not known: {implausible(error, 'a list of what is left')}"]
+        return [f"unknown: {implausible(error, 'a list of leftover files')}"]
 
 
 def find(shared: str = "") -> str:
-    """Prints a line for each: its kind, and what it is. `shared`: checked by one host for all."""
+    """Returns the command that prints one line for each leftover file: its kind and name. `shared`
+    is only checked by one host.
+    """
     names = " ".join(IN_SHARED)
     look = f"""cd {shlex.quote(shared)} 2> /dev/null && for name in {names}; do
 [ ! -d "$name" ] || [ -L "$name" ] || echo "shared $(du -sh -- "$name" | cut -f 1) $name"
@@ -114,7 +118,7 @@ for path in {HARDENING} {LIMITS}; do [ ! -e "$path" ] || echo "file $path"; done
 
 
 def read(text: str) -> list[str]:
-    """What `find` printed, in words; Implausible where it printed something else."""
+    """Parses the output of `find` into words; Implausible if it is anything else."""
     found = []
     for line in filter(None, text.split("\n")):
         kind, _, what = line.partition(" ")
@@ -125,7 +129,9 @@ def read(text: str) -> list[str]:
 
 
 def remove(shared: str, is_root: bool) -> str:
-    """Removes all of it. The key that came in by this connection is the user's own, and stays."""
+    """Returns the command that removes all of it, except the key of this connection, which is the
+    user's own.
+    """
     sudo = "" if is_root else "sudo -n "
     removal = "rm -rf --one-file-system --"
     return f"""cd {shlex.quote(shared)} 2> /dev/null && {removal} {" ".join(IN_SHARED)}

@@ -1,5 +1,5 @@
-"""Why a Batch job waits: Batch's reason for the head of the queue, or else the state of its queue
-and environment.
+"""Explains why a Batch job waits, or would wait for ever: Batch's reason for the head of the queue,
+or else the state of its queue and environment.
 
 Codes and their causes:
 https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
@@ -12,18 +12,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..cloud.calls import Calls
+from ..cloud.quotas import Obstacle
+from ..cloud.template_inputs import Inputs
+from ..config import Config
+from ..hardware import node_types
 from ..trust.errors import CloudError
 
-PACE = 30.0  # seconds between two looks at a queue
+PACE = 30.0  # seconds between two polls of a queue
 CODES = {
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": "EC2 has no such instances free "
     "now; another zone or a reservation may have",
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": "maxvCpus is below "
-    "what the job needs: make setup raises it",
+    "the job's need: make setup raises it",
     "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": "no type of the environment "
-    "has what a node needs, or none has started yet",
-    "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 takes no "
-    "instance as the launch template asks for it",
+    "is large enough for a node, or none has started yet",
+    "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 refuses the "
+    "instance that the launch template asks for",
     "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS": "the compute environment's "
     "service role lacks permissions",
     "ACTION_REQUIRED": "the compute environment is disabled, invalid, or can't "
@@ -34,14 +38,14 @@ CODES = {
 
 
 class QueueReasons:
-    """Why the jobs of a queue wait. The queue is polled every PACE seconds."""
+    """The reasons why the jobs of a queue wait. The queue is polled every PACE seconds."""
 
     def __init__(self, calls: Callable[[], Calls], queue: str) -> None:
         self.calls, self.queue = calls, queue
         self.found, self.when = "", -PACE
 
     def why(self, job: dict[str, Any]) -> str:
-        """What a job that has not started waits for; "" for one that has."""
+        """Returns why a job has not started; "" if it has."""
         if job["status"] not in ("SUBMITTED", "PENDING", "RUNNABLE"):
             return ""
         said = str(job.get("statusReason") or "")
@@ -53,15 +57,15 @@ class QueueReasons:
     def _look(self) -> str:
         if time.monotonic() - self.when > PACE:
             try:
-                self.found = next(_obstacles(self.calls(), self.queue), "machines are on their way")
+                self.found = next(_obstacles(self.calls(), self.queue), "machines are starting")
             except CloudError as error:
-                self.found = f"why is not known: {error.what}"
+                self.found = f"the reason is unknown: {error.what}"
             self.when = time.monotonic()
         return self.found
 
 
 def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
-    """What keeps a queue's jobs waiting, the nearest cause first."""
+    """Yields the causes that keep a queue's jobs waiting, the nearest first."""
     queues = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues") or [{}]
     if queues[0].get("state") == "DISABLED":
         yield f"the queue {queue} is disabled; {enabling(queue)}"
@@ -82,12 +86,12 @@ def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
 
 
 def enabling(queue: str) -> str:
-    """The command that has a queue take jobs."""
+    """Returns the command that enables a queue."""
     return f"aws batch update-job-queue --job-queue {queue} --state ENABLED"
 
 
 def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
-    """The compute environments of a queue."""
+    """Returns the compute environments of a queue."""
     names = [entry["computeEnvironment"] for entry in queue.get("computeEnvironmentOrder", ())]
     if not names:
         return []
@@ -98,6 +102,62 @@ def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
     )
 
 
-def most_nodes(environment: dict[str, Any], vcpus: int) -> int:
-    """How many nodes of that many vCPUs a compute environment can have."""
-    return int(environment.get("computeResources", {}).get("maxvCpus", 0)) // vcpus
+def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+    """Checks whether the queue takes jobs, and has an environment for that many such nodes."""
+    found = calls("batch", "DescribeJobQueues", jobQueues=[name]).get("jobQueues", ())
+    if not found:
+        then = "run make setup, or set fleet.batch.queue to yours"
+        yield Obstacle(f"{name}: there is no such job queue", then)
+        return
+    if found[0].get("state") == "DISABLED":
+        yield Obstacle(f"{name}: the job queue is disabled", enabling(name))
+    if found[0].get("status") == "INVALID":
+        why = found[0].get("statusReason", "")
+        yield Obstacle(f"{name}: the job queue is invalid: {why}", "make setup")
+    yield from _roomy(name, config, environments(calls, found[0]))
+
+
+def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[Obstacle]:
+    """Checks whether one of these environments can run the job, on that many nodes."""
+    unfit = [(one, unfitness(config, one)) for one in found]
+    nodes, vcpus = (
+        config.fleet.nodes,
+        node_types.INSTANCE_TYPES[config.fleet.instance_type or ""].vcpus,
+    )
+    fit = [
+        int(one["computeResources"].get("maxvCpus", 0)) // vcpus for one, why in unfit if not why
+    ]
+    if not fit:
+        rows = "".join(f"\n    {one['computeEnvironmentName']}: {why}" for one, why in unfit)
+        what = f"{name}: no compute environment of the queue can run this job{rows}"
+        yield Obstacle(what, "make setup; or another fleet.batch.queue")
+    elif (most := max(fit)) < nodes:
+        what = (
+            f"{name}: {nodes} nodes are wanted, the queue has {most}: maxvCpus over {vcpus} a node"
+        )
+        then = f"NODES={most}" if most else "raise maxvCpus of its compute environment"
+        yield Obstacle(what, then)
+
+
+def unfitness(config: Config, environment: dict[str, Any]) -> str:
+    """Tells why a compute environment can't run a multi-node job on the config's instance type; ""
+    when it can.
+
+    https://docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html
+    """
+    resources, wanted = environment.get("computeResources", {}), config.fleet.instance_type or ""
+    types = resources.get("instanceTypes", ())
+    if environment.get("state") == "DISABLED":
+        return "it is disabled"
+    if environment.get("status") == "INVALID":
+        return f"it is invalid: {environment.get('statusReason', 'no reason is given')}"
+    if environment.get("type") == "UNMANAGED":
+        return "it is unmanaged, and multi-node jobs run on managed ones alone"
+    if resources.get("type") in ("SPOT", "FARGATE", "FARGATE_SPOT"):
+        return (
+            f"it is of type {resources['type']}, and multi-node jobs run on EC2 on-demand "
+            "instances alone"
+        )
+    if not {wanted, wanted.partition(".")[0], "optimal"} & set(types):
+        return f"it has {', '.join(types)}, but not {wanted}"
+    return ""

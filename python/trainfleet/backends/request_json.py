@@ -1,9 +1,8 @@
-"""The bodies of requests to AWS Batch and SageMaker, as artifacts: what plan prints is what is
-sent.
+"""The bodies of requests to AWS Batch and SageMaker, as artifacts, so that a plan prints the exact
+requests.
 
-Three things are added when a body is sent, as none of them is known before: the name of the job,
-which is made of the request's token, the environment of this attempt alone, and the job's number in
-its launch. Pure.
+Three values are added when a body is sent, as they are unknown before: the name of the job, made of
+the request's token; the environment of this attempt; and the job's number in its launch. Pure.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import Config
-from ..entrypoint import LOCK
 from ..hardware import node_types
-from ..nodes.install_steps import lock_name
-from ..nodes.stack import load_stack
+from ..hosts.install_steps import lock_name
+from ..hosts.platform import load_platform
+from ..node.entrypoint import LOCK
 from ..plan.fabric_environment import NCCL_LOGS, fabric_environment
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
@@ -25,16 +24,16 @@ from ..storage.s3_sync_agent import BUCKET, RUN
 from ..trust import untrusted_input
 from ..trust.redaction import NAMES
 
-# a container's own interface: Batch gives a multi-node job's containers one each (awsvpc),
-# SageMaker says so
+# a container's interface: Batch gives each container of a multi-node job its own (awsvpc), and
+# SageMaker documents the name
 CARD = "eth0"
 TOKEN = r"[0-9a-f]{16}"
 Body = dict[str, Any]
 
 
 def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
-    """A body as a file that `aws <service> <operation> --cli-input-json` takes too, once it has a
-    name for the job.
+    """Returns a body as a file, which `aws <service> <operation> --cli-input-json` accepts once it
+    has a job's name.
     """
     return Artifact(
         f"requests/{number:02}-{service}-{operation}.json",
@@ -43,7 +42,7 @@ def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
 
 
 def bodies(request: Request) -> tuple[Body, ...]:
-    """The bodies of a request, in the order in which they are sent."""
+    """Returns the bodies of a request, in the order in which they are sent."""
     return tuple(
         require_object(untrusted_input.parse_json(artifact.text, artifact.name))
         for artifact in request.artifacts
@@ -51,7 +50,7 @@ def bodies(request: Request) -> tuple[Body, ...]:
 
 
 def environment(config: Config, job: Job) -> dict[str, str]:
-    """What every node of a job gets, whatever its seat."""
+    """Returns the variables of every node of a job, regardless of its placement."""
     row = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""]
     own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
     if job.torchrun:
@@ -61,12 +60,12 @@ def environment(config: Config, job: Job) -> dict[str, str]:
     else:
         own["WORKERS"] = str(row.vcpus)
     if job.image:
-        own[LOCK] = lock_name(load_stack(config.fleet.stack))
+        own[LOCK] = lock_name(load_platform(config.fleet.platform))
     if job.secrets:
         own[NAMES] = ",".join(job.secrets)
     return own | dict(job.environment)
 
 
 def pairs(environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """An environment as AWS Batch takes it."""
+    """Returns an environment in the format of AWS Batch."""
     return [{"name": name, "value": value} for name, value in sorted(environment.items())]

@@ -9,41 +9,39 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from ..config import Config
-from ..health.lease import is_renewed, require_vacant
-from ..run import launch_intent as intents
-from ..run.launch_intent import DeclaredIntent, Intent
+from ..health.lease import (
+    Launching,
+    is_renewed,
+    read_launching,
+    require_vacant,
+    show_launching,
+)
 from ..run.run_folder import Run, is_locked
 
 
 class Place(Protocol):
-    """Where a run's folder is, as a context that closes its connections. The local run folder is as
-    of the last `refresh`.
+    """The place of a run's folder, as a context that closes its connections. The local run folder
+    has the state of the last `refresh`.
 
-    words         " on this machine", " on the fleet": said after "is not running"
-    pace          seconds between two refreshes that are worth it
-    lag           seconds that what is seen of ranks may be old
-    lead          this process launches the run: what it writes goes where nodes see it, with each
-                  refresh; BackendError when
-                  another launcher is at work
-    refresh       brings the run folder up to date here; BackendError when no machine that has it
+    words         " on this machine", " on the fleet": printed after "is not running"
+    pace          seconds between two useful refreshes
+    lag           most seconds by which the ranks' state here may be old
+    lead          makes this process the run's launcher: its files go where nodes see them, with
+                  each refresh; BackendError if another launcher leads
+    refresh       brings the run folder here up to date; BackendError if no machine that has it
                   answers
-    supplement    brings into a folder, the run's or its dataset's, what the engine keeps of nodes
-                  that left no log there;
-                  BackendError when it does not answer
-    is_running    whether a launcher was at work on the run at the last refresh
-    declare       leaves the intent of a launch there, in the place of the one with the token
-                  `stale`; another is returned
-    declared      the intent that is there now; None where there is none. `touch`: it is ours, and
-                  goes on
-    withdraw      removes this intent; where the run has not `begun` also the request to stop, which
-                  was obeyed
-    ask_to_stop   leaves the request that ranks look for at every step
-    folders       what the run has there and not here: folder → bytes
-    remove        deletes such folders, of a dataset's only what the program wrote; what it left, as
-                  it is somebody else's
-    forward     the exit code of a verb that needs what a run has made, carried out where that is,
-                with its words shown here;
-                  None where it is to be had here. `config` is the run's
+    supplement    brings the engine's record of nodes without a log into a folder, the run's or
+                  its dataset's; BackendError if the engine does not answer
+    is_running    tells whether a launcher led the run at the last refresh
+    launching     returns the launch that is shown there now, or None
+    show          shows there that a launch has begun, or that none has; with `obeyed` it also
+                  withdraws requests to stop
+    ask_to_stop   writes the request that ranks check at every step
+    folders       returns the run's folders there that are not here: folder → bytes
+    remove        deletes such folders, of a dataset's only the program's files; returns the
+                  remaining files of others
+    forward       runs a verb that needs the run's files where these are, and shows its output here;
+                  returns its exit code, or None if the files are here. `config` is the run's
     """
 
     words: str
@@ -56,9 +54,8 @@ class Place(Protocol):
     def refresh(self) -> None: ...
     def supplement(self, folder: Path) -> None: ...
     def is_running(self) -> bool: ...
-    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None: ...
-    def declared(self, touch: bool = False) -> DeclaredIntent | None: ...
-    def withdraw(self, intent: Intent, begun: bool) -> None: ...
+    def launching(self) -> Launching | None: ...
+    def show(self, launching: Launching | None, obeyed: bool = False) -> None: ...
     def ask_to_stop(self) -> None: ...
     def folders(self) -> dict[str, int]: ...
     def remove(self, folders: Iterable[str]) -> list[str]: ...
@@ -66,7 +63,7 @@ class Place(Protocol):
 
 
 class Here:
-    """A run of this machine: its folder is the truth."""
+    """A run of this machine, with its only copy here."""
 
     words, pace, lag = " on this machine", 0.3, 0.0
 
@@ -87,16 +84,11 @@ class Here:
     def is_running(self) -> bool:
         return is_locked(self.run.folder)
 
-    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None:
-        return intents.leave(self.run, intent, stale)
+    def launching(self) -> Launching | None:
+        return read_launching(self.run)
 
-    def declared(self, touch: bool = False) -> DeclaredIntent | None:
-        if touch:
-            intents.touch(self.run)
-        return intents.read(self.run)
-
-    def withdraw(self, intent: Intent, begun: bool) -> None:
-        intents.withdraw(self.run, intent, begun)
+    def show(self, launching: Launching | None, obeyed: bool = False) -> None:
+        show_launching(self.run, launching, obeyed)
 
     def ask_to_stop(self) -> None:
         self.run.ask_to_stop()

@@ -1,5 +1,5 @@
-"""A run whose folder is in S3, as its nodes share no disk: any machine with access to the bucket
-can look at it and stop it.
+"""A run with its folder in S3, as its nodes share no disk: any machine with access to the bucket
+can read and stop it.
 """
 
 from __future__ import annotations
@@ -8,14 +8,22 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from ..config import Config
-from ..health.lease import led_already, read_holder
+from ..health.lease import (
+    FILE,
+    Launching,
+    launching_text,
+    led_already,
+    parse_launching,
+    read_holder,
+    read_launching,
+)
 from ..run import contents
-from ..run.contents import INTENT
-from ..run.launch_intent import QUIET, DeclaredIntent, Intent, parse
+from ..run.claims import ROOM
 from ..run.run_folder import DATA, Run, is_locked
 from ..storage import s3
 from ..storage.folder_sync import FolderSync, file_of
@@ -23,20 +31,20 @@ from ..storage.s3_sync_agent import NODES, SIGN, is_asked, is_node_s
 from ..trust.errors import BackendError, S3Error
 from ..trust.untrusted_input import show
 
-# written by the launcher and by ranks, in turn
+# files that both the launcher and ranks write, in turn
 SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")
-VACANT = 15.0  # seconds without a renewal of a launcher's lease in S3 after which another may lead
-SILENT = 6 * SIGN  # seconds without a sign of any node after which none counts as at work
+VACANT = 15.0  # seconds without a renewal of a launcher's lease in S3 until another may lead
+SILENT = 6 * SIGN  # seconds without a sign of any node until the run counts as ended
 
 
 class BucketPlace:
     """A run below `root`, s3://bucket/prefix: its folder is <root>/runs/<name>, its dataset's logs
     are below <root>/data/.
 
-    `store`: where the dataset is, <store>/<dataset>; `others`: what else the run has in S3, its
-    checkpoints. `has_job`: whether the engine has a job of the run that has not ended, which may
-    wait in a queue. `consoles`: brings into a folder here, which is at that address, what the
-    engine keeps of nodes that left no log there.
+    The dataset is in <store>/<dataset>; `others` are the run's other addresses in S3, its
+    checkpoints. `has_job` tells whether the engine has a job of the run that has not ended; it may
+    be queued. `consoles` brings the engine's record of nodes without a log into a folder here,
+    which is at that address.
     """
 
     words, pace, lag = " in its bucket", 2.0, 30.0
@@ -56,7 +64,7 @@ class BucketPlace:
             FolderSync(run.folder, f"{self.root}/runs/{run.name}"),
             FolderSync(DATA / dataset, f"{self.root}/data/{dataset}"),
         ]
-        self.address, self.leads, self.touched = self.links[0].address, False, 0.0
+        self.address, self.leads = self.links[0].address, False
         self.datasets = (
             self.links[1].address,
             *([f"{store.rstrip('/')}/{dataset}"] if store else []),
@@ -69,11 +77,11 @@ class BucketPlace:
     def __exit__(self, *error: object) -> None: ...
 
     def lead(self) -> None:
-        """From now on this process is the launcher: what it writes, such as the config that nodes
-        read, goes there too.
+        """Makes this process the launcher: its files, such as the config that nodes read, go to S3
+        too.
 
         Raises:
-            BackendError: another launcher is at work, or S3 does not answer.
+            BackendError: another launcher leads, or S3 does not answer.
         """
         holder = read_holder(self.run.folder)
         if holder and self._is_led():
@@ -81,8 +89,8 @@ class BucketPlace:
         self.leads = True
 
     def refresh(self) -> None:
-        """Brings what nodes and launcher have written, where no launcher on this machine does so
-        already.
+        """Brings the files of nodes and launcher, unless a launcher on this machine already does
+        so.
 
         Raises:
             BackendError: S3 does not answer.
@@ -100,69 +108,56 @@ class BucketPlace:
             self.consoles(folder, f"{self.root}/{folder}")
 
     def _is_wanted(self, name: str) -> bool:
-        """Whether a file is to come here. A config that is here stays: it says what runs on this
-        machine.
+        """Tells whether to bring a file here. An existing config stays: it describes the run on
+        this machine.
         """
         if name.endswith(".yaml") and (self.run.folder / name).exists():
             return False
         return bool(SHARED.fullmatch(name)) or not (self.leads and _is_launcher_s(name))
 
     def is_running(self) -> bool:
-        """Whether a launcher or a node has given a sign of life lately, by S3's clock, or the
+        """Tells whether a launcher or a node has given a recent sign of life, by S3's clock, or the
         engine has a job.
         """
         return self._is_led() or self._is_new(f"{NODES}/", SILENT) or self.has_job()
 
     def _is_led(self) -> bool:
-        """Whether a launcher holds the run, as the last refresh has brought its lease."""
+        """Tells whether a launcher holds the run, by the lease of the last refresh."""
         holder = read_holder(self.run.folder)
-        return holder is not None and holder.code is None and self._is_new("head.json", VACANT)
+        # otherwise a launch has written it, which a launcher's next renewal would have blanked
+        led = holder is not None and holder.code is None and not read_launching(self.run)
+        return led and self._is_new(FILE, VACANT)
 
     def _is_new(self, name: str, seconds: float) -> bool:
         with _as_backend():
             times = [found.modified for found in s3.list_objects(f"{self.address}/{name}")]
             return bool(times) and s3.clock(self.address) - max(times) < seconds
 
-    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None:
-        found = self.declared()
-        if found and found.intent.token != stale:
-            return found
+    def launching(self) -> Launching | None:
         with _as_backend():
-            s3.remove(f"{self.address}/asked/stop")
-            before = s3.read_version(self._intent)
-            done = s3.write_if(self._intent, intent.text.encode(), before[1] if before else "")
-        return None if done else self.declared()
+            text = (s3.read(f"{self.address}/{FILE}") or b"").decode(errors="replace")
+            asked = bool(s3.list_objects(f"{self.address}/asked/stop"))
+        return replace(found, asked=asked) if (found := parse_launching(text)) else None
 
-    def declared(self, touch: bool = False) -> DeclaredIntent | None:
+    def show(self, launching: Launching | None, obeyed: bool = False) -> None:
+        """Does nothing if another machine writes at the same time: the next query shows it."""
+        address = f"{self.address}/{FILE}"
         with _as_backend():
-            intent = parse((s3.read(self._intent) or b"").decode(errors="replace"))
-            times = [found.modified for found in s3.list_objects(self._intent)]
-            if intent is None or not times:
-                return None
-            if touch and time.monotonic() - self.touched > QUIET / 6:
-                s3.write(self._intent, intent.text.encode())
-                self.touched = time.monotonic()
-            return DeclaredIntent(
-                intent, max(times), bool(s3.list_objects(f"{self.address}/asked/stop"))
-            )
-
-    def withdraw(self, intent: Intent, begun: bool) -> None:
-        found = self.declared()
-        if found and found.intent.token == intent.token:
-            with _as_backend():
-                s3.remove_all([self._intent, *([] if begun else [f"{self.address}/asked/stop"])])
-
-    @property
-    def _intent(self) -> str:
-        """The address of a launch's intent."""
-        return f"{self.address}/{INTENT.name}"
+            if obeyed:
+                s3.remove(f"{self.address}/asked/stop")
+            before, version = s3.read_version(address) or (b"", "")
+            text = before[:ROOM].ljust(ROOM) + launching_text(launching).encode()
+            if text.strip():
+                s3.write_if(address, text, version)
+            else:
+                s3.remove(address, version)
 
     def ask_to_stop(self) -> None:
         with _as_backend():
             s3.write(f"{self.address}/asked/stop", str(time.time()).encode())
 
     def folders(self) -> dict[str, int]:
-        """The run's folder, and what else it has in S3, with their bytes."""
+        """Returns the run's folder, and its other addresses in S3, with their bytes."""
         with _as_backend():
             sizes = {
                 address: sum(found.size for found in s3.list_objects(f"{address}/"))
@@ -182,14 +177,14 @@ class BucketPlace:
         return left
 
     def _of_others(self, address: str, objects: Iterable[str]) -> list[str]:
-        """Those of the objects below a dataset's address that this program did not write."""
+        """Returns the objects below a dataset's address that this program did not write."""
         named = {object_: file_of(object_.removeprefix(f"{address}/")) for object_ in objects}
         strange = set(contents.strangers(contents.DATASET, named.values()))
         return [object_ for object_, name in named.items() if name in strange]
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """Here: all of it is in S3. A machine that looks at the run for the first time brings its
-        small files.
+        """Returns None, as all of it is in S3. A machine that has not seen the run brings its small
+        files first.
         """
         if not self.run.config.exists():
             self.refresh()
@@ -197,7 +192,7 @@ class BucketPlace:
 
 
 def _is_launcher_s(name: str) -> bool:
-    """Whether a file is the launcher's to write."""
+    """Tells whether the launcher writes this file."""
     owned = name.startswith(("events/launcher", "logs/launcher")) or not is_node_s(name)
     return owned or is_asked(name) or bool(SHARED.fullmatch(name))
 
@@ -212,21 +207,22 @@ def _as_backend() -> Iterator[None]:
 
 
 def unpacked(config: Config) -> Iterator[tuple[str, str]]:
-    """What is wrong with a config whose nodes run nothing but an image: (key, message) each."""
-    if config.fleet.image == "none":
+    """Yields (key, message) for a config without an image, if its nodes only run images."""
+    if config.fleet.container == "none":
         yield (
-            "fleet.image",
-            f"none: {config.fleet.backend} runs jobs in an image; build, or one that is there, "
-            "works",
+            "fleet.container",
+            f"none: {config.fleet.backend} runs jobs in an image; set build, or an existing image",
         )
 
 
 def unshared(config: Config) -> Iterator[tuple[str, str]]:
-    """What is wrong with a config whose nodes share no disk: (key, message) each."""
+    """Yields (key, message) for each folder of a config that is not in S3, if its nodes share no
+    disk.
+    """
     for key, value, what in (
         ("fleet.shared_folder", config.fleet.shared_folder, "the run's small files"),
-        ("data.store", config.data.store, "the dataset"),
-        ("checkpoint.destination", config.checkpoint.destination, "checkpoints"),
+        ("data.tokenized_path", config.data.tokenized_path, "the dataset"),
+        ("checkpoint.path", config.checkpoint.path, "checkpoints"),
     ):
         if not (value or "").startswith(s3.SCHEME):
             yield (
@@ -239,9 +235,15 @@ def unshared(config: Config) -> Iterator[tuple[str, str]]:
 def bucket_of(
     config: Config, run: Run, has_job: Callable[[], bool], consoles: Callable[[Path, str], None]
 ) -> BucketPlace:
-    """The place of a run of a config in which `unshared` finds nothing wrong."""
+    """Returns the place of a run with a config that `unshared` accepts."""
     fleet, data, checkpoint = config.fleet, config.data, config.checkpoint
-    others = [f"{(checkpoint.destination or '').rstrip('/')}/{run.name}"]
+    others = [f"{(checkpoint.path or '').rstrip('/')}/{run.name}"]
     return BucketPlace(
-        run, fleet.shared_folder or "", data.name, data.store or "", others, has_job, consoles
+        run,
+        fleet.shared_folder or "",
+        data.name,
+        data.tokenized_path or "",
+        others,
+        has_job,
+        consoles,
     )

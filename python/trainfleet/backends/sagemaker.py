@@ -1,12 +1,12 @@
-"""SageMaker: a job is one training job, whose hosts share no disk; its run folder is in S3
+"""SageMaker: a job is one training job on hosts without a shared disk; its run folder is in S3
 (s3_run.py).
 
-The job's name is made of the request's token, and SageMaker takes a name once: submitting twice is
-submitting once. SageMaker tells one exit code; which host it was, and why, the entrypoint leaves in
-/opt/ml/output/failure, which becomes FailureReason.
+The job's name is made of the request's token, and SageMaker accepts a name once, so submitting
+twice makes one job. SageMaker reports one exit code. The entrypoint writes the failed host and the
+reason to /opt/ml/output/failure, which becomes FailureReason.
 
-What is covered: requests against botocore's models, and a fake of SageMaker whose containers really
-run (tests/aws/sagemaker.py). What is not: SageMaker itself, EFA in its containers, managed spot.
+Tested: requests against botocore's models, and a fake of SageMaker with containers that really run
+(tests/aws/sagemaker.py). Not tested: SageMaker itself, EFA in its containers, managed spot.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from ..cloud import engine_template
+from ..cloud import checks, engine_template, quotas
 from ..cloud.api_errors import passing
 from ..cloud.capacity import TrainingPlans
 from ..cloud.engine_resource_types import ENDED, LOGS
@@ -27,21 +28,21 @@ from ..cloud.spending import Spending, of_sagemaker
 from ..cloud.template_inputs import slug
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
-from ..node.placements.sagemaker import SEATING
+from ..node.placements.sagemaker import PLACEMENT
 from ..plan.bill import Bill
 from ..plan.job import Job
 from ..plan.request import Request
 from ..run.run_folder import Run
 from ..storage.s3_sync_agent import BUCKET
 from ..trust.errors import BackendError, CloudError, S3Error
-from . import engine_checks, sagemaker_request, secret_refs
+from . import sagemaker_request, secret_refs
 from .aws_managed import ON_REQUEST, Hosted
 from .base import Handle, Phase, Purchase, Status
 from .container_logs import Console
 from .managed_machines import JOB_ROLE, ManagedMachines, filled
 from .request_json import TOKEN, artifact, bodies
 
-GONE = 180.0  # seconds for a stopped job to be gone: SIGTERM, 120 s, SIGKILL, and the upload
+GONE = 180.0  # seconds for a stopped job to end: SIGTERM, 120 s, SIGKILL, and the upload
 NAME = 46  # characters of a run's name in a job's, which has 63
 PHASES = {
     "Pending": Phase.QUEUED,
@@ -64,49 +65,44 @@ WORDS = {
     "PreparingTrainingStack": "machines are being prepared",
     "Downloading": "the dataset is copied to each node",
     "DownloadingTrainingImage": "the image is pulled",
-    "Interrupted": "the spot machines were taken away; it starts again when there are others",
+    "Interrupted": "the spot machines were reclaimed; it starts again when others are free",
     "Restarting": "SageMaker starts it again on other machines",
-    "Stopping": "the ranks save and leave",
+    "Stopping": "the ranks save and exit",
     "MaxRuntimeExceeded": "it ran for fleet.sagemaker.max_hours",
-    "MaxWaitTimeExceeded": "no spot machines came within fleet.sagemaker.wait_hours",
+    "MaxWaitTimeExceeded": "no spot machines were free within fleet.sagemaker.wait_hours",
 }
 AGAIN = ("Interrupted", "Restarting")
 EXIT = re.compile(r"exit code:? ([0-9]{1,9})\b", re.IGNORECASE)
 NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
 STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
-# of any type
-QUOTAS = (
-    "Maximum number of instances per training job",
-    "Number of instances across all training jobs",
-)
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
 class SageMaker(Hosted):
     """SageMaker training jobs, as a backend (base.py)."""
 
-    name, title, gone, seat = "sagemaker", "SageMaker", GONE, SEATING
-    # /opt/ml, where it gives and takes everything, is root's
+    name, title, gone, placement = "sagemaker", "SageMaker", GONE, PLACEMENT
+    # only root may write to /opt/ml, SageMaker's folder for input and output
     image_arguments = (("RUN_AS", "root"),)
 
     @functools.cached_property
     def ahead(self) -> TrainingPlans | None:
-        """The training plan that make setup finds, buys and uses; None where there is none to
-        buy.
+        """Returns the training plan that make setup finds, buys and uses; None if the config asks
+        for none.
         """
         hours = self.config.fleet.sagemaker.plan_hours
         return None if hours is None else TrainingPlans(self.config, self.calls, hours)
 
     @property
     def placed(self) -> Config:
-        """The config with the training plan that is held for it."""
+        """Returns the config with the training plan that is held for it."""
         return self.ahead.placed() if self.ahead else self.config
 
     def purchase(self) -> Purchase | None:
         return self if self.ahead else None
 
     def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """The training plan, bought now if that may be."""
+        """Buys the training plan if `may_buy`, and returns its state."""
         return (
             self.ahead.obtain(may_buy, self._whole(self.ahead.paid_config()))
             if self.ahead
@@ -126,9 +122,7 @@ class SageMaker(Hosted):
         yield from sagemaker_request.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """The training job. Which machines run it is SageMaker's to choose, so `without` changes
-        nothing.
-        """
+        """Returns the training job. SageMaker chooses the machines, so `without` has no effect."""
         secrets = secret_refs.references(self.config, job.secrets)
         role = self.config.fleet.sagemaker.role or JOB_ROLE
         body = sagemaker_request.body(
@@ -137,11 +131,11 @@ class SageMaker(Hosted):
         return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
 
     def submit(self, request: Request) -> Handle:
-        """The job of that token: the one that is there, or a new one, once all that could keep it
-        from running has been checked.
+        """Returns the existing job of that token, or a new one, after checking everything that
+        could keep it from running.
 
         Raises:
-            BackendError: it could not run, and why.
+            BackendError: the job could not run, and why.
         """
         if self.ahead and not self.ahead.held:
             why = (
@@ -151,7 +145,7 @@ class SageMaker(Hosted):
             raise BackendError(
                 "no training plan is held for the job",
                 why=why,
-                next="make setup shows what is offered",
+                next="make setup shows the offers",
             )
         name = f"{slug(self.config.name, NAME)}-{request.token}"
         handle = Handle(self.name, name, request.token, request.job.nodes)
@@ -159,7 +153,13 @@ class SageMaker(Hosted):
             return handle
         (body,) = bodies(request)
         body = filled(self.machines().own, body)
-        self._require(body, request.job)
+        role = partial(
+            checks.role,
+            body["RoleArn"],
+            "sagemaker.amazonaws.com",
+            engine_template.of_a_training_job,
+        )
+        self.require(self.placed, request.job, checks.kms, role, quotas.training)
         secret_refs.keep(self.calls, self.config, request.job.secrets)
         body["Environment"] |= request.environment
         try:
@@ -167,36 +167,18 @@ class SageMaker(Hosted):
         except CloudError as error:
             if error.code != "ResourceInUse":
                 raise
-            if self._described(name) is None:  # else it is this very request, whose answer was lost
+            if self._described(name) is None:  # otherwise it is this request, after a lost answer
                 why, then = (
                     error.why,
-                    "another name in config.yaml; or wait until that job is deleted",
+                    "set another name in config.yaml, or wait until that job is deleted",
                 )
                 raise BackendError(
-                    "the name of the job is taken", where=name, why=why, next=then
+                    "another job has this name", where=name, why=why, next=then
                 ) from error
         return handle
 
-    def _require(self, body: dict[str, Any], job: Job) -> None:
-        kind, own, spot = (
-            body["ResourceConfig"]["InstanceType"],
-            self.config.fleet.sagemaker,
-            self.config.fleet.spot,
-        )
-        names = [f"{kind} for {'spot ' if spot else ''}training job usage", *QUOTAS]
-        if own.warm_pool_minutes:
-            names.append(f"{kind} for training warm pool usage")
-        engine_checks.require_bucket(self.calls, self.config)
-        engine_checks.require_key(self.calls, self.config)
-        role, allowed = body["RoleArn"], engine_template.of_a_training_job
-        engine_checks.require_role(
-            self.calls, role, "sagemaker.amazonaws.com", self.config, allowed
-        )
-        if "TrainingPlanArn" not in body["ResourceConfig"]:
-            engine_checks.require_quota(self.calls, names, job.nodes, kind)
-
     def _described(self, name: str) -> dict[str, Any] | None:
-        """What SageMaker says of a job; None where there is none of that name."""
+        """Returns SageMaker's description of a job; None if it has no job of that name."""
         try:
             return self.calls("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
         except CloudError as error:
@@ -220,7 +202,7 @@ class SageMaker(Hosted):
         newest: dict[int, str] = {}
         for name in streams(self.calls, LOGS, f"{handle.id}/algo-"):
             if match := STREAM.fullmatch(name):
-                # of a restart it has a later number
+                # a restart has a later number
                 newest[int(match[1]) - 1] = max(name, newest.get(int(match[1]) - 1, ""))
         return Console(
             record["TrainingStartTime"].timestamp(),
@@ -230,13 +212,13 @@ class SageMaker(Hosted):
         )
 
     def end(self, handle: Handle) -> str:
-        with passing("ValidationException"):  # it has ended meanwhile
+        with passing("ValidationException"):  # it has ended in the meantime
             self.calls("sagemaker", "StopTrainingJob", TrainingJobName=handle.id)
         return f"aws sagemaker describe-training-job --training-job-name {handle.id}"
 
     def find(self, run: Run) -> Handle:
-        """The newest of the run's jobs; one of that name with another run folder is another
-        user's.
+        """Returns the newest of the run's jobs; one of that name with another run folder belongs to
+        another user.
         """
         start = slug(run.name, NAME)
         newest = {"NameContains": start, "SortBy": "CreationTime", "SortOrder": "Descending"}
@@ -266,26 +248,28 @@ class SageMaker(Hosted):
         return ManagedMachines(self.config, self.name, needed, costs, self._notes, self.ahead)
 
     def costs(self, config: Config, prices: Prices) -> Spending:
-        """With the smallest disk, as the size of the dataset is unknown."""
+        """Returns the cost with the smallest disk, as the size of the dataset is unknown."""
         return of_sagemaker(config, prices, sagemaker_request.disk_gib(config, None))
 
     def _notes(self) -> list[str]:
-        """How nodes get the dataset, and what is left of a job that is ended, for `make plan`."""
+        """Returns lines for `make plan`: how nodes get the dataset, and the end of a job that is
+        stopped.
+        """
         channel = sagemaker_request.input_of(self.config, size_of(self.config))
         data = f"  {channel.mode}, about {channel.seconds:.0f} s to the first batch: {channel.why}"
         return ["", "data", data, "", "stop", *self.stopping(self.terms.grace)]
 
 
 def size_of(config: Config) -> int | None:
-    """Bytes of the config's dataset in its store; None where it is not there."""
+    """Returns the bytes of the config's dataset in its store; None if it does not exist."""
     manifest = None
-    with suppress(S3Error):  # a plan can do without
+    with suppress(S3Error):  # a plan works without it
         manifest = find(config.data)
     return None if manifest is None else manifest.tokens * ITEM_BYTES[manifest.dtype]
 
 
 def status_of(record: dict[str, Any], nodes: int) -> Status:
-    """The status of a job, from what DescribeTrainingJob says."""
+    """Returns the status of a job, from DescribeTrainingJob."""
     second, ended = record.get("SecondaryStatus", ""), record["TrainingJobStatus"] in ENDED
     transitions = record.get("SecondaryStatusTransitions", ())
     attempt = 1 + sum(entry["Status"] in AGAIN for entry in transitions)
@@ -311,6 +295,6 @@ def status_of(record: dict[str, Any], nodes: int) -> Status:
 
 
 def exits_of(reason: str) -> dict[int, int]:
-    """Node → exit code, as a failure's reason tells them; node 0 where it names none."""
+    """Returns node → exit code, from the reason of a failure; node 0 if it names none."""
     node, code = NODE.search(reason), EXIT.search(reason)
     return {int(node[1]) if node else 0: int(code[1]) or 1 if code else 1}

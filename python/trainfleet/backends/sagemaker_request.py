@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..cloud.capacity import PLAN_TYPES
 from ..cloud.template_inputs import own_tags, pairs
 from ..config import Config
-from ..node.placements.sagemaker import SEATING
+from ..node.placements.sagemaker import PLACEMENT
 from ..plan.job import Job
 from ..run.run_folder import MOUNTED
 from ..storage.s3_sync_agent import BUCKET
@@ -24,14 +24,12 @@ from .request_json import Body, environment
 
 GIB = 2**30
 CHANNEL = "dataset"
-# bytes/s at which File mode fills a node's disk from S3; the article's few hundred GB take minutes
-# so
+# bytes/s at which File mode fills a node's disk from S3, so that the article's few hundred GB take
+# minutes
 COPIES = 1.0e9
-PATIENCE = (
-    60.0  # seconds of accelerators that wait for a copy, at most, where nobody says otherwise
-)
+PATIENCE = 60.0  # most seconds that accelerators wait for a copy, unless input_mode is set
 LEAST_DISK, MOST_DISK = 100, 16384  # GiB
-LONGEST = 672  # hours: 28 days, SageMaker's own limit
+LONGEST = 672  # hours: 28 days, SageMaker's limit
 WORDS, VALUES = 256, 512  # letters of an argument, and of a value in the environment
 # A logged step in a node's log (engine/record.py), as CloudWatch's metrics of the job.
 METRICS = {
@@ -43,8 +41,8 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Input:
-    """How nodes get the dataset: `mode` is one of fleet.sagemaker.input_mode, `seconds` go by until
-    the first batch.
+    """The way in which nodes get the dataset: `mode` is one of fleet.sagemaker.input_mode,
+    `seconds` pass until the first batch.
     """
 
     mode: str
@@ -53,8 +51,8 @@ class Input:
 
 
 def input_of(config: Config, size: int | None) -> Input:
-    """How nodes of a training job get a dataset of `size` bytes (None: it does not exist yet, or
-    its size is unknown).
+    """Returns how nodes of a training job get a dataset of `size` bytes (None: it does not exist
+    yet, or its size is unknown).
     """
     asked, copying = config.fleet.sagemaker.input_mode, (size or 0) / COPIES
     words = {
@@ -74,7 +72,7 @@ def input_of(config: Config, size: int | None) -> Input:
         "fsx": Input(
             "fsx",
             5.0,
-            "the file system is mounted; what S3 alone has is loaded when it is first read",
+            "the file system is mounted; files that are only in S3 load when they are first read",
         ),
     }
     if asked:
@@ -97,17 +95,17 @@ def input_of(config: Config, size: int | None) -> Input:
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """What of fleet.sagemaker goes with what not: (key, message) each."""
+    """Yields (key, message) for combinations of fleet.sagemaker's keys that do not work."""
     own, row = config.fleet.sagemaker, config.fleet.node_type
     if row and not row.owned and not row.sagemaker:
         yield (
             "fleet.instance_type",
-            f"{row.name}: SageMaker trains on no such machines; trn2.48xlarge works",
+            f"{row.name}: SageMaker does not offer this type; use trn2.48xlarge",
         )
     if own.input_mode == "fsx" and not own.file_system:
         yield (
             "fleet.sagemaker.file_system",
-            "is missing: input_mode fsx mounts it, as in fs-0123456789abcdef0:/fsx/sets",
+            "is missing: input_mode fsx mounts it; set for example fs-0123456789abcdef0:/fsx/sets",
         )
     if own.file_system and own.input_mode != "fsx":
         what = (
@@ -118,7 +116,7 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     if own.file_system and not own.subnets:
         yield (
             "fleet.sagemaker.subnets",
-            "are missing: an FSx file system is reached from a VPC alone",
+            "are missing: an FSx file system can be reached only from a VPC",
         )
     if bool(own.subnets) != bool(own.security_groups):
         missing = "security_groups" if own.subnets else "subnets"
@@ -126,12 +124,12 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     region = (own.kms_key or "").split(":")[3:4]
     if region and config.fleet.aws.region not in (None, *region):
         what = (
-            f"{own.kms_key} is a key of {region[0]}, and jobs run in "
-            f"{config.fleet.aws.region}: one of that region works"
+            f"{own.kms_key} is a key of {region[0]}, but jobs run in "
+            f"{config.fleet.aws.region}: use a key of that region"
         )
         yield "fleet.sagemaker.kms_key", what
     if own.wait_hours is not None and not config.fleet.spot:
-        yield "fleet.sagemaker.wait_hours", "is for fleet.spot; on-demand jobs have max_hours alone"
+        yield "fleet.sagemaker.wait_hours", "is for fleet.spot; on-demand jobs have only max_hours"
     if own.wait_hours is not None and own.wait_hours < own.max_hours:
         yield (
             "fleet.sagemaker.wait_hours",
@@ -140,29 +138,29 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     if own.training_plan and config.fleet.spot:
         yield (
             "fleet.sagemaker.training_plan",
-            "is reserved capacity, which is no spot: fleet.spot false works",
+            "is reserved capacity, not spot; set fleet.spot: false",
         )
     if own.plan_hours is not None:
         yield from _refuse_purchase(config)
     if (own.training_plan or own.plan_hours) and own.warm_pool_minutes:
         yield (
             "fleet.sagemaker.warm_pool_minutes",
-            "does not go with a training plan, whose machines stay anyway: 0 works",
+            "does not apply to a training plan, which keeps its machines; set 0",
         )
     if own.warm_pool_minutes and config.fleet.spot:
         yield (
             "fleet.sagemaker.warm_pool_minutes",
-            "does not go with fleet.spot: warm pools are on-demand",
+            "does not apply to fleet.spot: warm pools are on-demand",
         )
     if own.encrypt_traffic and row and row.efa and config.fleet.nodes > 1:
         yield (
             "fleet.sagemaker.encrypt_traffic",
-            f"true: EFA of {row.name} is encrypted by the network already, and lost by this",
+            f"true: the network already encrypts EFA of {row.name}, and this would disable EFA",
         )
 
 
 def _refuse_purchase(config: Config) -> Iterator[tuple[str, str]]:
-    """What keeps a training plan from being bought."""
+    """Yields the settings that keep a training plan from being bought."""
     own, kind, key = (
         config.fleet.sagemaker,
         config.fleet.instance_type,
@@ -171,32 +169,31 @@ def _refuse_purchase(config: Config) -> Iterator[tuple[str, str]]:
     if own.training_plan:
         yield (
             key,
-            f"{own.plan_hours:g}: no plan is bought with fleet.sagemaker.training_plan, which "
-            "names one; null works",
+            f"{own.plan_hours:g}: fleet.sagemaker.training_plan already names a plan; set null",
         )
     if config.fleet.spot:
         yield (
             key,
-            f"{own.plan_hours:g}: a training plan is reserved capacity, which is no spot: "
-            "fleet.spot false works",
+            f"{own.plan_hours:g}: a training plan is reserved capacity, not spot; set "
+            "fleet.spot: false",
         )
     if kind not in PLAN_TYPES:
         yield (
             key,
-            f"{own.plan_hours:g}: AWS sells no training plan of ml.{kind}; of "
-            f"{', '.join(PLAN_TYPES)} it does",
+            f"{own.plan_hours:g}: AWS sells no training plan for ml.{kind}; use one of "
+            f"{', '.join(PLAN_TYPES)}",
         )
 
 
 def body(
     config: Config, job: Job, image: str, references: Mapping[str, str], role: str, size: int | None
 ) -> Body:
-    """CreateTrainingJob's body, but for the job's name and the environment of its attempt.
+    """Returns CreateTrainingJob's body, without the job's name and the environment of its attempt.
 
-    `references`: where the values of secrets are, by name. `size`: bytes of the dataset.
+    `references` has the addresses of secrets' values, by name. `size` is the dataset's bytes.
 
     Raises:
-        BackendError: a word or a value is none that SageMaker carries.
+        BackendError: SageMaker does not accept a word or a value.
     """
     own, spot = config.fleet.sagemaker, config.fleet.spot
     channel = input_of(config, size) if job.torchrun else Input("stream", 0.0, "")
@@ -211,7 +208,7 @@ def body(
         "AlgorithmSpecification": {
             "TrainingImage": image,
             "TrainingInputMode": "FastFile" if channel.mode == "fastfile" else "File",
-            "ContainerArguments": _carried(entrypoint_words(job, SEATING)),
+            "ContainerArguments": _carried(entrypoint_words(job, PLACEMENT)),
             "MetricDefinitions": [
                 {"Name": name, "Regex": regex} for name, regex in METRICS.items()
             ],
@@ -250,7 +247,9 @@ def body(
 
 
 def disk_gib(config: Config, size: int | None) -> int:
-    """GiB of a machine's disk: twice what is copied to it of a dataset of `size` bytes."""
+    """Returns the GiB of a machine's disk: twice the bytes that are copied to it of a dataset of
+    `size` bytes.
+    """
     copied = (size or 0) if input_of(config, size).mode == "file" else 0
     return config.fleet.sagemaker.volume_gib or min(
         MOST_DISK, max(LEAST_DISK, -(-2 * copied // GIB))
@@ -260,7 +259,7 @@ def disk_gib(config: Config, size: int | None) -> int:
 def _machines(config: Config, job: Job, disk: int) -> Body:
     own = config.fleet.sagemaker
     row = config.fleet.node_type
-    # such disks have keys of their own
+    # NVMe disks have their own keys
     return {
         "InstanceType": f"ml.{config.fleet.instance_type}",
         "InstanceCount": job.nodes,
@@ -276,10 +275,10 @@ def _machines(config: Config, job: Job, disk: int) -> Body:
 
 
 def _inputs(config: Config, channel: Input) -> Body:
-    """The channel of the dataset; none where the engine reads from S3 itself."""
+    """Returns the channel of the dataset; empty if the engine itself reads from S3."""
     if channel.mode == "stream":
         return {}
-    address = f"{(config.data.store or '').rstrip('/')}/{config.data.name}/"
+    address = f"{(config.data.tokenized_path or '').rstrip('/')}/{config.data.name}/"
     source: Body = {
         "S3DataSource": {
             "S3DataType": "S3Prefix",
@@ -307,10 +306,10 @@ def _carried(words: list[str]) -> list[str]:
     for word in words:
         if len(word) > WORDS or "\n" in word:
             raise BackendError(
-                "SageMaker carries no such argument",
+                "SageMaker does not accept this argument",
                 where=repr(word[:40]),
-                why=f"it takes at most {WORDS} letters, without ends of lines",
-                next="a shorter name",
+                why=f"it takes at most {WORDS} letters, without line ends",
+                next="use a shorter name",
             )
     return words
 
@@ -319,9 +318,9 @@ def _held(environment: Mapping[str, str]) -> dict[str, str]:
     for name, value in environment.items():
         if len(value) > VALUES:
             raise BackendError(
-                "SageMaker carries no such value",
+                "SageMaker does not accept this value",
                 where=name,
                 why=f"it takes at most {VALUES} letters",
-                next="a shorter s3:// prefix or fewer fleet.secrets",
+                next="use a shorter s3:// prefix or fewer fleet.secrets",
             )
     return dict(sorted(environment.items()))

@@ -1,8 +1,8 @@
 """Passes secrets to AWS's engines by reference, as no request may contain a value.
 
-A name of fleet.secrets with an ARN in fleet.secret_arns is that one's. The value of any other is
-taken from where the job is launched and kept in SSM as a SecureString, /trainfleet/<config>/<NAME>,
-until `make clean`.
+A name of fleet.secrets with an ARN in fleet.secret_arns refers to that secret. The value of any
+other is read on the launching machine and kept in SSM as a SecureString,
+/trainfleet/<config>/<NAME>, until `make clean`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ LONGEST = 4096  # bytes of a parameter of the standard tier
 
 
 def folder(config: Config) -> str:
-    """The parameters of a config are below this name."""
+    """Returns the prefix of a config's parameters."""
     return f"/trainfleet/{config.fleet_name}"
 
 
 def references(config: Config, names: Iterable[str]) -> dict[str, str]:
-    """Name → where its value is, or will be once `keep` has put it there."""
+    """Returns name → the address of its value, which `keep` may still have to write."""
     given = dict(entry.split("=", 1) for entry in config.fleet.secret_arns)
     return {name: given.get(name) or f"{folder(config)}/{name}" for name in names}
 
 
 def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
-    """Puts the values of those names into SSM that no ARN is given for; BackendError where one is
-    not set here, or too long.
+    """Writes the values of the names without an ARN to SSM; BackendError if one is not set here, or
+    too long.
     """
     own = {
         name: where for name, where in references(config, names).items() if where.startswith("/")
@@ -40,9 +40,9 @@ def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
     for name, where in own.items():
         if len(values[name].encode()) > LONGEST:
             raise BackendError(
-                f"{name} is longer than SSM keeps ({LONGEST} bytes)",
+                f"{name} is longer than SSM allows ({LONGEST} bytes)",
                 where="fleet.secrets",
-                next=f"put it into Secrets Manager, and into fleet.secret_arns: {name}=arn:...",
+                next=f"put it in Secrets Manager, and in fleet.secret_arns: {name}=arn:...",
             )
         calls(
             "ssm",
@@ -53,5 +53,5 @@ def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
             Overwrite=True,
         )
         marks = pairs(own_tags(config.fleet_name))
-        # not together with Overwrite
+        # PutParameter does not take tags together with Overwrite
         calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)

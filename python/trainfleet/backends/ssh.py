@@ -1,13 +1,13 @@
-"""Hosts that you have: a torchrun agent on each, started over SSH and left alone there, meeting on
-the first.
+"""The user's own hosts: a torchrun agent on each, started over SSH and left running there, which
+meet on the first.
 
-Two places run this. On the machine where the command was typed it plans; what it planned is handed
-to the head of the fleet (launch/remote_launch.py). On the head (TRAINFLEET_HEAD is set, the current
-folder is the shared one) it starts, watches and stops what runs on the nodes. Any machine that
-reaches the hosts can ask and stop by a job's handle.
+This runs in two places. On the machine where the command was typed it plans, and hands the plan to
+the head of the fleet (launch/remote_launch.py). On the head (TRAINFLEET_HEAD is set, the current
+folder is the shared one) it starts, watches and stops the nodes' processes. Any machine that
+reaches the hosts can query and stop a job by its handle.
 
-What is covered: the links, sshd, torchrun, kills and reboots are real in the tests (tests/drills).
-What is not: EFA and Lustre.
+Tested: the links, sshd, torchrun, kills and reboots are real in the tests (tests/drills). Not
+tested: EFA and Lustre.
 """
 
 from __future__ import annotations
@@ -23,16 +23,9 @@ from zlib import crc32
 from ..config import Config
 from ..config.host_list import parse_hosts
 from ..health import lease
-from ..host.host_marker import ALONE
-from ..host.install_paths import python_path
-from ..images.ecr import Registry
-from ..images.image_recipe import ARCHITECTURE
-from ..node.placement import PORT, Seat
-from ..node.placements.fleet import SEATING
-from ..nodes import job_commands, polling
-from ..nodes.fleet import is_here, wanted_of
-from ..nodes.gate import fabric_of
-from ..nodes.host_results import (
+from ..hosts import job_commands, polling
+from ..hosts.fleet import is_here, wanted_of
+from ..hosts.host_results import (
     Answers,
     Host,
     HostFailure,
@@ -42,13 +35,20 @@ from ..nodes.host_results import (
     implausible,
     settled,
 )
-from ..nodes.install_steps import lock_name
-from ..nodes.job_commands import RUNNING, PartState
-from ..nodes.stack import load_stack
-from ..nodes.transport import Transport
+from ..hosts.install_steps import lock_name
+from ..hosts.job_commands import RUNNING, PartState
+from ..hosts.platform import load_platform
+from ..hosts.preflight import fabric_of
+from ..hosts.transport import Transport
+from ..images.ecr import Registry
+from ..images.image_recipe import ARCHITECTURE
+from ..node.placement import PORT, Placement
+from ..node.placements.fleet import PLACEMENT
 from ..plan.bill import Bill
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
+from ..process.host_marker import ALONE
+from ..process.install_paths import python_path
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 from . import supported_keys
@@ -58,18 +58,18 @@ from .node_script import node_script, values_of
 from .own_hosts import OwnHosts
 from .run_storage import OnHead, Place
 
-PORTS = 200  # an attempt that follows another takes the next port: the one before may linger
+PORTS = 200  # number of ports in turn: each attempt uses the next, as the last may linger
 START_TIMEOUT = 60.0
 PULL_TIMEOUT = 1800.0  # an image of CUDA has several GB
 LABELS = """{{.Architecture}} {{index .Config.Labels "trainfleet.lock"}}"""
 LOOK = f"docker image inspect --format '{LABELS}'"
-NOBODY = ("", "<no value>")  # whose lock an image has that was not built here
+NOBODY = ("", "<no value>")  # lock of an image that was not built here
 
 
 @dataclass
 class Looks:
-    """What is known of a job's nodes: what each said last and when, and what keeps others from
-    being heard.
+    """The known state of a job's nodes: the last answer of each and its time, and why others do not
+    answer.
     """
 
     hosts: tuple[Host, ...]
@@ -77,7 +77,7 @@ class Looks:
     heard: dict[Host, float] = field(default_factory=dict)
     trouble: dict[Host, str] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
-    asked: bool = False  # to stop
+    asked: bool = False  # whether the job was asked to stop
 
 
 class Ssh(Backend):
@@ -87,7 +87,7 @@ class Ssh(Backend):
     can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.EXAMINE, Can.OUTLIVES, Can.IMAGE})
     is_here, owned, tried_on = False, True, "real sshd"
     pretended = MappingProxyType({Can.IMAGE: "fake Docker"})
-    seat = SEATING
+    placement = PLACEMENT
 
     def __init__(self, config: Config, head: Head | None = None) -> None:
         self.config, self.fleet = config, config.fleet
@@ -121,26 +121,25 @@ class Ssh(Backend):
             )
         if fleet.nodes > polling.MOST_NODES:
             most = (
-                f"{polling.MOST_NODES} is the most (most_nodes); for more there are the "
+                f"{polling.MOST_NODES} is the most (most_nodes); for more use the "
                 "backends slurm, batch and sagemaker"
             )
-            yield "fleet.nodes", f"one head can't watch over {fleet.nodes} nodes by SSH: {most}"
+            yield "fleet.nodes", f"one head can't watch {fleet.nodes} nodes over SSH: {most}"
         try:
             hosts = parse_hosts(fleet.hosts)
-        except ValueError:  # which a rule of the config says
+        except ValueError:  # a rule of the config reports it
             return
-        # without any, a fleet can be planned, and no more (nodes/fleet.py)
+        # without hosts, a fleet can only be planned (hosts/fleet.py)
         if 0 < len(hosts) < fleet.nodes:
-            works = f"NODES={len(hosts)} works, or more hosts"
+            works = f"set NODES={len(hosts)}, or add hosts"
             yield "fleet.nodes", f"{fleet.nodes} nodes on {len(hosts)} hosts (fleet.hosts); {works}"
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """A script a host, on the first sound hosts; those in quarantine or out of reach are passed
-        over.
+        """Returns a script per host, on the first sound hosts; skips those in quarantine or out of
+        reach.
 
         Raises:
-            BackendError: fewer hosts are sound than there are to be nodes; all that is wrong, by
-                host.
+            BackendError: too few hosts are sound, with all problems by host.
         """
         hosts = self.transport.hosts
         sound, unsound = self._head.survey(
@@ -156,7 +155,9 @@ class Ssh(Backend):
     def _script(self, job: Job, node: int, hosts: Sequence[Host]) -> Artifact:
         host, facts, head = hosts[node], self._head.facts[hosts[node]], self._head.facts[hosts[0]]
         port = job.port or PORT + (self._first_port + job.attempt - 1) % PORTS
-        seat = Seat(node, job.nodes, head.address(hosts[0]), port, address=facts.address(host))
+        placement = Placement(
+            node, job.nodes, head.address(hosts[0]), port, address=facts.address(host)
+        )
         if job.torchrun:
             threads = str(max(1, facts.cores // job.ranks_per_node))
             own = fabric_of(wanted_of(self.config), facts, host, job.nodes)
@@ -168,26 +169,26 @@ class Ssh(Backend):
         environment = (
             own
             | python_path(f"{self._head.code}/python")
-            | seat.environment()
+            | placement.environment()
             | dict(job.environment)
         )
         return node_script(
             job,
-            seat,
+            placement,
             self._head.folder,
             self._head.interpreter,
             environment,
             host.name,
-            self.fleet.stack,
+            self.fleet.platform,
         )
 
     def extras(self, job: Job) -> dict[str, str]:
-        """Further variables of a job's nodes."""
+        """Returns further variables of a job's nodes."""
         return {}
 
     def submit(self, request: Request) -> Handle:
-        """Starts every node, after a fence: nothing of an earlier attempt is left on them. If one
-        can't be started none runs.
+        """Starts every node, after a fence that ends all processes of an earlier attempt. If one
+        can't be started, none runs.
         """
         handle = Handle(
             self.name,
@@ -205,7 +206,12 @@ class Ssh(Backend):
         ):
             return handle
         if request.job.image:
-            fetch(self.transport, hosts, request.job.image, lock_name(load_stack(self.fleet.stack)))
+            fetch(
+                self.transport,
+                hosts,
+                request.job.image,
+                lock_name(load_platform(self.fleet.platform)),
+            )
         self._head.refuse_other_runs(hosts)
         self._fence(hosts)
         starting = job_commands.start(
@@ -231,8 +237,8 @@ class Ssh(Backend):
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """What the nodes said last; one silent for long is lost (nodes/polling.py). The first look
-        at a job waits.
+        """Returns the nodes' last answers; one that is silent for long is lost (hosts/polling.py).
+        The first query of a job waits.
         """
         looks = self._looks.get(handle.token) or self._look_first(handle)
         exits, lost, unheard, words, now = {}, {}, set[int](), "", time.monotonic()
@@ -261,8 +267,8 @@ class Ssh(Backend):
         return Status(phase, words, exits=exits, lost=lost, silent=frozenset(unheard), hosts=hosts)
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """On hosts that can't be reached ranks go on until they see that another attempt has begun,
-        and end themselves.
+        """Stops the nodes. On hosts that can't be reached, ranks continue until they see that
+        another attempt has begun, and exit.
         """
         hosts, looks = self._hosts(handle), self._looks.get(handle.token)
         if looks:
@@ -278,7 +284,7 @@ class Ssh(Backend):
         self._fence([host for node, host in enumerate(hosts) if node not in lost])
 
     def find(self, run: Run) -> Handle:
-        """On all hosts, by the mark that every process of a run carries."""
+        """Finds a run's processes on all hosts, by their common mark."""
         return Handle(
             self.name,
             f"{run.name}-train",
@@ -288,7 +294,7 @@ class Ssh(Backend):
         )
 
     def cut_off(self, handle: Handle) -> str:
-        """This machine's name among the hosts of a job, where none of the others answers; waits
+        """Returns this machine's name among the hosts of a job if none of the others answers; waits
         until that is known. Else "".
         """
         if not self._head.leads:
@@ -298,7 +304,7 @@ class Ssh(Backend):
         others = [host for host in looks.hosts if host != here] if looks else []
         while looks and others and here:
             heard, now = max(looks.heard.get(host, 0.0) for host in others), time.monotonic()
-            # which is not asked any more
+            # hosts with an ended part are not asked any more
             ended = [host for host in others if looks.said.get(host, RUNNING) != RUNNING]
             if heard > began - 2 * polling.look_every(len(looks.hosts)) or (
                 ended and self._any_answers(ended)
@@ -317,11 +323,11 @@ class Ssh(Backend):
         return bool(self.transport.run("true", timeout=8, hosts=hosts).ok)
 
     def place(self, run: Run) -> Place:
-        """Here on the head, which has the folder; elsewhere a mirror of it."""
+        """Returns the folder itself on the head; elsewhere a mirror of it."""
         return self._head.place(run) if self.hands_over else OnHead(run)
 
     def learn(self, run: Run) -> None:
-        """On the machine where the command was typed: it plans the next launch."""
+        """Learns on the machine where the command was typed, as that plans the next launch."""
         if self.hands_over:
             self._head.quarantine.learn(run.read_events(), self._head.known)
 
@@ -333,7 +339,7 @@ class Ssh(Backend):
 
     @property
     def _first_port(self) -> int:
-        """Which port is this run's first: its own, where several may meet on one host."""
+        """Returns this run's first port: a separate one if several runs may meet on one host."""
         return 0 if self.fleet.exclusive else crc32(self._head.mark.encode())
 
     def _hosts(self, handle: Handle) -> tuple[Host, ...]:
@@ -349,13 +355,13 @@ class Ssh(Backend):
             self._question(handle), timeout=8, hosts=looks.hosts
         ).items():
             self._hear(looks, host, settled(answer))
-        if handle.token:  # what was found is looked at anew each time
+        if handle.token:  # a job from `find` has no token, and is queried each time
             self._look_after(handle, looks)
         return looks
 
     def _question(self, handle: Handle) -> str:
-        """How a host's part of a job is; of what `find` found, whether anything of the run is on
-        it.
+        """Returns the command that prints the state of a host's part; for a job from `find`,
+        whether any process of the run is there.
         """
         return (
             job_commands.look(handle.id, handle.token)
@@ -364,7 +370,7 @@ class Ssh(Backend):
         )
 
     def _look_after(self, handle: Handle, looks: Looks) -> None:
-        """From now on every host is asked how its part is, in a thread of its own."""
+        """Starts a thread for every host that polls its part."""
         self._looks[handle.token] = looks
         for host in looks.hosts:
             threading.Thread(
@@ -392,17 +398,17 @@ class Ssh(Backend):
                 time.monotonic(),
             )
         except Implausible as error:
-            looks.trouble[host] = implausible(error, "how its part of the job is").message
+            looks.trouble[host] = implausible(error, "the state of its part").message
 
     def _fence(self, hosts: Iterable[Host]) -> None:
-        # the head itself launches, and stays
+        # on the head, spares the launcher itself
         fence = job_commands.fence(self._head.mark, launchers=self.hands_over)
         failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=hosts).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
         if stuck:
             what, remedy = (
                 "processes of this run can't be ended",
-                "a process that waits for a dead disk ends with a reboot",
+                "reboot the host if a process waits for a dead disk",
             )
             raise BackendError(by_host(what, stuck), next=remedy)
 
@@ -410,8 +416,8 @@ class Ssh(Backend):
         self, wanted: int, sound: Sequence[Host], unsound: Mapping[Host, str]
     ) -> BackendError:
         what = (
-            f"{wanted} nodes are wanted, {len(sound)} of {len(sound) + len(unsound)} hosts "
-            "can take a job"
+            f"the job needs {wanted} nodes, but only {len(sound)} of "
+            f"{len(sound) + len(unsound)} hosts can take a job"
         )
         return BackendError(
             by_host(what, unsound),
@@ -420,31 +426,32 @@ class Ssh(Backend):
 
 
 def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) -> None:
-    """Returns when every host has the image. AWS's token goes in by stdin, and is in no word and no
-    file that stays.
+    """Returns when every host has the image. AWS's token goes through stdin, and is in no word and
+    no lasting file.
 
     Raises:
-        BackendError: a host can't have it, or it is not what the config's stack is; all that is
-            wrong, by host.
+        BackendError: a host can't pull it, or it does not match the config's platform; with all
+            problems by host.
     """
     registry = Registry.of(image)
     _, token = registry.token() if registry else ("", "")
     words = pull_words(image, registry.host if registry else "")
     answers = transport.run(words, stdin=token, timeout=PULL_TIMEOUT, hosts=hosts)
     remedy = (
-        "fleet.docker: true and make setup install Docker; docker pull on one of them says more"
+        "fleet.install_docker: true and make setup install Docker; docker pull on one of them "
+        "shows more"
     )
-    answers.require(f"{image} can't be had", then=remedy)
+    answers.require(f"{image} can't be pulled", then=remedy)
     said = {host: answer.stdout.strip().rpartition("\n")[2] for host, answer in answers.ok.items()}
     wrong = {host: against for host, found in said.items() if (against := misfit(found, lock))}
     if wrong:
         raise BackendError(
-            by_host(f"{image} does not fit", wrong), next="make push, with fleet.image: build"
+            by_host(f"{image} does not fit", wrong), next="make push, with fleet.container: build"
         )
 
 
 def pull_words(image: str, registry: str) -> str:
-    """A shell command that inspects the image, and pulls it if it is missing."""
+    """Returns a shell command that inspects the image, and pulls it if it is missing."""
     look, pull = (
         f"{LOOK} {shlex.quote(image)}",
         f"docker pull --quiet {shlex.quote(image)} > /dev/null",
@@ -462,12 +469,12 @@ def pull_words(image: str, registry: str) -> str:
 
 
 def misfit(words: str, lock: str) -> str:
-    """Why an image with this processor and lock can't be used; nothing when it can."""
+    """Returns why an image with this processor and lock can't be used; "" if it can."""
     architecture, _, theirs = words.partition(" ")
     if architecture != ARCHITECTURE:
         return f"it is for {architecture or 'no known processor'}, the hosts are {ARCHITECTURE}"
     return (
-        f"it is of the lock {theirs}, the config's stack of {lock}"
+        f"it has the lock {theirs}, the config's platform has {lock}"
         if theirs not in (*NOBODY, lock)
         else ""
     )

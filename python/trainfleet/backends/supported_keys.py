@@ -1,8 +1,7 @@
-"""Which keys each backend honours, as the schema declares it (`backends`): a key without effect is
-refused, never ignored.
+"""The keys that each backend uses, from the schema (`backends`): a key without effect is refused,
+never ignored.
 
-The local backend refuses none of them: what a config says of other machines waits for these while
-it trains here.
+The local backend refuses no key: a config may describe other machines while it trains here.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from ..config.schema import is_group, load_schema, walk
 from ..config.yaml_lines import dotted
 from ..trust.untrusted_input import show
 
-LOCAL, CREATED = "local", "parallelcluster"  # CREATED: slurm, on a cluster that is made
+LOCAL, CREATED = "local", "parallelcluster"  # CREATED: slurm, on a cluster that setup makes
 
 
 def kind_of(config: Config) -> str:
-    """The name by which the schema speaks of a config's backend."""
+    """Returns the schema's name for a config's backend."""
     return (
         CREATED
         if config.fleet.backend == "slurm" and config.fleet.slurm.create
@@ -31,8 +30,8 @@ def kind_of(config: Config) -> str:
 
 @cache
 def table() -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Each key that not every backend honours → the backends that do, and its default. A key has
-    its group's unless its own.
+    """Returns each key that only some backends use → these backends, and its default. A key without
+    its own list has its group's.
     """
     rows, groups = (
         dict[str, tuple[tuple[str, ...], Any]](),
@@ -48,13 +47,13 @@ def table() -> dict[str, tuple[tuple[str, ...], Any]]:
 
 
 def honours(config: Config, key: str) -> bool:
-    """Whether the config's backend uses that key."""
+    """Tells whether the config's backend uses that key."""
     return key not in table() or kind_of(config) in table()[key][0]
 
 
 def refuse(config: Config, uses: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
-    """The keys that would have no effect: (key, message) each. `uses`: those that a backend of
-    another package uses.
+    """Yields (key, message) for each key without effect. `uses` are the keys of a backend of
+    another package.
     """
     kind = kind_of(config)
     for key, (backends, default) in {} if kind == LOCAL else table().items():
@@ -67,6 +66,6 @@ def refuse(config: Config, uses: frozenset[str] = frozenset()) -> Iterator[tuple
             shown = show(list(value) if isinstance(value, tuple) else value)
             yield (
                 key,
-                f"{shown}: the {config.fleet.backend} backend does not use it; leave it out "
+                f"{shown}: the {config.fleet.backend} backend does not use it; remove it "
                 f"({', '.join(backends)} would)",
             )

@@ -1,4 +1,4 @@
-"""Machines that nobody has to make; and this machine as those of the local backend."""
+"""Existing machines, and this machine as those of the local backend."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ..hardware import node_types
-from ..host import file_systems
 from ..node.placement import LINK, unlinked
 from ..plan.request import Artifact
+from ..process import file_systems
 from ..trust.errors import BackendError
 from .base import Machines
 
 
 class Standing(Machines):
-    """Machines (base.py) that are there already: nothing is set up, and nothing is left; `apply`
-    says what they are.
+    """Machines (base.py) that already exist: setup only prints what they are, and nothing is left
+    to remove.
     """
 
     def changes(self) -> tuple[Artifact, ...]:
@@ -36,7 +36,9 @@ class ThisMachine(Standing):
         self.nodes = nodes
 
     def apply(self) -> int:
-        """Says what there is to train on. BackendError where nodes would not find each other."""
+        """Prints the devices to train on. BackendError if simulated nodes could not reach each
+        other.
+        """
         if fault := unlinked():
             raise BackendError(fault, next=LINK)
         accelerators = node_types.local_accelerators()
@@ -54,7 +56,7 @@ class ThisMachine(Standing):
         if self.nodes > node_types.local_cores():
             print(
                 f"note: {self.nodes} nodes share {node_types.local_cores()} cores; that works, "
-                "and each is slower"
+                "but each is slower"
             )
         file_systems.look(Path())
         print("ready; nothing else needs setting up on the local backend\nnext: make train")

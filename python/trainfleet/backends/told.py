@@ -1,6 +1,4 @@
-"""What fleet.options tells a backend of another package, as a frozen dataclass of that
-package's.
-"""
+"""Parses fleet.options for a backend of another package, as a frozen dataclass of that package."""
 
 from __future__ import annotations
 
@@ -18,10 +16,10 @@ T = TypeVar("T")
 
 
 def told(config: Config, kind: type[T]) -> T:
-    """The options as `kind`, whose annotations and defaults say which there are.
+    """Returns the options as `kind`. Its annotations and defaults define the options.
 
     Raises:
-        InputError: one is not known, is missing, is given twice, or its value is of another type.
+        InputError: an option is unknown, missing, given twice, or has a value of another type.
     """
     given: dict[str, object] = {}
     for option in config.fleet.options:
@@ -31,12 +29,12 @@ def told(config: Config, kind: type[T]) -> T:
         try:
             given[name] = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise InputError("is not a value as YAML has it", key=name) from error
+            raise InputError("is not a YAML value", key=name) from error
     return fit(kind, given)
 
 
 def refuse(config: Config, kind: type[object]) -> Iterator[tuple[str, str]]:
-    """What is wrong with the options, for `Backend.refuse`."""
+    """Yields what is wrong with the options, for `Backend.refuse`."""
     try:
         told(config, kind)
     except InputError as error:

@@ -1,12 +1,12 @@
-"""Checkpoints as both planes see them: which exist, whether they are whole, which stay. No torch;
-the bytes are the engine's.
+"""Checkpoints for both planes: which exist, whether they are complete, which stay. No torch; the
+engine writes the bytes.
 
-marker      what makes a checkpoint of a folder of files: written last, with the checksum of each
-store       where they lie: a folder of a local or shared file system (`bucket` is the other one),
-            and how one appears at once
-index       which tensors it holds, and where each of their pieces lies
-listing     what is there: good, broken; what verifying, going on and retention make of it
-changes     what of the config may differ when a run goes on, what may not, and why
+marker      the file that makes a folder of files a checkpoint: written last, with all checksums
+store       a folder of a local or shared file system (`s3_store` is the other one), in which a
+            checkpoint appears at once
+index       which tensors a checkpoint holds, and the place of each of their pieces
+listing     which checkpoints are good or broken, for verification, resuming and retention
+changes     which config values may differ when a run resumes, which may not, and why
 """
 
 from __future__ import annotations

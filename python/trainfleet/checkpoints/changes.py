@@ -1,5 +1,5 @@
-"""What a key of the config does when it changes at a resume: one table. It is refused, told, or
-makes no difference.
+"""Decides the effect of each config key that changes at a resume: it is refused, reported, or makes
+no difference.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from ..trust.errors import RunError
 from .marker import Commit
 
 DATA = "data (the dataset's tokens)"
-# free where positions are computed; where they are learnt, each has a row
-LENGTH = "model.max_sequence_length"
-_ORDER = "step s trains on samples (s - 1) x global batch onwards: others would come twice or never"
-# A key, or the beginning of one → what its change does, and why; the first that fits counts.
-# docs/how-to/runs.md, "Resume a run", is this table. Any other key is told.
+# free if positions are computed; learned positions have one row each
+LENGTH = "model.max_position_embeddings"
+_ORDER = "step s trains on samples (s - 1) x global batch onwards: others would repeat or be lost"
+# A key, or the beginning of one → the effect of its change, and the reason; the first match counts.
+# docs/how-to/runs.md, "Resume a run", is this table. Any other key is reported.
 EFFECTS = {
     DATA: (
         "refused",
-        "a sample is known by its place among the tokens: in others it is another sample",
+        "a sample is identified by its place among the tokens: other tokens make it another sample",
     ),
     "model.preset": ("same", "it is a name for the other keys"),
-    "model.": ("refused", "the weights are of that shape, and mean something in that model only"),
+    "model.": ("refused", "the weights have that shape, and fit only that model"),
     "train.seed": ("refused", "the order of the samples is drawn from it"),
-    "train.global_batch": ("refused", _ORDER),
+    "train.global_batch_size": ("refused", _ORDER),
     "train.sequence_length": (
         "refused",
-        "samples are cut to it, so that it decides which are which",
+        "samples are cut to it, so it decides which tokens each has",
     ),
-    "train.optimizer": ("refused", "the checkpoint has the state of that one only"),
-    "train.init_from": ("told", "(a run begins from it, and this one has begun)"),
+    "train.optimizer": ("refused", "the checkpoint has the state of only that optimizer"),
+    "train.init_from": ("told", "(used only when a run begins, and this one has begun)"),
     **dict.fromkeys(
-        ("name", "fleet.", "data.", "budget."), ("same", "it changes nothing that is trained")
+        ("name", "fleet.", "data.", "budget."), ("same", "it does not affect training")
     ),
 }
 ANEW = "make train SET='name=again"
-SEEN = 0.01  # of the rate: a smaller change at a resume is no jump
+SEEN = 0.01  # smallest change of the rate that counts as a jump, as a fraction
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """The config as dotted keys and plain JSON values."""
+    """Returns the config as dotted keys and plain JSON values."""
     return dict(flat(json.loads(json.dumps(asdict(config)))))
 
 
 def changed(commit: Commit, config: Config, dataset: str) -> dict[str, tuple[Any, Any]]:
-    """Key → the checkpoint's value and the config's, where they differ. A key that one of them does
-    not know counts as equal.
+    """Returns the keys that differ → the checkpoint's value and the config's. A key that only one
+    of them has counts as equal.
     """
     was = {**commit.config, DATA: commit.dataset[:12]}
     now = {**flatten(config), DATA: dataset[:12]}
@@ -58,7 +58,7 @@ def changed(commit: Commit, config: Config, dataset: str) -> dict[str, tuple[Any
 
 
 def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str, tuple[Any, Any]]:
-    """What changed and is worth a word, when all of it may.
+    """Returns the changes worth reporting, if all changes are allowed.
 
     Raises:
         RunError: naming each key that may not, with both values and the reason.
@@ -74,16 +74,16 @@ def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str,
             "" if any(key.startswith("model.") for key in refused) else f" train.init_from={where}"
         )
         raise RunError(
-            f"can't go on with another {' and another '.join(refused)}",
+            f"can't resume with another {' and another '.join(refused)}",
             where=where,
             why="; ".join(reasons),
-            next=f"put it back in the config; or train anew: {ANEW}{taking}'",
+            next=f"restore it in the config, or start a new run: {ANEW}{taking}'",
         )
     return {key: values for key, values in differences.items() if effect(key, config)[0] == "told"}
 
 
 def effect(key: str, config: Config) -> tuple[str, str]:
-    """What the change of a key does, and why."""
+    """Returns the effect of a key's change, and the reason."""
     if key == LENGTH and FAMILIES[config.model.family].rotary:
         return "same", "its positions are computed"
     fits = (
@@ -95,14 +95,14 @@ def effect(key: str, config: Config) -> tuple[str, str]:
 
 
 def reason(key: str, config: Config) -> str:
-    """Why a run can't go on with another value of a key; empty when it can."""
+    """Returns the reason why a run can't continue with another value of a key; empty if it can."""
     kind, why = effect(key, config)
     return why if kind == "refused" else ""
 
 
 def notes(commit: Commit, config: Config, where: str) -> list[str]:
-    """What a resume from this checkpoint changes, a line each, before anything starts. RunError as
-    `check`.
+    """Describes what a resume from this checkpoint changes, one line each, before anything starts.
+    Raises RunError like `check`.
     """
     differences = check(commit, config, commit.dataset, where)
     told = [
@@ -118,8 +118,8 @@ def notes(commit: Commit, config: Config, where: str) -> list[str]:
 
 
 def jump(commit: Commit, config: Config, where: str) -> str:
-    """How the learning rate jumps from the checkpoint's step to the next, with what avoids it; ""
-    where it does not.
+    """Describes how the learning rate jumps from the checkpoint's step to the next, and how to
+    avoid it; "" if it does not.
     """
     given, new, step = commit.config, config.train, commit.step
     old = replace(
@@ -135,12 +135,12 @@ def jump(commit: Commit, config: Config, where: str) -> str:
         TypeError,
         LookupError,
         ArithmeticError,
-    ):  # the marker was written elsewhere, and its values are no schedule
+    ):  # a marker written elsewhere can have values that are not a schedule
         return ""
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""
     warm = " train.warmup_steps=0" * (new.warmup_steps > step)
-    holds = f"SET='train.learning_rate={was:.4g} train.learning_rate_floor=1{warm}' holds it"
+    holds = f"SET='train.learning_rate={was:.4g} train.min_lr_ratio=1{warm}' holds it"
     way = holds if was else f"a new run warms up: {ANEW} train.init_from={where}'"
     return (
         f"warning: the learning rate jumps from {was:.4g} at step {step:,} to {now:.4g} at "

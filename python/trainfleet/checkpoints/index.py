@@ -1,12 +1,12 @@
-"""A checkpoint's index: which tensors it holds, and where the numbers of each of their pieces lie.
+"""Reads and writes a checkpoint's index: its tensors, and where the numbers of their pieces are.
 
     {name: {"dtype": "F32", "shape": [4, 6],
             "pieces": [{"file": "rank-00000.safetensors", "begins": 1032, "offsets": [0, 0],
             "shape": [2, 6]}, …]}, …}
 
-A piece begins at a byte of a file and at `offsets` in the tensor. Its numbers lie row by row. Each
-file also has the header of safetensors, which other tools read. `make plan` reads the index of what
-train.init_from names, so it needs no torch.
+A piece begins at a byte of a file and at `offsets` in the tensor. Its numbers are in row order.
+Each file also has the header of safetensors, which other tools read. `make plan` reads the index of
+the train.init_from checkpoint, so it needs no torch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .store import CheckpointStore
 
 FILE = "index.json"
 SUFFIX = ".safetensors"
-LARGEST = 2**28  # bytes of an index: of two million pieces
-DIMENSIONS = 8  # of a tensor, at most
+LARGEST = 2**28  # bytes of an index, enough for two million pieces
+DIMENSIONS = 8  # dimensions of a tensor, at most
 NUMBERS = {  # number format, by safetensors' name → bytes of a number
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-# bytes of the length of a header, which is filled up to a multiple of it:
+# bytes of the length of a header, which is padded to a multiple of it:
 # https://huggingface.co/docs/safetensors
 LENGTH = 8
 Sizes = tuple[int, ...]
@@ -40,8 +40,8 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """A piece of a tensor: its file, the byte at which it begins there, where it begins in the
-    tensor, and its size.
+    """A piece of a tensor: its file, its first byte there, its offsets in the tensor, and its
+    size.
     """
 
     file: str
@@ -59,7 +59,7 @@ class IndexedTensor:
     pieces: tuple[TensorPiece, ...]
 
     def bytes_of(self, shape: Sizes) -> int:
-        """Bytes of a piece of that size."""
+        """Returns the bytes of a piece of that size."""
         return math.prod(shape) * NUMBERS[self.dtype]
 
 
@@ -67,20 +67,21 @@ CheckpointIndex = Mapping[str, IndexedTensor]
 
 
 def file_of(rank: int) -> str:
-    """The name of the file that a rank writes."""
+    """Returns the name of the file that a rank writes."""
     return f"rank-{rank:05d}{SUFFIX}"
 
 
 def render(found: CheckpointIndex) -> bytes:
-    """The text of an index; `parse` takes exactly this."""
+    """Returns the text of an index; `parse` accepts exactly this."""
     return json.dumps(found, default=vars, separators=(",", ":")).encode()
 
 
 def header(parts: CheckpointIndex) -> bytes:
-    """The header of a file of one piece each of some tensors; their numbers follow in this order.
+    """Returns the header of a file with one piece each of some tensors; their numbers follow in
+    this order.
 
-    `__metadata__` says where each piece begins in its tensor, as torch's HuggingFaceStorageWriter
-    does, so torch's own reader reads the file, too.
+    `__metadata__` has the offsets of each piece in its tensor, like torch's
+    HuggingFaceStorageWriter, so torch's own reader reads the file, too.
     """
     ends = [0, *accumulate(part.bytes_of(part.pieces[0].shape) for part in parts.values())]
     begins = {name: {"saved_offsets": part.pieces[0].offsets} for name, part in parts.items()}
@@ -99,7 +100,7 @@ def header(parts: CheckpointIndex) -> bytes:
 
 
 def placed(parts: CheckpointIndex) -> dict[str, IndexedTensor]:
-    """The parts of one file, each with the byte at which it begins there."""
+    """Returns the parts of one file, each with its first byte there."""
     at, found = len(header(parts)), dict[str, IndexedTensor]()
     for name, part in parts.items():
         found[name] = replace(part, pieces=(replace(part.pieces[0], begins=at),))
@@ -108,10 +109,10 @@ def placed(parts: CheckpointIndex) -> dict[str, IndexedTensor]:
 
 
 def read(store: CheckpointStore, commit: Commit) -> CheckpointIndex:
-    """The index of a checkpoint whose marker was read.
+    """Reads the index of a checkpoint after its marker.
 
     Raises:
-        Broken: it can't be read, or says what can't be so.
+        Broken: it can't be read, or its content is impossible.
     """
     with judged(store, commit.step), store.open(commit.step, FILE) as stream:
         data = stream.read(LARGEST + 1)
@@ -126,14 +127,14 @@ def judged(store: CheckpointStore, step: int) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        why = f"{error}: it was damaged before its checksums were taken, or made to do harm"
-        raise Broken("can't be believed", where=store.address(step), why=why) from error
+        why = f"{error}: it was damaged before its checksums were taken, or crafted to do harm"
+        raise Broken("can't be trusted", where=store.address(step), why=why) from error
 
 
 def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
-    """What an index says, held against the files that the marker lists.
+    """Parses an index and checks it against the files that the marker lists.
 
-    No more is allocated and read later than those files hold.
+    Later steps allocate and read no more bytes than those files hold.
 
     Raises:
         ValueError: it can't be so.
@@ -146,7 +147,7 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
     for name, tensor in found.items():
         if why := _fault(tensor, files):
             raise ValueError(f"{FILE}: {name[:80]} {why}")
-    # An empty tensor may have other dimensions that are absurd, and torch would choke on them.
+    # An empty tensor may have other, absurd dimensions, on which torch would fail.
     needed = sum(
         tensor.bytes_of(tuple(max(extent, 1) for extent in tensor.shape))
         for tensor in found.values()
@@ -157,21 +158,23 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
 
 
 def _fault(tensor: IndexedTensor, files: Mapping[str, FileSum]) -> str:
-    """Why a tensor of an index can't be; "" when it can."""
+    """Returns the reason why a tensor of an index is impossible; "" if it is possible."""
     if tensor.dtype not in NUMBERS:
         return "has an unknown number format"
     if len(tensor.shape) > DIMENSIONS or not are_tiles(tensor.shape, tensor.pieces):
-        return "is not there once and whole"
+        return "is not stored exactly once and completely"
     for piece in tensor.pieces:
         if piece.file not in files or not piece.file.endswith(SUFFIX):
-            return f"lies in {piece.file[:80]!r}, which is not a file of weights here"
+            return f"is in {piece.file[:80]!r}, which is not a file of weights here"
         if not 0 <= piece.begins <= files[piece.file].size - tensor.bytes_of(piece.shape):
-            return f"lies outside {piece.file}"
+            return f"is outside {piece.file}"
     return ""
 
 
 def are_tiles(shape: Sizes, pieces: Sequence[TensorPiece]) -> bool:
-    """Whether pieces cover a tensor once, cut along each dimension into the same intervals."""
+    """Tells whether pieces cover a tensor once, cut along each dimension into the same
+    intervals.
+    """
     if any(not len(piece.offsets) == len(piece.shape) == len(shape) for piece in pieces):
         return False
     cuts = [
@@ -185,8 +188,8 @@ def are_tiles(shape: Sizes, pieces: Sequence[TensorPiece]) -> bool:
 
 
 def _covers(intervals: Sequence[tuple[int, int]], length: int) -> bool:
-    """Whether each interval (start, extent) begins where the one before ends, and the last one ends
-    at `length`.
+    """Tells whether each interval (start, extent) begins at the end of the one before, and the last
+    one ends at `length`.
     """
     ends = [*accumulate((extent for _, extent in intervals), initial=0)]
     return ends == sorted(ends) == [*(start for start, _ in intervals), length]

@@ -1,8 +1,8 @@
-"""What train.init_from names: a Hugging Face folder, a checkpoint of NxD Core's or one of ours;
-seen before anything starts.
+"""Checks the model that train.init_from names before anything starts: a Hugging Face folder, a
+checkpoint of NxD Core, or one of ours.
 
-Ranks find the same by the same functions. Here files are listed, their headers and indexes are
-read, and no weight is: torch is not loaded.
+Ranks find the same model by the same functions. This module lists files and reads their headers and
+indexes, but no weights: torch is not loaded.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from .. import stacks
-from ..config import Config, weight_files
+from ..config import Config, platforms, weight_files
 from ..config import huggingface_config as shapes
 from ..config.foreign_formats import told
 from ..config.hub_addresses import HUB, folder_of, meant
@@ -27,9 +26,9 @@ from .marker import NAME, Commit
 from .store import CheckpointStore, store_at, store_of
 
 KEY = "train.init_from"
-# not part of the weights' shape, or checked by the weights themselves
-FREE = ("dropout", "norm_epsilon", "vocabulary_size")
-BYTES = 2  # of a weight, at least: bfloat16's
+# keys that are not part of the weights' shape, or that the weights themselves check
+FREE = ("dropout", "norm_eps", "vocab_size")
+BYTES = 2  # bytes of a weight, at least: bfloat16
 MODELS = (
     "a Hugging Face folder has config.json, a checkpoint of ours step-<8 digits>, one of "
     "NxD's model/dp_rank_*.pt"
@@ -37,8 +36,8 @@ MODELS = (
 
 
 def faults(config: Config) -> Iterator[tuple[str, str]]:
-    """The key and why a run can't begin from what it names, as far as this machine's files tell;
-    nothing of s3:// and hf://.
+    """Yields the key and the reason why a run can't begin from it, using only this machine's files;
+    s3:// and hf:// are not checked.
     """
     address = config.train.init_from
     if not address or address.startswith((SCHEME, HUB)) or has_begun(config):
@@ -47,8 +46,8 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
         if Path(address).is_dir():
             require(address, config)
         else:
-            here = Path(address).exists() and (told(Path(address)) or "is no folder")
-            what = here or f"is not there; it names a folder: {MODELS}"
+            here = Path(address).exists() and (told(Path(address)) or "is not a folder")
+            what = here or f"does not exist; name a folder: {MODELS}"
             yield KEY, f"{address!r} {what}{meant(address)}"
     except TrainfleetError as error:
         yield (
@@ -62,13 +61,13 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
     except (
         OSError,
         ValueError,
-    ) as error:  # a folder that may not be read; a text that no path can be
+    ) as error:  # an unreadable folder, or a text that can't be a path
         yield KEY, f"{address!r} can't be read: {getattr(error, 'strerror', '') or error}"
 
 
 def require_distant(config: Config) -> None:
-    """Raises a TrainfleetError where a bucket or the Hub, which are asked now, have another model
-    than the config's, or none.
+    """Asks a bucket or the Hub now. Raises a TrainfleetError if they have no model, or another one
+    than the config's.
     """
     address = config.train.init_from or ""
     if has_begun(config):
@@ -80,23 +79,23 @@ def require_distant(config: Config) -> None:
 
 
 def has_begun(config: Config) -> bool:
-    """Whether the run has checkpoints of its own, after the first of which it no longer looks at
-    what it began from.
+    """Tells whether the run already has checkpoints; from then on it no longer reads
+    train.init_from.
     """
-    destination = config.checkpoint.destination
+    destination = config.checkpoint.path
     in_bucket = (destination or "").startswith(SCHEME)
     return bool(store_of(run_of(config.name), None if in_bucket else destination).steps())
 
 
 def require(address: str, config: Config) -> None:
-    """Raises a TrainfleetError where an address of this machine holds no model, or another than the
+    """Raises a TrainfleetError if an address on this machine has no model, or another one than the
     config's.
     """
     folder = Path(address)
-    if found := stacks.checkpoint_at(address):
-        stack, checkpoint = stacks.named(found[0]), found[1]
-        stack.require_readable(checkpoint)
-        for described in stack.described(checkpoint):
+    if found := platforms.checkpoint_at(address):
+        platform, checkpoint = platforms.named(found[0]), found[1]
+        platform.require_readable(checkpoint)
+        for described in platform.described(checkpoint):
             require_shape(described, config.model)
     elif (folder / shapes.CONFIG).is_file():
         require_shape(folder, config.model)
@@ -107,7 +106,7 @@ def require(address: str, config: Config) -> None:
         and not NAME.fullmatch(folder.name)
     ):
         why, then = (
-            f"it has {loose[0].name}, and nothing says of which model that is",
+            f"it has {loose[0].name}, and no file says which model that is",
             "download the folder again",
         )
         raise RunError(f"lacks {shapes.CONFIG}", where=address, why=why, next=then)
@@ -116,42 +115,47 @@ def require(address: str, config: Config) -> None:
 
 
 def notes(folder: Path, model: Model) -> Iterator[str]:
-    """What of a Hugging Face folder goes for nothing here: keys of its config.json, and weights."""
-    if keys := shapes.unused(folder):
-        yield f"{folder / shapes.CONFIG}: nothing here goes by {', '.join(keys)}"
+    """Describes the unused parts of a Hugging Face folder: keys of its config.json, and weights."""
+    yield from unused_keys(folder)
     if not model.module and (weights := weight_files.unused(folder, model)):
-        yield f"{folder}: the model has no use for {weights}"
+        yield f"{folder}: the model does not use {weights}"
+
+
+def unused_keys(folder: Path) -> Iterator[str]:
+    """Names the keys of a folder's config.json that this program does not use, in one line."""
+    if keys := shapes.unused(folder):
+        yield f"{folder / shapes.CONFIG}: trainfleet ignores {', '.join(keys)}"
 
 
 def require_checkpoint(address: str, config: Config) -> None:
-    """RunError where an address means no checkpoint of ours, or one that is not whole, can't be so,
-    or is of another model.
+    """Raises RunError if an address has no checkpoint of ours, or one that is incomplete, invalid,
+    or of another model.
     """
     store, step = locate(address)
     entry = listing.look_at(store, step)
     if entry.commit is None or entry.fault:
         raise RunError(
-            "is not whole",
+            "is incomplete",
             where=entry.address,
             why=entry.fault,
-            next="name another, or copy it again",
+            next="name another one, or copy it again",
         )
     require_fit(entry.commit, config, entry.address)
     index.read(store, entry.commit)
 
 
 def require_shape(folder: Path, shape: Model) -> None:
-    """RunError where a folder's config.json is of another model, naming each dimension; InputError
-    where it is of none.
+    """Raises RunError if a folder's config.json is for another model, naming each dimension;
+    InputError if it is not for a model.
     """
     try:
         found = shapes.read(folder)
     except InputError as error:
         raise RunError(
-            "is no folder to begin from",
+            "is not a folder to begin from",
             where=str(folder),
             why=error.head,
-            next="another train.init_from",
+            next="set another train.init_from",
         ) from error
     names = [field.name for field in fields(Preset) if field.name not in FREE]
     pairs = {name: (getattr(found, name), getattr(shape, name)) for name in names}
@@ -164,16 +168,16 @@ def require_shape(folder: Path, shape: Model) -> None:
             "has weights of another model",
             where=str(folder),
             why="; ".join(other),
-            next=f"model.preset: {folder}",
+            next=f"set model.preset: {folder}",
         )
 
 
 def locate(address: str) -> tuple[CheckpointStore, int]:
-    """The checkpoint that an address means: its own, or the newest whole one of a run or of a
-    folder of checkpoints.
+    """Returns the checkpoint that an address means: itself, or the newest complete one of a run or
+    of a folder of checkpoints.
 
     Raises:
-        RunError: there is none, or none that is whole.
+        RunError: there is no checkpoint, or no complete one.
     """
     parent, _, name = address.rstrip("/").rpartition("/")
     if match := NAME.fullmatch(name):
@@ -190,10 +194,10 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
     if broken:
         why = f"{broken[-1].address}: {broken[-1].fault}"
         raise RunError(
-            "holds no whole checkpoint",
+            "holds no complete checkpoint",
             where=address,
             why=why,
-            next="copy it again, or name another",
+            next="copy it again, or name another one",
         )
     raise RunError(
         told(Path(address)) or "holds no model", where=address, why=MODELS, next=f"ls {address}"
@@ -201,8 +205,8 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
 
 
 def require_fit(commit: Commit, config: Config, where: str) -> None:
-    """RunError where a checkpoint's weights are of another model than the config's, naming each
-    key; before memory is taken.
+    """Raises RunError if a checkpoint's weights are for another model than the config's, naming
+    each key. Called before memory is allocated.
     """
     differences = [
         f"{key} is {was} there, {now} here"
@@ -216,5 +220,5 @@ def require_fit(commit: Commit, config: Config, where: str) -> None:
             "has weights of another model",
             where=where,
             why="; ".join(differences),
-            next="make model.* in the config the same",
+            next="set model.* in the config to those values",
         )

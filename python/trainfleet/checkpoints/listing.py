@@ -1,4 +1,4 @@
-"""The checkpoints of a store: which are good, what is wrong with the others, and which are
+"""Lists the checkpoints of a store: which are good, what is wrong with the others, and which are
 retained.
 """
 
@@ -18,7 +18,7 @@ CHUNK = 2**20  # bytes read at once
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """A checkpoint, by its marker and its files' sizes; `fault` is empty when they agree."""
+    """A checkpoint by its marker and its files' sizes; `fault` is empty if they agree."""
 
     step: int
     address: str
@@ -27,7 +27,7 @@ class ListedCheckpoint:
 
 
 def read(store: CheckpointStore, step: int) -> Commit:
-    """The marker of a checkpoint.
+    """Reads the marker of a checkpoint.
 
     Raises:
         Broken: it is missing or damaged.
@@ -42,23 +42,23 @@ def read(store: CheckpointStore, step: int) -> Commit:
 
 
 def believed(text: str | None, step: int, address: str) -> Commit:
-    """The marker that is the text of the checkpoint of that step; raises as `read` does."""
+    """Checks that a text is the marker of that step's checkpoint. Raises like `read`."""
     if text is None:
         raise Broken(
-            f"has no {MARKER}", where=address, why="what makes a checkpoint of a folder is missing"
+            f"has no {MARKER}", where=address, why="without this file a folder is not a checkpoint"
         )
     commit = parse(text, address)
     if commit.step != step:
         raise Broken(
-            f"{MARKER} is that of step {commit.step:,}",
+            f"{MARKER} belongs to step {commit.step:,}",
             where=address,
-            why="its folder was renamed, or put together",
+            why="its folder was renamed or assembled by hand",
         )
     return commit
 
 
 def look(store: CheckpointStore) -> Iterator[ListedCheckpoint]:
-    """Every checkpoint in sight, oldest first, and then those that were set aside."""
+    """Yields every visible checkpoint, oldest first, and then those that were set aside."""
     for step in store.steps():
         yield look_at(store, step)
     for step in store.broken():
@@ -71,7 +71,7 @@ def look(store: CheckpointStore) -> Iterator[ListedCheckpoint]:
 
 
 def look_at(store: CheckpointStore, step: int) -> ListedCheckpoint:
-    """One checkpoint, whether or not it is there."""
+    """Checks one checkpoint, which may be missing."""
     commit = None
     try:
         commit = read(store, step)
@@ -86,7 +86,7 @@ def look_at(store: CheckpointStore, step: int) -> ListedCheckpoint:
 
 
 def damage(store: CheckpointStore, step: int, name: str, file: FileSum) -> str:
-    """What is wrong with one file of a checkpoint; empty when every byte of it is as it was
+    """Describes the damage to one file of a checkpoint; empty if every byte is as it was
     written.
     """
     if fault := _resized(store, step, name, file):
@@ -99,13 +99,13 @@ def damage(store: CheckpointStore, step: int, name: str, file: FileSum) -> str:
     return (
         ""
         if found == file
-        else f"{name} has other bytes than were written (CRC-32 {found.crc32:08x}, not "
+        else f"{name} differs from the bytes that were written (CRC-32 {found.crc32:08x}, not "
         f"{file.crc32:08x})"
     )
 
 
 def checksum(stream: BinaryIO) -> FileSum:
-    """Size and CRC-32 of all that a stream gives."""
+    """Returns the size and CRC-32 of a stream."""
     size = crc = 0
     while chunk := stream.read(CHUNK):
         size, crc = size + len(chunk), zlib.crc32(chunk, crc)
@@ -113,8 +113,8 @@ def checksum(stream: BinaryIO) -> FileSum:
 
 
 def stays(steps: Sequence[int], keep: int, keep_every: int | None) -> set[int]:
-    """Of ascending steps the newest `keep`, and for good the first at or after each multiple of
-    `keep_every`.
+    """Chooses from ascending steps the newest `keep`, and permanently the first at or after each
+    multiple of `keep_every`.
     """
     chosen = set(steps[-keep:])
     if keep_every:
@@ -126,10 +126,10 @@ def stays(steps: Sequence[int], keep: int, keep_every: int | None) -> set[int]:
 
 
 def retain(store: CheckpointStore, newest: int, keep: int, keep_every: int | None) -> None:
-    """Removes what need not stay now that `newest` is committed. What has a later step is not of
-    this history: left alone.
+    """Removes the checkpoints that need not stay now that `newest` is committed. Later steps belong
+    to another history and stay.
 
-    What was set aside as broken goes once there is a good one in its place.
+    Broken ones that were set aside are removed once a good one replaces them.
     """
     steps = [step for step in store.steps() if step <= newest]
     for step in steps:

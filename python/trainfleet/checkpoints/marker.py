@@ -1,8 +1,9 @@
-"""The marker: the file that is written last and makes a checkpoint of the files beside it.
+"""Defines the marker: the file that is written last and turns the files next to it into a
+checkpoint.
 
-It says where training stood, what trained it, and the size and checksum of every other file; the
-first line is the checksum of the rest, so that no byte of a checkpoint, the marker's own among
-them, can change unnoticed.
+It records where training was, the program and config, and the size and checksum of every other
+file. Its first line is the checksum of the rest. So no byte of a checkpoint, including the marker,
+can change unnoticed.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from ..trust.errors import InputError, RunError
 from ..trust.validation import Count, Moment, Name, Pattern, Range, fit
 
 MARKER = "committed.json"
-# as step_name writes it, and in no second way
+# the exact form that step_name writes
 NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")
 BROKEN = re.compile(rf"{NAME.pattern}\.broken")
-MARKER_BYTES = 2**25  # no marker is larger: one of ten thousand ranks has a megabyte
-FORMAT = 4
+MARKER_BYTES = 2**25  # no marker is larger: one for ten thousand ranks has a megabyte
+FORMAT = 5
 FileName = Annotated[str, Pattern(rf"(?!({re.escape(MARKER)}|\.\.?)$)[A-Za-z0-9._-]{{1,200}}")]
 Number = Annotated[float, Range(-(10**39), 10**39)]
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -34,7 +35,7 @@ _TEXT = re.compile(r'\{"crc32": "([0-9a-f]{8})",\n"commit": (\{.*\})\}\n', re.DO
 
 @dataclass(frozen=True)
 class FileSum:
-    """The size and CRC-32 of a file as its writer sent it out, before any disk had it."""
+    """The size and CRC-32 of a file as its writer sent it, before any disk had it."""
 
     size: Count
     crc32: Count
@@ -42,7 +43,7 @@ class FileSum:
 
 @dataclass(frozen=True)
 class Commit:
-    """What a marker says. `config` is the resolved config, flat: `train.steps` → 500."""
+    """The content of a marker. `config` is the resolved config, flat: `train.steps` → 500."""
 
     step: Count
     samples: Count
@@ -57,7 +58,7 @@ class Commit:
     versions: Mapping[Name, Name]
     files: Mapping[FileName, FileSum]
     format: int = FORMAT
-    guard: tuple[Number, ...] = ()  # what steps lately were like (engine.guard)
+    guard: tuple[Number, ...] = ()  # statistics of recent steps (engine.guard)
     scale: tuple[Number, ...] = ()  # the loss scale of fp16 (engine.loss_scale)
 
     @property
@@ -66,7 +67,7 @@ class Commit:
 
 
 class Broken(RunError):
-    """A checkpoint is not as it was committed."""
+    """Raised if a checkpoint is not as it was committed."""
 
     def __init__(
         self,
@@ -80,21 +81,23 @@ class Broken(RunError):
 
 
 def render(commit: Commit) -> str:
-    """The marker's text; `parse` takes exactly this and nothing else."""
+    """Returns the marker's text; `parse` accepts exactly this."""
     body = json.dumps(asdict(commit), indent=1)
     return f'{{"crc32": "{_checksum(body)}",\n"commit": {body}}}\n'
 
 
 def parse(text: str, where: str) -> Commit:
-    """What a marker's text says.
+    """Parses a marker's text.
 
     Raises:
-        Broken: it is not what was written, or says what can't be so.
-        RunError: it is, but by a program of another format.
+        Broken: it is not as it was written, or its content is impossible.
+        RunError: a program with another format wrote it.
     """
     match = _TEXT.fullmatch(text)
     if match is None or match[1] != _checksum(match[2]):
-        raise Broken(f"{MARKER} is damaged", where=where, why="its text does not fit its checksum")
+        raise Broken(
+            f"{MARKER} is damaged", where=where, why="its text does not match its checksum"
+        )
     try:
         content = untrusted_input.parse_json(match[2], MARKER)
         if isinstance(content, dict) and content.get("format") != FORMAT:
@@ -102,7 +105,7 @@ def parse(text: str, where: str) -> Commit:
         commit = fit(Commit, content)
     except InputError as error:
         raise Broken(
-            f"{MARKER} can't be believed", where=where, why=f"{error.key[:80]} {error.what}".strip()
+            f"{MARKER} can't be trusted", where=where, why=f"{error.key[:80]} {error.what}".strip()
         ) from error
     wrong = [key for key, value in commit.config.items() if not _plain(value)]
     wrong += [
@@ -110,9 +113,9 @@ def parse(text: str, where: str) -> Commit:
     ]
     if wrong:
         raise Broken(
-            f"{MARKER} can't be believed",
+            f"{MARKER} can't be trusted",
             where=where,
-            why=f"its {wrong[0][:80]} can't be what a save writes",
+            why=f"its {wrong[0][:80]} is not a value that a save writes",
         )
     return commit
 
@@ -129,7 +132,7 @@ def _of_another_format(found: Any, where: str) -> RunError:
 
 
 def _plain(value: Any, depth: int = 4) -> bool:
-    """Whether a config could have it as a value."""
+    """Tells whether a config could have this value."""
     if isinstance(value, list | dict):
         inside = [*value, *value.values()] if isinstance(value, dict) else value
         return depth > 0 and all(_plain(item, depth - 1) for item in inside)
@@ -139,19 +142,20 @@ def _plain(value: Any, depth: int = 4) -> bool:
 
 
 def _is_state(state: tuple[float, ...], moments: int) -> bool:
-    """Whether a part of the engine's state is so many numbers and then three counts, or none at
-    all.
+    """Tells whether a part of the engine's state is empty, or has that many numbers and then three
+    counts.
     """
     return not state or (
         len(state) == moments + 3 and all(0 <= count < 10**15 for count in state[moments:])
     )
 
 
-STATES = {"guard": 5, "scale": 1}  # of the engine: so many numbers, and three counts after them
+# parts of the engine's state: the number of values before their three counts
+STATES = {"guard": 5, "scale": 1}
 
 
 def versions(**others: str) -> dict[str, str]:
-    """Of this program and what it stands on."""
+    """Returns the versions of this program and of its dependencies."""
     return {"trainfleet": __version__, "python": platform.python_version(), **others}
 
 

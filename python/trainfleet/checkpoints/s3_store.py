@@ -1,14 +1,14 @@
-"""Checkpoints in S3, or in any server of its protocol (storage/s3.py).
+"""Stores checkpoints in S3, or in any server of its protocol (storage/s3.py).
 
     s3://bucket/prefix/<run>/
-      step-00000100/committed.json             the marker, written last, removed first: what has one
-      exists
-      step-00000050.broken/committed.json      of one that a resume found damaged
+      step-00000100/committed.json             the marker, written last, removed first: a checkpoint
+      exists if it has one
+      step-00000050.broken/committed.json      marker of one that a resume found damaged
       parts-0 ... parts-f/step-00000100/...    its files, spread by their names
 
-An object appears whole or not at all, so nothing needs a hidden name. S3 splits its capacity (3,500
-writes a second for each prefix) by the beginning of keys: the sixteen `parts-` stay the same from
-save to save, so that what it has split stays split.
+An object appears completely or not at all, so no hidden names are needed. S3 splits its capacity
+(3,500 writes per second for each prefix) by the beginning of keys. The sixteen `parts-` stay the
+same from save to save, so that S3's splits stay valid.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html
 """
 
@@ -27,7 +27,7 @@ SPREAD = 16
 
 
 class BucketStore:
-    """Checkpoints below an s3:// address."""
+    """Stores checkpoints below an s3:// address."""
 
     def __init__(self, address: str) -> None:
         self.prefix = f"{address.rstrip('/')}/"
@@ -50,7 +50,7 @@ class BucketStore:
         return None if found is None else found.size
 
     def open(self, step: int, file: str) -> BinaryIO:
-        """By a temporary file: readers of checkpoints seek."""
+        """Downloads to a temporary file: readers of checkpoints seek."""
         return s3.download(self._part(step, file))
 
     def begin(self, step: int) -> None:

@@ -1,14 +1,14 @@
-"""Stores of checkpoints, in which one appears completely or not at all.
+"""Stores checkpoints so that each appears completely or not at all.
 
     <folder>/
-      .step-00000200/          being written, or left by a save that never ended: nobody reads it
+      .step-00000200/          being written, or left by a save that never ended: never read
       step-00000100/           visible: complete from its first moment, as it got this name after
                                its marker was on disk
         rank-00000.safetensors ... index.json committed.json
       step-00000050.broken/    found damaged by a resume, and set aside for inspection
 
-Every change is one rename, so a crash between any two system calls leaves each checkpoint whole or
-out of sight.
+Every change is one rename, so a crash between any two system calls leaves each checkpoint complete
+or hidden.
 """
 
 from __future__ import annotations
@@ -33,30 +33,32 @@ BUFFER = 2**20  # bytes: a tensor's header alone is several small writes
 
 
 class CheckpointStore(Protocol):
-    """One run's checkpoints, known by their steps."""
+    """One run's checkpoints, identified by their steps."""
 
     def steps(self) -> list[int]:
-        """The visible ones, ascending; their markers and files show whether they are good."""
+        """Returns the visible steps, ascending; their markers and files show whether they are
+        good.
+        """
         ...
 
     def broken(self) -> list[int]:
-        """Steps of what was set aside, ascending."""
+        """Returns the steps that were set aside, ascending."""
         ...
 
     def address(self, step: int) -> str:
-        """As a person would write it."""
+        """Returns a checkpoint's address as a person would write it."""
         ...
 
     def marker(self, step: int) -> str | None:
-        """The marker's text; None when there is none."""
+        """Returns the marker's text; None if it is missing."""
         ...
 
     def size(self, step: int, file: str) -> int | None:
-        """Bytes of one file; None when it is missing."""
+        """Returns the bytes of one file; None if it is missing."""
         ...
 
     def open(self, step: int, file: str) -> BinaryIO:
-        """One file of a visible checkpoint, seekable."""
+        """Opens one file of a visible checkpoint, seekable."""
         ...
 
     def begin(self, step: int) -> None:
@@ -64,19 +66,19 @@ class CheckpointStore(Protocol):
         ...
 
     def create(self, step: int, file: str) -> AbstractContextManager[BinaryIO]:
-        """A file there; it is durable once the context is left."""
+        """Creates a file there; it is durable once the context is left."""
         ...
 
     def commit(self, step: int, marker: str) -> None:
-        """Makes it visible, durably; it takes the place of one of the same step."""
+        """Makes it visible, durably; it replaces one of the same step."""
         ...
 
     def abandon(self, step: int) -> None:
-        """Lets go of one that was begun and will not be committed."""
+        """Discards one that was begun and will not be committed."""
         ...
 
     def remove(self, step: int) -> None:
-        """Takes a visible one away."""
+        """Removes a visible one."""
         ...
 
     def set_aside(self, step: int) -> None:
@@ -84,22 +86,22 @@ class CheckpointStore(Protocol):
         ...
 
     def remove_broken(self, step: int) -> None:
-        """Takes one away that was set aside."""
+        """Removes one that was set aside."""
         ...
 
     def sweep(self) -> None:
-        """Removes what saves and removals that never ended left behind; only when no save is under
-        way.
+        """Removes leftovers of saves and removals that never ended; call it only when no save is
+        under way.
         """
         ...
 
     def free(self) -> int | None:
-        """Free bytes; None if unknown."""
+        """Returns the free bytes; None if unknown."""
         ...
 
 
 class FolderStore:
-    """Checkpoints in a folder that all ranks see."""
+    """Stores checkpoints in a folder that all ranks see."""
 
     def __init__(self, path: Path) -> None:
         untrusted_input.seal(path)
@@ -129,8 +131,8 @@ class FolderStore:
             return None
 
     def open(self, step: int, file: str) -> BinaryIO:
-        """A plain file, and no link: one may lead out of the checkpoint, and a pipe may never
-        answer.
+        """Opens only a plain file, not a link: a link may lead out of the checkpoint, and a pipe
+        may never answer.
         """
         path = self._visible(step) / file
         try:
@@ -205,12 +207,12 @@ class FolderStore:
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
         if self.path.is_symlink() and untrusted_input.is_sealed(self.path):
             why = (
-                "a run's files are not read through links, as its folder may come from "
+                "links in a run's folder are not followed, as the folder may come from "
                 "somebody else"
             )
             then = (
-                f"rm {self.path}; checkpoint.destination: a folder in which "
-                f"{self.path.parent.name}/ has what the link led to"
+                f"rm {self.path}; set checkpoint.path to a folder in which "
+                f"{self.path.parent.name}/ is the link's target"
             )
             raise RunError("is a link", where=str(self.path), why=why, next=then)
         names = (
@@ -222,11 +224,11 @@ class FolderStore:
 
 
 def _no_file(path: Path) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, "it is no plain file", str(path))
+    return FileNotFoundError(errno.ENOENT, "it is not a plain file", str(path))
 
 
 def store_at(address: str) -> CheckpointStore:
-    """The store at a folder's path or an s3:// address."""
+    """Returns the store at a folder's path or an s3:// address."""
     if address.startswith(s3.SCHEME):
         from .s3_store import BucketStore
 
@@ -235,7 +237,7 @@ def store_at(address: str) -> CheckpointStore:
 
 
 def store_of(run: Run, destination: str | None) -> CheckpointStore:
-    """A run's store: under `checkpoint.destination`, or in the run's own folder."""
+    """Returns a run's store: under `checkpoint.path`, or in the run's own folder."""
     return (
         FolderStore(run.checkpoints)
         if destination is None

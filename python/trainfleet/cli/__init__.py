@@ -1,4 +1,4 @@
-"""The verbs: a file each, parse → call → print."""
+"""The verbs, one file each: parse → call → print."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..host import install_paths
 from ..node.placement import require_numbers
+from ..process import install_paths
 from ..run.run_folder import unwritable
 from ..trust.errors import ConfigError, NoSource, RunError, TrainfleetError, tell
 from ..trust.safe_output import TYPED, guarded
@@ -21,10 +21,10 @@ from ..trust.untrusted_input import printable, shortened
 from .variables import VARIABLES, Variables, flag, option_of, read_variables, typed
 
 STARTED = "TRAINFLEET_STARTED"
-# the machine's fault and not ours
+# errors of the machine, not of this program
 ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
-# of what can't be such a file
+# errors of a path that can't be such a file
 NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
 # verb → the variables that it takes
@@ -70,14 +70,16 @@ OF_A_CHECKOUT = ("test", "check", "release")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The process's exit code: 0, an error's own, or 130 after Ctrl-C."""
+    """Runs a command line. Returns the process's exit code: 0, an error's own, or 130 after
+    Ctrl-C.
+    """
     try:
         require_numbers(STARTED)
-        # given where a fleet's head acts for a command
+        # set when a fleet's head acts for a command
         started = float(os.environ.get(STARTED) or time.time())
         if list(arguments) == ["-"]:
             # on a host of a fleet: another machine sends the verb
-            from ..nodes.remote_verb import received
+            from ..hosts.remote_verb import received
 
             arguments = received(sys.stdin.fileno())
         if help_ := described(arguments, os.environ.get("MAKECMDGOALS", "").split()):
@@ -88,12 +90,12 @@ def main(arguments: Sequence[str]) -> int:
         variables = read_variables(verb, VERBS[verb], arguments[1:])
         if "OFFLINE" in variables:
             os.environ["OFFLINE"] = "1" if flag(variables, "OFFLINE") else ""
-        # Programs that a verb starts read it, too.
+        # Programs that a verb starts also read it.
         os.environ[TYPED] = "" if "TRAINFLEET_HEAD" in os.environ else typed(variables)
         return _carried_out(verb, variables, started)
     except TrainfleetError as error:
         return tell(error)
-    except BrokenPipeError:  # the reader of our output left, as `head` does
+    except BrokenPipeError:  # the reader of our output has exited, like `head`
         sys.stderr.close()
         return 0
     except OSError as error:
@@ -121,10 +123,11 @@ def _carried_out(verb: str, variables: Variables, started: float) -> int:
 
 
 def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
-    """What `--help`, `--version` and `--completion` answer, also of one verb; nothing for other
-    words.
+    """Returns the answer to `--help`, `--version` and `--completion`, also for one verb; "" for
+    other words.
 
-    `goals`: all that make was asked for. Of `make help train` it runs both: this is train's.
+    `goals` are all of make's goals. `make help train` runs both, and train must then print its
+    help.
     """
     if "--completion" in arguments:
         return completion()
@@ -172,23 +175,23 @@ def completion() -> str:
 
 
 def explained(error: OSError) -> TrainfleetError | None:
-    """What to tell a user of an error that is the environment's fault; None when it is ours."""
+    """Returns the error for the user if the environment caused it; None if this program did."""
     if error.errno in NAMES and error.filename:
         where = shortened(printable(str(error.filename)), 255)
         return RunError(
             "can't be used as a path",
             where=where,
             why=error.strerror or "",
-            next="ls -ld, on its way",
+            next="ls -ld on each folder of it",
         )
     if error.errno not in ENVIRONMENT:
         return None
     if error.filename:
         return unwritable(Path(str(error.filename)), error)
     return RunError(
-        "can't write all that there is to say",
+        "can't write the full output",
         why=error.strerror or str(error),
-        next="df -h, where its output goes",
+        next="check the output's disk with df -h",
     )
 
 

@@ -1,4 +1,4 @@
-"""make build: the container image of fleet.stack, built here from docker/ and the lock."""
+"""make build: the container image of fleet.platform, built here from docker/ and the lock."""
 
 from __future__ import annotations
 

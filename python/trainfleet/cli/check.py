@@ -1,5 +1,5 @@
-"""make check: lint, format, types, shell scripts, the Dockerfile, and versions that stand outside
-the locks.
+"""make check: lint, format, types, shell scripts, the Dockerfile, and versions outside the
+locks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(variables: Variables, started: float) -> int:
         commands.append([str(hadolint), "docker/Dockerfile"])
     else:
         print(
-            "hadolint is not installed, so docker/Dockerfile is not looked at: scripts/venv.sh "
+            "docker/Dockerfile is not checked, as hadolint is not installed; run scripts/venv.sh "
             "apply requirements-test.lock"
         )
     failed = [command for command in commands if subprocess.run(command, check=False).returncode]

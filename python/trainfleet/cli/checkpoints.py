@@ -1,4 +1,6 @@
-"""make checkpoints: each one's step, time, size, loss and layout, and whether it is whole."""
+"""make checkpoints: step, time, size, loss and layout of each checkpoint, and whether it is
+intact.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,12 @@ def main(variables: Variables, started: float) -> int:
     if any(entry.fault for entry in entries):
         print("next: make train resumes from the newest good one")
         return 1
-    print(
-        "next: make verify reads the bytes of the newest; good says that no file is missing or cut"
-    )
+    print("next: make verify reads the newest in full; good means that no file is missing or cut")
     return 0
 
 
 def row(entry: ListedCheckpoint) -> tuple[str, ...]:
-    """The cells of one checkpoint."""
+    """Returns the cells of one checkpoint."""
     commit, state = entry.commit, f"broken: {entry.fault}" if entry.fault else "good"
     if commit is None:
         return (f"{entry.step:,}", "—", "—", "—", "—", state)

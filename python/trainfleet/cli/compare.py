@@ -1,5 +1,5 @@
-"""make compare: how runs differ in their configs and results, with their loss curves in one
-picture.
+"""make compare: the differences of runs in configs and results, with their loss curves in one
+plot.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ..trust.errors import ConfigError, Problem
 from ..trust.spelling import suggest
 from .variables import Variables
 
-MOST = 7  # runs that can be told apart in a picture
+MOST = 7  # runs that a reader can tell apart in a plot
 
 
 def main(variables: Variables, started: float) -> int:
@@ -23,8 +23,8 @@ def main(variables: Variables, started: float) -> int:
 
 
 def runs_of(text: str) -> list[Run]:
-    """The runs that RUNS names; ConfigError for fewer than two, more than can be told apart, or one
-    that is not here.
+    """Returns the runs that RUNS names; ConfigError for fewer than two, more than MOST, or one that
+    is not here.
     """
     here = {run.name: run for run in listing.known()}
     names = list(dict.fromkeys(text.replace(",", " ").split()))

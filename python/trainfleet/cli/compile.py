@@ -1,4 +1,4 @@
-"""make compile: compiles what training will compute, on the fleet, into the cache that its nodes
+"""make compile: compiles the training's programs on the fleet, into the cache that its nodes
 share.
 """
 

@@ -1,4 +1,4 @@
-"""make config RECIPE=name: writes a recipe to config.yaml, or to CONFIG=path; a file that you
+"""make config RECIPE=name: writes a recipe to config.yaml, or to CONFIG=path; over a file that you
 changed only with YES=1.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..host.install_paths import ROOT
+from ..process.install_paths import ROOT
 from ..recipes import all_recipes, recipe_named
 from ..run.run_folder import write_atomic
 from ..trust import untrusted_input
@@ -17,22 +17,20 @@ from .variables import Variables, flag
 
 def main(variables: Variables, started: float) -> int:
     if "RECIPE" not in variables:
-        raise ConfigError.of("RECIPE", "say which recipe", next="make recipes lists them")
+        raise ConfigError.of("RECIPE", "must name a recipe", next="make recipes lists them")
     recipe = recipe_named(variables["RECIPE"])
     path = Path(variables.get("CONFIG", "config.yaml"))
     before, text = _content(path), linked(recipe.text, path)
     if before == text:
-        print(f"{path} is the recipe {recipe.name} already")
+        print(f"{path} already is the recipe {recipe.name}")
         return 0
     if (
         before is not None
         and before not in [linked(other.text, path) for other in all_recipes()]
         and not flag(variables, "YES")
     ):
-        then = f"make config RECIPE={recipe.name} CONFIG=other.yaml, or with YES=1 to write over it"
-        raise TrainfleetError(
-            f"{path} is not a recipe as it came: it has changes that would be lost", next=then
-        )
+        then = f"make config RECIPE={recipe.name} CONFIG=other.yaml, or add YES=1 to overwrite it"
+        raise TrainfleetError(f"{path} has changes that would be lost", next=then)
     write_atomic(path, text)
     print(f"wrote the recipe {recipe.name} to {path}: {recipe.line}")
     print(f"next: {recipe.next if path == Path('config.yaml') else f'make plan CONFIG={path}'}")
@@ -40,8 +38,8 @@ def main(variables: Variables, started: float) -> int:
 
 
 def linked(text: str, path: Path) -> str:
-    """A recipe whose editor line names the schema as seen from the folder of `path`; as it is where
-    there is no schema here.
+    """Returns a recipe with an editor line that names the schema as seen from the folder of `path`;
+    unchanged without a schema here.
     """
     schema = Path("schema/config.schema.json")
     if not schema.exists():
@@ -51,8 +49,8 @@ def linked(text: str, path: Path) -> str:
 
 
 def _content(path: Path) -> str | None:
-    """What stands at the path; None for nothing, and for what is no text the empty one, which is no
-    recipe either.
+    """Returns the text at the path; None if there is no file, "" if the file is not text, which no
+    recipe equals.
     """
     try:
         return untrusted_input.read_text(path, untrusted_input.MEBIBYTE)

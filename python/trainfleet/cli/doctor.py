@@ -1,5 +1,5 @@
-"""make doctor: is the fleet fit to train? What is wrong, by host, and what to type; LIFT=host lets
-one out of quarantine.
+"""make doctor: checks whether the fleet is fit to train, and prints each host's problems with a
+command; LIFT=host releases one from quarantine.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """make eval: loss, perplexity and accuracy of the newest checkpoint on the validation split; or
-TASKS, by lm-eval.
+TASKS, with lm-eval.
 """
 
 from __future__ import annotations
 
-from ..host.processes import run_module
 from ..launch.command import run_trained
 from ..launch.lm_eval import evaluate
 from ..launch.run_location import forwarded
+from ..process.processes import run_module
 from .variables import Variables
 
 

@@ -1,5 +1,5 @@
-"""make explain LOG=file: names what ended a job, from its log: torchrun's, Slurm's, kubectl's or
-any other launcher's.
+"""make explain LOG=file: names the cause that ended a job, from the log of torchrun, Slurm, kubectl
+or any other launcher.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..watch.verdict import last_words, of_finding
 from .variables import Variables
 
 TYPED = (
-    "make explain LOG=train.log; of several nodes, LOG=FOLDER with a log of each; of a pipe, LOG=-"
+    "make explain LOG=train.log; for several nodes, LOG=FOLDER with a log of each; for stdin, LOG=-"
 )
 
 
@@ -26,7 +26,7 @@ def main(variables: Variables, started: float) -> int:
         print(of_finding(finding, lines, host=""))
         return 0
     print(
-        "no line says why it ended. The last ones:",
+        "no line explains why it ended. The last ones:",
         *(f"  | {words}" for words in last_words(lines)),
         sep="\n",
     )
@@ -34,11 +34,11 @@ def main(variables: Variables, started: float) -> int:
 
 
 def _read(name: str) -> tuple[list[LogLine], int]:
-    """The lines of the logs, and how many nodes wrote them; one log may be of any number of nodes,
-    which is 0.
+    """Reads the lines of the logs, and the number of nodes that wrote them; 0 for one log, which
+    may be of any number.
     """
     if not name:
-        raise ConfigError.of("LOG", "names no log", next=TYPED)
+        raise ConfigError.of("LOG", "must name a log", next=TYPED)
     if name == "-":
         with tempfile.NamedTemporaryFile() as file:
             shutil.copyfileobj(sys.stdin.buffer, file)

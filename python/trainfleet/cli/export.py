@@ -1,4 +1,6 @@
-"""make export: the newest checkpoint as a Hugging Face folder, OUT, or as NxD Core's (FORMAT)."""
+"""make export: the newest checkpoint as a Hugging Face folder, OUT, or in NxD Core's format
+(FORMAT).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from .variables import Variables
 
 def main(variables: Variables, started: float) -> int:
     if "OUT" not in variables:
-        raise ConfigError.of("OUT", "says which folder to make", next="make export OUT=my-model")
+        raise ConfigError.of("OUT", "must name a new folder", next="make export OUT=my-model")
     try:
         export_formats.degrees(variables.get("FORMAT") or export_formats.HUGGINGFACE)
     except ValueError as error:

@@ -1,5 +1,5 @@
-"""make image: bakes a machine image (AMI) of a node of the ec2 backend; make build makes the
-container image that jobs run in.
+"""make image: bakes a machine image (AMI) for nodes of the ec2 backend; make build makes the
+container image of jobs.
 """
 
 from __future__ import annotations

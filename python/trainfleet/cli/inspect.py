@@ -7,9 +7,9 @@ from __future__ import annotations
 from tempfile import NamedTemporaryFile
 
 from ..config import dump_resolved
-from ..host.processes import run_module
 from ..launch.command import config_of, settings_of
 from ..launch.run_location import forwarded
+from ..process.processes import run_module
 from .variables import Variables, flag, number
 
 
@@ -20,7 +20,7 @@ def main(variables: Variables, started: float) -> int:
         return code
     with NamedTemporaryFile(
         "w", encoding="utf-8", suffix=".yaml"
-    ) as file:  # a look leaves nothing in the run's folder
+    ) as file:  # outside the run's folder, which inspecting does not change
         file.write(dump_resolved(config))
         file.flush()
         return run_module(

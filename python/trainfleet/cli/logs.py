@@ -1,4 +1,4 @@
-"""make logs: the last lines that each node wrote; FOLLOW=1 stays until the run ends."""
+"""make logs: the last lines of each node; with FOLLOW=1 it stays until the run ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..trust.errors import RunError, tell
 from .variables import Variables, flag
 
 LINES = 20
-TAIL = 2**18  # bytes in which these are looked for
+TAIL = 2**18  # last bytes of a log that are searched for them
 
 
 def main(variables: Variables, started: float) -> int:
@@ -32,7 +32,7 @@ def main(variables: Variables, started: float) -> int:
             )
         ends = {log: print_new(log, max(0, end - TAIL), LINES) for log, end in ends.items()}
         while follow:
-            # before the look at the logs, so that the last words are not missed
+            # asked before the logs are read, so that the last lines are not missed
             alive = place.is_running()
             trouble = look(place, run) or trouble
             ends = {log: print_new(log, ends.get(log, 0)) for log in logs_of(run)}

@@ -1,5 +1,5 @@
-"""make ls: what is ours in the region, of every config, with what it costs and since when; found by
-tag alone.
+"""make ls: all trainfleet resources of a region, of every config, with cost and age; found only by
+tag.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def main(variables: Variables, started: float) -> int:
 
 
 def holdings(config: Config) -> Iterator[str]:
-    """What is ours in the region, by config, for people; CloudError at the end where not all of it
-    may be looked at.
+    """Yields lines about the region's resources, by config; CloudError at the end if the
+    credentials may not list all of them.
     """
     if not backend_of(config).machines().made:
         yield (
-            f"the {config.fleet.backend} backend makes no machines: there is nothing that "
-            "costs money by itself"
+            f"the {config.fleet.backend} backend makes no machines, so it has no resource that "
+            "costs money"
         )
         return
     from ..cloud.calls import Calls
@@ -38,11 +38,11 @@ def holdings(config: Config) -> Iterator[str]:
     everything = list(weighed(calls, find(calls)))
     if found := [one for one in everything if one.id]:
         yield from table(found)
-        yield f"{len(found)} thing{'s' * (len(found) > 1)} in {region}: {total(found)}"
+        yield f"{len(found)} resource{'s' * (len(found) > 1)} in {region}: {total(found)}"
         yield (
-            "next: make clean removes those of its config, with CONFIG=path those of another; "
-            "PURGE=1 those that hold data"
+            "next: make clean removes those of its config, with CONFIG=path those of another, "
+            "with PURGE=1 also those that hold data"
         )
     require_seen(everything, region, "make ls")
     if not found:
-        yield f"nothing of ours is in {region}"
+        yield f"trainfleet has no resources in {region}"

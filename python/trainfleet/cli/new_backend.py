@@ -1,5 +1,5 @@
-"""make new-backend NAME=x: writes a package that adds a backend, with the bench on which its
-conformance is tested.
+"""make new-backend NAME=x: writes a package that adds a backend, with the bench that tests its
+conformance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .variables import Variables
 def main(variables: Variables, started: float) -> int:
     if "NAME" not in variables:
         raise ConfigError.of(
-            "NAME", "says what the backend is called", next="make new-backend NAME=kubernetes"
+            "NAME", "must name the backend", next="make new-backend NAME=kubernetes"
         )
     name = variables["NAME"]
     files = skeleton.write(name, Path())

@@ -1,5 +1,5 @@
-"""make plan: what would run, with what was derived and why; OUT=folder receives every file and
-request.
+"""make plan: the requests, and the derived values with their reasons; OUT=folder receives every
+file and request.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(variables: Variables, started: float) -> int:
         print("\n".join(proposal.describe_requests(requests, ())))
         makes = "make setup makes" if prospects else "fleet.hosts names"
         print(
-            "\n${...} is what make setup makes"
+            "\n${...} is filled in by make setup"
             if awaits
             else f"\nhosts: none yet, so no command is exact; {makes} them"
         )
@@ -75,7 +75,7 @@ def main(variables: Variables, started: float) -> int:
         )
         print("\n".join(proposal.describe_requests(plan.requests, plan.notes, whole)))
     if compiles_ahead(config):
-        from ..launch import compiling  # loads all that trains
+        from ..launch import compiling  # loads the trainer
 
         print("\n".join(compiling.outlook(config)), end="")
     if out:

@@ -1,4 +1,4 @@
-"""make profile: trains a few steps in a run of their own, with torch's profiler on some, and says
+"""make profile: trains a few steps in a separate run, with torch's profiler on some, and prints
 where the time went.
 """
 

@@ -1,4 +1,4 @@
-"""make push: the container image, built where it is not, in ECR under a tag of its content."""
+"""make push: the container image, built if missing, in ECR under a tag of its content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""make recipes: complete configs that come with the package, a line each."""
+"""make recipes: the complete configs that come with the package, one line each."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def main(variables: Variables, started: float) -> int:
     width = max(len(recipe.name) for recipe in recipes)
     for recipe in recipes:
         print(f"{recipe.name:{width}}  {recipe.line}")
-    print("next: make config RECIPE=name writes one to config.yaml (CONFIG=path: elsewhere)")
+    print("next: make config RECIPE=name writes one to config.yaml, or to CONFIG=path")
     return 0

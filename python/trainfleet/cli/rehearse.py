@@ -1,5 +1,5 @@
-"""make rehearse: breaks a short run of its own on purpose, and says which promises it kept; real
-nodes by consent (YES=1).
+"""make rehearse: breaks a short, separate run on purpose, and reports which promises it kept; on
+real nodes only with YES=1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(variables: Variables, started: float) -> int:
     with stage_for(config, [fault.name for fault in faults], flag(variables, "YES")) as made:
         print(row(*rehearsal_table.HEAD), flush=True)
         for fault in faults:
-            print(fault.name, end="", flush=True)  # its row is there once it was played
+            print(fault.name, end="", flush=True)  # the rest of its row follows when it has ended
             try:
                 outcomes.append(rehearse(fault, made))
             except BaseException:
@@ -43,17 +43,17 @@ def main(variables: Variables, started: float) -> int:
         )
     print(
         f"\n{rehearsal_table.Rehearsal(config.fleet.backend, tuple(outcomes)).summary}; "
-        "everything is put back"
+        "everything is restored"
     )
     print(f"report  {html.write(run)}")
     return 1 if broken else 0
 
 
 def chosen(names: str) -> list[Fault]:
-    """The faults by name, all of them where none is named; ConfigError where one is no fault."""
+    """Returns the named faults, or all of them; ConfigError for a name that is not a fault."""
     wanted = names.replace(",", " ").split()
     problems = [
-        Problem(0, "FAULTS", "", f"{name} is no fault{suggest(name, FAULTS)}")
+        Problem(0, "FAULTS", "", f"{name} is not a fault{suggest(name, FAULTS)}")
         for name in wanted
         if name not in FAULTS
     ]
@@ -63,8 +63,8 @@ def chosen(names: str) -> list[Fault]:
 
 
 def row(*cells: str) -> str:
-    """Cells, each as wide as its column, but for the last; of a fault that could not be played its
-    name and the reason.
+    """Returns the cells of a row, padded except the last; for a fault that could not be injected
+    only its name and the reason.
     """
     shown = cells if all(cells) else (cells[0], cells[-1])
     return " ".join(

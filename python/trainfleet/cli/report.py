@@ -1,4 +1,4 @@
-"""make report: draws the plots and report.html anew from what the run folder holds."""
+"""make report: draws the plots and report.html again from the run folder."""
 
 from __future__ import annotations
 

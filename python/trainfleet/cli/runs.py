@@ -1,5 +1,5 @@
-"""make runs: all runs here, one line each: state, step, loss, speed, cost, age. With CONFIG: of
-that config alone.
+"""make runs: all runs here, one line each: state, step, loss, speed, cost, age. With CONFIG: only
+that config's.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..host.processes import run_module
 from ..launch.command import run_trained
 from ..launch.run_location import forwarded
+from ..process.processes import run_module
 from ..report.history import opening
 from .variables import Variables, amount, number
 

@@ -1,4 +1,4 @@
-"""make scaling: the same job at several numbers of nodes, each a short run of its own; a table,
+"""make scaling: the same job at several numbers of nodes, each in a short, separate run; a table
 with efficiency, and a plot.
 """
 
@@ -30,7 +30,8 @@ def main(variables: Variables, started: float) -> int:
         short = measured(shared(config), f"{base}-{config.fleet.nodes}", WARM_UP + steps)
         nodes = f"{config.fleet.nodes} node{'s' * (config.fleet.nodes > 1)}"
         print(
-            f"{nodes}: {degrees(config)}, {config.train.global_batch} sequences a step", flush=True
+            f"{nodes}: {degrees(config)}, {config.train.global_batch_size} sequences per step",
+            flush=True,
         )
         if code := train(plan_of(short, derived, launch=short.name), started, summarize=False):
             return code
@@ -65,14 +66,12 @@ def main(variables: Variables, started: float) -> int:
 
 
 def _remark(config: Config) -> list[str]:
-    """What nodes that this machine plays can show: they share it, and a single one has all of
-    it.
-    """
+    """Warns that nodes simulated on this machine share its cores."""
     if not shares_one_machine(config) or node_types.local_accelerators():
         return []
     cores = node_types.local_cores()
     return [
         "",
-        f"note: all sizes share this machine's {cores} cores: this is what dividing costs, not "
-        "what more machines bring",
+        f"note: all sizes share this machine's {cores} cores, so this shows the cost of "
+        "splitting, not the gain of more machines",
     ]

@@ -1,5 +1,5 @@
-"""make setup: what make has not done already by building .venv. On this machine: says what there is
-to train on.
+"""make setup: the steps that building .venv has not done already. On this machine it prints the
+devices to train on.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""make stop: asks the running launcher, from any terminal, for a clean stop, and waits until
-nothing runs.
+"""make stop: asks the running launcher, from any terminal, for a clean stop, and waits until no
+process runs.
 """
 
 from __future__ import annotations
 
-from ..launch import intent_watch, run_location
+from ..launch import launching, run_location
 from ..launch.command import run_named
 from ..run.run_folder import Run
 from .variables import Variables
@@ -15,12 +15,12 @@ def main(variables: Variables, started: float) -> int:
     with run_location.place_of(variables) as place:
         place.refresh()
         led = place.is_running()
-        if not led and (intent := intent_watch.under_way(place)):
-            if intent_watch.cancel(place, run, intent):
+        if not led and (begun := launching.under_way(place)):
+            if launching.cancel(place, run, begun):
                 run_location.end(variables)
                 print(
-                    f"the launch of {run.name} has ended, and nothing of it runs\nnext: make "
-                    "train begins again"
+                    f"the launch of {run.name} has ended, and none of its processes runs\nnext: "
+                    "make train begins again"
                 )
                 return 0
             led = True
@@ -28,11 +28,11 @@ def main(variables: Variables, started: float) -> int:
             print(f"{run.name} is not running{place.words}; nothing to stop")
             return 0
         if not led:
-            print(f"its launcher is gone, and {', '.join(alone)} go on without it", flush=True)
+            print(f"its launcher is gone, but {', '.join(alone)} still run", flush=True)
         calmly = run_location.stop(place, run, variables)
         if not calmly:
             print(
-                f"nothing was heard for {run_location.PATIENCE:.0f} s; what runs is ended at once",
+                f"no answer for {run_location.PATIENCE:.0f} s; ending its processes at once",
                 flush=True,
             )
             run_location.end(variables)
@@ -43,13 +43,13 @@ def main(variables: Variables, started: float) -> int:
 
 
 def _ended(run: Run, calmly: bool) -> str:
-    """What became of the run, and what to type."""
+    """Returns the outcome of the run, and the next command."""
     if run.read_results().get("status") == "finished":
         return (
-            f"{run.name} had finished before it could stop; nothing runs any more\nnext: make "
+            f"{run.name} had finished before it could stop; no process runs any more\nnext: make "
             "report"
         )
     return (
-        "stopped; nothing runs any more\nnext: make train "
+        "stopped; no process runs any more\nnext: make train "
         f"{'resumes it' if calmly else 'resumes from the last checkpoint'}"
     )

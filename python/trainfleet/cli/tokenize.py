@@ -1,10 +1,10 @@
-"""make tokenize: the sources become data/<name>, or nothing is done because it is there."""
+"""make tokenize: turns the sources into data/<name>; does nothing if it exists."""
 
 from __future__ import annotations
 
 from ..launch import execution, tokenizing
 from ..launch.command import config_of, plan_for, settings_of
-from ..launch.intent_watch import launching
+from ..launch.launching import launching
 from .variables import Variables
 
 

@@ -1,4 +1,4 @@
-"""make train: compiles ahead and tokenizes what is not yet, trains from the newest checkpoint to
+"""make train: compiles and tokenizes what is missing, trains from the newest checkpoint to
 train.steps, reports.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ..launch import compiling, execution, training
 from ..launch.command import config_of, plan_for, settings_of
-from ..launch.intent_watch import launching
+from ..launch.launching import launching
 from .variables import Variables
 
 

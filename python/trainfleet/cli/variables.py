@@ -1,9 +1,9 @@
-"""The variables of a command, as text that nothing has expanded: from its words, from make, or from
-the environment.
+"""The variables of a command, as text that no shell has expanded: from its words, from make, or
+from the environment.
 
-make passes what stood on its command line to its recipes in MAKEFLAGS, after ` -- `, with blanks
-escaped by a backslash and `$` doubled. Reading it there, and nowhere in recipe text, is what keeps
-`make train 'NODES=4; touch x'` from touching x.
+make passes its command line to its recipes in MAKEFLAGS, after ` -- `, with blanks escaped by a
+backslash and `$` doubled. Reading it there, and never in recipe text, keeps `make train 'NODES=4;
+touch x'` from touching x.
 """
 
 from __future__ import annotations
@@ -25,48 +25,45 @@ VARIABLES = {
     "PROMPT": "the text to continue",
     "SAMPLE": "which sample of the training order, from 0",
     "VERIFY": "1: check every file of the dataset",
-    "LOG": "the log of a job that failed, a folder with a log of each node, or - for what is "
-    "piped in",
-    "FOLLOW": "1: stay and show what comes",
+    "LOG": "the log of a job that failed, a folder with a log of each node, or - for stdin",
+    "FOLLOW": "1: stay and show new lines",
     "WEAK": "1: the batch grows with the nodes, so the work per rank is constant",
     "STEPS": "how many steps are timed at each number of nodes",
     "STEP": "the step of a checkpoint (the newest)",
-    "PURGE": "1: this config's run and dataset too; all: what setup has left on hosts, too",
+    "PURGE": "1: also this config's run and dataset; all: also the files of setup on hosts",
     "YES": "1: do not ask",
     "TASKS": "lm-eval's tasks, with commas between: TASKS=hellaswag,arc_easy",
     "OUT": "a folder for the plan's files, or for the exported model",
     "FORMAT": "what to export: huggingface (the default), or nxd, nxd-tp8, nxd-tp8-pp2: NxD "
     "Core's, by its degrees",
-    "LIFT": "a host to let out of quarantine",
+    "LIFT": "a host to release from quarantine",
     "FAULTS": "which faults: FAULTS='rank-killed disk-full' (all of them)",
     "DAYS": "days that the training may take",
     "USD": "dollars that the training may cost",
     "TOKENS": "tokens to train on: TOKENS=1e12",
-    "PORT": "the port of the page on this machine (8642, or any that is free)",
+    "PORT": "the port of the page on this machine (8642, or any free one)",
     "RUN": "a run that is here, by its name (make runs)",
     "RUNS": "runs to compare: RUNS='one another'",
     "TEMPERATURE": "sampling temperature: 0 always picks the most likely token (0.7)",
     "TOP_P": "nucleus sampling: the most likely tokens with this total probability (1)",
     "LENGTH": "how many tokens to write (200)",
     "SEED": "the same seed writes the same text",
-    "OFFLINE": "1: ask no package index whether the pinned versions can be had",
+    "OFFLINE": "1: do not ask package indexes for the pinned versions",
     "VERBOSE": "1: also the scripts that this machine would run",
     "RECIPE": "a complete config that comes with the package",
     "ONLY": "which groups of drills: ONLY='heads slurm', or all",
     "CHANGED": "1: the groups of drills that guard what differs from the origin",
-    "NAME": "what a new backend is called: small letters, digits and _",
+    "NAME": "the name of a new backend: lower-case letters, digits and _",
 }
 # an option that needs no value: `--yes`
 SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE", "OFFLINE")
 Variables = dict[str, str]
 TEXTS = ("PROMPT", "SET")  # these may be long
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
-LEAST, MOST = 1e-9, 1e18  # of an amount
-LARGEST = 10**18 - 1  # of a number
-LONGEST = (
-    4096  # characters of a value, as of a path; what is longer is another file's content, or a slip
-)
-# these say themselves what they lack
+LEAST, MOST = 1e-9, 1e18  # bounds of an amount
+LARGEST = 10**18 - 1  # bound of a number
+LONGEST = 4096  # characters of a value, like a path; a longer one is a file's content, or a slip
+# verbs check that these are not empty
 MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")
 
 
@@ -76,18 +73,17 @@ def read_variables(
     words: Sequence[str],
     environment: Mapping[str, str] = os.environ,
 ) -> Variables:
-    """What the command was given. The verb's own words win over make's command line, and that over
-    the environment.
+    """Returns the variables of a command. The verb's own words override make's command line, which
+    overrides the environment.
 
     Raises:
-        ConfigError: a variable that nobody knows, that this verb does not take, or that is given
-            two values.
+        ConfigError: a variable is unknown, is not one of this verb's, or has two values.
     """
     given, told = _from_make(environment.get("MAKEFLAGS", "")), dict[str, str]()
     problems, words = [], list(_without_options(words, allowed))
     for before, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
-        # else it is the 5 of `--steps 5`
+        # otherwise it is the 5 of `--steps 5`
         if not equals and ("=" in before or word[:1] == "-" or before[:2] != "--"):
             meant = _as_set(
                 word, allowed, following if following and "=" not in following else "..."
@@ -117,7 +113,7 @@ def read_variables(
         if not value.strip() and name in allowed and name not in MAY_BE_EMPTY
     ]
     problems += [
-        Problem(0, name, "", f"is empty; it is {VARIABLES[name]}, or is left out") for name in empty
+        Problem(0, name, "", f"is empty; set it to {VARIABLES[name]}, or omit it") for name in empty
     ]
     problems += [
         Problem(
@@ -140,7 +136,9 @@ def read_variables(
         if len(value) > LONGEST and name in VARIABLES and name not in TEXTS
     ]
     problems += [
-        Problem(0, name, "", f"has {len(given[name]):,} characters; at most {LONGEST:,} are taken")
+        Problem(
+            0, name, "", f"has {len(given[name]):,} characters; at most {LONGEST:,} are allowed"
+        )
         for name in long
     ]
     problems += [
@@ -174,8 +172,8 @@ def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[s
 
 
 def _stranger(word: str, allowed: Sequence[str], meant: str) -> str:
-    """What is wrong with a word that is no variable and no option of the verb; `meant`: the key of
-    the config that it names.
+    """Explains a word that is neither a variable nor an option of the verb. `meant` is the config
+    key that it names.
     """
     if not word.startswith("--"):
         return f"is not VARIABLE=value{meant or suggest(word, allowed)}"
@@ -191,38 +189,38 @@ def _variable_of(option: str) -> str:
 
 
 def _no_path(value: str) -> str:
-    """Why a value is hardly the path that was meant; "" where it may be."""
+    """Explains why a value is probably not the intended path; "" if it may be."""
     if character := unprintable(value):
-        return f"{show(value)} holds {character}, which no path here may"
+        return f"{show(value)} holds {character}, which no path here may have"
     if value.startswith("-"):
-        return f"{show(value)} begins as an option does: write ./{printable(value[:20])}"
+        return f"{show(value)} begins like an option: write ./{printable(value[:20])}"
     if value.startswith("$") or (value.startswith("~") and _at_home(value) == value):
         return (
-            f"{show(value)} begins with a shell's word, and no shell has read it: write the "
-            "path out"
+            f"{show(value)} begins with a shell variable, which no shell has expanded: write "
+            "the full path"
         )
     return ""
 
 
 def _at_home(path: str) -> str:
-    """A path with the user's home for `~`, which not every shell puts there behind a `=`."""
+    """Replaces `~` with the user's home, as not every shell expands it after `=`."""
     return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path  # noqa: PTH111  it may end with a slash
 
 
 def typed(variables: Variables) -> str:
-    """The words of a command, as a shell takes them, without which the next one would be about
-    another config or run.
+    """Returns the words of a command, quoted for a shell, that the next command needs to be about
+    the same config or run.
     """
     words = {name: variables[name] for name in ("CONFIG", "SET") if name in variables}
     if "RUN" in variables:
-        words["CONFIG"] = str(run_of(variables["RUN"]).document)  # which every verb takes
+        words["CONFIG"] = str(run_of(variables["RUN"]).document)  # every verb has CONFIG
     if "name" not in words.get("SET", "name"):
-        del words["SET"]  # keys that make no other run of it
+        del words["SET"]  # its keys do not change the run's name
     return "".join(f" {name}={shlex.quote(value)}" for name, value in words.items())
 
 
 def _from_make(flags: str) -> Variables:
-    """The command-line variables in MAKEFLAGS: `n -- NODES=4 SET=a=1\\ b=2`."""
+    """Returns the command-line variables in MAKEFLAGS: `n -- NODES=4 SET=a=1\\ b=2`."""
     _, separator, overrides = f" {flags}".partition(" -- ")
     if not separator:
         return {}
@@ -236,9 +234,7 @@ def _from_make(flags: str) -> Variables:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a value is text: what the system hands over as other bytes comes as halves of
-    surrogate pairs.
-    """
+    """Tells whether a value is text: Python decodes other bytes as halves of surrogate pairs."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -255,8 +251,8 @@ def _refusal(verb: str, name: str, value: str, allowed: Sequence[str]) -> Proble
 
 
 def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
-    """How SET names the key of the config that a word such as STEPS, --steps or train.steps means;
-    "" where it means none.
+    """Suggests the SET for the config key that a word like STEPS, --steps or train.steps names; ""
+    if it names no key.
     """
     from ..config.schema import key_named  # loads YAML
 
@@ -266,8 +262,8 @@ def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
 
 
 def flag(variables: Variables, name: str, other: str = "", default: bool = False) -> bool:
-    """Whether a yes/no variable is on: 1, true, yes or `other`; 0, false or no is off. ConfigError
-    for all else.
+    """Tells whether a yes/no variable is on: 1, true, yes or `other`; 0, false or no is off.
+    ConfigError for anything else.
     """
     value = variables.get(name, "").lower()
     if value in ("", "0", "false", "no"):
@@ -275,7 +271,7 @@ def flag(variables: Variables, name: str, other: str = "", default: bool = False
     if value not in ("1", "true", "yes", other):
         either = f"1, 0 or {other}" if other else "1 or 0"
         raise ConfigError.of(
-            name, f"must be {either}, not {variables[name]!r}", next=f"{name}=1, or leave it out"
+            name, f"must be {either}, not {variables[name]!r}", next=f"{name}=1, or omit it"
         )
     return True
 
@@ -283,7 +279,7 @@ def flag(variables: Variables, name: str, other: str = "", default: bool = False
 def amount(
     variables: Variables, name: str, least: float = LEAST, most: float = MOST
 ) -> float | None:
-    """A number such as 7, 0.5 or 1e12, None where it is not given; ConfigError for anything
+    """Returns a number like 7, 0.5 or 1e12, None if it is not given; ConfigError for anything
     else.
     """
     text = variables.get(name)
@@ -297,12 +293,12 @@ def amount(
             f"must be a number {'above 0' if least == LEAST else f'from {least:g} on'}, up "
             f"to {most:g}, not {show(text)}"
         )
-        raise ConfigError.of(name, message, next=f"{name}=1, or leave it out")
+        raise ConfigError.of(name, message, next=f"{name}=1, or omit it")
     return float(text)
 
 
 def amounts(variables: Variables, *names: str) -> list[float | None]:
-    """What `amount` says of each name; ConfigError with all that is wrong."""
+    """Returns the `amount` of each name; ConfigError with all problems."""
     found, wrong = [], list[Problem]()
     for name in names:
         try:
@@ -310,19 +306,19 @@ def amounts(variables: Variables, *names: str) -> list[float | None]:
         except ConfigError as error:
             wrong += error.problems
     if wrong:
-        raise ConfigError(wrong, next=f"{wrong[0].where}=1, or leave it out")
+        raise ConfigError(wrong, next=f"{wrong[0].where}=1, or omit it")
     return found
 
 
 def number(
     variables: Variables, name: str, default: int, least: int = 0, most: int = LARGEST
 ) -> int:
-    """A whole number from `least` to `most`; ConfigError for anything else."""
+    """Returns a whole number from `least` to `most`; ConfigError for anything else."""
     text = variables.get(name, str(default))
     if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
         bounds = (
             f"from {least} to {most}" if most < LARGEST else f"from {least} on, of up to 18 digits"
         )
         message = f"must be a whole number {bounds}, not {show(text)}"
-        raise ConfigError.of(name, message, next=f"{name}={default}, or leave it out")
+        raise ConfigError.of(name, message, next=f"{name}={default}, or omit it")
     return int(text)

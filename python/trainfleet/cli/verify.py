@@ -1,6 +1,4 @@
-"""make verify: reads one checkpoint through: every byte against its checksum, then every number in
-it.
-"""
+"""make verify: reads one checkpoint: every byte against its checksum, then every number."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ from ..checkpoints.listing import damage, read
 from ..checkpoints.marker import Broken, Commit
 from ..checkpoints.store import CheckpointStore
 from ..hardware import node_types
-from ..host.processes import run_module
 from ..launch.command import store_named
 from ..launch.run_location import forwarded
+from ..process.processes import run_module
 from ..report.history import layout, size
 from ..trust.errors import ConfigError, RunError
 from ..trust.safe_output import unguarded
@@ -38,32 +36,32 @@ def main(variables: Variables, started: float) -> int:
     )
     faults = [fault for fault in read_through(store, step, commit) if fault]
     if faults:
-        then = "make train sets it aside and goes on from the one before it"
+        then = "make train sets it aside and continues from the one before it"
         raise Broken(
-            "is not as it was committed",
+            "differs from the committed checkpoint",
             where=store.address(step),
             why="; ".join(faults),
             then=then,
         )
-    print(f"every byte is as it was written ({len(commit.files)} checksums)", flush=True)
+    print(f"every byte is intact ({len(commit.files)} checksums)", flush=True)
     return run_module("trainfleet.engine.checkpoint.verify", store.address(step))
 
 
 def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
-    """STEP, or else the newest in sight."""
+    """Returns STEP, or else the newest step."""
     steps, text = store.steps(), variables.get("STEP", "")
     if not steps:
         raise RunError("has no checkpoint yet", where=name, next="make train")
     if text and (not re.fullmatch("[0-9]{1,18}", text) or int(text) not in steps):
         message = (
-            f"there is no checkpoint of step {text!r}; there are: {', '.join(map(str, steps))}"
+            f"there is no checkpoint of step {text!r}; the steps are {', '.join(map(str, steps))}"
         )
         raise ConfigError.of("STEP", message, next="make checkpoints")
     return int(text) if text else steps[-1]
 
 
 def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[str]:
-    """What is wrong with each file, as they come; a bar shows how far it is when somebody looks."""
+    """Yields the damage of each file, or "", in turn; shows a progress bar on a terminal."""
     show = Progress(
         console=Console(file=unguarded(sys.stdout)), transient=True, disable=not sys.stdout.isatty()
     )

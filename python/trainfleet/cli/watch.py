@@ -1,5 +1,5 @@
-"""make watch: serves the run's report on this machine, drawn anew while the run goes on; Ctrl-C
-ends it, and not the run.
+"""make watch: serves the run's report on this machine, redrawn while the run continues; Ctrl-C ends
+the page, not the run.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ..trust.errors import BackendError, ConfigError, RunError
 from .variables import Variables, number
 
 LARGEST_PORT = 65535
-EVERY = 10.0  # seconds between two looks at the run
+EVERY = 10.0  # seconds between two updates of the page
 
 
 def main(variables: Variables, started: float) -> int:
     run, port = run_named(variables), number(variables, "PORT", 0)
     if port > LARGEST_PORT:
         message = f"must be a port, up to {LARGEST_PORT}, not {port}"
-        raise ConfigError.of("PORT", message, next="PORT=8642, or leave it out")
+        raise ConfigError.of("PORT", message, next="PORT=8642, or omit it")
     if not run.config.exists():
         raise RunError("was never started", where=str(run.folder), next="make train")
     with place_of(variables) as place:
         _draw(run, place)
         server = served(run, port)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        print(f"{run.name}: {server.link}\nCtrl-C ends this page, and not the run", flush=True)
+        print(f"{run.name}: {server.link}\nCtrl-C ends this page, not the run", flush=True)
         try:
             while True:
                 time.sleep(max(EVERY, place.pace))
@@ -45,23 +45,23 @@ def main(variables: Variables, started: float) -> int:
 
 
 def served(run: Run, port: int) -> Server:
-    """The page's server, on `port` where one was asked for. ConfigError where another program has
-    it.
+    """Returns the page's server, on `port` if it is not 0. ConfigError if another program uses that
+    port.
     """
     try:
         return Server(
             lambda: untrusted_input.read_bytes(run.report, 4 * untrusted_input.RECORD), port or None
         )
     except OSError as error:
-        message = f"{port} can't be had: {error.strerror}"
+        message = f"{port} can't be used: {error.strerror}"
         raise ConfigError.of(
-            "PORT", message, next="PORT=another, or leave it out: then any that is free is taken"
+            "PORT", message, next="PORT=another, or omit it to use any free port"
         ) from error
 
 
 def _draw(run: Run, place: Place) -> None:
-    """Brings the run folder up to date and draws; a fleet that does not answer leaves the page as
-    it was seen last.
+    """Updates the run folder and draws the page; if the fleet does not respond, the page shows the
+    last known state.
     """
     try:
         place.refresh()

@@ -1,5 +1,5 @@
-"""What AWS's refusals mean: each becomes a CloudError that says what was asked, why it failed and
-what to type next.
+"""Turns AWS's refusals into CloudErrors, each of which says what failed, why, and what to type
+next.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..host.install_paths import page
+from ..process.install_paths import page
 from ..trust.errors import CloudError, NotAsked
 from ..trust.safe_output import visible
 
@@ -130,7 +130,7 @@ def explained(region: str, service: str, operation: str) -> Iterator[None]:
 
 @contextmanager
 def passing(*codes: str) -> Iterator[None]:
-    """What raises a CloudError with one of these codes ends here, and well."""
+    """Ignores CloudErrors with one of these codes."""
     try:
         yield
     except CloudError as error:
@@ -143,7 +143,7 @@ def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -
     what, why, then = (
         f"AWS refuses {operation}",
         f"{code}: {said}",
-        "mend what AWS names, then the same again",
+        "fix what AWS names, then type the same command again",
     )
     if code in DENIED:
         named = re.search(r"not authorized to perform:? ([a-z0-9-]+:[A-Za-z*]+)", said)
@@ -171,8 +171,8 @@ def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -
 
 
 def _is_unreadable(error: Exception) -> bool:
-    """Whether botocore could not read an answer: on a page of HTML its parsers raise what they
-    happen to.
+    """Tells whether botocore could not read an answer: on a page of HTML its parsers raise
+    arbitrary errors.
     """
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(error, NotAws) or any(
@@ -199,9 +199,7 @@ def _unanswered(where: str, error: Exception) -> CloudError:
             f"the value in config.yaml that it comes from; {page('schema/README.md')} lists "
             "all keys"
         )
-        return CloudError(
-            "the request is none that AWS takes", where=where, why=why, next=then, code=kind
-        )
+        return CloudError("AWS takes no such request", where=where, why=why, next=then, code=kind)
     if kind.startswith(
         ("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")
     ):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import Config
-from ..nodes.install_steps import lock_hash
-from ..nodes.stack import load_stack
-from ..nodes.tar import content_hash
+from ..hosts.install_steps import lock_hash
+from ..hosts.platform import load_platform
+from ..hosts.tar import content_hash
 from .calls import Calls
 from .cloudformation import CREATED
 from .resource_types import LOCK, amis
@@ -34,7 +34,7 @@ class Baked:
     why: str = ""
 
     def lack(self, config: Config) -> str:
-        """Why the config's next machines can't be made from it; "" where they can."""
+        """Tells why the config's next machines can't be made from it; "" if they can."""
         wanted, most = versions(config), config.fleet.aws.volume_gib
         if not self.lock:
             return "it is unfinished"
@@ -46,13 +46,13 @@ class Baked:
 
 
 def versions(config: Config) -> str:
-    """What names all that setup brings to a node, and what it begins from: the stack's versions and
+    """Identifies everything that setup brings to a node, and its base: the platform's versions and
     its image.
     """
-    stack = load_stack(config.fleet.stack)
+    platform = load_platform(config.fleet.platform)
     return (
-        f"{stack.name} "
-        f"{content_hash({'lock': lock_hash(stack).encode(), 'ami': stack.ami.encode()})[:12]}"
+        f"{platform.name} "
+        f"{content_hash({'lock': lock_hash(platform).encode(), 'ami': platform.ami.encode()})[:12]}"
     )
 
 
@@ -75,10 +75,10 @@ def _baked(id_: str, tags: Mapping[str, str], row: Mapping[str, Any]) -> Baked:
 
 
 def fitting(config: Config, calls: Calls) -> Baked | None:
-    """The image that the fleet's next machines are made from, where one was baked and
-    fleet.aws.image names none.
+    """Finds the baked image that the fleet's next machines are made from, unless fleet.aws.ami
+    names one.
     """
-    if config.fleet.aws.image:
+    if config.fleet.aws.ami:
         return None
     return next((one for one in baked(config, calls) if not one.lack(config)), None)
 
@@ -87,8 +87,8 @@ def describe(config: Config, calls: Calls, image: str) -> Iterator[str]:
     """For `make plan`: which image nodes are made from, and why; and which that were baked are not
     used.
     """
-    if config.fleet.aws.image:
-        yield f"image {image}: fleet.aws.image names it"
+    if config.fleet.aws.ami:
+        yield f"image {image}: fleet.aws.ami names it"
     found = baked(config, calls)
     chosen = next((one for one in found if one.id == image), None)
     if chosen:
@@ -96,8 +96,9 @@ def describe(config: Config, calls: Calls, image: str) -> Iterator[str]:
             f"image {chosen.id}: baked of this fleet on {chosen.made[:10]} (make image), with "
             f"the versions {chosen.lock}"
         )
-    elif not config.fleet.aws.image:
-        yield f"image {image}: that of stack {config.fleet.stack} in docker/stack.lock.yaml"
+    elif not config.fleet.aws.ami:
+        where = "docker/platforms.lock.yaml"
+        yield f"image {image}: that of platform {config.fleet.platform} in {where}"
     for one in found:
         if one != chosen:
             used = (
@@ -105,8 +106,6 @@ def describe(config: Config, calls: Calls, image: str) -> Iterator[str]:
                 "make clean"
             )
             why = (
-                "fleet.aws.image names another"
-                if config.fleet.aws.image
-                else one.lack(config) or used
+                "fleet.aws.ami names another" if config.fleet.aws.ami else one.lack(config) or used
             )
             yield f"  baked image {one.id} is not used: {why}"

@@ -20,9 +20,9 @@ from . import api_errors
 # throttles
 TRIES = 8
 SECONDS = 30  # for an answer
-# what must not be sent again by itself: it is paid for each time
+# requests that must not be repeated automatically: each is paid for
 ONCE = ("PurchaseCapacityBlock", "CreateTrainingPlan")
-PAGES = 10_000  # of one listing: a server may go on for ever
+PAGES = 10_000  # of one listing: a server may never end it
 
 Send = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
 
@@ -35,7 +35,7 @@ def by_boto3(region: str, service: str, operation: str, request: dict[str, Any])
         client = _client(region, service, 1 if operation in ONCE else TRIES)
     answer: dict[str, Any] = getattr(client, xform_name(operation))(**request)
     if "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", ""):
-        # botocore takes one for an empty answer of some services
+        # botocore reads one as an empty answer of some services
         raise api_errors.NotAws(f"{operation} was answered with a page")
     return answer
 
@@ -65,8 +65,8 @@ class Calls:
             return send(self.region, service, operation, request)
 
     def pages(self, service: str, operation: str, key: str, **request: Any) -> Iterator[Any]:
-        """What stands under `key` in the answer and in all that follow it. Raises as a call does,
-        on any page.
+        """Yields the entries under `key` in the answer and in all that follow it. Raises as a call
+        does, on any page.
         """
         pairs = _tokens(service, operation)
         seen: set[str] = set()
@@ -79,7 +79,7 @@ class Calls:
             seen.add(str(following))
             request |= following
         raise CloudError(
-            f"{operation} goes on after {PAGES:,} pages",
+            f"{operation} has more than {PAGES:,} pages",
             where=f"{service} in {self.region}",
             next="the same again",
         )
@@ -125,8 +125,8 @@ def _client(region: str, service: str, tries: int) -> Any:
 
 @functools.cache
 def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
-    """What goes into the next request, and where the answer has it; none for an operation that has
-    one page.
+    """Returns what goes into the next request, and where the answer has it; None for an operation
+    that has one page.
     """
     from botocore.exceptions import UnknownServiceError
     from botocore.paginate import PaginatorModel

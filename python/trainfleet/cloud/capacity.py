@@ -1,17 +1,17 @@
-"""Capacity that is bought ahead: EC2's capacity blocks and SageMaker's training plans, found,
-priced and bought once.
+"""Buys capacity ahead: EC2's capacity blocks and SageMaker's training plans, found, priced and
+bought once.
 
 A block is found again by its tags. EC2's purchase has no client token, so it is sent once and never
-repeated by itself (calls.py, ONCE): where its answer is lost, what was bought is looked for until
-it is seen, or nothing more is done.
+repeated automatically (calls.py, ONCE). If its answer is lost, the purchase is looked for until it
+is seen, or setup ends.
 
 A training plan is found again by its name's beginning and its tags. Its name says when it begins:
 SageMaker takes a name once, so that one offer is not bought twice. Only offers in one piece are
-taken, as a run would stand between two.
+taken, as a run would wait between two.
 
 Sources: EC2 user guide, "Capacity Blocks for ML" (whole days up to 14, then weeks up to 182 days;
 instances are ended from 30 minutes before the end on); SageMaker developer guide, "Reserve training
-plans for your training jobs"; botocore's models of EC2 and SageMaker, whose list has the types; the
+plans for your training jobs"; botocore's models of EC2 and SageMaker, with the list of types; the
 actions that a plan's purchase needs, AWS's policy AmazonSageMakerTrainingPlanCreateAccess.
 """
 
@@ -49,7 +49,7 @@ GONE = (
     "unavailable",
     "cancelling",
 )
-TO_BE_BOUGHT = "to be bought"  # the id of what is not held yet, where it is priced
+TO_BE_BOUGHT = "to be bought"  # the id of capacity that is priced and not held yet
 PLAN_TYPES = (
     "p4d.24xlarge",
     "p4de.24xlarge",
@@ -67,8 +67,8 @@ MOST_NAME = 40  # characters of a config's name in a plan's, which has 64
 
 @dataclass(frozen=True)
 class Offer:
-    """What could be bought: its id, when it begins and ends (unix time), US dollars for all of it,
-    and its zone.
+    """An offer: its id, when it begins and ends (unix time), US dollars for all of it, and its
+    zone.
     """
 
     id: str
@@ -84,8 +84,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class HeldCapacity:
-    """What was bought: its id (cr-...), state in lower-case letters, when it begins and ends, and
-    US dollars.
+    """A purchase: its id (cr-...), state in lower-case letters, when it begins and ends, and US
+    dollars.
     """
 
     id: str
@@ -101,7 +101,9 @@ class HeldCapacity:
 
 @dataclass(frozen=True)
 class Paid:
-    """What is paid ahead, once: US dollars for each node, None if unknown, and what for."""
+    """The price that is paid once and ahead: US dollars for each node, None if unknown, and its
+    purpose.
+    """
 
     usd: float | None
     what: str
@@ -149,7 +151,7 @@ class PrepaidCapacity:
 
     @functools.cached_property
     def held(self) -> HeldCapacity | None:
-        """What was bought and is of use yet; None also where no account can be asked."""
+        """Returns the purchase that is still of use; None also if no account can be asked."""
         try:
             return self._newest()
         except NotAsked:
@@ -160,14 +162,14 @@ class PrepaidCapacity:
         return self.using(self.held.id if self.held else None)
 
     def paid_config(self) -> Config:
-        """The config as it is priced: its machines by the hour are in what is paid ahead, also
-        where that is not bought yet.
+        """Returns the config as it is priced: the hours of its machines are paid ahead, even before
+        the purchase.
         """
         return self.using(self.held.id if self.held else TO_BE_BOUGHT)
 
     def paid(self) -> Paid:
-        """The price: of what is held, or else of the cheapest offer; where nothing is known of
-        offers, on-demand by the list.
+        """Returns the price of the purchase, or of the cheapest offer; without any offer, on-demand
+        by the list.
         """
         nodes = self.config.fleet.nodes
         if self.held and self.held.usd is not None:
@@ -189,8 +191,8 @@ class PrepaidCapacity:
         )
 
     def obtain(self, may_buy: bool, rest: Bill | None) -> tuple[list[str], bool]:
-        """What there is, bought now if that may be, in lines for people; and whether it can be used
-        now. `rest`: all other costs.
+        """Buys it now if that is allowed; lines for people, and whether it can be used now. `rest`:
+        all other costs.
 
         Raises:
             ConfigError, BackendError: as `find_or_buy`.
@@ -208,8 +210,7 @@ class PrepaidCapacity:
     def find_or_buy(
         self, limit: float | None, may_buy: bool
     ) -> tuple[HeldCapacity | None, list[str]]:
-        """What is held, bought now if that may be, and None where nothing is; with lines for
-        people.
+        """Buys it now if that is allowed; the purchase or None, and lines for people.
 
         `limit`: US dollars that budget.max_usd leaves for it; without one nothing is bought.
 
@@ -263,7 +264,7 @@ class PrepaidCapacity:
             )
 
     def _newest(self) -> HeldCapacity | None:
-        """What is held and of use yet: the one that ends last."""
+        """Returns the purchase that is still of use: the one that ends last."""
         over = clock.now() + ENDS_EARLY * 3600
         return max(
             (held for held in self.owned() if held.ends > over),
@@ -276,8 +277,8 @@ class PrepaidCapacity:
         return sorted(self.offered(hours), key=lambda offer: (offer.usd, offer.starts))
 
     def _left(self, rest: Bill | None) -> float | None:
-        """What budget.max_usd leaves beside all else that is paid for in those hours; None without
-        a limit.
+        """Returns what budget.max_usd leaves next to all other costs of those hours; None without a
+        limit.
         """
         limit = self.config.budget.max_usd
         if limit is None:
@@ -288,9 +289,7 @@ class PrepaidCapacity:
         return max(0.0, limit - rest.whole(self.config.fleet.nodes, self.hours))
 
     def _bought(self, offer: Offer) -> HeldCapacity:
-        """The purchase, sent once, and then looked for; an answer that was lost is no reason to
-        send it again.
-        """
+        """Sends the purchase once, and then looks for it, also after a lost answer."""
         trouble: CloudError | None = None
         try:
             self.buy(offer)
@@ -373,7 +372,7 @@ class TrainingPlans(PrepaidCapacity):
 
     @property
     def named(self) -> str:
-        """What the names of this config's plans begin with."""
+        """Returns the beginning of the names of this config's plans."""
         return f"trainfleet-{slug(self.config.fleet_name, MOST_NAME)}-"
 
     def using(self, id_: str | None) -> Config:

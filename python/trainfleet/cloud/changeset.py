@@ -1,5 +1,5 @@
-"""What an update would do to a stack's resources: made, removed, changed, replaced; by the
-templates alone.
+"""Compares two templates: which resources of a stack an update would make, remove, change or
+replace.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 Resources = Mapping[str, Mapping[str, Any]]
 WIDTH = 100  # columns
 SIGNS = {"made": "+", "removed": "-", "changed": "~", "replaced": "±"}
-# Properties of ours that CloudFormation can only change by making the resource anew (its resource
+# Properties of ours that CloudFormation can only change by replacing the resource (its resource
 # reference).
 FIXED = {
     "AWS::EC2::VPC": {"CidrBlock"},
@@ -30,9 +30,7 @@ FIXED = {
 
 @dataclass(frozen=True)
 class Change:
-    """What happens to one resource: its logical id, its kind, and made, removed, changed or
-    replaced.
-    """
+    """A change to a resource: its logical id, its kind, and made, removed, changed or replaced."""
 
     name: str
     kind: str
@@ -45,8 +43,8 @@ class Change:
 
 
 def compare(before: Resources, after: Resources) -> list[Change]:
-    """Every change, in the order of the templates. A resource that names a changed launch
-    template's version is made anew.
+    """Lists every change, in the order of the templates. A resource that names a changed launch
+    template's version is replaced.
     """
     changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}
     stale = {name for name in changed if after[name]["Type"] == "AWS::EC2::LaunchTemplate"}
@@ -77,8 +75,8 @@ def _of(
 
 
 def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
-    """The change set for people: of a new stack how many of each kind, of one that is there each
-    resource.
+    """Describes the change set for people: how many of each kind in a new stack, each resource in
+    an existing one.
     """
     if is_new:
         counts = Counter(change.kind.removeprefix("AWS::").replace("::", " ") for change in changes)
@@ -98,7 +96,4 @@ def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
         if change.what == "replaced" and change.kind == "AWS::EC2::Instance"
     ]
     if nodes:
-        yield (
-            f"  warning: {len(nodes)} nodes are made anew, as what they are launched from has "
-            "changed"
-        )
+        yield (f"  warning: {len(nodes)} nodes are replaced, as their launch template has changed")

@@ -1,64 +1,91 @@
-"""Checks before anything is made: this machine's key and programs; permissions, quotas,
-reservation, network, keys, buckets.
+"""Checks before anything is made or a job is submitted: this machine's key and programs;
+permissions, quotas, reservation, network, keys, buckets, roles.
+
+One way for all engines: each check yields obstacles, with the command that helps. A check for
+which these credentials lack permission blocks nothing.
 """
 
 from __future__ import annotations
 
-import re
+import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ..config import Config
 from ..storage import s3
 from ..trust.errors import CloudError
-from . import permissions, quotas, vpc
-from .api_errors import DENIED, passing
+from . import network_checks, permissions, quotas
+from .api_errors import DENIED
 from .calls import Calls
 from .discovery import reservation_of
-from .instance_networking import addresses, interfaces
 from .instances import capacity_of
 from .quotas import Obstacle
-from .resource_types import instances, is_ours, tags_of
-from .template_inputs import Inputs
-from .template_storage import makes_file_system
+from .template_inputs import Engine, Inputs
+from .template_storage import log_group
 
 PROGRAMS = ("aws", "session-manager-plugin")
-LUSTRE = 988  # FSx's port for its clients
 AWS_S = "alias/aws/ebs"  # the key of EBS that needs nobody's leave
-# GiB: FSx takes about one address of the subnet for each so much of a file system, and one for its
-# metadata
-SERVER = 1200
 Check = Callable[[Config, Calls, Inputs], Iterator[Obstacle]]
+Statements = Callable[[Config, Inputs], Iterable[Mapping[str, Any]]]
 
 
-def require(config: Config, calls: Calls, inputs: Inputs) -> None:
-    """CloudError with all that keeps the fleet from being made."""
-    found = [finding for finding in findings(config, calls, inputs) if finding.blocks]
+def require(
+    config: Config,
+    calls: Calls,
+    inputs: Inputs,
+    chosen: Iterable[Check] = (),
+    what: str = "the fleet can't be made as it is",
+) -> None:
+    """CloudError with all that keeps the fleet from being made, or by the chosen checks a job from
+    running.
+    """
+    found = [finding for finding in findings(config, calls, inputs, chosen) if finding.blocks]
     if found:
         listed = "\n".join(f"  - {finding}" for finding in found)
-        raise CloudError(
-            f"the fleet can't be made as it is\n{listed}", where=calls.region, code="Preflight"
-        )
+        raise CloudError(f"{what}\n{listed}", where=calls.region, code="Preflight")
 
 
-def findings(config: Config, calls: Calls, inputs: Inputs) -> list[Obstacle]:
+def findings(
+    config: Config, calls: Calls, inputs: Inputs, chosen: Iterable[Check] = ()
+) -> list[Obstacle]:
     """All findings. What can't be checked is reported, and blocks nothing."""
-    chosen = [check for check, engines in CHECKS.items() if inputs.engine in engines]
+    first = () if chosen else here(config, inputs)
     return [
-        *here(config, inputs),
-        *(finding for check in chosen for finding in _tried(check, config, calls, inputs)),
+        *first,
+        *(
+            finding
+            for check in chosen or of_kind(inputs.kind)
+            for finding in _tried(check, config, calls, inputs)
+        ),
     ]
 
 
+def of_kind(kind: Engine) -> Iterator[Check]:
+    """The checks before the nodes of such an engine are made."""
+    yield allowed
+    if kind.in_account:
+        yield from (quotas.vcpus, quotas.network, quotas.storage)
+    else:
+        yield quotas.training
+    if kind.in_zone:
+        yield reservation
+    yield from (network_checks.subnets, network_checks.walls)
+    if kind.in_account:
+        yield disks
+    if kind.by_ssh:
+        yield key_pair
+    yield from (kms, buckets)
+
+
 def here(config: Config, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether this machine has what reaching the nodes needs: a key, and the programs of SSH
+    """Checks whether this machine can reach the nodes: it needs a key, and the programs of SSH
     through SSM.
     """
     aws, own = config.fleet.aws, config.fleet.ssh.key
-    if inputs.engine in permissions.ENGINES:
+    if not inputs.kind.by_ssh:
         return
     if not (aws.key_pair or inputs.public_key):
         what = (
@@ -79,12 +106,12 @@ def here(config: Config, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def programs() -> Iterator[Obstacle]:
-    """Whether this machine has what SSH through SSM needs."""
+    """Checks whether this machine has the programs of SSH through SSM."""
     for program in PROGRAMS:
         if not shutil.which(program):
             then = (
                 "install the AWS CLI and its Session Manager plugin; or open SSH with "
-                "fleet.aws.ssh_from"
+                "fleet.aws.allow_ssh_from"
             )
             yield Obstacle(f"SSH through SSM needs {program}, which is not here", then)
 
@@ -94,17 +121,15 @@ def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Iterat
         yield from check(config, calls, inputs)
     except CloudError as error:
         if error.code in DENIED:
-            yield Obstacle(
-                f"not looked at, as {error.what}: "
-                f"{(check.__doc__ or '').partition(':')[0].rstrip('.')}",
-                blocks=False,
-            )
+            words = str(getattr(check, "func", check).__doc__).removeprefix("Checks ").split()
+            subject = " ".join(words).partition(":")[0].rstrip(".")
+            yield Obstacle(f"not looked at, as {error.what}: {subject}", blocks=False)
         else:
             raise
 
 
 def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """What the caller may do."""
+    """Checks what the caller may do."""
     try:
         missing = permissions.denied(config, calls, inputs)
     except CloudError as error:
@@ -118,11 +143,11 @@ def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the reservation has room for the nodes now, of their type and in their zone."""
+    """Checks whether the reservation has room for the nodes now, in their type and zone."""
     if capacity_of(config) == "block" and not config.fleet.aws.reservation:
         yield Obstacle(
             "no capacity block is held for the nodes",
-            "make setup shows what is offered, and buys it with YES=1",
+            "make setup shows the offers, and buys one with YES=1",
         )
     elif row := reservation_of(config, calls):
         yield from _against(row, config, calls, inputs)
@@ -161,7 +186,7 @@ def _against(
         )
         yield Obstacle(f"{name} is {row.get('State')}{begins}", "make setup when it is active")
         return
-    there = _mine(config, calls)
+    there = quotas.mine(config, calls)
     free = int(row.get("AvailableInstanceCount", 0)) + there
     if free < len(inputs.slots):
         yield Obstacle(
@@ -170,190 +195,13 @@ def _against(
         )
 
 
-def _mine(config: Config, calls: Calls) -> int:
-    """How many nodes of this fleet run already."""
-    states = [
-        row["State"]["Name"]
-        for row in instances(calls, config.fleet_name)
-        if row["InstanceType"] == config.fleet.instance_type
-    ]
-    return sum(state in ("pending", "running") for state in states)
-
-
-def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether your subnets are in the VPC and the zone, with room for the nodes and a way out."""
-    own = (*config.fleet.sagemaker.subnets, *filter(None, [inputs.subnet]))
-    rows = {str(row["SubnetId"]): row for row in _described(calls, own)}
-    for name in own:
-        if name not in rows:
-            yield Obstacle(
-                f"there is no subnet {name} in {calls.region}",
-                "another one, or another fleet.aws.region",
-            )
-            continue
-        yield from _placed(rows[name], config, inputs)
-        yield from _roomy(rows[name], config, calls, inputs)
-        yield from _open(rows[name], config, calls, inputs)
-
-
-def _described(calls: Calls, ids: Iterable[str]) -> Iterator[Mapping[str, Any]]:
-    if wanted := list(ids):
-        yield from calls.pages(
-            "ec2", "DescribeSubnets", "Subnets", Filters=[{"Name": "subnet-id", "Values": wanted}]
-        )
-
-
-def _placed(row: Mapping[str, Any], config: Config, inputs: Inputs) -> Iterator[Obstacle]:
-    """Of engines that make no instances themselves: nothing, as nodes are where their subnet is."""
-    name, network, zone = row["SubnetId"], row.get("VpcId"), row.get("AvailabilityZone")
-    if inputs.engine in permissions.ON_EC2 and network != config.fleet.aws.vpc:
-        yield Obstacle(
-            f"{name} is in {network}, not in fleet.aws.vpc {config.fleet.aws.vpc}", "fleet.aws.vpc"
-        )
-    if inputs.engine in permissions.ON_EC2 and zone != inputs.zone:
-        yield Obstacle(
-            f"{name} is in {zone}, not in {inputs.zone}", "fleet.aws.subnets: one in that zone"
-        )
-
-
-def _roomy(
-    row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
-) -> Iterator[Obstacle]:
-    """Whether a subnet has addresses enough: each EFA interface that has one counts."""
-    each = 1 if inputs.plain == "yes" else addresses(config.fleet.instance_type or "")
-    new = len(inputs.slots) - _mine(config, calls)
-    makes = makes_file_system(config) and not _has_file_system(config, calls)
-    servers = 1 + -(-config.fleet.fsx.size_gib // SERVER) if makes else 0
-    free = int(row.get("AvailableIpAddressCount", 0))
-    if new * each + servers > free:
-        needed = f"{new} nodes with {each} addresses each" + (
-            f" and {servers} for the file system" if servers else ""
-        )
-        yield Obstacle(
-            f"{row['SubnetId']} has {free} free addresses: too few for {needed}", "a larger subnet"
-        )
-
-
-def _open(
-    row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
-) -> Iterator[Obstacle]:
-    """Whether a subnet has a route to the Internet, from which nodes load drivers and packages, and
-    that nodes can take.
-    """
-    what, routes = "", _routes(calls, row)
-    leads = [route for route in routes if route.get("DestinationCidrBlock") == vpc.ANYWHERE]
-    if routes and not any(route.get("State") != "blackhole" for route in leads):
-        what = "has no route to the Internet: set-up loads drivers and packages from there"
-    elif (
-        leads
-        and all(str(route.get("GatewayId")).startswith("igw-") for route in leads)
-        and not _public(config, row, inputs)
-    ):
-        what = "leads to the Internet by a gateway, and nodes have no public address there"
-    if what:
-        then = (
-            "a route to a NAT gateway, or another subnet, if nodes have no mirror and no "
-            "endpoints of theirs"
-        )
-        yield Obstacle(f"{row['SubnetId']} {what}", then, blocks=False)
-
-
-def _routes(calls: Calls, subnet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The routes of a subnet: those of its own table, or else of its network's main one."""
-    of_vpc = [{"Name": "vpc-id", "Values": [str(subnet.get("VpcId"))]}]
-    tables = list(calls.pages("ec2", "DescribeRouteTables", "RouteTables", Filters=of_vpc))
-    for key, value in (("SubnetId", subnet.get("SubnetId")), ("Main", True)):
-        for row in tables:
-            if any(one.get(key) == value for one in row.get("Associations", ())):
-                return list(row.get("Routes", ()))
-    return []
-
-
-def _public(config: Config, subnet: Mapping[str, Any], inputs: Inputs) -> bool:
-    """Whether a node gets a public address: EC2 gives none to one of several network interfaces."""
-    is_alone = inputs.plain == "yes" or len(interfaces(config.fleet.instance_type or "")) == 1
-    return (
-        bool(subnet.get("MapPublicIpOnLaunch"))
-        and is_alone
-        and inputs.engine not in permissions.ENGINES
-    )
-
-
-def walls(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether security groups of yours let nodes reach each other, and your file system."""
-    groups = set(config.fleet.sagemaker.security_groups)
-    for row in _groups(calls, groups):
-        for way, key in (("in from", "IpPermissions"), ("out to", "IpPermissionsEgress")):
-            rules = [rule for rule in row.get(key, ()) if rule.get("IpProtocol") == "-1"]
-            if not any(
-                pair.get("GroupId") in groups
-                for rule in rules
-                for pair in rule.get("UserIdGroupPairs", ())
-            ):
-                what = (
-                    f"{row['GroupId']} does not let all traffic {way} itself, which EFA and "
-                    "the ranks need"
-                )
-                yield Obstacle(
-                    what, "a rule of the group for all traffic, with the group itself", blocks=False
-                )
-    system = (config.fleet.fsx.dns_name or "").partition(".")[0]
-    if inputs.subnet and re.fullmatch("fs-[0-9a-f]{8,}", system):
-        with passing("FileSystemNotFound"):  # it may be another account's
-            yield from _of_file_system(system, calls, inputs.subnet)
-
-
-def _of_file_system(system: str, calls: Calls, subnet: str) -> Iterator[Obstacle]:
-    """Whether a file system lets the subnet in: the group of nodes is new, so that only a rule by
-    address can.
-    """
-    (row,) = calls("fsx", "DescribeFileSystems", FileSystemIds=[system])["FileSystems"]
-    card = row["NetworkInterfaceIds"][:1]
-    cards = calls.pages(
-        "ec2", "DescribeNetworkInterfaces", "NetworkInterfaces", NetworkInterfaceIds=card
-    )
-    groups = {one["GroupId"] for card in cards for one in card.get("Groups", ())}
-    cidr = next(iter(_described(calls, [subnet])), {"CidrBlock": vpc.ANYWHERE})["CidrBlock"]
-    rules = [rule for group in _groups(calls, groups) for rule in group.get("IpPermissions", ())]
-    if not any(_lets_in(rule, cidr) for rule in rules):
-        what = (
-            f"no security group of {system} lets nodes of {subnet} in, {cidr}: Lustre needs "
-            "TCP 988 and 1018-1023"
-        )
-        then = (
-            f"aws ec2 authorize-security-group-ingress --group-id {min(groups)} --protocol "
-            f"tcp --port 988-1023 --cidr {cidr}"
-        )
-        yield Obstacle(what, f"{then} --region {calls.region}", blocks=False)
-
-
-def _lets_in(rule: Mapping[str, Any], cidr: str) -> bool:
-    is_port = rule.get("IpProtocol") == "-1" or rule.get("FromPort", 1) <= LUSTRE <= rule.get(
-        "ToPort", 0
-    )
-    nodes, ranges = (
-        ip_network(cidr),
-        [ip_network(one["CidrIp"]) for one in rule.get("IpRanges", ())],
-    )
-    return is_port and any(nodes.subnet_of(one) for one in ranges)  # type: ignore[arg-type]
-
-
-def _groups(calls: Calls, ids: Iterable[str]) -> Iterator[Mapping[str, Any]]:
-    if wanted := sorted(ids):
-        yield from calls.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", GroupIds=wanted)
-
-
 def disks(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether disks that the account encrypts by itself can be made with its key."""
+    """Checks whether disks that the account encrypts automatically can be made with its key."""
     if not calls("ec2", "GetEbsEncryptionByDefault").get("EbsEncryptionByDefault"):
         return
     key = str(calls("ec2", "GetEbsDefaultKmsKeyId")["KmsKeyId"])
     if not key.endswith(AWS_S):
-        who = (
-            "AWSServiceRoleForAutoScaling"
-            if inputs.engine in permissions.ENGINES
-            else "your credentials"
-        )
+        who = "your credentials" if inputs.kind.by_ssh else "AWSServiceRoleForAutoScaling"
         what = (
             f"the account encrypts disks with {key}; instances end at once unless its policy "
             f"lets {who} use and grant it"
@@ -367,12 +215,12 @@ def disks(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def kms(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether fleet.sagemaker.kms_key can be used."""
+    """Checks whether fleet.sagemaker.kms_key can be used."""
     if key := config.fleet.sagemaker.kms_key:
         yield from key_of(f"fleet.sagemaker.kms_key {key}", key, calls)
         if key.startswith("arn:") and key.split(":")[4] != inputs.account:
             what = (
-                f"fleet.sagemaker.kms_key {key}: it is another account's, whose policy must "
+                f"fleet.sagemaker.kms_key {key}: it is another account's; have its policy "
                 "let the job's role use it"
             )
             yield Obstacle(
@@ -383,7 +231,9 @@ def kms(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def key_of(where: str, key: str, calls: Calls) -> Iterator[Obstacle]:
-    """What is against a KMS key: it is not there, is not enabled, or is shut to this account."""
+    """Yields what is wrong with a KMS key: it does not exist, is not enabled, or is shut to this
+    account.
+    """
     theirs = key.split(":")[4] if key.startswith("arn:") else ""
     try:
         state = calls("kms", "DescribeKey", KeyId=key)["KeyMetadata"].get("KeyState", "Enabled")
@@ -406,7 +256,7 @@ def key_of(where: str, key: str, calls: Calls) -> Iterator[Obstacle]:
 
 
 def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the key pair that the config names is there."""
+    """Checks whether the config's key pair exists."""
     name = config.fleet.aws.key_pair
     try:
         if name:
@@ -421,22 +271,24 @@ def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]
         yield Obstacle(f"fleet.aws.key_pair: {calls.region} has no key pair {name}", then)
 
 
-def _has_file_system(config: Config, calls: Calls) -> bool:
-    rows = calls.pages("fsx", "DescribeFileSystems", "FileSystems")
-    return any(is_ours(tags_of(row.get("Tags")), config.fleet_name) for row in rows)
-
-
 def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether buckets of yours are there and in the region: FSx is linked to no other, and what
-    leaves a region costs money.
+    """Checks whether your buckets exist in the region: FSx takes no other, and traffic between
+    regions costs money.
     """
-    named = {
-        "fleet.aws.bucket": config.fleet.aws.bucket,
-        "fleet.fsx.link": config.fleet.fsx.link and s3.split(config.fleet.fsx.link)[0],
+    addresses = {
+        "checkpoint.path": config.checkpoint.path,
+        "data.tokenized_path": config.data.tokenized_path,
+        "fleet.shared_folder": config.fleet.shared_folder,
+        "fleet.fsx.s3_import": config.fleet.fsx.s3_import,
     }
-    for key, name in named.items():
-        if not name:
-            continue
+    named = {
+        s3.split(where)[0]: key
+        for key, where in addresses.items()
+        if where and where.startswith(s3.SCHEME)
+    }
+    if config.fleet.aws.bucket:
+        named[config.fleet.aws.bucket] = "fleet.aws.bucket"
+    for name, key in named.items():
         try:
             region = calls("s3", "HeadBucket", Bucket=name).get("BucketRegion")
         except CloudError as error:
@@ -449,22 +301,60 @@ def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
             continue
         if region and region != calls.region:
             yield Obstacle(
-                f"{key}: {name} is in {region}, the fleet would be in {calls.region}",
-                f"a bucket in {calls.region}",
+                f"{key}: {name} is in {region}, and the nodes are in {calls.region}",
+                f"a bucket in {calls.region}, or fleet.aws.region: {region}",
+                blocks=key.startswith("fleet.") or not inputs.kind.by_ssh,
             )
 
 
-MADE, SAGEMAKER = (*permissions.ON_EC2, permissions.CLUSTER), ("sagemaker",)
-CHECKS: dict[Check, tuple[str, ...]] = {  # and the engines that it is for
-    allowed: (*MADE, *SAGEMAKER),
-    quotas.vcpus: MADE,
-    quotas.network: MADE,
-    quotas.storage: MADE,
-    reservation: permissions.ON_EC2,
-    subnets: (*MADE, *SAGEMAKER),
-    walls: (*MADE, *SAGEMAKER),
-    disks: MADE,
-    kms: SAGEMAKER,
-    key_pair: ("", permissions.CLUSTER),
-    buckets: (*MADE, *SAGEMAKER),
-}
+def role(
+    arn: str, service: str, allowed: Statements, config: Config, calls: Calls, inputs: Inputs
+) -> Iterator[Obstacle]:
+    """Checks whether your role exists, trusts the service, and may do what a run does with it."""
+    name = arn.rpartition("/")[2]
+    try:
+        trust = calls("iam", "GetRole", RoleName=name)["Role"].get("AssumeRolePolicyDocument", {})
+    except CloudError as error:
+        if error.code not in ("NoSuchEntity", "NoSuchEntityException"):
+            raise
+        yield Obstacle(f"{arn}: there is no such role", "make setup makes one; or name yours")
+        return
+    document = json.loads(unquote(trust)) if isinstance(trust, str) else trust
+    trusted = [
+        part.get("Principal")
+        for part in document.get("Statement", ())
+        if part.get("Effect") == "Allow"
+    ]
+    if service not in json.dumps(trusted):
+        yield Obstacle(
+            f"{arn}: the role does not trust {service}",
+            f"aws iam update-assume-role-policy --role-name {name}: allow {service} sts:AssumeRole",
+        )
+    missing = dict(_missing(arn, allowed(config, inputs), config, calls, inputs))
+    if missing:
+        yield Obstacle(
+            f"{arn}: the role may not do {', '.join(missing)}, as a run does by it",
+            f"have it allowed on {' and '.join(dict.fromkeys(missing.values()))}",
+        )
+
+
+def _missing(
+    arn: str,
+    allowed: Iterable[Mapping[str, Any]],
+    config: Config,
+    calls: Calls,
+    inputs: Inputs,
+) -> Iterator[tuple[str, str]]:
+    """The actions of these statements that a role may not do, each with a place."""
+    home = f"{inputs.region}:{inputs.account}"
+    group = f"arn:{inputs.partition}:logs:{home}:log-group:{log_group(config)}:*"
+    secrets = f":parameter/trainfleet/{config.fleet_name}/*"
+    for statement in allowed:
+        where = [group if isinstance(one, dict) else str(one) for one in statement["Resource"]]
+        if not config.fleet.secrets and where[0].endswith(secrets):
+            continue
+        for resource in where:
+            for name in permissions.refused(
+                calls, arn, statement["Action"], resource, statement.get("Condition")
+            ):
+                yield name, where[0]

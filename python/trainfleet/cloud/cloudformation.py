@@ -1,6 +1,6 @@
 """One CloudFormation stack: creates, updates and deletes it, and follows its events.
 
-CloudFormation goes on whether or not the process that asked it lives. So each step first looks at
+CloudFormation continues whether or not the process that asked it lives. So each step first looks at
 the stack, joins what another command has begun, and keeps no state between two commands.
 """
 
@@ -53,12 +53,14 @@ class StackState:
 
     @property
     def busy(self) -> bool:
-        """Whether CloudFormation is at work on it."""
+        """Tells whether CloudFormation is changing it."""
         return self.status.endswith("_IN_PROGRESS") and self.status != "REVIEW_IN_PROGRESS"
 
     @property
     def whole(self) -> bool:
-        """Whether it is as it was asked to be, or as it was before that, and can be changed."""
+        """Tells whether its last change, or the return from it, has ended, so that it can be
+        changed.
+        """
         return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
     @property
@@ -68,7 +70,7 @@ class StackState:
 
 @dataclass(frozen=True)
 class StackEvent:
-    """What happened to one resource. `own`: it is the stack's own event."""
+    """An event of one resource. `own`: it is the stack's own event."""
 
     id: str
     logical: str
@@ -80,7 +82,9 @@ class StackEvent:
 
     @property
     def failed(self) -> bool:
-        """Whether something went wrong here first: what was only cancelled with it is no cause."""
+        """Tells whether something went wrong here first: a cancelled resource is only a
+        consequence.
+        """
         return (
             self.status.endswith("_FAILED")
             and not self.own
@@ -90,9 +94,7 @@ class StackEvent:
 
 @dataclass
 class CloudFormationStack:
-    """The stack of this name, as far as it is ours. `followed`: the event up to which it has been
-    looked at.
-    """
+    """The stack of this name, if it is ours. `followed`: the event up to which it has been read."""
 
     calls: Calls
     name: str
@@ -100,7 +102,8 @@ class CloudFormationStack:
     followed: str = ""
 
     def look(self, id_: str = "") -> StackState | None:
-        """The stack as it is now; None where there is none. By `id` also one that is deleted.
+        """Returns the stack as it is now; None without a stack. By `id` it also finds a deleted
+        one.
 
         Raises:
             CloudError: a stack of that name was not made by this config.
@@ -131,7 +134,7 @@ class CloudFormationStack:
         return self.look(answer["StackId"]) or StackState(answer["StackId"], "CREATE_IN_PROGRESS")
 
     def creation(self, template: str, tags: Mapping[str, str], token: str) -> dict[str, Any]:
-        """What CreateStack is asked."""
+        """Returns the request to CreateStack."""
         return self.change(template) | {
             "OnFailure": "DELETE",
             "ClientRequestToken": token,
@@ -139,15 +142,11 @@ class CloudFormationStack:
         }
 
     def change(self, template: str) -> dict[str, Any]:
-        """What UpdateStack is asked. What its parameters are stands in the template, as their
-        defaults.
-        """
+        """Returns the request to UpdateStack. The template has its parameters as their defaults."""
         return {"StackName": self.name, "TemplateBody": template, "Capabilities": CAPABILITIES}
 
     def update(self, template: str) -> bool:
-        """Whether an update has begun; False where the stack is as the template says already. Its
-        tags stay.
-        """
+        """Begins an update; False if the stack is already as the template says. Its tags stay."""
         self._catch_up()
         try:
             self.calls("cloudformation", "UpdateStack", **self.change(template))
@@ -158,7 +157,7 @@ class CloudFormationStack:
         return True
 
     def delete(self) -> None:
-        """Begins to delete it; nothing where there is none or that has begun."""
+        """Begins to delete it, unless it does not exist or that has begun."""
         self._catch_up()
         self.calls("cloudformation", "DeleteStack", StackName=self.name)
 
@@ -218,7 +217,7 @@ class CloudFormationStack:
             clock.sleep(POLL)
 
     def _news(self, id_: str) -> Iterator[StackEvent]:
-        """What has happened since the last look, the oldest first."""
+        """Returns the events since the last look, the oldest first."""
         news = []
         for row in self.calls.pages(
             "cloudformation", "DescribeStackEvents", "StackEvents", StackName=id_

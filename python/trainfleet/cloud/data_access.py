@@ -1,9 +1,9 @@
-"""How nodes read their tokens: from FSx, streamed from S3, or copied to each node's own disks
-first; and what each takes.
+"""Estimates how nodes read their tokens: from FSx, streamed from S3, or copied to each node's disks
+first.
 
 Rates: S3 gives one request about 85 to 90 MB/s and a prefix 5,500 GET a second (S3's user guide,
 "Best practices design patterns"); a reader has eight of them under way (data/cache.py). FSx:
-template_storage.py. What is read is small beside that: a token is two bytes, or four. So the time
+template_storage.py. Tokens need little of that: one is two bytes, or four. So the time
 to the first batch decides, and how often the data crosses the network again.
 """
 
@@ -19,9 +19,7 @@ from .template_storage import makes_file_system, throughput
 # bytes/s of one GET; those of a node; GETs a second of a prefix
 REQUEST, AT_ONCE, PREFIX = (87e6, 8, 5500)
 PIECE = 16e6  # bytes of one GET
-WINDOW = (
-    1024  # MiB that are shuffled among each other where a dataset is in S3 (data.shuffle_window)
-)
+WINDOW = 1024  # MiB (data.shuffle_window_mib) where a dataset is in S3
 SMALL_VOCABULARY = 65_536  # tokens that two bytes can tell apart
 COPY_PAYS = 60.0  # seconds that a copy before the first batch may take
 COPY = "NVMe copy"
@@ -42,15 +40,17 @@ class DataAccess:
 def volume(config: Config) -> float:
     """Bytes of tokens that the run reads."""
     train = config.train
-    return float(train.steps * train.global_batch * (train.sequence_length + 1)) * _width(config)
+    return float(train.steps * train.global_batch_size * (train.sequence_length + 1)) * _width(
+        config
+    )
 
 
 def _width(config: Config) -> int:
-    return 2 if config.model.vocabulary_size <= SMALL_VOCABULARY else 4
+    return 2 if config.model.vocab_size <= SMALL_VOCABULARY else 4
 
 
 def node_rate(config: Config) -> float:
-    """What a node gets from S3, in bytes/s."""
+    """Returns what a node gets from S3, in bytes/s."""
     row = config.fleet.node_type
     return min(REQUEST * AT_ONCE, (row.network_gbps if row else 10) / 8 * 1e9)
 
@@ -66,25 +66,30 @@ def ways(config: Config) -> Iterator[DataAccess]:
         yield DataAccess(
             "shared folder", 1.0, 0.0, "nothing: make tokenize leaves the tokens there"
         )
-    window = min(size, (config.data.shuffle_window or WINDOW) * 2.0**20)
+    window = min(size, (config.data.shuffle_window_mib or WINDOW) * 2.0**20)
     yield DataAccess(
         "S3 stream",
         window / node_rate(config),
         node_rate(config) * fleet.nodes,
-        "data.store: s3://bucket/prefix",
+        "data.tokenized_path: s3://bucket/prefix",
     )
     if row and row.nvme_gb * 1e9 > size:
-        yield DataAccess(COPY, size / node_rate(config), 0.0, "data.store: s3://bucket/prefix")
+        yield DataAccess(
+            COPY, size / node_rate(config), 0.0, "data.tokenized_path: s3://bucket/prefix"
+        )
 
 
 def choose(config: Config) -> tuple[DataAccess, str]:
-    """The way that is taken, and why. What the config says of data.store is what is done."""
+    """Chooses the way to the data, and says why. data.tokenized_path decides it, if the config sets
+    it.
+    """
     found = {way.name: way for way in ways(config)}
     stream, copy = found["S3 stream"], found.get(COPY)
-    if not config.data.store and (own := found.get("FSx") or found.get("shared folder")):
+    if not config.data.tokenized_path and (own := found.get("FSx") or found.get("shared folder")):
         return (
             own,
-            "data.store is null: the tokens lie beside the run, and every node has them at once",
+            "data.tokenized_path is null: the tokens lie beside the run, and every node has them "
+            "at once",
         )
     if copy and copy.seconds <= COPY_PAYS and copy.seconds <= 2 * stream.seconds:
         return copy, "the whole dataset is on each node within a minute, and is read once from S3"
@@ -95,10 +100,10 @@ def choose(config: Config) -> tuple[DataAccess, str]:
 
 
 def copies(config: Config) -> bool:
-    """Whether each node brings the dataset to its own disks before its ranks read it
+    """Tells whether each node copies the dataset to its disks before its ranks read it
     (data/local_copy.py).
     """
-    return bool(config.data.store) and choose(config)[0].name == COPY
+    return bool(config.data.tokenized_path) and choose(config)[0].name == COPY
 
 
 def _soon(seconds: float) -> str:
@@ -106,7 +111,7 @@ def _soon(seconds: float) -> str:
 
 
 def describe(config: Config, tokens_per_second: float | None) -> Iterator[str]:
-    """What `make plan` says of it: the way, why, the others, and what is asked of S3."""
+    """Describes it for `make plan`: the way, why, the others, and the requests to S3."""
     chosen, why = choose(config)
     yield f"  {chosen.name}: {why}; first batch after {_soon(chosen.seconds)}"
     for way in ways(config):
@@ -116,7 +121,7 @@ def describe(config: Config, tokens_per_second: float | None) -> Iterator[str]:
         wanted = tokens_per_second * _width(config)
         line = f"  read: {wanted / 1e6:,.1f} MB/s by all nodes"
         yield line + (f" of {chosen.rate / 1e6:,.0f} MB/s that it moves" if chosen.rate else "")
-        if chosen.name != "FSx" and config.data.store:
+        if chosen.name != "FSx" and config.data.tokenized_path:
             yield (
                 f"  S3: {wanted / PIECE:,.1f} GET a second of {PREFIX:,} that one prefix "
                 "takes: one prefix is enough"

@@ -13,8 +13,8 @@ from typing import Any
 
 from ..config import Config
 from ..config.tokenizing import tokenizing
-from ..nodes.stack import load_stack
-from ..trust.errors import CloudError, ConfigError
+from ..hosts.platform import load_platform
+from ..trust.errors import CloudError, ConfigError, NotAsked
 from . import clock
 from .api_errors import passing
 from .baking import fitting
@@ -23,7 +23,7 @@ from .instances import capacity_of
 from .region import partition_of
 from .resource_types import is_ours
 from .resource_types import tags_of as tags
-from .template_inputs import Inputs, bucket_of
+from .template_inputs import ENGINES, Inputs, bucket_of
 
 ROOT = "/dev/sda1"  # of Ubuntu's images
 USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
@@ -36,14 +36,16 @@ def zones(config: Config, calls: Calls) -> list[str]:
     Raises:
         ConfigError: the region has the type nowhere, or a named zone does not.
     """
-    type_, cheap = config.fleet.instance_type or "", config.data.instance_type
+    type_, cheap = config.fleet.instance_type or "", config.data.tokenize_instance_type
     offered = _offering(type_, "fleet.instance_type", calls)
     if cheap:  # its machines are in the same subnet
-        beside = set(_offering(cheap, "data.instance_type", calls))
+        beside = set(_offering(cheap, "data.tokenize_instance_type", calls))
         if not (offered := [zone for zone in offered if zone in beside]):
             message = f"{calls.region} has no zone with both {type_} and {cheap}"
             raise ConfigError.of(
-                "data.instance_type", message, next="another data.instance_type, or null"
+                "data.tokenize_instance_type",
+                message,
+                next="another data.tokenize_instance_type, or null",
             )
     wanted = config.fleet.aws.zones
     if strange := [zone for zone in wanted if zone not in offered]:
@@ -111,8 +113,8 @@ def discover(
     is_made: bool = False,
     engine: str = "",
 ) -> Inputs:
-    """What a template for this zone needs to know. `is_made`: there is a stack already, and a
-    bucket of ours is its own.
+    """Looks up what a template for this zone needs. `is_made`: there is a stack already, and a
+    bucket of ours belongs to it.
     """
     who = calls("sts", "GetCallerIdentity")
     created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
@@ -142,17 +144,17 @@ def discover(
 
 
 def _for_tokenizing(config: Config, calls: Calls, engine: str) -> str:
-    """The machine image for data.instance_type, which is that of the cpu stack whatever trains; ""
-    where there is no such key.
+    """Finds the machine image for data.tokenize_instance_type, which is always that of the cpu
+    platform; "" without that key.
     """
-    if config.data.instance_type is None:
+    if config.data.tokenize_instance_type is None:
         return ""
     cheap = tokenizing(config)
-    return image_of(replace(cheap, fleet=replace(cheap.fleet, stack="cpu")), calls, engine)
+    return image_of(replace(cheap, fleet=replace(cheap.fleet, platform="cpu")), calls, engine)
 
 
 def placeholders(config: Config, region: str) -> Inputs:
-    """What a template needs to know where no account can be asked: what the config says, and zeros
+    """Fills in what a template needs when no account can be asked: what the config says, and zeros
     for the rest.
     """
     aws = config.fleet.aws
@@ -164,41 +166,53 @@ def placeholders(config: Config, region: str) -> Inputs:
         (*aws.zones, f"{region}a")[0],
         "0" * 12,
         "you",
-        aws.image or f"ami-{'0' * 17}",
+        aws.ami or f"ami-{'0' * 17}",
         created,
         tuple(range(config.fleet.nodes)),
         public_key=public_key(config),
         subnet=(*aws.subnets, None)[0],
         partition=partition_of(region),
-        tokenizing=f"ami-{'0' * 17}" if config.data.instance_type else "",
-        head_image=aws.image or f"ami-{'0' * 17}",
+        tokenizing=f"ami-{'0' * 17}" if config.data.tokenize_instance_type else "",
+        head_image=aws.ami or f"ami-{'0' * 17}",
     )
+
+
+def known(config: Config, calls: Calls, engine: str) -> tuple[Inputs, str]:
+    """The placeholders with whose account it is, and why that could not be asked; "" where it
+    could.
+    """
+    inputs = replace(placeholders(config, calls.region), engine=engine)
+    try:
+        who = calls("sts", "GetCallerIdentity")
+    except NotAsked as error:
+        return inputs, error.what
+    return replace(inputs, account=who["Account"], partition=who["Arn"].split(":")[1]), ""
 
 
 def image_of(config: Config, calls: Calls, engine: str = "") -> str:
     """The machine image: the config's, or that of its stack in the version that
-    docker/stack.lock.yaml pins, for nodes or for AWS Batch; "" for an engine whose machines are not
-    seen.
+    docker/platforms.lock.yaml pins, for nodes or for AWS Batch; "" for an engine whose machines are
+    not seen.
 
     Raises:
         ConfigError: the region does not have it.
     """
-    if config.fleet.aws.image:
-        return config.fleet.aws.image
-    stack = load_stack(config.fleet.stack)
-    name = {"": stack.ami, "batch": stack.ecs}.get(engine, "")
+    if config.fleet.aws.ami:
+        return config.fleet.aws.ami
+    platform = load_platform(config.fleet.platform)
+    name = str(getattr(platform, ENGINES[engine].image, ""))
     found = (
         _by_parameter(name, calls)
         if name.startswith("/")
-        else _by_name(name, stack.neuron_sdk, calls)
+        else _by_name(name, platform.neuron_sdk, calls)
         if name
         else ""
     )
     if found or not name:
         return found
-    message = f"null: {calls.region} does not have the image of stack {stack.name}, {name}"
+    message = f"null: {calls.region} does not have the image of platform {platform.name}, {name}"
     raise ConfigError.of(
-        "fleet.aws.image",
+        "fleet.aws.ami",
         message,
         next="an image of that region, as ami-0123456789abcdef0, or another region",
     )
@@ -227,7 +241,7 @@ def _by_name(name: str, sdk: str, calls: Calls) -> str:
 
 
 def root_of(image: str, calls: Calls) -> str:
-    """The name of the image's root device, whose size the template sets."""
+    """Returns the name of the image's root device; the template sets its size."""
     found = calls("ec2", "DescribeImages", ImageIds=[image]).get("Images", []) if image else []
     return str(found[0].get("RootDeviceName") or ROOT) if found else ROOT
 
@@ -270,7 +284,7 @@ def public_key(config: Config) -> str:
 
 
 def bucket_is_there(config: Config, calls: Calls, inputs: Inputs) -> bool:
-    """Whether the bucket that would be made was kept by an earlier make clean."""
+    """Tells whether the bucket that would be made was kept by an earlier make clean."""
     found: dict[str, str] = {}
     with passing("NoSuchBucket", "NoSuchTagSet"):
         found = tags(calls("s3", "GetBucketTagging", Bucket=bucket_of(config, inputs))["TagSet"])

@@ -14,7 +14,7 @@ from .template_inputs import Inputs
 
 
 class EngineFleet(FleetStack):
-    """What `engine`, batch, sagemaker or parallelcluster, needs."""
+    """The stack that `engine`, batch, sagemaker or parallelcluster, needs."""
 
     def __init__(self, config: Config, engine: str) -> None:
         super().__init__(config)
@@ -29,7 +29,7 @@ class EngineFleet(FleetStack):
         return (), (), []
 
     def outputs(self) -> dict[str, str]:
-        """What the stack has made, by name; CloudError where it is not there."""
+        """Returns the stack's outputs by name; CloudError without a stack."""
         state = self.stack.look()
         if state is None or not state.whole:
             why = (

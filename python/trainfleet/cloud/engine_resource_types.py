@@ -1,7 +1,7 @@
 """The resources of AWS Batch and SageMaker, found by tag and removed, as resource_types.py does for
 a fleet.
 
-Jobs of Batch that have ended are no things: Batch forgets them after a week, and takes no request
+Ended jobs of Batch are not among them: Batch forgets them after a week, and takes no request
 to do so sooner.
 """
 
@@ -87,7 +87,7 @@ def _jobs(calls: Calls, config: str | None) -> Things:
 
 
 def costs(row: Row) -> bool:
-    """Whether a training job has machines, or keeps those of its warm pool."""
+    """Tells whether a training job has machines, or keeps those of its warm pool."""
     return row["TrainingJobStatus"] not in ENDED or _is_warm(row)
 
 

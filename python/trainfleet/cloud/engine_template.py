@@ -3,11 +3,11 @@ jobs share. Pure.
 
 Batch: a network, an environment whose launch template has every EFA interface, in one placement
 group, and its queue. SageMaker makes machines itself and needs a role. Both: the roles of
-containers, a log group. ParallelCluster: a network. The definition of a job is none of these: it
-holds the image, and is registered with the job (backends/batch_request.py).
+containers, a log group. ParallelCluster: a network. The definition of a job is not in it: it holds
+the image, and is registered with the job (backends/batch_request.py).
 
-What is covered: every instance type passes cfn-lint and our own rules. What is not: no stack of it
-has been made in an account.
+Tested: every instance type passes cfn-lint and our own rules. Not tested: no stack of it has been
+made in an account.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .instance_networking import interfaces
 from .instances import hardened, newest, placement, reserved, together
 from .roles import AGENT, allow, keys, pulls, role, statements
 from .template import assemble
-from .template_inputs import Inputs, stack_name, tags_of, tokenizing_queue
+from .template_inputs import ENGINES, Inputs, stack_name, tags_of, tokenizing_queue
 from .template_storage import logs
 from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 
@@ -64,7 +64,7 @@ def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
         name: attribute(name, "Arn") for name in ("JobRole", "ExecutionRole") if name in made
     }
     values |= {"LogGroup": ref("Log")} if "Log" in made else {}
-    if engine == NETWORK:
+    if ENGINES[engine].by_ssh:
         values |= {
             name: ref(f"{name}Subnet") for name in ("Private", "Public") if f"{name}Subnet" in made
         }
@@ -75,7 +75,7 @@ def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
 
 
 def batch(config: Config, inputs: Inputs) -> Resources:
-    """What multi-node jobs of AWS Batch run on."""
+    """Makes what multi-node jobs of AWS Batch run on."""
     name, group = stack_name(config), placement(config, inputs)
     return {
         **network(config, inputs), **walls(config, inputs), **logs(config), **together(config),
@@ -84,13 +84,13 @@ def batch(config: Config, inputs: Inputs) -> Resources:
         "JobRole": role(inputs, "ecs-tasks.amazonaws.com", statements(config, inputs)),
         "ExecutionRole": role(inputs, "ecs-tasks.amazonaws.com", _reads(config, inputs), [TASKS]),
         **_queue(config, inputs, (f"{name}-nodes", name), group),
-        **(_tokenizing(config, inputs) if config.data.instance_type else {}),
+        **(_tokenizing(config, inputs) if config.data.tokenize_instance_type else {}),
     }  # fmt: skip
 
 
 def _tokenizing(config: Config, inputs: Inputs) -> Resources:
-    """The same again for the machines that tokenize: a launch template, an environment and a queue
-    of their own.
+    """Makes the same again for the machines that tokenize: a launch template, an environment and a
+    queue.
     """
     name = tokenizing_queue(config)
     return _queue(
@@ -150,8 +150,8 @@ def _queue(
 
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
-    """What SageMaker's training jobs need: their role, which also pulls the image, writes the log
-    and reads secrets.
+    """Makes what SageMaker's training jobs need: their role, which also pulls the image, writes the
+    log and reads secrets.
     """
     return {
         **logs(config),
@@ -160,7 +160,7 @@ def sagemaker(config: Config, inputs: Inputs) -> Resources:
 
 
 def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """What the role of a training job is allowed, whether the stack makes it or it is the
+    """Lists what the role of a training job is allowed, whether the stack makes it or it is the
     user's.
     """
     return [
@@ -173,8 +173,8 @@ def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
 
 
 def of_a_start(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """What a role of the user's is allowed by which ECS starts containers; a stack's role has a
-    policy of AWS's beside it.
+    """Lists what a user's role for ECS's start of containers is allowed; a stack's role also has a
+    policy of AWS.
     """
     *_, log = statements(config, inputs)
     return [*_reads(config, inputs), *pulls(config, inputs), log]
@@ -269,7 +269,7 @@ def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any
     """
     return {
         **hardened(
-            inputs.root if config.fleet.aws.image else ROOT, config.fleet.aws.volume_gib, tags
+            inputs.root if config.fleet.aws.ami else ROOT, config.fleet.aws.volume_gib, tags
         ),
         **reserved(config),
         "NetworkInterfaces": [
@@ -287,8 +287,8 @@ def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any
 
 
 def user_data(config: Config) -> str:
-    """What an instance does before it takes jobs. Batch adds its own part, so it is a message of
-    several (MIME).
+    """Writes what an instance does before it takes jobs. Batch adds its part, so it is a message of
+    several parts (MIME).
     """
     lines = [
         "#!/bin/bash",
@@ -314,7 +314,7 @@ def _mounting(config: Config) -> list[str]:
     """Mounts the file system. While it is not mounted nobody can write into its folder, which is
     the instance's own disk then.
     """
-    fsx, folder = config.fleet.fsx, config.fleet.fsx.folder
+    fsx, folder = config.fleet.fsx, config.fleet.fsx.mount_point
     if not fsx.dns_name:
         return []
     source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"

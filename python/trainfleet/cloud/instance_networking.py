@@ -83,7 +83,7 @@ SPOT = {
 def quota_of(name: str, capacity: str) -> Quota | None:
     """The quota that running such nodes counts against.
 
-    None in a capacity block, which has one of its own when it is bought, and where AWS has not
+    None in a capacity block, which has a separate one when it is bought, and if AWS has not
     published the quota's code.
     """
     row = node_types.INSTANCE_TYPES[name]

@@ -1,9 +1,9 @@
 """The machines: a launch template with every EFA interface, an instance a node made from it, the
 placement group, the head node.
 
-A node is an AWS::EC2::Instance of its own, `Node<slot>`: a stack update with other slots makes and
+Each node is a separate AWS::EC2::Instance, `Node<slot>`: a stack update with other slots makes and
 removes single nodes, and leaves those whose slots stay as they are. CreateFleet could take what is
-free of several types, and an Auto Scaling group would replace nodes by itself; but a job needs one
+free of several types, and an Auto Scaling group would replace nodes at once; but a job needs one
 type, all its nodes or none, and replaces a node only when the watch has judged it.
 """
 
@@ -13,9 +13,10 @@ import base64
 from typing import Any
 
 from ..config import Config
-from ..host.install_paths import ROOT
+from ..process.install_paths import ROOT
 from .instance_networking import PLAIN, interfaces
 from .template_inputs import Inputs, pairs
+from .template_storage import makes_file_system
 from .vpc import Resource, Resources, after, attribute, ref, resource, subnet
 
 SCRIPTS = ROOT / "scripts"
@@ -25,7 +26,7 @@ NODE = "Node"  # a node's logical id begins so
 
 
 def capacity_of(config: Config) -> str:
-    """How nodes are bought: fleet.spot says as much as fleet.aws.capacity spot."""
+    """Returns how nodes are bought: fleet.spot means the same as fleet.aws.capacity spot."""
     aws = config.fleet.aws
     return "spot" if config.fleet.spot and aws.capacity == "on-demand" else aws.capacity
 
@@ -40,12 +41,14 @@ def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
             "AWS::EC2::KeyPair", KeyName=name, PublicKeyMaterial=ref("PublicKey")
         )
     found["Template"] = _template(_node_data(config, inputs, tags), tags)
+    if makes_file_system(config):  # takes ten minutes, in which no node is to be paid for
+        found["Template"]["DependsOn"] = "FileSystem"
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
-    return found | (_head(config, inputs, tags) if config.fleet.aws.head else {})
+    return found | (_head(config, inputs, tags) if config.fleet.aws.bastion_type else {})
 
 
 def together(config: Config) -> Resources:
-    """The placement group that is made; reserved machines stand where their reservation says."""
+    """The placement group that is made; reserved machines are where their reservation says."""
     is_made = capacity_of(config) in ("on-demand", "spot")
     return {"Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster")} if is_made else {}
 
@@ -75,7 +78,7 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
         for interface in (PLAIN if inputs.plain == "yes" else interfaces(fleet.instance_type or ""))
     ]
     data["UserData"] = base64.b64encode(user_data(config).encode()).decode()
-    # A spot instance and one in a capacity block can't be stopped by themselves: shutting down ends
+    # A spot instance and one in a capacity block can't stop themselves: shutting down ends
     # them.
     data["InstanceInitiatedShutdownBehavior"] = (
         "stop" if capacity in ("on-demand", "reservation") else "terminate"
@@ -104,7 +107,7 @@ def reserved(config: Config) -> dict[str, Any]:
 def _common(
     config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, part: str
 ) -> dict[str, Any]:
-    """What nodes and head have in common; `part`: Node or Head."""
+    """Returns what nodes and head have in common; `part`: Node or Head."""
     data = {
         "ImageId": ref("HeadImage" if part == "Head" else "Image"),
         "InstanceType": kind,
@@ -155,10 +158,10 @@ def _template(data: dict[str, Any], tags: dict[str, str]) -> Resource:
 
 
 def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """A small machine in the public subnet, with an address of its own, through which SSH reaches
+    """Makes a small machine in the public subnet, with a public address, through which SSH reaches
     the nodes.
     """
-    data = _common(config, inputs, tags, config.fleet.aws.head or "", HEAD_GIB, "Head")
+    data = _common(config, inputs, tags, config.fleet.aws.bastion_type or "", HEAD_GIB, "Head")
     data["NetworkInterfaces"] = [
         {
             "DeviceIndex": 0,
@@ -182,11 +185,11 @@ def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
 
 
 def user_data(config: Config) -> str:
-    """What a node does at its first boot: it sets its dead man's timer. All else is `make setup`'s,
-    which can look and try again.
+    """Writes a node's first boot: it sets its dead man's timer. `make setup` does the rest, as it
+    can look and try again.
     """
     fleet = config.fleet
-    hours = "-" if fleet.expires_hours is None else f"{fleet.expires_hours:g}"
+    hours = "-" if fleet.max_lifetime_hours is None else f"{fleet.max_lifetime_hours:g}"
     minutes = "-" if fleet.idle_minutes is None else f"{fleet.idle_minutes}"
     script = (SCRIPTS / "deadman.sh").read_text(encoding="utf-8").rstrip("\n")
     return "\n".join(

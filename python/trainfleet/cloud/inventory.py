@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..trust.errors import CloudError
-from . import clock, resource_cost
+from . import clock, prices
 from .api_errors import DENIED
 from .calls import Calls
 from .cloudformation import CONFIG, CREATED, OURS, PROJECT
 from .engine_resource_types import ENGINES
 from .resource_types import KINDS, LOCK, ResourceKind, Row, is_ours, tags_of
 
-AGAIN = 4.0  # seconds between two looks: what was made a moment ago may be missing in the first
+AGAIN = 4.0  # seconds between two looks: the first may lack a new thing
 # Services whose things the kinds find.
 KNOWN = ("ec2", "fsx", "s3", "ecr", "logs", "iam", "cloudformation", "batch", "sagemaker", "ssm")
 BESIDE = ("AMI", "snapshot")  # kinds that stay without a stack and its network
@@ -114,8 +114,8 @@ def require_seen(found: Iterable[OwnedResource], region: str, verb: str) -> None
 
 
 def weighed(calls: Calls, found: Iterable[OwnedResource]) -> Iterator[OwnedResource]:
-    """The same things, those that are paid by what is in them with size and price: for people, as
-    it takes more requests.
+    """Adds size and price to things that are paid by their contents: for people, as it takes more
+    requests.
     """
     for one in found:
         try:
@@ -124,7 +124,7 @@ def weighed(calls: Calls, found: Iterable[OwnedResource]) -> Iterator[OwnedResou
             CloudError
         ):  # who may not ask for it, or came too late, has it listed without a price
             size = None
-        what, usd = (one.what, one.usd) if size is None else resource_cost.stored(one.kind, size)
+        what, usd = (one.what, one.usd) if size is None else prices.stored(one.kind, size)
         yield replace(one, what=what, usd=usd)
 
 
@@ -155,7 +155,9 @@ def _size(calls: Calls, one: OwnedResource) -> float | None:
 
 
 def table(found: Iterable[OwnedResource]) -> Iterator[str]:
-    """By config: a line each for what costs money or holds data, one line for what is free."""
+    """Lists by config: a line for each thing that costs money or holds data, and one line for the
+    free ones.
+    """
     rows = sorted(found, key=lambda one: one.config)
     for config, group in itertools.groupby(rows, key=lambda one: one.config):
         ours = list(group)
@@ -171,7 +173,7 @@ def table(found: Iterable[OwnedResource]) -> Iterator[str]:
 
 
 def total(found: Iterable[OwnedResource]) -> str:
-    """What it all costs, in words."""
+    """Says in words what it all costs."""
     found = list(found)
     known = sum(one.usd or 0.0 for one in found) * DAY
     unknown = sum(one.usd is None for one in found)
@@ -205,7 +207,7 @@ def _finder(kind: ResourceKind) -> Look:
     def look(calls: Calls, config: str | None) -> Iterator[OwnedResource]:
         for id_, tags, row in kind.find(calls, config):
             (what, usd), stays = (
-                resource_cost.of(kind.name, row),
+                prices.cost_of(kind.name, row),
                 _stays(calls, kind.name, id_, tags, row),
             )
             yield OwnedResource(
@@ -216,7 +218,7 @@ def _finder(kind: ResourceKind) -> Look:
 
 
 def _others(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
-    """What has our tags in services that no kind knows: named, and not touched."""
+    """Finds our things in services that no kind covers: they are named, and not touched."""
     wanted = [
         {"Key": PROJECT, "Values": [OURS]},
         *([{"Key": CONFIG, "Values": [config]}] if config else []),
@@ -233,14 +235,14 @@ def _others(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
 
 
 def _stays(calls: Calls, kind: str, id_: str, tags: Mapping[str, str], row: Row) -> bool:
-    """Whether only a purge removes it: it holds data, or is a machine image that a later setup
-    uses, or that image's snapshot.
+    """Tells whether only a purge removes it: it holds data, or is a machine image for a later
+    setup, or its snapshot.
     """
     return (kind in BESIDE and LOCK in tags) or _holds_data(calls, kind, id_, row)
 
 
 def _holds_data(calls: Calls, kind: str, id_: str, row: Row) -> bool:
-    """Whether it holds data that can't be made again; True if unknown."""
+    """Tells whether it holds data that can't be made again; True if unknown."""
     try:
         if kind == "bucket":
             versions = calls("s3", "ListObjectVersions", Bucket=id_, MaxKeys=1)

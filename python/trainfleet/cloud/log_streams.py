@@ -17,9 +17,9 @@ from .api_errors import passing
 from .calls import Calls
 
 ABSENT = "ResourceNotFoundException"
-# what the entrypoint has printed says who and when by itself
+# lines of the entrypoint already say who and when
 OURS = re.compile(r"(rank \d+|\w+) +\d\d:\d\d:\d\d\.\d{3} \|")
-PAGES = 64  # of one stream in one look: up to 10,000 lines or 1 MB each; the next look goes on
+PAGES = 64  # of one stream in one look: up to 10,000 lines or 1 MB each; the next look continues
 
 
 def streams(calls: Calls, group: str, prefix: str) -> list[str]:

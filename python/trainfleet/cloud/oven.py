@@ -19,12 +19,12 @@ from typing import Any
 
 from ..config import Config
 from ..trust.errors import CloudError
-from . import clock, resource_cost
+from . import clock
 from .api_errors import passing
 from .baking import Baked, baked, versions
 from .calls import Calls
 from .cloudformation import CREATED
-from .prices import MONTH
+from .prices import MONTH, cost_of
 from .resource_types import LOCK
 from .template_inputs import own_tags, pairs, slug
 
@@ -86,7 +86,7 @@ class Oven:
         tags = own_tags(self.config.fleet_name) | {CREATED: moment, "Name": self.name}
         named = [{"ResourceType": kind, "Tags": pairs(tags)} for kind in ("image", "snapshot")]
         about = (
-            f"trainfleet {self.config.fleet_name}: a node of stack {versions(self.config)} "
+            f"trainfleet {self.config.fleet_name}: a node of platform {versions(self.config)} "
             "as make setup leaves it"
         )
         left_out = [{"DeviceName": disk, "NoDevice": ""} for disk in self._others(instance)]
@@ -130,7 +130,7 @@ class Oven:
             )
 
     def _is_seen(self, image: str) -> bool:
-        """Whether the image has a snapshot by now, or within SEEN_IN."""
+        """Tells whether the image has a snapshot by now, or within SEEN_IN."""
         deadline = clock.now() + SEEN_IN
         while not (found := self.snapshots(image)) and clock.now() < deadline:
             clock.sleep(AGAIN)
@@ -185,7 +185,7 @@ class Oven:
         )
 
     def cost(self, image: str) -> str:
-        """What its snapshots hold and cost."""
-        kept = [resource_cost.of("snapshot", row) for row in self.snapshots(image)]
+        """Describes the contents of its snapshots, and their cost."""
+        kept = [cost_of("snapshot", row) for row in self.snapshots(image)]
         usd = sum(each or 0.0 for _, each in kept) * MONTH
         return f"{', '.join(what for what, _ in kept)}: ${usd:,.2f} a month by the list price"

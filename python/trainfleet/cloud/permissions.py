@@ -1,9 +1,9 @@
 """The actions that making, running and removing a fleet needs, and which of them IAM's simulator
 denies the caller.
 
-Each is simulated on what it will be done to where that has a name of ours, so that a policy that
-allows `trainfleet-*` alone is enough. What a service does in the caller's name through
-CloudFormation needs the same permissions: it has no role of its own.
+Each is simulated on its resource if that has a name of ours, so that a policy for `trainfleet-*`
+only is enough. What a service does in the caller's name through CloudFormation needs the same
+permissions: it has no other role.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ from .template_inputs import Inputs, bucket_of, cluster_name, stack_name
 from .template_storage import log_group, makes_file_system
 
 FILE = Path(__file__).with_name("permissions.yaml")
-ENGINES = ("batch", "sagemaker")
-ON_EC2 = ("", "batch")  # whose nodes are instances of the account
-CLUSTER = "parallelcluster"
 # of the second there is a role for each file system
 FSX, TO_S3 = ("fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com")
-ROLES_OF = {"batch": ("batch.amazonaws.com",)}  # an engine's
 SESSION = "document/AWS-StartSSHSession"
 LINK = "iam:CreateServiceLinkedRole"
+# of a condition's values, as IAM's simulator has them
+TYPES = {"Bool": "boolean", "ForAnyValue:StringEquals": "stringList", "StringEquals": "string"}
 MOST = 50  # actions in one request to the simulator
 LARGEST = 6_100  # characters of a policy's statements
 Policy = dict[str, Any]
@@ -58,8 +56,8 @@ def _rows() -> list[tuple[str, tuple[str, ...], list[str]]]:
 
 
 def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
-    """What is needed on each resource: to look at what there is, or else to make, use and remove
-    what the config says.
+    """Lists the actions on each resource: to look at what there is, or to make, use and remove what
+    the config says.
     """
     found: dict[str, list[str]] = {}
     names, here = (
@@ -74,9 +72,9 @@ def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
 
 
 def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
-    """The names of what a config makes and uses, by what it is."""
-    fleet, aws, engine, stack = config.fleet, config.fleet.aws, inputs.engine, [stack_name(config)]
-    of_cluster, plain, on_ec2 = engine == CLUSTER, not engine, engine in ON_EC2
+    """Returns the names of what a config makes and uses, by their kind."""
+    aws, kind, stack = config.fleet.aws, inputs.kind, [stack_name(config)]
+    of_cluster, plain = kind.by_ssh and not kind.in_zone, not inputs.engine
     has_stack = not (of_cluster and aws.subnets)
     names = {
         "looks": stack,
@@ -84,26 +82,26 @@ def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
         "cluster": [cluster_name(config)] * of_cluster,
         "stack": stack * has_stack,
         "own": stack * (not of_cluster),
-        "instances": stack * on_ec2,
+        "instances": stack * kind.in_zone,
         "ec2": stack * plain,
-        "network": stack * (has_stack and (on_ec2 or of_cluster) and not aws.vpc),
+        "network": stack * (has_stack and kind.in_account and not aws.vpc),
         "blocks": stack * (plain and aws.block_hours is not None),
         "log": [log_group(config)] * (not of_cluster),
         "bucket": [bucket_of(config, inputs)] * (plain and not aws.bucket),
-        "sessions": [SESSION] * (aws.ssm_only and engine not in ENGINES),
-        "repository": [repository.NAME] * (fleet.image == repository.BUILD),
+        "sessions": [SESSION] * (aws.ssm_only and kind.by_ssh),
+        "repository": [repository.NAME] * (config.fleet.container == repository.BUILD),
     }
-    return names | _of_jobs(config, engine) | _of_data(config, inputs)
+    return names | _of_jobs(config, inputs) | _of_data(config, inputs)
 
 
-def _of_jobs(config: Config, engine: str) -> dict[str, list[str]]:
-    """What the jobs of AWS Batch or SageMaker use."""
+def _of_jobs(config: Config, inputs: Inputs) -> dict[str, list[str]]:
+    """Returns what the jobs of AWS Batch or SageMaker use."""
     fleet, name = config.fleet, [config.fleet_name]
-    if engine not in ENGINES:
+    if inputs.kind.by_ssh:
         return {}
     roles = (fleet.batch.job_role, fleet.batch.execution_role, fleet.sagemaker.role)
     return {
-        engine: name,
+        inputs.engine: name,
         "plans": name * (fleet.sagemaker.plan_hours is not None),
         "own roles": [role for role in roles if role],
         "secrets": name * bool(fleet.secrets),
@@ -116,8 +114,8 @@ def _of_data(config: Config, inputs: Inputs) -> dict[str, list[str]]:
     if not _makes_file_system(config, inputs):
         return found
     link, export = (
-        [s3.split(fsx.link)[0]] if fsx.link else [],
-        [config.fleet.aws.bucket or ""] if fsx.export else [],
+        [s3.split(fsx.s3_import)[0]] if fsx.s3_import else [],
+        [config.fleet.aws.bucket or ""] if fsx.s3_export else [],
     )
     linked = link + [name for name in export if name]
     return found | {
@@ -129,11 +127,11 @@ def _of_data(config: Config, inputs: Inputs) -> dict[str, list[str]]:
 
 
 def _to_s3(config: Config) -> bool:
-    return bool(config.fleet.fsx.link or config.fleet.fsx.export)
+    return bool(config.fleet.fsx.s3_import or config.fleet.fsx.s3_export)
 
 
 def _makes_file_system(config: Config, inputs: Inputs) -> bool:
-    return inputs.engine in ("", CLUSTER) and makes_file_system(config)
+    return inputs.kind.by_ssh and makes_file_system(config)
 
 
 def policy(config: Config, inputs: Inputs) -> Policy:
@@ -168,32 +166,18 @@ def documents(whole: Policy) -> Iterator[Policy]:
 def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
     """The actions that the caller may not do; CloudError where the simulator can't be asked.
 
-    Those that only look are not simulated: what may not be looked at is told where it is looked at,
-    or is not needed.
+    Those that only look are not simulated: a look that is denied is reported when it is made, or is
+    not needed.
     """
     caller = _principal(str(calls("sts", "GetCallerIdentity").get("Arn", "")))
     if caller.endswith(":root"):
         return []  # which may do anything, and can't be simulated
 
-    def refused(actions: Sequence[str], resource: str, **more: Any) -> list[str]:
-        where = {} if resource == "*" else {"ResourceArns": [resource]}
-        found = calls.pages(
-            "iam",
-            "SimulatePrincipalPolicy",
-            "EvaluationResults",
-            PolicySourceArn=caller,
-            ActionNames=list(actions),
-            **where,
-            **more,
-        )
-        return [
-            str(row.get("EvalActionName")) for row in found if row.get("EvalDecision") != "allowed"
-        ]
-
-    missing = []
-    for actions, resource in needed(config, inputs):
-        for first in range(0, len(actions), MOST):
-            missing += refused(actions[first : first + MOST], resource)
+    missing = [
+        name
+        for actions, resource in needed(config, inputs)
+        for name in refused(calls, caller, actions, resource)
+    ]
     there = {
         str(row["Path"])
         for row in calls.pages("iam", "ListRoles", "Roles", PathPrefix="/aws-service-role/")
@@ -201,23 +185,46 @@ def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
     for service in _services(config, inputs):
         # AWS makes it with the first that needs it
         if service == TO_S3 or f"/aws-service-role/{service}/" not in there:
-            entry = {
-                "ContextKeyName": "iam:AWSServiceName",
-                "ContextKeyValues": [service],
-                "ContextKeyType": "string",
-            }
+            named = {"StringEquals": {"iam:AWSServiceName": service}}
+            where = _linked(inputs, f"{service}/x")
             missing += [
-                f"{one} for {service}"
-                for one in refused([LINK], _linked(inputs, f"{service}/x"), ContextEntries=[entry])
+                f"{one} for {service}" for one in refused(calls, caller, [LINK], where, named)
             ]
     return missing
 
 
-def _services(config: Config, inputs: Inputs) -> Iterator[str]:
-    """Those that act in the account by a role of their own, which is made for the first who uses
-    them.
+def refused(
+    calls: Calls, who: str, actions: Sequence[str], resource: str, conditions: Policy | None = None
+) -> Iterator[str]:
+    """The actions on a resource that IAM's simulator denies a user or role; `conditions`: of a
+    statement that holds.
     """
-    yield from ROLES_OF.get(inputs.engine, ())
+    more: dict[str, Any] = {} if resource == "*" else {"ResourceArns": [resource]}
+    if conditions:
+        more["ContextEntries"] = [
+            {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": TYPES[test]}
+            for test, keys in conditions.items()
+            for key, value in keys.items()
+        ]
+    for first in range(0, len(actions), MOST):
+        some = list(actions[first : first + MOST])
+        for row in calls.pages(
+            "iam",
+            "SimulatePrincipalPolicy",
+            "EvaluationResults",
+            PolicySourceArn=who,
+            ActionNames=some,
+            **more,
+        ):
+            if row.get("EvalDecision") != "allowed":
+                yield str(row.get("EvalActionName"))
+
+
+def _services(config: Config, inputs: Inputs) -> Iterator[str]:
+    """Yields the services that act in the account by a separate role, which is made for their first
+    user.
+    """
+    yield from inputs.kind.services
     if _makes_file_system(config, inputs):
         yield FSX
         if _to_s3(config):
@@ -237,7 +244,7 @@ def _principal(arn: str) -> str:
 
 
 def unsure(error: CloudError) -> bool:
-    """Whether the simulator is closed to the caller, or does not find its role (one with a
+    """Tells whether the simulator is closed to the caller, or does not find its role (one with a
     path).
     """
     return error.code in (

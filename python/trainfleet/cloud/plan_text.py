@@ -1,5 +1,5 @@
-"""What `make plan` says of a fleet on AWS: what would change, what it costs, what prevents it, how
-tokens are read.
+"""Writes what `make plan` says of a fleet on AWS: what would change, what it costs, what prevents
+it, how tokens are read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def describe(
     yield from ("", *account(config, calls, inputs, foreseen.unasked))
     yield from ("", "access", f"  {access(config)}")
     yield from ("", "data", *data_access.describe(config, speed))
-    if makes_file_system(config) and config.fleet.fsx.export:
+    if makes_file_system(config) and config.fleet.fsx.s3_export:
         yield (
             "  FSx writes runs and datasets back to "
             f"s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/ as they change"
@@ -57,8 +57,8 @@ def describe(
 
 
 def account(config: Config, calls: Calls, inputs: Inputs, unasked: str = "") -> Iterator[str]:
-    """What in the account prevents it; where it can't be asked (`unasked`: why), what stands in for
-    its answers.
+    """Yields what in the account prevents it; if it can't be asked (`unasked`: why), the
+    placeholders for its answers.
     """
     if unasked:
         yield f"account: not asked, as {unasked}"
@@ -68,14 +68,16 @@ def account(config: Config, calls: Calls, inputs: Inputs, unasked: str = "") -> 
         )
     found = list(checks.here(config, inputs)) if unasked else checks.findings(config, calls, inputs)
     if not unasked:
-        yield "account" if found else "account: nothing stands against it"
+        yield "account" if found else "account: nothing prevents it"
     yield from (f"  {'' if finding.blocks else 'note: '}{finding}" for finding in found)
 
 
 def access(config: Config) -> str:
-    """How nodes are reached."""
+    """Says how nodes are reached."""
     aws = config.fleet.aws
     if aws.ssm_only:
         return "SSH through SSM Session Manager: no port is open to the outside"
-    through = f", through the head, {aws.head}" if aws.head else ", and from nowhere else"
-    return f"SSH from {', '.join(aws.ssh_from)}{through}"
+    through = (
+        f", through the head, {aws.bastion_type}" if aws.bastion_type else ", and from nowhere else"
+    )
+    return f"SSH from {', '.join(aws.allow_ssh_from)}{through}"

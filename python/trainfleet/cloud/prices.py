@@ -1,5 +1,5 @@
 """AWS's prices: from the Pricing API where it answers, else from a table of list prices, with the
-source.
+source; and what an existing resource costs by it.
 
 The table: US dollars in us-east-1, on-demand Linux; instance types in instance_types.json; the rest
 from aws.amazon.com/ebs/pricing, /fsx/lustre/pricing, /vpc/pricing, /s3/pricing, as public price
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ..trust.errors import CloudError, ConfigError
 from ..trust.untrusted_input import parse_json
 from .calls import Calls
 from .region import region_of
+from .resource_types import Row
 
 READ = "2026-11-22"
 TABLE = f"list price in us-east-1, {READ}"
@@ -32,9 +33,9 @@ API, SPOT, PAID = "Pricing API", "spot price now", "paid with the block"
 RESERVED = "paid with the training plan"
 OF_SAGEMAKER = "SageMaker's list price in us-east-1, 2026-09-27"
 WHERE_PRICES_ARE = "us-east-1"  # the Pricing API is in few regions; this one knows all
-MONTH = 730.0  # hours, as AWS reckons
+MONTH = 730.0  # hours, as AWS counts them
 _LISTED: dict[str, dict[str, float]] = read_table(Path(__file__).with_name("prices.yaml"))
-GIB_MONTH, HOUR, GB = (_LISTED[per] for per in ("gib_month", "hour", "gb"))
+GIB_MONTH, HOUR, GB, FREE = (_LISTED[per] for per in ("gib_month", "hour", "gb", "free"))
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Price:
     source: str
 
     def times(self, count: int) -> float | None:
-        """US dollars an hour for so many."""
+        """US dollars an hour for that many."""
         return None if self.usd is None else self.usd * count
 
 
@@ -77,15 +78,15 @@ class Prices:
     known: dict[tuple[str, str], Price] = field(default_factory=dict)
 
     def instance(self, name: str, capacity: str = "on-demand", zone: str = "") -> Price:
-        """What one machine costs. A capacity block was paid for when it was bought."""
+        """Returns the price of one machine. A capacity block was paid for when it was bought."""
         if capacity == "block":
             return Price(0.0, PAID)
         kind = "spot" if capacity == "spot" else "on-demand"
         return self._priced(name, kind, zone)
 
     def training(self, name: str, is_reserved: bool = False) -> Price:
-        """What one machine of SageMaker's costs. A training plan was paid for when it was bought;
-        managed spot costs less.
+        """Returns the price of one machine of SageMaker. A training plan was paid for when it was
+        bought; managed spot costs less.
         """
         return Price(0.0, RESERVED) if is_reserved else self._priced(name, "training", "")
 
@@ -158,11 +159,11 @@ def dollars(text: Any, usage: str) -> Iterator[float]:
                 if part["unit"] == "Hrs" and 0 < usd < 10_000:
                     yield usd
     except (ValueError, TypeError, KeyError, AttributeError):
-        return  # it is no product
+        return  # it is not a product
 
 
 def _spot(calls: Calls, name: str, zone: str) -> float | None:
-    """What a spot instance costs now: the highest of the zones that count."""
+    """Returns the price of a spot instance now: the highest of the zones that count."""
     request: dict[str, Any] = {
         "InstanceTypes": [name],
         "ProductDescriptions": ["Linux/UNIX"],
@@ -196,3 +197,77 @@ def in_region(config: Config) -> Prices:
 @functools.cache
 def by_table() -> Prices:
     return Prices()
+
+
+def cost_of(kind: str, row: Row) -> tuple[str, float | None]:
+    """Describes an existing resource, with its US dollars an hour; None if unknown."""
+    if kind in PRICED:
+        return PRICED[kind](row)
+    return "", 0.0 if kind in FREE else None
+
+
+def stored(kind: str, size: float) -> tuple[str, float | None]:
+    """Prices a bucket, an image or a log group by its bytes."""
+    return f"{size / 2**30:,.1f} GiB", of(kind, "", size / 2**30)
+
+
+def _image(row: Row) -> tuple[str, float | None]:
+    """An image that several configs hold is paid by each in equal parts."""
+    others = len(row.get("imageTags", ())) - 1
+    what, usd = stored("image", float(row.get("imageSizeInBytes", 0)))
+    shared = f", shared with {others} other config{'s' * (others > 1)}" if others else ""
+    return what + shared, None if usd is None else usd / (others + 1)
+
+
+def _snapshot(row: Row) -> tuple[str, float | None]:
+    """Paid by the blocks that are in it; the whole disk where EC2 does not say how many."""
+    told = float(row.get("FullSnapshotSizeInBytes") or 0) / 2**30
+    size = told or float(row.get("VolumeSize") or 0)
+    return f"{'' if told else 'at most '}{size:,.1f} GiB snapshot", of("snapshot", "", size)
+
+
+def _instance(row: Row) -> tuple[str, float | None]:
+    state = row["State"]["Name"]
+    words = f"{row['InstanceType']} in {row['Placement']['AvailabilityZone']}, {state}"
+    if state in ("stopped", "stopping", "shutting-down"):
+        return words, 0.0
+    return words, of("instance", str(row["InstanceType"]), 1)
+
+
+def _training_job(row: Row) -> tuple[str, float | None]:
+    """Prices a training job: an ended one costs nothing, except the machines of its warm pool."""
+    machines, state = row.get("ResourceConfig"), str(row["TrainingJobStatus"])
+    if not machines:
+        return state, 0.0
+    kind, count = str(machines["InstanceType"]), int(machines["InstanceCount"])
+    words = f"{count} x {kind}, {state if state in ('InProgress', 'Stopping') else 'warm'}"
+    return words, of("training", kind.removeprefix("ml."), count)
+
+
+def _file_system(row: Row) -> tuple[str, float | None]:
+    lustre, size = row.get("LustreConfiguration", {}), float(row["StorageCapacity"])
+    deployment, throughput = (
+        str(lustre.get("DeploymentType", "")),
+        lustre.get("PerUnitStorageThroughput"),
+    )
+    kind = f"{deployment}-{throughput}" if throughput else deployment
+    return f"{size:,.0f} GiB {deployment}", of("file system", kind, size)
+
+
+def _volume(row: Row) -> tuple[str, float | None]:
+    size, type_ = float(row.get("Size") or 0), str(row.get("VolumeType", ""))
+    return f"{size:,.0f} GiB {type_}", of("volume", type_, size)
+
+
+PRICED: dict[str, Callable[[Row], tuple[str, float | None]]] = {
+    "instance": _instance,
+    "volume": _volume,
+    "snapshot": _snapshot,
+    "AMI": lambda row: (f"{row.get('Name', '')}, {row.get('State', '')}; its snapshot costs", 0.0),
+    "NAT gateway": lambda row: ("and its traffic", of("nat", "", 1)),
+    "address": lambda row: (str(row.get("PublicIp", "")), of("address", "", 1)),
+    "file system": _file_system,
+    "log group": lambda row: stored("log group", float(row.get("storedBytes", 0))),
+    "image": _image,
+    "training job": _training_job,
+}

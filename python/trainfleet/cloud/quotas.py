@@ -15,19 +15,23 @@ from .api_errors import passing
 from .calls import Calls
 from .instance_networking import Quota, quota_of
 from .instances import capacity_of
-from .resource_types import is_ours, tags_of
+from .resource_types import instances, is_ours, tags_of
 from .template_inputs import Inputs
 from .template_storage import makes_file_system
 
 ADDRESSES = Quota("L-0263D0A3", "EC2-VPC Elastic IPs")
 VPCS = Quota("L-F678F1CE", "VPCs per Region")
+OF_ANY_TYPE = (
+    "Maximum number of instances per training job",
+    "Number of instances across all training jobs",
+)
 RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What keeps a fleet from being made (`blocks`), or could not be looked at; and what to
-    type.
+    """An obstacle: it keeps a fleet from being made (`blocks`), or could not be looked at; and what
+    to type.
     """
 
     what: str
@@ -39,8 +43,8 @@ class Obstacle:
 
 
 def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the nodes fit the quota of their family, beside what else runs in it. A reservation
-    has been counted already.
+    """Checks whether the nodes fit the quota of their family, next to what else runs in it. A
+    reservation has been counted already.
     """
     nodes = len(inputs.slots)
     # of a cluster: others have none
@@ -93,8 +97,18 @@ def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterat
                 )
 
 
+def mine(config: Config, calls: Calls) -> int:
+    """Counts the nodes of this fleet that run already."""
+    states = [
+        row["State"]["Name"]
+        for row in instances(calls, config.fleet_name)
+        if row["InstanceType"] == config.fleet.instance_type
+    ]
+    return sum(state in ("pending", "running") for state in states)
+
+
 def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether there is room for a VPC and its addresses, where they are not there yet."""
+    """Checks whether there is room for a VPC and its addresses, unless they exist."""
     if config.fleet.aws.vpc or config.fleet.aws.subnets:
         return
     vpcs = list(calls.pages("ec2", "DescribeVpcs", "Vpcs"))
@@ -103,7 +117,7 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     addresses = len(calls("ec2", "DescribeAddresses").get("Addresses", ()))
     for quota, service, used, wanted in (
         (VPCS, "vpc", len(vpcs), 1),
-        (ADDRESSES, "ec2", addresses, 2 if config.fleet.aws.head else 1),
+        (ADDRESSES, "ec2", addresses, 2 if config.fleet.aws.bastion_type else 1),
     ):
         allowed = value(calls, service, quota)
         if allowed is not None and used + wanted > allowed:
@@ -113,8 +127,8 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the file system fits FSx's quotas on the storage of its kind. They are found by their
-    names: codes are not published.
+    """Checks whether the file system fits FSx's quotas on the storage of its kind. They are found
+    by their names: codes are not published.
     """
     if not makes_file_system(config):
         return
@@ -141,6 +155,28 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
                         calls.region, "fsx", str(row.get("QuotaCode")), used + fsx.size_gib
                     ),
                 )
+
+
+def training(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+    """Checks whether the nodes fit the quotas of SageMaker, which are found by their names. Those
+    of a training plan are not counted.
+    """
+    own, spot = config.fleet.sagemaker, "spot " * config.fleet.spot
+    if own.training_plan or own.plan_hours is not None:
+        return
+    kind, nodes = f"ml.{config.fleet.instance_type}", config.fleet.nodes
+    names = {f"{kind} for {spot}training job usage", *OF_ANY_TYPE}
+    if own.warm_pool_minutes:
+        names.add(f"{kind} for training warm pool usage")
+    for row in calls.pages(
+        "service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="sagemaker"
+    ):
+        if row["QuotaName"] in names and row["Value"] < nodes:
+            yield Obstacle(
+                f"{nodes} x {kind} are wanted, and your quota {row['QuotaName']!r} is "
+                f"{row['Value']:g}",
+                request_more(calls.region, "sagemaker", row["QuotaCode"], nodes),
+            )
 
 
 def _kind(row: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from .template_inputs import Inputs, slug
 
 NAME = "trainfleet"
 HOST = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
-BUILD = "build"  # fleet.image: the image that this program builds and pushes
+BUILD = "build"  # fleet.container: the image that this program builds and pushes
 GONE = "RepositoryNotFoundException"
 
 
@@ -33,7 +33,7 @@ def held_as(config: str, image: str) -> str:
 
 def pulled(config: Config, inputs: Inputs) -> str | None:
     """The ARN of the repository that the config's image comes from; None if that is not in ECR."""
-    image = config.fleet.image
+    image = config.fleet.container
     if image == BUILD:
         return _arn(inputs.partition, inputs.region, inputs.account, NAME)
     host, _, rest = image.partition("/")
@@ -48,7 +48,7 @@ def _arn(partition: str, region: str, account: str, name: str) -> str:
 
 
 def holders(calls: Calls) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(tag, image) for every tag in the repository; nothing where there is no repository."""
+    """Lists (tag, image) for every tag in the repository; nothing without a repository."""
     with passing(GONE):
         for row in calls.pages(
             "ecr",

@@ -1,9 +1,9 @@
 """The kinds of resources that a fleet is made of: how ours are found by tag, and how one is
 removed.
 
-The order is the one in which they can be removed. What is found is read from the service itself:
+The order is the one in which they can be removed. Each is read from the service itself:
 the tagging API, which covers all services, still lists what is long gone and does not list roles;
-it is asked for what none of these kinds covers.
+it is asked for all other kinds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Find = Callable[[Calls, str | None], Things]
 Remove = Callable[[Calls, str, Row], object]
 # the tag of a machine image and its snapshots that says which versions are in it
 LOCK = "trainfleet:lock"
-GONE = {"deleted", "failed"}  # states of what is described and is not there
+GONE = {"deleted", "failed"}  # states of described things that no longer exist
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,12 @@ def tags_of(listed: Any) -> dict[str, str]:
 
 
 def is_ours(tags: Mapping[str, str], config: str | None) -> bool:
-    """Whether something was made by this program and, where a config is named, by that one."""
+    """Tells whether something was made by this program and, if a config is named, by that one."""
     return tags.get(PROJECT) == OURS and config in (None, tags.get(CONFIG))
 
 
 def is_gone(error: CloudError) -> bool:
-    """Whether AWS says that what was asked about is not there, as when it went since it was
-    listed.
-    """
+    """Tells whether AWS says that the thing does not exist, as when it went since it was listed."""
     return "NotFound" in error.code or error.code in (
         "NoSuchEntity",
         "NoSuchBucket",
@@ -82,7 +80,7 @@ def _role_tags(calls: Calls, name: str) -> dict[str, str]:
 
 
 def filters(config: str | None) -> list[dict[str, Any]]:
-    """EC2's filters for what is ours."""
+    """Returns EC2's filters for our resources."""
     own = [{"Name": f"tag:{CONFIG}", "Values": [config]}] if config else []
     return [{"Name": f"tag:{PROJECT}", "Values": [OURS]}, *own]
 
@@ -93,7 +91,7 @@ def _instances(calls: Calls, config: str | None) -> Things:
 
 
 def instances(calls: Calls, config: str | None) -> Iterator[Row]:
-    """Our instances, but for those that are terminated: EC2 remembers them for an hour."""
+    """Lists our instances, except those that are terminated: EC2 remembers them for an hour."""
     for reservation in calls.pages(
         "ec2", "DescribeInstances", "Reservations", Filters=filters(config)
     ):
@@ -149,7 +147,7 @@ def _profiles(calls: Calls, config: str | None) -> Things:
 
 
 def _is_here(calls: Calls, tags: Mapping[str, str]) -> bool:
-    """Whether what has no region of its own was made for this one, by the stack that made it."""
+    """Tells whether a thing without a region was made for this one, by the stack that made it."""
     parts = tags.get("aws:cloudformation:stack-id", "").split(":")
     return len(parts) < 4 or parts[3] == calls.region
 
@@ -253,7 +251,7 @@ def _log_groups(calls: Calls, config: str | None) -> Things:
 NAMED, LOGS = (f"{OURS}-", "/trainfleet")
 OWN: dict[
     str, tuple[Find | None, Remove]
-] = {  # what kinds.yaml does not say; None: how it is found stands there
+] = {  # missing in kinds.yaml; None: it says how to find one
     "instance": (
         _instances,
         lambda calls, which, row: calls("ec2", "TerminateInstances", InstanceIds=[which]),
@@ -274,8 +272,8 @@ OWN: dict[
 
 
 def _finder(said: Row) -> Find:
-    """How things of a row of kinds.yaml are found: EC2 filters by tag itself, FSx lists everybody's
-    with their tags.
+    """Finds things of a row of kinds.yaml: EC2 filters by tag itself, FSx lists everybody's with
+    their tags.
     """
     operation = said["find"]
     key = "Filter" if operation in ("DescribeNatGateways", "DescribeFlowLogs") else "Filters"

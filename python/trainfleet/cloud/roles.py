@@ -1,5 +1,5 @@
-"""What nodes may do: speak to SSM, use the buckets that the config names, pull images, write their
-log. Nothing else.
+"""Limits what nodes may do: speak to SSM, use the buckets that the config names, pull images, write
+their log. Nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerA
 
 def written(config: Config, inputs: Inputs) -> set[str]:
     """The buckets that a run writes to."""
-    addresses = (config.data.store, config.checkpoint.destination, config.fleet.shared_folder)
+    addresses = (config.data.tokenized_path, config.checkpoint.path, config.fleet.shared_folder)
     # an engine's stack makes none
     own = {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.engine else set()
     return own | set(_buckets(addresses))
@@ -37,7 +37,7 @@ def written(config: Config, inputs: Inputs) -> set[str]:
 def only_read(config: Config, inputs: Inputs) -> set[str]:
     """The buckets that it only reads."""
     addresses = (
-        config.fleet.fsx.link,
+        config.fleet.fsx.s3_import,
         config.train.init_from,
         *(source.path for source in config.data.mixture),
     )
@@ -61,14 +61,14 @@ def roles(config: Config, inputs: Inputs) -> Resources:
         ),
         "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
     }
-    if config.fleet.aws.head:
+    if config.fleet.aws.bastion_type:
         found["HeadRole"] = role(inputs, "ec2.amazonaws.com", (), [AGENT])
         found["HeadProfile"] = resource("AWS::IAM::InstanceProfile", Roles=[ref("HeadRole")])
     return found
 
 
 def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """What ranks do by the role that they have: data, checkpoints, logs."""
+    """Lists what ranks do by their role: data, checkpoints, logs."""
     for actions, buckets in ((WRITE, written(config, inputs)), (READ, only_read(config, inputs))):
         arns = [f"arn:{inputs.partition}:s3:::{name}" for name in sorted(buckets)]
         if arns:
@@ -85,11 +85,11 @@ def pulls(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
 
 
 def keys(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """What the role of a training job does with fleet.sagemaker.kms_key, whose own policy must let
-    it too.
+    """Lists what the role of a training job does with fleet.sagemaker.kms_key. The key's policy
+    must allow it too.
 
-    The key may be an id, an alias, or the ARN of either: an alias is no resource of a policy, so it
-    is a condition. Source: the SageMaker API's OutputDataConfig and ResourceConfig, KmsKeyId
+    The key may be an id, an alias, or the ARN of either: an alias is not a resource of a policy, so
+    it is a condition. Source: the SageMaker API's OutputDataConfig and ResourceConfig, KmsKeyId
     (2026-11-23).
     """
     key = config.fleet.sagemaker.kms_key
@@ -124,7 +124,7 @@ def allow(
 def role(
     inputs: Inputs, service: str, allowed: Iterable[dict[str, Any]], managed: Iterable[str] = ()
 ) -> Resource:
-    """A role that this service may take, with what it is allowed and AWS's own policies of these
+    """Makes a role that this service may take, with its permissions and AWS's policies of these
     names.
     """
     trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": [service]}}

@@ -1,15 +1,9 @@
-"""What a fleet costs, by resource and from set-up to teardown: nodes, volumes, file system, NAT,
-addresses, head.
+"""Computes the cost of a fleet, by resource and from set-up to teardown: nodes, volumes, file
+system, NAT, addresses, head.
 
 One computation for every backend on AWS: rows say what an hour costs, and stages how long set-up
 and teardown take, in which nobody trains. Spending.bill makes of both what plans show and budgets
 count with.
-
-AWS documents none of the stages' times, and none was measured in an account (2026-11-23), so a plan
-calls them assumed. What is known: how long SageMaker took to download large images in job logs that
-were published (github.com/huggingface/blog/pull/96, 2.5 min;
-github.com/NVIDIA-Merlin/Transformers4Rec/issues/794, 2.9 min), and that it does not charge for
-finding machines (github.com/aws/sagemaker-python-sdk/pull/30).
 """
 
 from __future__ import annotations
@@ -17,36 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ..config import Config
+from ..config.tables import read_table
 from ..config.tokenizing import tokenizing
 from ..config.types import Fsx, Queue
 from ..plan.bill import Bill, BillStage
 from .instances import HEAD_GIB, capacity_of
-from .prices import GB, GIB_MONTH, OF_SAGEMAKER, TABLE, Prices, by_table, of
+from .prices import GB, GIB_MONTH, OF_SAGEMAKER, TABLE, Price, Prices, by_table, of
 from .template_storage import has_file_system, makes_file_system
 
-STACK = BillStage("stack", 4.0)
-WITH_FILE_SYSTEM = BillStage("stack and file system", 10.0)
-# AWS then shows what a console said; set-up waits for ten at most
-HOST_KEYS = BillStage("boot and host keys", 5.0)
-DRIVERS = {
-    device: BillStage("driver", minutes)
-    for device, minutes in (("cuda", 6.0), ("neuron", 5.0), ("neuron_xla", 5.0))
+STAGES = {
+    key: BillStage(**row)
+    for key, row in read_table(Path(__file__).with_name("stages.yaml")).items()
 }
-EFA = BillStage("EFA", 4.0)
-# 34 s with wheels at hand (tests/bench/LOG.md); the rest is their download
-ENVIRONMENT = BillStage("Python environment", 5.0)
-BOOT = BillStage("boot", 5.0)  # of an engine's machine, until it takes a job
-CLUSTER = BillStage("cluster and head", 10.0)
-NODE_BOOT = BillStage("boot of the nodes", 8.0, counted=True)  # of ParallelCluster's, with node.sh
-IMAGE = BillStage("download of the image", 4.0, "published job logs: 2.5 to 2.9 min", counted=True)
-# until the first step: they load torch, meet, build the model
-START = BillStage("start of the ranks", 3.0, counted=True)
-UPLOAD = BillStage("upload", 2.0)
-# until Batch ends an instance that has nothing to do
-ENGINE_IDLE = BillStage("idle machines", 10.0)
-UNLIMITED = (BillStage("until make clean", 60.0),), math.inf  # where nodes stay until then
+UNLIMITED = (STAGES["until clean"],), math.inf
 
 
 @dataclass(frozen=True)
@@ -67,8 +47,8 @@ class CostRow:
 
 @dataclass(frozen=True)
 class Spending:
-    """What a backend's machines cost: by the hour, in the stages before training and after it, and
-    after a launch.
+    """The cost of a backend's machines: by the hour, in the stages before training and after it,
+    and after a launch.
 
     `lingers`: hours for which nodes are paid after a launch has ended.
     """
@@ -79,8 +59,8 @@ class Spending:
     lingers: float
 
     def bill(self, nodes: int) -> Bill | None:
-        """What a run on so many nodes costs from set-up to teardown; None where one price is not
-        known.
+        """Returns the cost of a run on that many nodes from set-up to teardown; None if one price
+        is not known.
         """
         own, rest = (
             hourly(row for row in self.rows if row.shared is shared) for shared in (False, True)
@@ -95,34 +75,38 @@ class Spending:
 def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spending:
     """Of a stack of instances: every node is paid for from its making on."""
     fleet, kind = config.fleet, config.fleet.node_type
-    before = [WITH_FILE_SYSTEM if has_file_system(config) else STACK, HOST_KEYS]
-    if fleet.device in DRIVERS:
-        before.append(DRIVERS[fleet.device])
-    if kind and kind.efa and fleet.nodes > 1:
-        before.append(EFA)
-    if not fleet.python:
-        before.append(ENVIRONMENT)
+    before = {
+        "file system": has_file_system(config),
+        "stack": True,
+        "host keys": True,
+        fleet.device: fleet.device in STAGES,
+        "efa": kind and kind.efa and fleet.nodes > 1,
+        "python": not fleet.python,
+        "start": True,
+    }
     rows = tuple(_ec2_rows(config, prices or by_table(), zone))
-    return Spending(rows, (*before, START), *_idle(config))
+    stages = tuple(STAGES[key] for key, is_there in before.items() if is_there)
+    return Spending(rows, stages, *_idle(config))
 
 
 def of_batch(config: Config, prices: Prices) -> Spending:
-    """Of AWS Batch, which starts machines for a job and ends them some minutes after it; and what
-    the stack has beside them.
+    """Prices AWS Batch, which starts machines for a job and ends them some minutes after it, and
+    the rest of the stack.
     """
     rows = list(_batch_nodes(config, prices))
-    before = [BOOT, IMAGE, START]
+    before, idle = ["boot", "image", "start"], STAGES["idle"]
     if not config.fleet.batch.queue:
         rows += network(config, 1)
-        before.insert(0, replace(STACK, nodes=False))
-    return Spending(tuple(rows), tuple(before), (ENGINE_IDLE,), ENGINE_IDLE.minutes / 60)
+        before.insert(0, "shared stack")
+    stages = tuple(STAGES[key] for key in before)
+    return Spending(tuple(rows), stages, (idle,), idle.minutes / 60)
 
 
 def of_tokenizing(config: Config, prices: Prices) -> list[str]:
-    """What data.instance_type's machine costs an hour, and what the fleet's own would, as lines of
-    a plan.
+    """Prices an hour of data.tokenize_instance_type's machine, and of the fleet's, as lines of a
+    plan.
     """
-    if config.data.instance_type is None:
+    if config.data.tokenize_instance_type is None:
         return []
     cheap, own = (hourly(_batch_nodes(one, prices)) for one in (tokenizing(config), config))
     instead = (
@@ -134,8 +118,8 @@ def of_tokenizing(config: Config, prices: Prices) -> list[str]:
     return [
         "",
         "tokenizing",
-        f"  1 x {config.data.instance_type} {price}{instead}; it comes with the job and goes "
-        "with it",
+        f"  1 x {config.data.tokenize_instance_type} {price}{instead}; it comes with the job and "
+        "goes with it",
     ]
 
 
@@ -146,23 +130,13 @@ def of_sagemaker(config: Config, prices: Prices, volume: int) -> Spending:
     fleet, count = config.fleet, config.fleet.nodes
     each = prices.training(fleet.instance_type or "", bool(fleet.sagemaker.training_plan))
     how = ", managed spot: less than this" if fleet.spot else ""
-    nodes = CostRow(
-        "nodes",
-        count,
-        f"ml.{fleet.instance_type}{how}",
-        each.times(count),
-        each.source,
-        shared=False,
-    )
+    nodes = _nodes(count, f"ml.{fleet.instance_type}{how}", each)
     price = of("training volume", "", volume * count)
     disks = CostRow("volumes", count, f"{volume:,} GiB", price, OF_SAGEMAKER, shared=False)
     warm = fleet.sagemaker.warm_pool_minutes or 0
-    after = (
-        (UPLOAD, BillStage("warm pool", warm, "fleet.sagemaker.warm_pool_minutes"))
-        if warm
-        else (UPLOAD,)
-    )
-    return Spending((nodes, disks), (IMAGE, START), after, warm / 60)
+    kept = (BillStage("warm pool", warm, "fleet.sagemaker.warm_pool_minutes"),) if warm else ()
+    before = STAGES["image"], STAGES["start"]
+    return Spending((nodes, disks), before, (STAGES["upload"], *kept), warm / 60)
 
 
 def of_cluster(
@@ -175,11 +149,11 @@ def of_cluster(
     disk.
     """
     static = queue.min > 0  # the job's nodes are always there
-    before = [replace(CLUSTER, nodes=static)]
-    if not config.fleet.python:
-        before.append(replace(ENVIRONMENT, nodes=static))
+    made = ["cluster"] if config.fleet.python else ["cluster", "python"]
+    before = [replace(STAGES[key], nodes=static) for key in made]
+    before += [STAGES["cluster nodes"], STAGES["start"]]
     rows = tuple(_cluster_rows(config, prices, queue, others, machine))
-    return Spending(rows, (*before, NODE_BOOT, START), *(UNLIMITED if static else _idle(config)))
+    return Spending(rows, tuple(before), *(UNLIMITED if static else _idle(config)))
 
 
 def hourly(found: Iterable[CostRow]) -> float | None:
@@ -197,28 +171,19 @@ def _ec2_rows(config: Config, prices: Prices, zone: str) -> Iterator[CostRow]:
     fleet, aws, count = config.fleet, config.fleet.aws, config.fleet.nodes
     capacity = capacity_of(config)
     each = prices.instance(fleet.instance_type or "", capacity, zone)
-    yield CostRow(
-        "nodes",
-        count,
-        f"{fleet.instance_type}, {capacity}",
-        each.times(count),
-        each.source,
-        shared=False,
-    )
+    yield _nodes(count, f"{fleet.instance_type}, {capacity}", each)
     yield volumes(count, aws.volume_gib)
     if has_file_system(config):
         yield file_system(fleet.fsx)
-    yield from network(config, 2 if aws.head else 1)
-    if aws.head:
-        yield head(aws.head, HEAD_GIB, prices)
+    yield from network(config, 2 if aws.bastion_type else 1)
+    if aws.bastion_type:
+        yield head(aws.bastion_type, HEAD_GIB, prices)
 
 
 def _batch_nodes(config: Config, prices: Prices) -> Iterator[CostRow]:
     fleet, count = config.fleet, config.fleet.nodes
     each = prices.instance(fleet.instance_type or "", capacity_of(config))
-    yield CostRow(
-        "nodes", count, fleet.instance_type or "", each.times(count), each.source, shared=False
-    )
+    yield _nodes(count, fleet.instance_type or "", each)
     yield volumes(count, fleet.aws.volume_gib)
 
 
@@ -227,14 +192,7 @@ def _cluster_rows(
 ) -> Iterator[CostRow]:
     fleet, count = config.fleet, config.fleet.nodes
     each = prices.instance(queue.instance_type or "", queue.capacity or "on-demand")
-    yield CostRow(
-        "nodes",
-        count,
-        f"{queue.instance_type}, {queue.capacity}",
-        each.times(count),
-        each.source,
-        shared=False,
-    )
+    yield _nodes(count, f"{queue.instance_type}, {queue.capacity}", each)
     yield volumes(count, fleet.aws.volume_gib)
     for other in (other for other in others if other.min):
         kept = prices.instance(other.instance_type or "", other.capacity or "on-demand")
@@ -248,7 +206,7 @@ def _cluster_rows(
 
 
 def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
-    """What follows training where nodes go by themselves when they are idle, and for how many hours
+    """Returns the stages after training if idle nodes end automatically, and for how many hours
     they are paid.
     """
     minutes = config.fleet.idle_minutes
@@ -259,8 +217,13 @@ def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
     )
 
 
+def _nodes(count: int, what: str, each: Price) -> CostRow:
+    """The nodes, each at this price."""
+    return CostRow("nodes", count, what, each.times(count), each.source, shared=False)
+
+
 def volumes(count: int, size: int) -> CostRow:
-    """The nodes' own disks, of so many GiB each."""
+    """Prices the nodes' disks, each with that many GiB."""
     return CostRow(
         "volumes",
         count,
@@ -279,7 +242,7 @@ def file_system(fsx: Fsx) -> CostRow:
 
 
 def head(name: str, size: int, prices: Prices) -> CostRow:
-    """The head machine with its disk of so many GiB."""
+    """Prices the head machine with its disk of that many GiB."""
     price, disk = prices.instance(name), of("volume", "gp3", size) or 0.0
     return CostRow("head", 1, name, None if price.usd is None else price.usd + disk, price.source)
 
@@ -316,7 +279,7 @@ def describe(found: Iterable[CostRow], hours: float | None) -> Iterator[str]:
         yield f"  {'all':{width}}  {whole:>10,.2f}  {span}"
     for source in dict.fromkeys(row.source for row in found):
         yield f"  {source}: {', '.join(row.name for row in found if row.source == source)}"
-    yield f"  S3: ${GIB_MONTH['bucket']} a GiB and month for what is stored; requests beside it"
+    yield f"  S3: ${GIB_MONTH['bucket']} for a GiB and month; requests cost extra"
 
 
 def _length(hours: float) -> str:

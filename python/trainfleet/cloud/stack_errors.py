@@ -1,5 +1,5 @@
-"""Why a stack could not be made, in plain words: what CloudFormation's reasons mean, and what to
-type next.
+"""Explains why a stack could not be made, in plain words: what CloudFormation's reasons mean, and
+what to type next.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from ..trust.errors import CloudError
 from .cloudformation import StackEvent
 
-# What stands between the services' own words.
+# The frame around the services' own words.
 FRAME = re.compile(r'Resource handler returned message: "(.*?)"? \(RequestToken', re.DOTALL)
 SERVICE = re.compile(r"\s*\(Service: .*?(\)|$)", re.DOTALL)
 CAPACITY = re.compile(
@@ -72,7 +72,7 @@ MEANINGS = (
     (
         r"InvalidAMI|image id .* does not exist|ami-\w+.*not (exist|found)",
         "the machine image does not exist in this region",
-        "fleet.aws.image: null takes the stack's own",
+        "fleet.aws.ami: null takes the platform's own",
     ),
     (
         r"key pair .* does not exist|InvalidKeyPair",
@@ -81,7 +81,7 @@ MEANINGS = (
     ),
     (
         r"reservation.*(does not exist|not found|expired)|InvalidCapacityReservation",
-        "the capacity reservation is not there, or is over",
+        "the capacity reservation does not exist, or has ended",
         "fleet.aws.reservation: one of aws ec2 describe-capacity-reservations",
     ),
     (
@@ -93,7 +93,7 @@ MEANINGS = (
 
 
 def words_of(reason: str) -> str:
-    """What the service itself said, without CloudFormation's frame."""
+    """Returns the service's own words, without CloudFormation's frame."""
     framed = FRAME.search(reason)
     return (
         SERVICE.sub("", framed[1] if framed else reason).strip().rstrip(".").strip()
@@ -102,7 +102,7 @@ def words_of(reason: str) -> str:
 
 
 def is_capacity(reason: str) -> bool:
-    """Whether another zone may have what this one lacks: machines, or the type at all."""
+    """Tells whether another zone may have what this one lacks: machines, or the type at all."""
     return bool(CAPACITY.search(reason) or ELSEWHERE.search(reason))
 
 
@@ -130,7 +130,7 @@ def explain(event: StackEvent | None, what: str, where: str) -> CloudError:
         if re.search(pattern, event.reason, re.IGNORECASE):
             why = f"{meaning} ({event.logical}, {kind}): {said}"
             return CloudError(what, where=where, why=why, next=then, code="Failed")
-    then = "mend what AWS names, then make setup again"
+    then = "fix what AWS names, then make setup again"
     return CloudError(
         what, where=where, why=f"{event.logical}, {kind}: {said}", next=then, code="Failed"
     )

@@ -1,8 +1,8 @@
 """The machines of a config's stack: creates, counts, replaces and removes them.
 
 Nothing is remembered here. Which nodes there are is read from AWS each time, by tag: a node's
-logical id in the stack, `Node<slot>`, is on the instance, and a slot whose instance is no good is
-left out for a new one: all other nodes stay.
+logical id in the stack, `Node<slot>`, is on the instance, and a slot with a bad instance is left
+out for a new one: all other nodes stay.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .sweep import Say, Sweep
 from .template_inputs import Inputs, stack_name, tags_of
 
 LOGICAL = "aws:cloudformation:logical-id"
-UP_IN = 900.0  # seconds until an instance runs and its host key is told
+UP_IN = 900.0  # seconds until an instance runs and its host key is known
 AGAIN = 5.0
 # EC2 user guide, "Capacity Blocks for ML": instances are ended from 30 minutes before the end on
 BLOCK_ENDS = 1800.0
@@ -58,9 +58,9 @@ class StackNode:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What a plan knows: the inputs, the template that the stack has ({}: there is none) and would
-    have, and the request by which `make` would begin: service, operation, body. `unasked`: why no
-    account was asked, so that inputs are placeholders.
+    """A plan's knowledge: the inputs, the template that the stack has ({} without a stack) and
+    would have, and the request by which `make` would begin: service, operation, body. `unasked`:
+    why no account was asked, so that inputs are placeholders.
     """
 
     inputs: Inputs
@@ -71,7 +71,7 @@ class Foreseen:
 
     @property
     def changes(self) -> list[Change]:
-        """What happens to each resource."""
+        """Lists what happens to each resource."""
         return compare(self.before.get("Resources", {}), self.after["Resources"])
 
 
@@ -113,7 +113,7 @@ class FleetStack:
         ]
 
     def head(self) -> StackNode | None:
-        """The machine through which the nodes are reached, where there is one."""
+        """Returns the machine through which the nodes are reached, if the fleet has one."""
         return next(
             (node for node in self.everyone() if node.slot is None and node.state == "running"),
             None,
@@ -170,7 +170,7 @@ class FleetStack:
             self._change(state, bad, show, say)
 
     def foresee(self, bad: Collection[str]) -> Foreseen:
-        """What `make` would begin with now, and what the stack has and would have."""
+        """Predicts what `make` would begin with now, and what the stack has and would have."""
         try:
             state = self.stack.look()
         except NotAsked as error:
@@ -189,7 +189,7 @@ class FleetStack:
         return Foreseen(inputs, before, after, requests)
 
     def _first(self, inputs: Inputs, unasked: str = "") -> Foreseen:
-        """What is foreseen of a stack that is not there yet."""
+        """Predicts the making of a stack that does not exist yet."""
         text = self.render(inputs)
         creation = self.stack.creation(text, tags_of(self.config, inputs), "one-for-each-command")
         return Foreseen(
@@ -197,14 +197,12 @@ class FleetStack:
         )
 
     def _at_rest(self, show: Show, say: Say) -> StackState | None:
-        """Waits until the stack is stable; the stack, or None if there is none that can be
-        updated.
-        """
+        """Waits until the stack is stable; the stack, or None if it can't be updated."""
         state = self.stack.look()
         if state and state.busy:
             say(
                 f"the stack {self.stack.name} is {state.status}, as another command began it; "
-                "looking on"
+                "following it"
             )
             state, _ = self.stack.follow(state, show)
         if state is None or state.gone:
@@ -214,7 +212,7 @@ class FleetStack:
             Sweep(self.calls, self.stack, say).delete_stack()
             state = self.stack.look()
         if state and not state.whole:
-            what = f"the stack {self.stack.name} is {state.status}, and can't be gone on with"
+            what = f"the stack {self.stack.name} is {state.status}, and can't be continued"
             raise CloudError(
                 what, where=self.where, why=state.reason, next="make clean, then make setup"
             )
@@ -253,7 +251,7 @@ class FleetStack:
             self.check(inputs)
         # else the number of nodes is reserved
         adds_first = self.config.fleet.aws.capacity in ("on-demand", "spot")
-        # what is replaced must give its place in the reservation back
+        # a replaced node must give its place in the reservation back
         if not adds_first and set(wanted) - set(there):
             self._update(inputs, tuple(slot for slot in there if slot in wanted), show, say)
         self._update(inputs, wanted, show, say)
@@ -290,7 +288,9 @@ class FleetStack:
             )
 
     def inputs(self, state: StackState, slots: tuple[int, ...]) -> Inputs:
-        """What an update needs: what is found out, with what the stack has fixed."""
+        """Returns the inputs of an update: those that are found out, and those that the stack has
+        fixed.
+        """
         zone = (
             state.parameters.get("Zone")
             or state.outputs.get("In")
@@ -317,8 +317,8 @@ class FleetStack:
         return f"cloudformation in {self.calls.region}"
 
     def await_nodes(self) -> list[StackNode]:
-        """The nodes, once as many run as the config asks for; CloudError where they do not come
-        up.
+        """Returns the nodes, once as many run as the config asks for; CloudError if they do not
+        start.
         """
         deadline = clock.now() + UP_IN
         while len(nodes := self.nodes()) < self.config.fleet.nodes:
@@ -338,7 +338,7 @@ class FleetStack:
     # Down
 
     def remove(self, purge: bool, say: Say) -> set[str]:
-        """Takes everything down, but for what holds data unless `purge`; the ids of what stays for
+        """Takes everything down, except what holds data unless `purge`; the ids of what stays for
         that.
         """
         sweep = Sweep(self.calls, self.stack, say)
@@ -367,7 +367,7 @@ class FleetStack:
         return stay
 
     def _reduce(self, say: Say) -> bool:
-        """Whether the stack holds no more now than its data and the network that this needs."""
+        """Reduces the stack to its data and the network that this needs; whether it did."""
         try:
             state = self.stack.look()
             if state and state.busy:
@@ -382,7 +382,7 @@ class FleetStack:
         return True
 
     def left(self) -> list[OwnedResource]:
-        """What is there of this config, by two looks that agree."""
+        """Finds this config's resources, by two looks that agree."""
         return surely(self.calls, self.config.fleet_name)
 
 

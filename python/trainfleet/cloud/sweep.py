@@ -2,8 +2,8 @@
 gone.
 
 First the stack is deleted, as CloudFormation knows its order. Then what is left is found by tag and
-removed piece by piece: what a stack could not delete, what it was told to keep, what was made
-beside it. A thing that another still uses is tried again: the interfaces of an instance or a file
+removed piece by piece: what a stack could not delete, what it was told to keep, other things with
+our tags. A thing that another still uses is tried again: the interfaces of an instance or a file
 system go some minutes after it. What has not our tags is never asked to go.
 """
 
@@ -23,7 +23,7 @@ from .resource_types import instances, is_gone
 AGAIN = 15.0  # seconds between two rounds
 PATIENCE = 900.0  # seconds without anything going until a sweep gives up
 ROUNDS = 3  # times that the deletion of a stack is tried
-LATER = {  # refusals that time may mend: something else must go first
+LATER = {  # refusals that may end: something else must go first
     "DependencyViolation",
     "InvalidGroup.InUse",
     "InvalidPlacementGroup.InUse",
@@ -97,8 +97,8 @@ class Sweep:
         return state
 
     def _try(self, id_: str, act: Callable[[], object]) -> bool:
-        """Whether it is done. What has been overtaken, must wait or is denied is no error, and
-        `troubles` says so.
+        """Does one step; whether it succeeded. A thing that went, must wait or is denied is
+        reported in `troubles`.
         """
         try:
             act()
@@ -114,7 +114,7 @@ class Sweep:
         return True
 
     def pieces(self, chosen: Callable[[OwnedResource], bool]) -> None:
-        """Removes what is chosen of all that is found, each when nothing uses it any more."""
+        """Removes the chosen resources, each when nothing uses it any more."""
         asked: set[str] = set()
         before, moved = None, clock.now()
         while left := [
@@ -164,7 +164,7 @@ def _is_going(one: OwnedResource) -> bool:
 
 
 def strangers(calls: Calls, found: Iterable[OwnedResource]) -> list[str]:
-    """What is not ours and stands in one of our networks: why that can't go, one line each."""
+    """Tells which foreign things are in our networks, so that those can't go; one line each."""
     said = []
     for vpc in (one for one in found if one.kind == "VPC"):
         filters = [{"Name": "vpc-id", "Values": [vpc.id]}]

@@ -3,11 +3,11 @@ has.
 
 Resources, by logical id: Node<slot> each node, made from Template in the group Together; Wall, its
 security group; Vpc, PrivateSubnet, PublicSubnet, Nat: the network; FileSystem, Bucket, Log;
-NodeRole; Head. What must not change while nodes live (another image would replace them all) stands
-in the stack's parameters: `read_back` gives an update what was there.
+NodeRole; Head. What must not change while nodes live (another image would replace them all) is in
+the stack's parameters: `read_back` gives an update what was there.
 
-What is covered: every instance type and kind of capacity passes cfn-lint and our own rules
-(tests/oracles). What is not: no stack of it has been made in an account of AWS.
+Tested: every instance type and kind of capacity passes cfn-lint and our own rules (tests/oracles).
+Not tested: no stack of it has been made in an account of AWS.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def assemble(
 
 
 def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """All resources; of what is kept only what holds data, and what that needs."""
+    """Returns all resources; of a reduced stack only those that hold data, and their network."""
     kept = bucket(config, inputs) | file_system(config, inputs)
     if not inputs.kept or makes_file_system(config):
         kept |= network(config, inputs) | walls(config, inputs)

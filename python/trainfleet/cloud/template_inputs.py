@@ -1,5 +1,5 @@
-"""What a template needs beside the config: what was found in the account, and what an earlier stack
-of the same name has fixed.
+"""Gathers what a template needs in addition to the config: facts of the account, and what an
+earlier stack of the same name has fixed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,32 @@ PROJECT = "trainfleet"
 TAG = f"{PROJECT}:"  # before every key of ours
 LONGEST, LONGEST_WITH_DATABASE = 60, 40  # characters of a cluster's name
 MOST_SLUG = 20  # letters of a config's name in the name of its bucket, which has 63
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The maker of a config's nodes.
+
+    in_account  the nodes are instances of the account.
+    in_zone     They are in the zone of the stack.
+    by_ssh      SSH reaches them or their head, and they mount the file system that is made.
+    image       A platform in docker/platforms.lock.yaml names their machine image by this key.
+    services    These act in the account by a separate role.
+    """
+
+    in_account: bool = True
+    in_zone: bool = True
+    by_ssh: bool = True
+    image: str = ""
+    services: tuple[str, ...] = ()
+
+
+ENGINES = {
+    "": Engine(image="ami"),  # the stack itself
+    "batch": Engine(by_ssh=False, image="ecs", services=("batch.amazonaws.com",)),
+    "parallelcluster": Engine(in_zone=False),
+    "sagemaker": Engine(in_account=False, in_zone=False, by_ssh=False),
+}
 
 
 @dataclass(frozen=True)
@@ -38,9 +64,8 @@ class Inputs:
     plain              yes: the one node has one network interface and no placement group, as the
                        console launches it. A stack
                        with a fabric keeps it: another launch template would replace the node
-    engine             of AWS, which makes nodes for each job (batch, sagemaker); "": the stack
-                       itself has them
-    tokenizing         the machine image of data.instance_type's machines, where there are such
+    engine             a row of ENGINES
+    tokenizing         the machine image of data.tokenize_instance_type, where it is set
     kept               only what holds data is wanted, and the network that it needs
     """
 
@@ -63,6 +88,10 @@ class Inputs:
     tokenizing: str = ""
     head_image: str = ""
 
+    @property
+    def kind(self) -> Engine:
+        return ENGINES[self.engine]
+
 
 def stack_name(config: Config) -> str:
     """The stack's name, which is the config's with what CloudFormation takes: letters, digits and
@@ -82,7 +111,7 @@ def cluster_name(config: Config) -> str:
 
 
 def tokenizing_queue(config: Config) -> str:
-    """The queue of data.instance_type's machines; no config's stack has a name with an
+    """The queue of data.tokenize_instance_type's machines; no config's stack has a name with an
     underscore.
     """
     return f"{stack_name(config)}_tokenize"
@@ -100,8 +129,8 @@ def slug(name: str, most: int = 100) -> str:
 
 
 def bucket_of(config: Config, inputs: Inputs) -> str:
-    """The bucket for data and checkpoints: the user's, or the one that is made, whose name no other
-    account can have.
+    """Returns the bucket for data and checkpoints: the user's, or the one that is made, with a name
+    that no other account can have.
     """
     return (
         config.fleet.aws.bucket
@@ -110,7 +139,7 @@ def bucket_of(config: Config, inputs: Inputs) -> str:
 
 
 def own_tags(config: str) -> dict[str, str]:
-    """The tags of all that is made for the config of this name, and of its jobs."""
+    """Returns the tags of everything that is made for the config of this name, and of its jobs."""
     return {f"{TAG}project": PROJECT, f"{TAG}config": config}
 
 
@@ -120,8 +149,8 @@ def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
-    """The tags of all that is made: by them alone it is found again."""
-    hours = config.fleet.expires_hours
+    """Returns the tags of everything that is made: only they find it again."""
+    hours = config.fleet.max_lifetime_hours
     expires = (
         "never"
         if hours is None

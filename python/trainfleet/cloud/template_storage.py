@@ -1,4 +1,4 @@
-"""Where data lives: the bucket, the FSx for Lustre file system with its links to S3, the log group.
+"""Places the data: the bucket, the FSx for Lustre file system with its links to S3, the log group.
 
 Sizes that FSx takes: FSx for Lustre's user guide, "Managing storage capacity", and
 CreateFileSystem's StorageCapacity (read 2026-11-22).
@@ -18,7 +18,7 @@ from .vpc import Resource, Resources, attribute, ref, resource, subnet
 
 LUSTRE = "2.15"  # the newest; without it CloudFormation makes 2.10, which has no links to S3
 # keys of a file system that is made
-MADE = ("size_gib", "type", "throughput", "efa", "link", "export")
+MADE = ("size_gib", "type", "throughput", "efa", "s3_import", "s3_export")
 SCRATCH_THROUGHPUT = 200  # MB/s a TiB of SCRATCH_2, before bursts
 # GiB: with EFA the size is a multiple, by MB/s a TiB
 EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
@@ -29,24 +29,24 @@ LOG_DAYS, PART_DAYS = 30, 7
 
 
 def makes_file_system(config: Config) -> bool:
-    """Whether a file system is made: the shared folder lies where one would be mounted, and the
+    """Tells whether a file system is made: the shared folder is where one would be mounted, and the
     config names none.
     """
     fleet = config.fleet
     return not fleet.fsx.dns_name and f"{fleet.shared_folder}/".startswith(
-        f"{fleet.fsx.folder.rstrip('/')}/"
+        f"{fleet.fsx.mount_point.rstrip('/')}/"
     )
 
 
 def has_file_system(config: Config) -> bool:
-    """Whether a file system is made for the fleet; the config that the head is handed names it,
-    with the hosts.
+    """Tells whether a file system is made for the fleet; the config that the head is handed names
+    it, with the hosts.
     """
     return makes_file_system(config) or bool(config.fleet.hosts and config.fleet.fsx.dns_name)
 
 
 def throughput(fsx: Fsx) -> float:
-    """What the whole file system moves, in bytes/s."""
+    """Returns what the whole file system moves, in bytes/s."""
     return (
         (fsx.throughput if fsx.type == "persistent" else SCRATCH_THROUGHPUT)
         * 1e6
@@ -56,7 +56,7 @@ def throughput(fsx: Fsx) -> float:
 
 
 def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
-    """What FSx would not make: (key, message)."""
+    """Refuses what FSx would not make: (key, message)."""
     size = fsx.size_gib
     if fsx.type == "scratch" and fsx.throughput != Fsx.throughput:
         works = f"{Fsx.throughput} works, or fleet.fsx.type persistent"
@@ -80,7 +80,9 @@ def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
 
 
 def refuse_unmade(fsx: Fsx) -> Iterator[tuple[str, str]]:
-    """What is said of a file system to be made, where none is: (key, message)."""
+    """Refuses keys of a file system that is made, if the config makes no file system: (key,
+    message).
+    """
     for name in MADE:
         if (value := getattr(fsx, name)) != getattr(Fsx, name):
             yield (
@@ -132,7 +134,7 @@ def bucket(config: Config, inputs: Inputs) -> Resources:
 
 
 def file_system(config: Config, inputs: Inputs) -> Resources:
-    """The file system and its links; nothing where none is made."""
+    """Makes the file system and its links, if the config asks for one."""
     if not makes_file_system(config):
         return {}
     fsx = config.fleet.fsx
@@ -160,13 +162,16 @@ def _links(config: Config, inputs: Inputs) -> Iterator[tuple[str, Resource]]:
     what it writes there.
     """
     fsx, changes = config.fleet.fsx, {"Events": ["NEW", "CHANGED", "DELETED"]}
-    if fsx.link:
+    if fsx.s3_import:
         yield (
             "LinkedIn",
-            _link("/linked", fsx.link, AutoImportPolicy=changes) | {"DeletionPolicy": "Delete"},
+            _link("/linked", fsx.s3_import, AutoImportPolicy=changes)
+            | {"DeletionPolicy": "Delete"},
         )
-    if fsx.export:
-        inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(fsx.folder.rstrip("/"))
+    if fsx.s3_export:
+        inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(
+            fsx.mount_point.rstrip("/")
+        )
         after = [] if config.fleet.aws.bucket or inputs.has_bucket else ["BucketPolicy"]
         for name in ("runs", "data"):
             to = f"s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/{name}"
@@ -196,7 +201,7 @@ def log_group(config: Config) -> str:
 
 
 def logs(config: Config) -> Resources:
-    """Where the nodes' logs go."""
+    """Names the nodes' log group."""
     return {
         "Log": resource(
             "AWS::Logs::LogGroup", LogGroupName=log_group(config), RetentionInDays=LOG_DAYS

@@ -1,4 +1,4 @@
-"""What AWS can't do of what a config asks, known without a request: (key, message) each. Pure."""
+"""Refuses what AWS can't do for a config, known without a request: (key, message) each. Pure."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def _network(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
-    aws, key = config.fleet.aws, "fleet.aws.ssh_from"
-    for given in aws.ssh_from:
+    aws, key = config.fleet.aws, "fleet.aws.allow_ssh_from"
+    for given in aws.allow_ssh_from:
         try:
             network = ipaddress.IPv4Network(given)
         except ValueError as error:
-            yield key, f"{given} is no network: {error}"
+            yield key, f"{given} is not a network: {error}"
             continue
         if network.prefixlen < 8:
             yield (
@@ -95,21 +95,21 @@ def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
                 f"{given}: nearly the whole Internet; your own address, as 203.0.113.7/32, "
                 "works, or [] for SSM",
             )
-    if aws.head and aws.vpc:
+    if aws.bastion_type and aws.vpc:
         yield (
-            "fleet.aws.head",
-            f"{aws.head}: a VPC of yours has its own way in (fleet.ssh.jump); null works",
+            "fleet.aws.bastion_type",
+            f"{aws.bastion_type}: a VPC of yours has its own way in (fleet.ssh.jump); null works",
         )
-    elif aws.head and aws.ssm_only:
+    elif aws.bastion_type and aws.ssm_only:
         yield (
-            "fleet.aws.head",
-            f"{aws.head}: nobody may reach it; fleet.aws.ssh_from says who, or null, and SSM, "
-            "works",
+            "fleet.aws.bastion_type",
+            f"{aws.bastion_type}: nobody may reach it; fleet.aws.allow_ssh_from says who, or null, "
+            "and SSM, works",
         )
-    elif aws.ssh_from and not aws.vpc and not aws.head:
+    elif aws.allow_ssh_from and not aws.vpc and not aws.bastion_type:
         yield (
             key,
-            "nodes have no address that is reached from outside; fleet.aws.head c7i.xlarge "
+            "nodes have no address that is reached from outside; fleet.aws.bastion_type c7i.xlarge "
             "works, or [] for SSM",
         )
 
@@ -127,15 +127,15 @@ def _file_system(config: Config) -> Iterator[tuple[str, str]]:
             "fleet.fsx.efa",
             f"true: {unused}; false works, or {', '.join(node_types.reach_lustre())}",
         )
-    inside = (fleet.shared_folder or "").removeprefix(fleet.fsx.folder.rstrip("/"))
-    if fleet.fsx.export and not inside.strip("/"):
+    inside = (fleet.shared_folder or "").removeprefix(fleet.fsx.mount_point.rstrip("/"))
+    if fleet.fsx.s3_export and not inside.strip("/"):
         yield (
             key,
             f"{fleet.shared_folder} is the whole file system; "
-            f"{fleet.fsx.folder.rstrip('/')}/trainfleet works",
+            f"{fleet.fsx.mount_point.rstrip('/')}/trainfleet works",
         )
     elif inside.strip("/").split("/")[0] == "linked":
-        yield key, f"{fleet.shared_folder}: fleet.fsx.link appears there; another folder works"
+        yield key, f"{fleet.shared_folder}: fleet.fsx.s3_import appears there; another folder works"
 
 
 def _size(config: Config) -> Iterator[tuple[str, str]]:
@@ -147,8 +147,11 @@ def _size(config: Config) -> Iterator[tuple[str, str]]:
             "batch and sagemaker",
         )
     if (
-        fleet.aws.head
-        and fleet.aws.head in node_types.INSTANCE_TYPES
-        and node_types.INSTANCE_TYPES[fleet.aws.head].accelerator
+        fleet.aws.bastion_type
+        and fleet.aws.bastion_type in node_types.INSTANCE_TYPES
+        and node_types.INSTANCE_TYPES[fleet.aws.bastion_type].accelerator
     ):
-        yield "fleet.aws.head", f"{fleet.aws.head}: a way in needs no accelerator; c7i.xlarge works"
+        yield (
+            "fleet.aws.bastion_type",
+            f"{fleet.aws.bastion_type}: a way in needs no accelerator; c7i.xlarge works",
+        )

@@ -133,7 +133,7 @@ def walls(config: Config, inputs: Inputs) -> Resources:
     aws = config.fleet.aws
     if inputs.kept:
         return found
-    if aws.head:
+    if aws.bastion_type:
         text = f"trainfleet {config.fleet_name}: the head node"
         way = _ssh("Wall", "the head node") | {"SourceSecurityGroupId": ref("HeadWall")}
         found["HeadWall"] = resource(
@@ -143,8 +143,8 @@ def walls(config: Config, inputs: Inputs) -> Resources:
             SecurityGroupEgress=out,
         )
         found["WallFromHead"] = resource("AWS::EC2::SecurityGroupIngress", **way)
-    outer = "HeadWall" if aws.head else "Wall"
-    for number, addresses in enumerate(aws.ssh_from):
+    outer = "HeadWall" if aws.bastion_type else "Wall"
+    for number, addresses in enumerate(aws.allow_ssh_from):
         way = _ssh(outer, "you") | {"CidrIp": addresses}
         found[f"SshFrom{number}"] = resource("AWS::EC2::SecurityGroupIngress", **way)
     return found

@@ -38,8 +38,8 @@ class Flow:
 
 def flow_of(config: Config, width: int) -> Flow:
     """The bytes, where a number of the hidden states takes `width`."""
-    train, wide, part = config.train, config.model.hidden_size, config.train.layout.tensor
-    tokens = train.micro_batch * train.sequence_length / train.layout.context
+    train, wide, part = config.train, config.model.hidden_size, config.train.parallelism.tensor
+    tokens = train.micro_batch_size * train.sequence_length / train.parallelism.context
     # between products, where those alone are in bf16
     apart, gained = (by_parts(config), FULL - width if casts(config) else 0)
     norm = _norm(width) if apart and FAMILIES[config.model.family].rotary else gained
@@ -48,7 +48,11 @@ def flow_of(config: Config, width: int) -> Flow:
         + _dropped(config, width, apart)
         + (_cast(config, width) if gained else 0)
     )
-    kept = whole if train.recompute == "none" else _kept(config, width, whole) + gained * wide
+    kept = (
+        whole
+        if train.activation_checkpointing == "none"
+        else _kept(config, width, whole) + gained * wide
+    )
     return Flow(
         kept=tokens * kept,
         again=tokens * max(0.0, whole - kept),
@@ -63,7 +67,7 @@ def _dropped(config: Config, width: int, apart: bool) -> float:
     """Bytes a token that dropout keeps: masks, a byte a number; by parts, wide masks, and
     attention's scores three times.
     """
-    model, layout = config.model, config.train.layout
+    model, layout = config.model, config.train.parallelism
     if not FAMILIES[model.family].dropout or not model.dropout:
         return 0
     if not apart:
@@ -87,8 +91,8 @@ def _kept(config: Config, width: int, most: float) -> float:
     or a part of the rest.
     """
     recompute, least = (
-        config.train.recompute,
-        width * config.model.hidden_size / config.train.layout.tensor,
+        config.train.recomputation,
+        width * config.model.hidden_size / config.train.parallelism.tensor,
     )
     if not isinstance(recompute, str):
         return least + recompute * (most - least)
@@ -97,7 +101,7 @@ def _kept(config: Config, width: int, most: float) -> float:
 
 def _products(config: Config, width: int) -> float:
     """The block's input, what matrix products and attention made, and attention's sums."""
-    model, part = config.model, config.train.layout.tensor
+    model, part = config.model, config.train.parallelism.tensor
     inner = (2 if FAMILIES[model.family].rotary else 1) * model.intermediate_size
     numbers = (
         model.hidden_size + 2 * _queries(config) + _keys(config) + inner
@@ -110,7 +114,7 @@ def _most(config: Config, width: int, norm: int) -> float:
     key, value, attention; SwiGLU's four or the two of a plain one; and attention's sums. `norm`:
     bytes a number that a norm keeps besides.
     """
-    model, layout, family = config.model, config.train.layout, FAMILIES[config.model.family]
+    model, layout, family = config.model, config.train.parallelism, FAMILIES[config.model.family]
     queries, keys, part = _queries(config), _keys(config), layout.tensor
     inner = (4 if family.rotary else 2) * model.intermediate_size
     # pieces of a sequence attend apart, and are joined then
@@ -139,7 +143,7 @@ def _work(config: Config) -> float:
     """
     model, part, gated = (
         config.model,
-        config.train.layout.tensor,
+        config.train.parallelism.tensor,
         FAMILIES[config.model.family].rotary,
     )
     inner = (2 if gated else 1) * model.intermediate_size
@@ -157,7 +161,7 @@ def _keys(config: Config) -> int:
     """Keys and values, of the whole sequence, as context ranks gather them; more tensor ranks than
     heads have copies.
     """
-    layout = config.train.layout
+    layout = config.train.parallelism
     return (
         2 * max(config.model.kv_heads, layout.tensor) * config.model.head_features * layout.context
     )

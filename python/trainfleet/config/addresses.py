@@ -27,8 +27,8 @@ def check(config: Config) -> Iterator[tuple[str, str]]:
     """Each key whose address can't be meant."""
     yield from _sources(config)
     for key, address in (
-        ("data.store", config.data.store),
-        ("checkpoint.destination", config.checkpoint.destination),
+        ("data.tokenized_path", config.data.tokenized_path),
+        ("checkpoint.path", config.checkpoint.path),
     ):
         if address and (fault := _fault(address, (S3,))):
             yield key, fault

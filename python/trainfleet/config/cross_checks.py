@@ -26,6 +26,7 @@ NOT_SECRET = re.compile(
     "(LD|DYLD|PYTHON|TRAINFLEET|MASTER|TORCHELASTIC)_?.*|PATH|HOME|USER|LOGNAME|SHELL|IFS|ENV|BASH_ENV|TMPDIR|TERM|LANG|LC_ALL|RANK|WORLD_SIZE"
 )
 SHORTEST_MASKED = 8  # tokens
+LEAST_RATIO = 0.001  # of learning rates: below it stands a rate, as other programs take it
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 
 
@@ -34,11 +35,12 @@ Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 SHAPED = (
     "model",
     "train.sequence_length",
-    "train.layout",
-    "train.micro_batch",
-    "train.recompute",
-    "train.separate_documents",
-    "checkpoint.export",
+    "train.parallelism",
+    "train.micro_batch_size",
+    "train.activation_checkpointing",
+    "train.activation_memory_budget",
+    "train.document_mask",
+    "checkpoint.export_hf",
 )
 DIALS = {"model.preset": SHAPED, "model.family": SHAPED}
 
@@ -48,14 +50,13 @@ def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, 
     are left out.
     """
     broken = broken | {key for dial in broken & DIALS.keys() for key in DIALS[dial]}
-    if config.model.vocabulary_size < tokens and not broken & {
-        "model.vocabulary_size",
-        "data.vocabulary_size",
+    if config.model.vocab_size < tokens and not broken & {
+        "model.vocab_size",
+        "data.vocab_size",
     }:
         yield (
-            "model.vocabulary_size",
-            f"{config.model.vocabulary_size} is smaller than the tokenizer's {tokens} "
-            "(data.tokenizer)",
+            "model.vocab_size",
+            f"{config.model.vocab_size} is smaller than the tokenizer's {tokens} (data.tokenizer)",
         )
     for rule in RULES:
         yield from ((key, message) for key, message in rule(config) if not _is_open(key, broken))
@@ -97,17 +98,17 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
     fleet, row = config.fleet, config.fleet.node_type
     if row is None:
         return
-    if fleet.stack == "cpu":
+    if fleet.platform == "cpu":
         return  # whatever devices there are, its ranks compute on CPUs
     kind = row.accelerator.kind if row.accelerator else "no"
-    if fleet.stack.partition("-")[0] != kind:
+    if fleet.platform.partition("-")[0] != kind:
         yield (
-            "fleet.stack",
-            f"{fleet.stack}: {row.name} has {kind} devices; {node_types.stack_of(row)} works",
+            "fleet.platform",
+            f"{fleet.platform}: {row.name} has {kind} devices; {node_types.platform_of(row)} works",
         )
-    elif row.accelerator and row.accelerator.stack == "cuda-volta" and fleet.stack == "cuda":
+    elif row.accelerator and row.accelerator.platform == "cuda-volta" and fleet.platform == "cuda":
         yield (
-            "fleet.stack",
+            "fleet.platform",
             f"cuda: its torch has no code for {row.accelerator.name}; cuda-volta works",
         )
     elif fleet.ranks_per_node > row.accelerators:
@@ -126,8 +127,8 @@ def _hosts(config: Config) -> Iterator[tuple[str, str]]:
     for kind, values in (("name", [host.name.lower() for host in hosts]), ("address", where)):
         if twice := sorted(value for value, count in Counter(values).items() if count > 1)[:8]:
             yield "fleet.hosts", f"two hosts have the {kind} {', '.join(twice)}"
-    if fleet.nodes_min is not None and fleet.nodes_min > fleet.nodes:
-        yield "fleet.nodes_min", f"{fleet.nodes_min} is more than fleet.nodes {fleet.nodes}"
+    if fleet.min_nodes is not None and fleet.min_nodes > fleet.nodes:
+        yield "fleet.min_nodes", f"{fleet.min_nodes} is more than fleet.nodes {fleet.nodes}"
 
 
 def _secrets(config: Config) -> Iterator[tuple[str, str]]:
@@ -149,17 +150,17 @@ def _shared_folder(config: Config) -> Iterator[tuple[str, str]]:
     if (
         fsx.dns_name
         and fleet.shared_folder
-        and not f"{fleet.shared_folder}/".startswith(f"{fsx.folder.rstrip('/')}/")
+        and not f"{fleet.shared_folder}/".startswith(f"{fsx.mount_point.rstrip('/')}/")
     ):
         yield (
             "fleet.shared_folder",
-            f"{fleet.shared_folder} is not in fleet.fsx.folder {fsx.folder}, where the file "
-            "system is mounted",
+            f"{fleet.shared_folder} is not in fleet.fsx.mount_point {fsx.mount_point}, where the "
+            "file system is mounted",
         )
 
 
 def _layout(config: Config) -> Iterator[tuple[str, str]]:
-    layout, world = config.train.layout, config.world_size
+    layout, world = config.train.parallelism, config.world_size
     together = layout.tensor * layout.pipeline * layout.context
     if world % together:
         parts = (
@@ -167,25 +168,25 @@ def _layout(config: Config) -> Iterator[tuple[str, str]]:
             f"= {together}"
         )
         yield (
-            "train.layout",
+            "train.parallelism",
             f"{parts} does not divide the world size {world} ({config.fleet.nodes} nodes x "
             f"{config.fleet.ranks_per_node} ranks); products that do: {_listed(divisors(world))}",
         )
-    elif config.data_parallel % layout.shard:
+    elif config.data_parallel % layout.fsdp:
         ways = config.data_parallel
         yield (
-            "train.layout.shard",
-            f"{layout.shard} does not divide the {ways} data-parallel ranks; what does: "
+            "train.parallelism.fsdp",
+            f"{layout.fsdp} does not divide the {ways} data-parallel ranks; what does: "
             f"{_listed(divisors(ways))}",
         )
 
 
 def _tensor(config: Config) -> Iterator[tuple[str, str]]:
-    model, train, tensor = config.model, config.train, config.train.layout.tensor
+    model, train, tensor = config.model, config.train, config.train.parallelism.tensor
     heads = math.gcd(model.heads, model.kv_heads)
     if tensor > 1 and FAMILIES[model.family].normed == "all":
         yield (
-            "train.layout.tensor",
+            "train.parallelism.tensor",
             f"{tensor}: {model.family} norms all heads together, so 1 is what works",
         )
     elif heads % tensor and not neuron_limits.copies_heads(config):
@@ -195,47 +196,51 @@ def _tensor(config: Config) -> Iterator[tuple[str, str]]:
             f"; and with each key-value head on (so many) ranks: {', '.join(more)}" if more else ""
         )
         yield (
-            "train.layout.tensor",
+            "train.parallelism.tensor",
             f"{tensor} does not divide {both}; what does: {_listed(divisors(heads))}{copied}",
         )
     elif model.intermediate_size % tensor:
         fit = divisors(math.gcd(heads, model.intermediate_size))
         yield (
-            "train.layout.tensor",
+            "train.parallelism.tensor",
             f"{tensor} does not divide model.intermediate_size {model.intermediate_size}; what "
             f"does: {_listed(fit)}",
         )
-    elif train.sequence_length % (tensor * train.layout.context):
+    elif train.sequence_length % (tensor * train.parallelism.context):
         yield (
-            "train.layout.tensor",
-            f"{tensor} x context {train.layout.context} does not divide train.sequence_length "
+            "train.parallelism.tensor",
+            f"{tensor} x context {train.parallelism.context} does not divide train.sequence_length "
             f"{train.sequence_length}, as each rank has a part of the sequence",
         )
 
 
 def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
-    model, train, layout = config.model, config.train, config.train.layout
-    stages = layout.pipeline * layout.interleave
+    model, train, layout = config.model, config.train, config.train.parallelism
+    stages = layout.pipeline * layout.virtual_stages
     if layout.pipeline == 1:
-        if layout.interleave > 1:
+        if layout.virtual_stages > 1:
             yield (
-                "train.layout.interleave",
-                f"{layout.interleave} needs train.layout.pipeline of 2 or more; 1 works",
+                "train.parallelism.virtual_stages",
+                f"{layout.virtual_stages} needs train.parallelism.pipeline of 2 or more; 1 works",
             )
         return
     if stages > model.layers:
-        interleave = "" if layout.interleave == 1 else f" x interleave {layout.interleave}"
+        interleave = (
+            "" if layout.virtual_stages == 1 else f" x virtual_stages {layout.virtual_stages}"
+        )
         key = (
-            "train.layout.pipeline" if layout.pipeline > model.layers else "train.layout.interleave"
+            "train.parallelism.pipeline"
+            if layout.pipeline > model.layers
+            else "train.parallelism.virtual_stages"
         )
         yield (
             key,
             f"{layout.pipeline}{interleave} makes {stages} stages of {model.layers} layers; at "
             f"most {model.layers} work",
         )
-    part = train.global_batch // max(1, config.data_parallel)
-    passes = part // train.micro_batch
-    if not part % train.micro_batch and not fills(passes, layout):
+    part = train.global_batch_size // max(1, config.data_parallel)
+    passes = part // train.micro_batch_size
+    if not part % train.micro_batch_size and not fills(passes, layout):
         fit = [size for size in divisors(part) if fills(part // size, layout)]
         whole = config.data_parallel * layout.pipeline
         few = passes < layout.pipeline
@@ -245,12 +250,12 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
             else "which interleaved rounds must divide"
         )
         yield (
-            "train.micro_batch",
-            f"{train.micro_batch} makes {passes} micro-batches per step, {needed};"
+            "train.micro_batch_size",
+            f"{train.micro_batch_size} makes {passes} micro-batches per step, {needed};"
             + (
                 f" sizes that work: {_listed(fit)}"
                 if fit
-                else f" a train.global_batch that {whole} divides does"
+                else f" a train.global_batch_size that {whole} divides does"
             ),
         )
 
@@ -265,19 +270,19 @@ def fills(passes: int, layout: Layout) -> bool:
     if layout.pipeline == 1:
         return True
     return passes >= layout.pipeline and (
-        layout.interleave == 1 or passes % (passes // layout.pipeline) == 0
+        layout.virtual_stages == 1 or passes % (passes // layout.pipeline) == 0
     )
 
 
 def _context(config: Config) -> Iterator[tuple[str, str]]:
-    length, context = config.train.sequence_length, config.train.layout.context
+    length, context = config.train.sequence_length, config.train.parallelism.context
     if context > 1 and length % (2 * context):
         fit = [
             1,
             *(degree for degree in range(2, min(length, 64) + 1) if length % (2 * degree) == 0),
         ]
         yield (
-            "train.layout.context",
+            "train.parallelism.context",
             f"2 x {context} pieces do not divide train.sequence_length {length}; degrees that "
             f"do: {_listed(fit)}",
         )
@@ -286,19 +291,19 @@ def _context(config: Config) -> Iterator[tuple[str, str]]:
 def _heads(config: Config) -> Iterator[tuple[str, str]]:
     model, rotary = config.model, FAMILIES[config.model.family].rotary
     if (
-        model.head_size is not None
+        model.head_dim is not None
         and not rotary
-        and model.head_size * model.heads != model.hidden_size
+        and model.head_dim * model.heads != model.hidden_size
     ):
         yield (
-            "model.head_size",
-            f"{model.head_size}: {model.family} has model.hidden_size over model.heads; null works",
+            "model.head_dim",
+            f"{model.head_dim}: {model.family} has model.hidden_size over model.heads; null works",
         )
-    elif model.head_size is None and model.hidden_size % model.heads:
+    elif model.head_dim is None and model.hidden_size % model.heads:
         yield "model.heads", f"{model.heads} does not divide model.hidden_size {model.hidden_size}"
     elif rotary and model.head_features % 2:
         yield (
-            "model.heads" if model.head_size is None else "model.head_size",
+            "model.heads" if model.head_dim is None else "model.head_dim",
             f"makes heads of {model.head_features} features; the rotary embedding needs an even "
             "number",
         )
@@ -334,27 +339,27 @@ def _family(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _documents(config: Config) -> Iterator[tuple[str, str]]:
-    layout, family = config.train.layout, config.model.family
-    if not config.train.separate_documents:
+    layout, family = config.train.parallelism, config.model.family
+    if not config.train.document_mask:
         return
     if not FAMILIES[family].causal:
         yield (
-            "train.separate_documents",
+            "train.document_mask",
             f"true: {family} models attend across documents, so false is what works",
         )
     for name in ("pipeline", "context"):
         if getattr(layout, name) > 1:
             yield (
-                "train.separate_documents",
-                f"true: not with train.layout.{name} of {getattr(layout, name)}; false works",
+                "train.document_mask",
+                f"true: not with train.parallelism.{name} of {getattr(layout, name)}; false works",
             )
 
 
 def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
-    batch, ways = config.train.global_batch, config.data_parallel
+    batch, ways = config.train.global_batch_size, config.data_parallel
     if ways and batch % ways:
         yield (
-            "train.global_batch",
+            "train.global_batch_size",
             f"{batch} sequences do not divide over {ways} data-parallel ranks; nearest that do: "
             f"{_nearest(batch, ways)}",
         )
@@ -362,21 +367,27 @@ def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
 
 def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
     train, ways = config.train, config.data_parallel
-    if ways and not train.global_batch % ways and train.global_batch % (train.micro_batch * ways):
-        part = train.global_batch // ways
-        near = sorted(sorted(divisors(part), key=lambda size: abs(size - train.micro_batch))[:3])
+    if (
+        ways
+        and not train.global_batch_size % ways
+        and train.global_batch_size % (train.micro_batch_size * ways)
+    ):
+        part = train.global_batch_size // ways
+        near = sorted(
+            sorted(divisors(part), key=lambda size: abs(size - train.micro_batch_size))[:3]
+        )
         yield (
-            "train.micro_batch",
-            f"{train.micro_batch} does not divide a rank's {part} sequences; nearest that do: "
+            "train.micro_batch_size",
+            f"{train.micro_batch_size} does not divide a rank's {part} sequences; nearest that do: "
             f"{', '.join(map(str, near))}",
         )
 
 
 def _own(config: Config) -> Iterator[tuple[str, str]]:
     """What a network of one's own can't do."""
-    if config.model.module and config.checkpoint.export:
+    if config.model.module and config.checkpoint.export_hf:
         yield (
-            "checkpoint.export",
+            "checkpoint.export_hf",
             f"true: transformers has no network like that of model.module {config.model.module}; "
             "false works",
         )
@@ -384,16 +395,21 @@ def _own(config: Config) -> Iterator[tuple[str, str]]:
 
 def _sequence(config: Config) -> Iterator[tuple[str, str]]:
     length, model = config.train.sequence_length, config.model
-    if length > model.max_sequence_length:
+    if length > model.max_position_embeddings:
         yield (
             "train.sequence_length",
-            f"{length} is more than the model takes (model.max_sequence_length "
-            f"{model.max_sequence_length})",
+            f"{length} is more than the model takes (model.max_position_embeddings "
+            f"{model.max_position_embeddings})",
         )
 
 
 def _schedule(config: Config) -> Iterator[tuple[str, str]]:
-    train = config.train
+    train, ratio = config.train, config.train.min_lr_ratio / config.train.learning_rate
+    if 0 < train.min_lr_ratio < LEAST_RATIO:
+        share = f"{train.min_lr_ratio:g} / {train.learning_rate:g} is {ratio:.3g}"
+        meant = f"did you mean {ratio:.3g}? {share}" if ratio <= 1 else f"{LEAST_RATIO} works, or 0"
+        what = f"{train.min_lr_ratio:g} is read as a fraction of train.learning_rate"
+        yield "train.min_lr_ratio", f"{what}; {meant}"
     if train.warmup_steps > train.schedule_steps:
         yield (
             "train.warmup_steps",
@@ -413,45 +429,43 @@ def _schedule(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _recompute(config: Config) -> Iterator[tuple[str, str]]:
-    budget, tensor = config.train.recompute, config.train.layout.tensor
-    if isinstance(budget, str):
+def _memory_budget(config: Config) -> Iterator[tuple[str, str]]:
+    train, key = config.train, "train.activation_memory_budget"
+    budget, tensor = train.activation_memory_budget, train.parallelism.tensor
+    if budget is None:
         return
-    if not config.train.compile:
-        yield (
-            "train.recompute",
-            f"{budget}: only compiled blocks keep to a budget: train.compile true, or selective, "
-            "works",
-        )
-    elif (
-        tensor > 1
-    ):  # torch 2.13's partitioner can't tell the size of a mesh, which is an input of such blocks
-        yield (
-            "train.recompute",
-            f"{budget}: no budget with train.layout.tensor of {tensor}; selective works, or full",
-        )
+    if train.activation_checkpointing != "selective":
+        why = "only selective checkpointing keeps to a budget"
+        then = "null works, or SET='train.activation_checkpointing=selective'"
+        yield key, f"{budget}: {why}; {then}"
+    elif not train.compile:
+        why = "only compiled blocks keep to a budget"
+        yield key, f"{budget}: {why}; null works, or SET='train.compile=true'"
+    elif tensor > 1:
+        # torch 2.13's partitioner can't tell the size of a mesh, which is an input of such blocks
+        yield key, f"{budget}: no budget with train.parallelism.tensor of {tensor}; null works"
 
 
 def _formats(config: Config) -> Iterator[tuple[str, str]]:
-    train, layout, device = config.train, config.train.layout, config.fleet.rank_device
-    if device is not None and device.bf16 is None and config.fleet.stack != "cpu":
-        instead = {"weights": "fp32", "precision": f"{device.half}, which auto takes,"}
+    train, layout, device = config.train, config.train.parallelism, config.fleet.rank_device
+    if device is not None and device.bf16 is None and config.fleet.platform != "cpu":
+        instead = {"param_dtype": "fp32", "precision": f"{device.half}, which auto takes,"}
         told = f"bf16: {device.name} has no instructions for it"
         yield from (
             (f"train.{key}", f"{told}; {other} works")
             for key, other in instead.items()
             if getattr(train, key) == "bf16"
         )
-    elif train.weights == "bf16" and train.precision not in ("bf16", "fp8"):
+    elif train.param_dtype == "bf16" and train.precision not in ("bf16", "fp8"):
         told = f"bf16: products are of bf16 then, so not with train.precision {train.precision}"
-        yield "train.weights", f"{told}; fp32 works, or train.precision bf16"
-    if train.weights not in (formats := OPTIMIZERS[train.optimizer].formats):
+        yield "train.param_dtype", f"{told}; fp32 works, or train.precision bf16"
+    if train.param_dtype not in (formats := OPTIMIZERS[train.optimizer].formats):
         told = (
-            f"{train.weights}: train.optimizer {train.optimizer} works on "
+            f"{train.param_dtype}: train.optimizer {train.optimizer} works on "
             f"{', '.join(formats)} alone"
         )
-        yield "train.weights", f"{told}; {USUAL} works on both"
-    if train.precision == "fp16" and config.fleet.stack.startswith("neuron"):
+        yield "train.param_dtype", f"{told}; {USUAL} works on both"
+    if train.precision == "fp16" and config.fleet.platform.startswith("neuron"):
         yield "train.precision", "fp16: not on Trainium, where no loss is scaled; bf16 works"
     if train.precision != "fp8":
         return
@@ -470,7 +484,7 @@ def _formats(config: Config) -> Iterator[tuple[str, str]]:
     elif layout.tensor > 1:
         yield (
             "train.precision",
-            f"fp8: not with train.layout.tensor of {layout.tensor}; with 1 it works, or bf16",
+            f"fp8: not with train.parallelism.tensor of {layout.tensor}; with 1 it works, or bf16",
         )
 
 
@@ -513,17 +527,17 @@ DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_bat
 OF_A_LAYOUT: tuple[Rule, ...] = (
     *DIVISION,
     _documents,
-    _recompute,
+    _memory_budget,
     _formats,
     neuron_limits.check_layout,
 )
 
 
 def _destination(config: Config) -> Iterator[tuple[str, str]]:
-    path = config.checkpoint.destination or ""
+    path = config.checkpoint.path or ""
     if path.startswith(("~", "$")):
         yield (
-            "checkpoint.destination",
+            "checkpoint.path",
             f"{path}: {path[0]} is a shell's word, and means nothing here: write the path out",
         )
 
@@ -543,7 +557,7 @@ RULES: tuple[Rule, ...] = (
     _documents,
     _sequence,
     _schedule,
-    _recompute,
+    _memory_budget,
     _formats,
     _profile,
     _destination,

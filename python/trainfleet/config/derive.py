@@ -28,6 +28,7 @@ class Derived:
     why: str
 
 
+BUDGET = "train.activation_memory_budget is of compiled blocks, whose compiler selects"
 OfKind = Callable[[node_types.NodeType | None, int], node_types.Node]
 
 
@@ -55,10 +56,10 @@ def derive(
             fleet,
             "fleet",
             "ranks_per_node",
-            *ranks_of(machine, fleet["nodes"], train["global_batch"]),
+            *ranks_of(machine, fleet["nodes"], train["global_batch_size"]),
         )
-    if fleet["stack"] is None:
-        put(fleet, "fleet", "stack", machine.stack, machine.reason)
+    if fleet["platform"] is None:
+        put(fleet, "fleet", "platform", machine.platform, machine.reason)
     if fleet["aws"]["capacity"] == "spot" and not fleet["spot"]:
         put(fleet, "fleet", "spot", True, "fleet.aws.capacity spot")
     # which stays so in the config: ranks on other CPUs may decide otherwise
@@ -76,6 +77,8 @@ def derive(
         )
     if train["compile"] is None:
         put(train, "train", "compile", *compilation(values))
+    if train["activation_checkpointing"] is None and train["activation_memory_budget"] is not None:
+        put(train, "train", "activation_checkpointing", "selective", BUDGET)
     if train["schedule_steps"] is None:
         put(train, "train", "schedule_steps", train["steps"], "train.steps")
     if train["decay_steps"] is None:
@@ -108,7 +111,7 @@ def _given_by_gres(
     gres, gpus = fleet["slurm"]["gres"], owned_machines.gpus_of(fleet["slurm"]["gres"])
     if (
         gpus is None
-        or fleet["stack"] == "cpu"
+        or fleet["platform"] == "cpu"
         or (kind is not None and gpus.count >= machine.ranks)
     ):
         return machine
@@ -116,7 +119,7 @@ def _given_by_gres(
         machine,
         ranks=gpus.count,
         reason=f"fleet.slurm.gres {gres}",
-        stack="cuda" if kind is None else machine.stack,
+        platform="cuda" if kind is None else machine.platform,
     )
 
 
@@ -136,16 +139,16 @@ def compilation(values: Values) -> tuple[bool, str]:
     quarter in bf16 (LOG.md).
     """
     fleet, train, model = values["fleet"], values["train"], values["model"]
-    if isinstance(train["recompute"], int | float):
-        return True, f"train.recompute {train['recompute']} is a budget of compiled blocks"
-    if fleet["stack"] == XLA:
+    if train["activation_memory_budget"] is not None:
+        return True, BUDGET
+    if fleet["platform"] == XLA:
         return False, "PyTorch/XLA compiles every step by itself"
     row = owned_machines.node_type_of(fleet)
     if (row and row.accelerator) or node_types.local_accelerators():
         return True, "an accelerator"
     layers, width = model["layers"] or 0, model["hidden_size"] or 0
-    matrices = 12 * layers * width**2 + model["vocabulary_size"] * width
-    flops = 6.0 * matrices * train["steps"] * train["global_batch"] * train["sequence_length"]
+    matrices = 12 * layers * width**2 + model["vocab_size"] * width
+    flops = 6.0 * matrices * train["steps"] * train["global_batch_size"] * train["sequence_length"]
     speed, cores = cpu_speed.of_this_machine(), node_types.local_cores()
     half = train["precision"] == "bf16" or (train["precision"] == "auto" and speed.half)
     minutes = flops / (speed.rate("bf16" if half else "fp32") * CPU_SHARE * cores) / 60
@@ -197,15 +200,15 @@ def _derive_model(
         if model[field.name] is None and field.default is not MISSING and field.default is not None:
             put(model, "model", field.name, field.default, "Llama 2's")
     family = FAMILIES[model["family"] or USUAL]
-    for name in ("norm_epsilon", "dropout"):
+    for name in ("norm_eps", "dropout"):
         if model[name] is None:
             put(model, "model", name, getattr(family, name), f"{family.name}'s")
-    if model["vocabulary_size"] is None:
+    if model["vocab_size"] is None:
         size = -(-tokens // 64) * 64  # matrix products like multiples of 64
         put(
             model,
             "model",
-            "vocabulary_size",
+            "vocab_size",
             size,
             f"the tokenizer's {tokens}, rounded up to a multiple of 64",
         )

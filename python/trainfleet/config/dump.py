@@ -11,22 +11,10 @@ import yaml
 from .load import Derivation
 from .types import Config, flat
 
-# Keys that came late stand last, wherever they are declared: a resolved config of an older version
-# differs in no line but those of newer keys.
-LATE = {
-    "fleet": ("expires_hours", "idle_minutes", "aws", "image", "base_image", "accelerator"),
-    "data": ("bad_records", "instance_type"),
-    "model": ("head_size", "module"),
-    "train": ("separate_documents", "layout", "loggers", "callback", "compile_only"),
-}
-
 
 def dump_resolved(config: Config) -> str:
     """The whole config, with every derived value in it."""
-    values = dataclasses.asdict(config)
-    for group, late in LATE.items():
-        values[group] |= {name: values[group].pop(name) for name in late}
-    return _yaml(values)
+    return _yaml(dataclasses.asdict(config))
 
 
 def dump_asked(config: Config, derivation: Derivation) -> str:

@@ -57,7 +57,7 @@ class Folder(NamedTuple):  # a sixth of a dataclass's time to load, as every ver
 
 
 class Slices(NamedTuple):
-    """How AWS's examples for NxD Core divide a family's weights (the stack nxd).
+    """How AWS's examples for NxD Core divide a family's weights (the platform nxd).
 
     `column` and `row`: what tensor ranks divide by its outputs, or by its inputs. `tied`: two names
     of one tensor. `fused`: gate and up projection are one tensor, and query, key and value too;
@@ -95,7 +95,7 @@ class Family:
     positions_from: int = 0
     segments: int = 0
     dropout: float = 0.0
-    norm_epsilon: float = 1e-5
+    norm_eps: float = 1e-5
     biases: bool = False
     normed: str = ""  # query and key: "", "head" or "all"
     normed_after: bool = False
@@ -124,23 +124,23 @@ class Family:
 
 
 _COMMON = {
-    "vocabulary_size": "vocab_size",
+    "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "intermediate_size": "intermediate_size",
-    "max_sequence_length": "max_position_embeddings",
-    "tie_embeddings": "tie_word_embeddings",
+    "max_position_embeddings": "max_position_embeddings",
+    "tie_word_embeddings": "tie_word_embeddings",
 }
-_LLAMA = _COMMON | {"norm_epsilon": "rms_norm_eps", "kv_heads": "num_key_value_heads"}
-_BERT = _COMMON | {"norm_epsilon": "layer_norm_eps", "dropout": "hidden_dropout_prob"}
+_LLAMA = _COMMON | {"norm_eps": "rms_norm_eps", "kv_heads": "num_key_value_heads"}
+_BERT = _COMMON | {"norm_eps": "layer_norm_eps", "dropout": "hidden_dropout_prob"}
 _GPT2 = _COMMON | {
     "hidden_size": "n_embd",
     "layers": "n_layer",
     "heads": "n_head",
     "intermediate_size": "n_inner",
-    "max_sequence_length": "n_positions",
-    "norm_epsilon": "layer_norm_epsilon",
+    "max_position_embeddings": "n_positions",
+    "norm_eps": "layer_norm_epsilon",
     "dropout": "resid_pdrop",
 }
 _GPT2_NAMES = {
@@ -254,7 +254,7 @@ FAMILIES = {
             "next",
             LLAMA,
             rotary=True,
-            norm_epsilon=1e-6,
+            norm_eps=1e-6,
             biases=True,  # arXiv:2412.15115
             folder=_rotary("Qwen2ForCausalLM", {**_SILU, "use_sliding_window": False}),
         ),
@@ -263,7 +263,7 @@ FAMILIES = {
             "next",
             LLAMA,
             rotary=True,
-            norm_epsilon=1e-6,
+            norm_eps=1e-6,
             normed="head",  # arXiv:2505.09388
             folder=_rotary(
                 "Qwen3ForCausalLM",
@@ -276,7 +276,7 @@ FAMILIES = {
             "next",
             "trainfleet.models.llama:Olmo2",
             rotary=True,
-            norm_epsilon=1e-6,
+            norm_eps=1e-6,
             normed="all",
             normed_after=True,  # arXiv:2501.00656
             folder=_rotary("Olmo2ForCausalLM", {**_SILU, **_NO_BIAS}, 1e-5, same_as=_OWN_HEADS),
@@ -286,7 +286,7 @@ FAMILIES = {
             "next",
             LLAMA,
             rotary=True,
-            norm_epsilon=1e-6,
+            norm_eps=1e-6,
             gains_from_one=True,
             scaled=True,
             gelu=True,
@@ -309,7 +309,7 @@ FAMILIES = {
                 four_times={"n_inner": "n_embd"},
                 aliases={
                     _COMMON[ours]: _GPT2[ours]
-                    for ours in ("hidden_size", "layers", "heads", "max_sequence_length")
+                    for ours in ("hidden_size", "layers", "heads", "max_position_embeddings")
                 },
                 trunk="transformer",
                 names=_GPT2_NAMES,
@@ -323,7 +323,7 @@ FAMILIES = {
             "trainfleet.models.bert:Bert",
             segments=2,
             dropout=0.1,
-            norm_epsilon=1e-12,
+            norm_eps=1e-12,
             xla=True,
             slices=Slices(
                 r"attention\.self\.(query|key|value)\.(weight|bias)$",

@@ -45,7 +45,7 @@ def write(model: Model) -> Json:
     content: Json = {"architectures": [form.architecture], "model_type": model.family}
     content |= {theirs: getattr(model, ours) for ours, theirs in form.keys.items()} | {**form.fixed}
     content |= dict.fromkeys(form.dropouts, model.dropout)
-    content[form.keys["max_sequence_length"]] += family.positions_from
+    content[form.keys["max_position_embeddings"]] += family.positions_from
     if family.rotary:
         stretched = STRETCHED | {"factor": model.rope_scaling} if model.rope_scaling != 1 else None
         content |= {"head_dim": model.head_features}
@@ -128,7 +128,7 @@ def _read(content: Any) -> Preset:
         raise InputError(f"lacks {', '.join(missing)}", key=missing[0])
     shape = {ours: values[theirs] for ours, theirs in form.keys.items()}
     if unused := FAMILIES[family].positions_from:
-        shape["max_sequence_length"] = _whole(shape["max_sequence_length"]) - unused
+        shape["max_position_embeddings"] = _whole(shape["max_position_embeddings"]) - unused
     for ours, theirs in form.keys.items():
         _check(ours, theirs, shape[ours])
     _one_dropout(content, family, shape.get("dropout"))
@@ -187,7 +187,7 @@ def _defaults(content: Json, family: str) -> Json:
     for key, other in form.same_as.items():
         values.setdefault(key, values.get(other))
     if form.window and values.get(form.window) is not None:  # within it all is seen, as here
-        key = form.keys["max_sequence_length"]
+        key = form.keys["max_position_embeddings"]
         values[key] = min(_whole(values[name]) for name in (key, form.window))
     for key, other in form.four_times.items():
         if values.get(key) is None:
@@ -217,7 +217,7 @@ def _rotary(content: Json, family: str) -> Json:
     size, heads = content["hidden_size"], content["num_attention_heads"]
     head = content.get("head_dim", FAMILIES[family].folder.defaults.get("head_dim"))
     if head is not None:
-        _check("head_size", "head_dim", head)
+        _check("head_dim", "head_dim", head)
         if head % 2:
             raise InputError(
                 f"{head} is odd, and the rotary embedding turns features in pairs", key="head_dim"
@@ -231,4 +231,4 @@ def _rotary(content: Json, family: str) -> Json:
     if theta is None or factor is None:
         raise InputError("is missing", key="rope_theta" if theta is None else f"{name}.factor")
     _check("rope_scaling", f"{name}.factor", factor)
-    return {"rope_theta": float(theta), "rope_scaling": float(factor), "head_size": own}
+    return {"rope_theta": float(theta), "rope_scaling": float(factor), "head_dim": own}

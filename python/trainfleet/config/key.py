@@ -65,12 +65,16 @@ class Key:
 
 
 def schema_of(kind: type, described: bool = False) -> Schema:
-    """The schema of a dataclass; `described` with the text on each key, read from its source."""
+    """The schema of a dataclass; `described` with the text on each key, read from its source.
+
+    A key without one is left out there: only a verb sets it.
+    """
     told = _descriptions(kind) if described else {}
     keys = {
         field.name: ({"description": told[field.name]} if described else {})
         | _of_field(field, kinds_of(kind)[field.name], described)
         for field in dataclasses.fields(kind)
+        if not described or field.name in told
     }
     required = [name for name, part in keys.items() if "default" not in part]
     group = {"type": "object", "additionalProperties": False, "properties": keys}

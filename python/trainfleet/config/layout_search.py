@@ -26,16 +26,16 @@ from .speed_inputs import as_device, work_of
 from .types import Config, Layout
 
 KEYS = (
-    "layout.shard",
-    "layout.zero",
-    "layout.tensor",
-    "layout.pipeline",
-    "layout.context",
-    "layout.interleave",
-    "micro_batch",
-    "recompute",
+    "parallelism.fsdp",
+    "parallelism.zero_stage",
+    "parallelism.tensor",
+    "parallelism.pipeline",
+    "parallelism.context",
+    "parallelism.virtual_stages",
+    "micro_batch_size",
+    "activation_checkpointing",
 )
-PLAIN = Layout(shard=1, tensor=1, pipeline=1, context=1)
+PLAIN = Layout(fsdp=1, tensor=1, pipeline=1, context=1)
 MODES = ("none", "selective", "full")
 MOST_TOKENS = 16384  # of a micro-batch, beyond which products get no faster
 MOST_CONTEXT = 64
@@ -64,18 +64,18 @@ class Choice:
     @property
     def division(self) -> tuple[int, ...]:
         """Sorts by how little the layout divides, and among equals the larger micro-batch first."""
-        train, layout = self.config.train, self.config.train.layout
-        mode = MODES.index(train.recompute) if train.recompute in MODES else 1
-        state = layout.shard > 1, layout.zero
+        train, layout = self.config.train, self.config.train.parallelism
+        mode = MODES.index(train.activation_checkpointing)
+        state = layout.fsdp > 1, layout.zero_stage
         return (
             layout.pipeline,
             layout.context,
             layout.tensor,
-            layout.interleave,
+            layout.virtual_stages,
             *state,
-            layout.shard,
+            layout.fsdp,
             mode,
-            -train.micro_batch,
+            -train.micro_batch_size,
         )
 
 
@@ -93,20 +93,22 @@ def _undecided(config: Config, asked: set[str]) -> Config:
     """The config without values for what is asked for: `make plan` asks twice, and is answered
     once.
     """
-    train, layout = config.train, config.train.layout
-    kept = "layout.zero" if layout.shard == 1 else ""  # shown with a layout that shards nothing
+    train, layout = config.train, config.train.parallelism
+    kept = (
+        "parallelism.zero_stage" if layout.fsdp == 1 else ""
+    )  # shown with a layout that shards nothing
     plain = {
         name: getattr(PLAIN, name)
         for key in asked - {kept}
-        for name in [key.removeprefix("layout.")]
+        for name in [key.removeprefix("parallelism.")]
         if name != key
     }
     rest = {
         name: value
-        for name, value in (("micro_batch", 1), ("recompute", MODES[0]))
+        for name, value in (("micro_batch_size", 1), ("activation_checkpointing", MODES[0]))
         if name in asked
     }
-    return replace(config, train=replace(train, layout=replace(layout, **plain), **rest))  # type: ignore[arg-type]
+    return replace(config, train=replace(train, parallelism=replace(layout, **plain), **rest))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=64)  # numbers of nodes, which `make plan` goes through more than once
@@ -137,27 +139,32 @@ def candidates(config: Config, asked: Set[str], device: Accelerator) -> Iterator
     """Every division that no rule refuses, with the smallest micro-batch."""
     # NxD Core recomputes whole blocks
     choices = [mode for mode in MODES if mode != "selective" or not is_xla(config)]
-    modes = choices if "recompute" in asked else [config.train.recompute]
+    modes = (
+        choices if "activation_checkpointing" in asked else [config.train.activation_checkpointing]
+    )
     for layout in _layouts(config, asked, device):
-        one = replace(config, train=replace(config.train, layout=layout))
+        one = replace(config, train=replace(config.train, parallelism=layout))
         one = (
-            replace(one, train=replace(one.train, micro_batch=smallest(one)))
-            if "micro_batch" in asked
+            replace(one, train=replace(one.train, micro_batch_size=smallest(one)))
+            if "micro_batch_size" in asked
             else one
         )
         if not any(message for rule in cross_checks.OF_A_LAYOUT for message in rule(one)):
-            yield from (replace(one, train=replace(one.train, recompute=mode)) for mode in modes)
+            yield from (
+                replace(one, train=replace(one.train, activation_checkpointing=mode))
+                for mode in modes
+            )
 
 
 def sizes_of(config: Config, asked: Set[str]) -> Iterator[Config]:
     """A candidate with each micro-batch worth trying, from the smallest."""
-    if "micro_batch" not in asked:
+    if "micro_batch_size" not in asked:
         yield config
         return
     yield config  # which has the smallest already
     for size in sizes(config)[1:]:
         if size * config.train.sequence_length <= MOST_TOKENS:
-            yield replace(config, train=replace(config.train, micro_batch=size))
+            yield replace(config, train=replace(config.train, micro_batch_size=size))
 
 
 def sizes(config: Config) -> list[int]:
@@ -165,8 +172,8 @@ def sizes(config: Config) -> list[int]:
     can take.
     """
     part, layout = (
-        max(1, config.train.global_batch // max(1, config.data_parallel)),
-        config.train.layout,
+        max(1, config.train.global_batch_size // max(1, config.data_parallel)),
+        config.train.parallelism,
     )
     return [size for size in divisors(part) if cross_checks.fills(part // size, layout)] or [1]
 
@@ -176,24 +183,26 @@ def smallest(config: Config) -> int:
 
 
 def _layouts(config: Config, asked: Set[str], device: Accelerator) -> Iterator[Layout]:
-    fixed, world = config.train.layout, config.world_size
-    for tensor in _tensors(config, device) if "layout.tensor" in asked else [fixed.tensor]:
-        for context in _contexts(config) if "layout.context" in asked else [fixed.context]:
+    fixed, world = config.train.parallelism, config.world_size
+    for tensor in _tensors(config, device) if "parallelism.tensor" in asked else [fixed.tensor]:
+        for context in _contexts(config) if "parallelism.context" in asked else [fixed.context]:
             together = tensor * context
             for pipeline in (
-                _pipelines(config, together) if "layout.pipeline" in asked else [fixed.pipeline]
+                _pipelines(config, together)
+                if "parallelism.pipeline" in asked
+                else [fixed.pipeline]
             ):
                 ways = world // (together * pipeline)
-                if together * pipeline * ways != world or config.train.global_batch % ways:
+                if together * pipeline * ways != world or config.train.global_batch_size % ways:
                     continue
                 divided = replace(fixed, tensor=tensor, pipeline=pipeline, context=context)
                 for interleave in (
                     _interleaves(config, divided)
-                    if "layout.interleave" in asked
-                    else [fixed.interleave]
+                    if "parallelism.virtual_stages" in asked
+                    else [fixed.virtual_stages]
                 ):
                     yield from _sharded(
-                        config, replace(divided, interleave=interleave), asked, ways
+                        config, replace(divided, virtual_stages=interleave), asked, ways
                     )
 
 
@@ -248,13 +257,13 @@ def _sharded(config: Config, layout: Layout, asked: Set[str], ways: int) -> Iter
     shards = sorted(
         {shard for shard in (inside, *between, widest) if shard > 1 and ways % shard == 0}
     )
-    if "layout.shard" in asked:
-        yield replace(layout, shard=1)
+    if "parallelism.fsdp" in asked:
+        yield replace(layout, fsdp=1)
     # NxD Core divides the optimizer's state alone, and torch's pipelining gathers weights for the
     # whole step
     zeros = (1,) if is_xla(config) or layout.pipeline > 1 else (1, 3)
-    for zero in zeros if "layout.zero" in asked else (layout.zero,):
+    for zero in zeros if "parallelism.zero_stage" in asked else (layout.zero_stage,):
         yield from (
-            replace(layout, shard=shard, zero=zero)
-            for shard in (shards if "layout.shard" in asked else [layout.shard])
+            replace(layout, fsdp=shard, zero_stage=zero)
+            for shard in (shards if "parallelism.fsdp" in asked else [layout.fsdp])
         )

@@ -23,21 +23,26 @@ def provide(train: dict[str, Any]) -> set[str]:
     """Fills what is left open in `train` with what is least, in place; the keys that `settle` is
     then asked for.
     """
-    asked = {f"layout.{name}" for name, value in train["layout"].items() if value is None}
-    asked |= {name for name in ("micro_batch", "recompute") if train[name] is None}
+    asked = {f"parallelism.{name}" for name, value in train["parallelism"].items() if value is None}
+    asked |= {
+        name for name in ("micro_batch_size", "activation_checkpointing") if train[name] is None
+    }
     plain = asdict(PLAIN)
-    train["layout"] = {
-        name: plain[name] if value is None else value for name, value in train["layout"].items()
+    train["parallelism"] = {
+        name: plain[name] if value is None else value
+        for name, value in train["parallelism"].items()
     }
     train |= {
-        name: value for name, value in (("micro_batch", 1), ("recompute", "none")) if name in asked
+        name: value
+        for name, value in (("micro_batch_size", 1), ("activation_checkpointing", "none"))
+        if name in asked
     }
     return asked
 
 
 def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
-    """The config with the keys in `asked` (`layout.shard`, `micro_batch` ...) chosen; what was
-    chosen, and why.
+    """The config with the keys in `asked` (`parallelism.fsdp`, `micro_batch_size` ...) chosen; what
+    was chosen, and why.
     """
     device = config.fleet.rank_device
     if device is None or not asked:
@@ -61,7 +66,7 @@ def lack(config: Config, asked: set[str]) -> str | None:
     device = config.fleet.rank_device
     if (
         device is None
-        or not any(key.startswith("layout.") for key in asked)
+        or not any(key.startswith("parallelism.") for key in asked)
         or needs(config) <= usable_bytes(device)
     ):
         return None
@@ -87,24 +92,25 @@ def best(config: Config, count: int) -> list[Choice]:
     device = config.fleet.rank_device
     if device is None or config.world_size == 1:
         return []
-    asked = {key for key in KEYS if key != "recompute" or isinstance(config.train.recompute, str)}
+    budget = config.train.activation_memory_budget
+    asked = {key for key in KEYS if key != "activation_checkpointing" or budget is None}
     seen: dict[object, Choice] = {}
     # one of each division, whatever its micro-batch and recomputation
     for choice in ranked(config, asked, device):
-        seen.setdefault(replace(choice.config.train.layout, interleave=1), choice)
+        seen.setdefault(replace(choice.config.train.parallelism, virtual_stages=1), choice)
     return list(seen.values())[:count]
 
 
 def _for_cpus(config: Config, asked: set[str]) -> Config:
     """With the largest micro-batch that keeps products large, or the smallest there is."""
-    if "micro_batch" not in asked:
+    if "micro_batch_size" not in asked:
         return config
     found = sizes(config)
     size = max(
         (size for size in found if size * config.train.sequence_length <= CPU_TOKENS),
         default=found[0],
     )
-    return replace(config, train=replace(config.train, micro_batch=size))
+    return replace(config, train=replace(config.train, micro_batch_size=size))
 
 
 def _fits(config: Config | None, device: Accelerator) -> bool:
@@ -112,19 +118,19 @@ def _fits(config: Config | None, device: Accelerator) -> bool:
 
 
 def _halved(config: Config, asked: set[str], device: Accelerator) -> str:
-    """`, or train.weights=bf16`, where that alone makes it fit."""
+    """`, or train.param_dtype=bf16`, where that alone makes it fit."""
     if (
         "bf16" not in OPTIMIZERS[config.train.optimizer].formats
-        or config.train.weights == "bf16"
+        or config.train.param_dtype == "bf16"
         or not is_half(config)
     ):
         return ""
     small = least(
-        replace(config, train=replace(config.train, weights="bf16", precision="bf16")),
+        replace(config, train=replace(config.train, param_dtype="bf16", precision="bf16")),
         asked,
         device,
     )
-    return ", or train.weights=bf16 train.precision=bf16" if _fits(small, device) else ""
+    return ", or train.param_dtype=bf16 train.precision=bf16" if _fits(small, device) else ""
 
 
 def _lacking(config: Config, device: Accelerator) -> str:
@@ -139,14 +145,14 @@ def _is_shown(key: str, settled: Config, given: Config) -> bool:
     """What is plain goes without saying, but for how the state is divided, the micro-batch and
     recomputation.
     """
-    if key == "layout.zero":
-        return settled.train.layout.shard > 1
-    return "." not in key or key == "layout.shard" or _value(settled, key) != _value(given, key)
+    if key == "parallelism.zero_stage":
+        return settled.train.parallelism.fsdp > 1
+    return "." not in key or key == "parallelism.fsdp" or _value(settled, key) != _value(given, key)
 
 
 def _value(config: Config, key: str) -> object:
     return (
-        getattr(config.train.layout, key.removeprefix("layout."))
+        getattr(config.train.parallelism, key.removeprefix("parallelism."))
         if "." in key
         else getattr(config.train, key)
     )
@@ -157,13 +163,13 @@ def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
     known = "on CPUs the fastest, as was measured"
     unknown = (
         "the table of devices does not have this one, so memory can't be checked; set "
-        "train.layout yourself"
+        "train.parallelism yourself"
     )
-    part = max(1, config.train.global_batch // max(1, config.data_parallel))
+    part = max(1, config.train.global_batch_size // max(1, config.data_parallel))
     why = {
-        "layout.shard": "every rank has the whole model: "
+        "parallelism.fsdp": "every rank has the whole model: "
         f"{unknown if node_types.local_accelerators() else known}",
-        "micro_batch": f"largest that divides {part} (train.global_batch over "
+        "micro_batch_size": f"largest that divides {part} (train.global_batch_size over "
         f"{config.data_parallel} data-parallel ranks) within {CPU_TOKENS} tokens",
     }
     return {key: reason for key, reason in why.items() if key in asked}
@@ -178,12 +184,14 @@ def _reason(key: str, settled: Config, choices: list[Choice], device: Accelerato
         f"{chosen.bytes / 2**30:.1f} of {usable_bytes(device) / 2**30:.1f} GiB usable "
         f"({device.name})"
     )
-    if key == "micro_batch":
+    if key == "micro_batch_size":
         others = [choice for choice in choices if _differs(choice, settled)]
         return f"{there}; {_against(chosen, others, 'any other')}"
     less = [choice for choice in choices if _order(key, choice.config) < _order(key, settled)]
     if less:
-        return f"{there}; " * (key == "layout.shard") + _against(chosen, less, "the best with less")
+        return f"{there}; " * (key == "parallelism.fsdp") + _against(
+            chosen, less, "the best with less"
+        )
     if _value(settled, key) != _plain(key):
         return f"with less, nothing fits; this takes {there}"
     more = [choice for choice in choices if _order(key, choice.config) > _order(key, settled)]
@@ -203,14 +211,14 @@ def _differs(choice: Choice, settled: Config) -> bool:
     """Whether a choice is as settled in all but the micro-batch."""
     train, other = settled.train, choice.config.train
     return (
-        other.micro_batch != train.micro_batch
-        and replace(other, micro_batch=train.micro_batch) == train
+        other.micro_batch_size != train.micro_batch_size
+        and replace(other, micro_batch_size=train.micro_batch_size) == train
     )
 
 
 def _plain(key: str) -> object:
-    return {"recompute": "none", "layout.zero": 1}.get(key) or getattr(
-        PLAIN, key.removeprefix("layout.")
+    return {"activation_checkpointing": "none", "parallelism.zero_stage": 1}.get(key) or getattr(
+        PLAIN, key.removeprefix("parallelism.")
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from ..hardware import node_types
-from ..host.install_paths import page
+from ..process.install_paths import page
 from ..trust import spelling, untrusted_input
 from ..trust.errors import ConfigError, DataError, InputError, Problem
 from ..trust.redaction import keep_secret, looks_secret
@@ -118,7 +118,7 @@ def _loaded(
     missing = [
         name
         for name, value in values["model"].items()
-        if value is None and name not in ("preset", "head_size", "module")
+        if value is None and name not in ("preset", "head_dim", "module")
     ]
     for name in missing:
         report(f"model.{name}", "must be given, as model.preset is null")
@@ -128,7 +128,7 @@ def _loaded(
     config, chosen = layouts.settle(fit(Config, values), asked)
     config, interval = goodput.with_interval(config)
     if not broken and (what := layouts.lack(config, asked)):
-        report("train.layout", what)
+        report("train.parallelism", what)
     for key, message in (*cross_checks.check(config, broken, tokens), *terms.refuse(config)):
         if key not in broken:
             report(key, message)
@@ -171,7 +171,7 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
         return vocabulary_size_of(data)
     except DataError as error:
         report("data.tokenizer", f"{error.head}: {error.why}" if error.why else error.head)
-        return data.vocabulary_size
+        return data.vocab_size
 
 
 def _lacks(config: Config, problems: list[Problem]) -> str | None:
@@ -206,8 +206,7 @@ def load_resolved(path: Path) -> Config:
     """The config of a run folder, as `dump_resolved` left it: complete, so nothing is derived
     again, and checked like any other.
 
-    Keys that came into the schema after it was written have their defaults, and keys that have left
-    it are passed over, so that an older run's model stays of use.
+    Keys that came into the schema after it was written have their defaults.
 
     Raises:
         ConfigError: it is not what a run leaves; with all that is wrong.
@@ -216,7 +215,7 @@ def load_resolved(path: Path) -> Config:
     if not isinstance(document.value, dict):
         document.problems.append(Problem(1, f"{path}:1", "", "is not a resolved config"))
         raise ConfigError(document.problems, next="make train writes it anew")
-    found = [problem for key, problem in schema.check(document, strict=False)]
+    found = [problem for key, problem in schema.check(document)]
     problems = document.problems + found
     if not problems:
         try:
@@ -254,19 +253,9 @@ def dump_known(path: Path) -> str:
         raise ConfigError(
             document.problems or [Problem(1, f"{path}:1", "", "is not a resolved config")]
         )
-    for key, _ in list(schema.check(document, strict=False)):
+    for key, _ in list(schema.check(document)):
         _drop(document.value, key)
-    return yaml.safe_dump(
-        _known(document.value, schema.load_schema()), sort_keys=False, allow_unicode=True
-    )
-
-
-def _known(value: Any, of: Mapping[str, Any]) -> Any:
-    """The value with the keys of its schema alone."""
-    keys = of.get("properties")
-    if keys is None or not isinstance(value, dict):
-        return value
-    return {name: _known(inner, keys[name]) for name, inner in value.items() if name in keys}
+    return yaml.safe_dump(document.value, sort_keys=False, allow_unicode=True)
 
 
 def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str], list[Problem]]:
@@ -321,12 +310,12 @@ def _secrets_in(document: YamlDocument, value: Any, key: Key = ()) -> Iterator[P
 
 
 def _open_short(document: YamlDocument) -> None:
-    """Writes out the words that stand for a group: `train.layout: auto`, which is null for all of
-    it, and `fleet.accelerator`.
+    """Writes out the words that stand for a group: `train.parallelism: auto`, which is null for all
+    of it, and `fleet.accelerator`.
     """
     train, fleet = document.value.get("train"), document.value.get("fleet")
-    if isinstance(train, dict) and train.get("layout") == "auto":
-        train["layout"] = {}
+    if isinstance(train, dict) and train.get("parallelism") == "auto":
+        train["parallelism"] = {}
     if isinstance(fleet, dict) and type(word := fleet.get("accelerator")) in (str, int):
         fleet["accelerator"] = owned_machines.expand(str(word))
 

@@ -95,17 +95,17 @@ def memory_of(config: Config, half: bool) -> Memory:
 
 
 def _stages(config: Config) -> list[StageNumbers]:
-    model, layout, parts = config.model, config.train.layout, parts_of(config.model)
+    model, layout, parts = config.model, config.train.parallelism, parts_of(config.model)
 
     def here(part: ParameterCount, whole: int = 0) -> int:
         return (part.matrices - whole) // layout.tensor + whole + part.vectors
 
     first, block, last = here(parts.first, look_ups(model)), here(parts.block), here(parts.last)
-    output = model.vocabulary_size * model.hidden_size // layout.tensor
+    output = model.vocab_size * model.hidden_size // layout.tensor
     if layout.pipeline == 1:
         return [StageNumbers(model.layers, block, first + last, 1, True, True, output)]
-    again = first if model.tie_embeddings else 0  # the last stage has tied weights too
-    passes, end, both = passes_of(config), layout.pipeline - 1, 2 * layout.interleave
+    again = first if model.tie_word_embeddings else 0  # the last stage has tied weights too
+    passes, end, both = passes_of(config), layout.pipeline - 1, 2 * layout.virtual_stages
     under_way = [min(_under_way(layout, rank), passes) for rank in range(layout.pipeline)]
     blocks = [_blocks(model.layers, layout, rank) for rank in range(layout.pipeline)]
     stages = [StageNumbers(blocks[0], block, first, under_way[0], False, True, neighbours=both - 1)]
@@ -126,7 +126,7 @@ def _blocks(layers: int, layout: Layout, rank: int) -> int:
     """The blocks of a rank's stages, which differ by one at most (engine/parallel/pipeline.py,
     _bounds).
     """
-    stages = layout.pipeline * layout.interleave
+    stages = layout.pipeline * layout.virtual_stages
     return sum(
         layers * (stage + 1) // stages - layers * stage // stages
         for stage in range(rank, stages, layout.pipeline)
@@ -141,7 +141,7 @@ def _under_way(layout: Layout, rank: int) -> float:
     - 1) / v more on the first (Narayanan et al. 2021, arXiv:2104.04473, 2.2), and two stages' worth
     less on each after it.
     """
-    ranks, stages = layout.pipeline, layout.interleave
+    ranks, stages = layout.pipeline, layout.virtual_stages
     if stages == 1:
         return ranks - rank
     return (2 * (ranks - 1 - rank) + (stages - 1) * ranks + 1) / stages
@@ -150,7 +150,9 @@ def _under_way(layout: Layout, rank: int) -> float:
 def passes_of(config: Config) -> int:
     """Micro-batches of a rank in a step."""
     return max(
-        1, config.train.global_batch // max(1, config.data_parallel * config.train.micro_batch)
+        1,
+        config.train.global_batch_size
+        // max(1, config.data_parallel * config.train.micro_batch_size),
     )
 
 
@@ -181,20 +183,20 @@ class HeldBytes:
 
 
 def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
-    layout, several = config.train.layout, passes_of(config) > 1
-    numbers, format_ = stage.blocks * stage.block + stage.around, FORMATS[config.train.weights]
+    layout, several = config.train.parallelism, passes_of(config) > 1
+    numbers, format_ = stage.blocks * stage.block + stage.around, FORMATS[config.train.param_dtype]
     # context ranks have the same weights, and share them (engine/parallel/mesh.py)
-    ranks = layout.shard * layout.context
+    ranks = layout.fsdp * layout.context
     copied = _copied(config, width)
     # torch's pipelining frees no weights and reduces no gradients before a step's last micro-batch
     # (torch 2.13, stage.py)
-    whole = layout.zero == 1 or layout.pipeline > 1
+    whole = layout.zero_stage == 1 or layout.pipeline > 1
     after = REDUCED * numbers if whole and several and ranks > 1 else format_ * numbers // ranks
     after += 0 if copied else _looked_up(config, format_, stage)
     # where gradients were whole already, a block's sum takes the place of them
     summed = copied and (is_xla(config) or not (whole and several))
     # whose sums are added to those of passes before
-    replicas = layout.shard < config.data_parallel and several
+    replicas = layout.fsdp < config.data_parallel and several
     buckets = not copied and config.data_parallel > 1  # DDP's, whose views the gradients are
     # for products, in a whole pass
     cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
@@ -216,10 +218,10 @@ def _copied(config: Config, width: int) -> bool:
     """Whether FSDP copies weights for the products: it gathers parts, or casts; DDP, where it can
     be, keeps no other copy.
     """
-    layout, format_ = config.train.layout, FORMATS[config.train.weights]
+    layout, format_ = config.train.parallelism, FORMATS[config.train.param_dtype]
     parted = layout.tensor * layout.pipeline > 1  # whose replicas are FSDP's too
     replicas = config.data_parallel > 1 and (width != 4 or parted)
-    return layout.shard * layout.context > 1 or (
+    return layout.fsdp * layout.context > 1 or (
         (width != format_ or replicas) and not casts(config)
     )
 
@@ -228,8 +230,8 @@ def _looked_up(config: Config, width: int, stage: StageNumbers) -> int:
     """Bytes of an embedding's gradient beyond a tensor rank's part: DTensor computes all of it and
     takes a view (torch 2.13).
     """
-    part = config.train.layout.tensor
-    whole = width * config.model.vocabulary_size * config.model.hidden_size
+    part = config.train.parallelism.tensor
+    whole = width * config.model.vocab_size * config.model.hidden_size
     return whole - whole // part if stage.first and not is_xla(config) else 0
 
 
@@ -241,7 +243,7 @@ def _moments(
     """
     held = _held(config, width, stage)
     kept = stage.under_way * stage.blocks * flow.kept + _exchanged(config, stage) * flow.hidden
-    busy, part = flow.again + flow.work, config.train.layout.tensor
+    busy, part = flow.again + flow.work, config.train.parallelism.tensor
     matrix = config.model.hidden_size * config.model.intermediate_size // part
     # to a pass's end the output layer's gradient waits, and a block's first one until the block has
     # all
@@ -282,7 +284,9 @@ def _moments(
 
 def _moments_of(config: Config, stage: StageNumbers, numbers: int) -> int:
     """How many the optimizer keeps."""
-    matrices = stage.blocks * parts_of(config.model).block.matrices // config.train.layout.tensor
+    matrices = (
+        stage.blocks * parts_of(config.model).block.matrices // config.train.parallelism.tensor
+    )
     return OPTIMIZERS[config.train.optimizer].numbers(matrices, numbers - matrices)
 
 
@@ -290,15 +294,15 @@ def _updating(config: Config, stage: StageNumbers) -> int:
     """Bytes that an optimizer's step works with, beyond its state (engine/optimizers.py,
     engine/rounding.py).
     """
-    model, train, layout = config.model, config.train, config.train.layout
+    model, train, layout = config.model, config.train, config.train.parallelism
     shape = (model.hidden_size, model.intermediate_size)
     if OPTIMIZERS[train.optimizer].orthogonal:
         alike = (3 if FAMILIES[model.family].rotary else 2) * stage.blocks
         together = min(alike, max(1, STRAIGHTENED // prod(shape)))
         return 4 * together * (3 * prod(shape) + 2 * min(shape) ** 2)
-    if train.weights == "bf16" and not train.compile:
-        largest = max(prod(shape), model.hidden_size * model.vocabulary_size) // (
-            layout.tensor * layout.shard * layout.context
+    if train.param_dtype == "bf16" and not train.compile:
+        largest = max(prod(shape), model.hidden_size * model.vocab_size) // (
+            layout.tensor * layout.fsdp * layout.context
         )
         return ROUNDING * 4 * min(ROUNDED, largest)
     return 0
@@ -309,12 +313,14 @@ def _loss(config: Config, width: int, flow: Flow) -> float:
     states', which follow.
     """
     family, train, model = FAMILIES[config.model.family], config.train, config.model
-    guessed = train.micro_batch * family.guesses(train.sequence_length) / train.layout.context
-    logits = 4 * guessed * model.vocabulary_size / train.layout.tensor
-    layer = width * model.vocabulary_size * model.hidden_size / train.layout.tensor
-    if family.causal and train.layout.tensor == 1 and logits > LOGITS_BYTES:
+    guessed = (
+        train.micro_batch_size * family.guesses(train.sequence_length) / train.parallelism.context
+    )
+    logits = 4 * guessed * model.vocab_size / train.parallelism.tensor
+    layer = width * model.vocab_size * model.hidden_size / train.parallelism.tensor
+    if family.causal and train.parallelism.tensor == 1 and logits > LOGITS_BYTES:
         return _pieces(config, width, flow)
-    copies = LOSS if train.layout.tensor == 1 else LOSS + 1
+    copies = LOSS if train.parallelism.tensor == 1 else LOSS + 1
     return max(copies * logits, logits + layer + flow.gradient)
 
 
@@ -324,7 +330,7 @@ def _pieces(config: Config, width: int, flow: Flow) -> float:
 
     After the last piece, both gradients are there as they were computed and as they go on.
     """
-    numbers = config.model.vocabulary_size * config.model.hidden_size
+    numbers = config.model.vocab_size * config.model.hidden_size
     logits = LOGITS_BYTES * (1 + (width / FULL if width < FULL else 0))
     layer, product = width, 0
     if casts(
@@ -347,7 +353,7 @@ def _exchanged(config: Config, stage: StageNumbers) -> float:
     interleaved it lets go of what was sent at the step's end alone (torch 2.13, schedules.py); 1F1B
     keeps the outputs of micro-batches under way.
     """
-    layout, received = config.train.layout, stage.neighbours * passes_of(config)
+    layout, received = config.train.parallelism, stage.neighbours * passes_of(config)
     if not received:
         return 0
-    return received + (received if layout.interleave > 1 else stage.under_way)
+    return received + (received if layout.virtual_stages > 1 else stage.under_way)

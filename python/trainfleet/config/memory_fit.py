@@ -48,7 +48,7 @@ class Room:
     def holds(self, config: Config) -> bool:
         """Whether the config may fit."""
         # a block's input stays as it is
-        kept = config.train.compile and config.train.recompute != "full"
+        kept = config.train.compile and config.train.activation_checkpointing != "full"
         compiled = kept or is_xla(config)
         return self.wanted(config) <= (TOO_HIGH_COMPILED if compiled else TOO_HIGH) * self.bytes
 
@@ -80,22 +80,30 @@ def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
     variable, and as a config.
     """
     train, ways = config.train, config.data_parallel
-    if train.micro_batch > (least := smallest(config)):
-        yield f"train.micro_batch={least}", _training(config, micro_batch=least)
-    if train.recompute != "full":
+    if train.micro_batch_size > (least := smallest(config)):
+        yield f"train.micro_batch_size={least}", _training(config, micro_batch_size=least)
+    if train.activation_checkpointing != "full":
         yield (
-            f"train.micro_batch={least} train.recompute=full",
-            _training(config, micro_batch=least, recompute="full"),
+            f"train.micro_batch_size={least} train.activation_checkpointing=full",
+            _training(config, micro_batch_size=least, activation_checkpointing="full"),
         )
     if config.fleet.nodes > 1 and room.of == "all":
         yield "NODES=1", refit(config, 1)
-    if train.layout.shard < ways and train.layout.pipeline == 1:
-        layout = replace(train.layout, shard=ways, zero=3)
-        words = f"train.micro_batch={least} train.recompute=full train.layout.shard={ways}"
-        yield words, _training(config, micro_batch=least, recompute="full", layout=layout)
-    if train.weights != "bf16" and "bf16" in OPTIMIZERS[train.optimizer].formats:
-        words = "train.weights=bf16 train.precision=bf16"
-        yield words, _training(config, weights="bf16", precision="bf16")
+    if train.parallelism.fsdp < ways and train.parallelism.pipeline == 1:
+        layout = replace(train.parallelism, fsdp=ways, zero_stage=3)
+        words = (
+            f"train.micro_batch_size={least} train.activation_checkpointing=full "
+            f"train.parallelism.fsdp={ways}"
+        )
+        yield (
+            words,
+            _training(
+                config, micro_batch_size=least, activation_checkpointing="full", parallelism=layout
+            ),
+        )
+    if train.param_dtype != "bf16" and "bf16" in OPTIMIZERS[train.optimizer].formats:
+        words = "train.param_dtype=bf16 train.precision=bf16"
+        yield words, _training(config, param_dtype="bf16", precision="bf16")
     if room.of != "all":
         yield from _wider(config)
     yield from _presets(config)
@@ -103,14 +111,14 @@ def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
 
 def _wider(config: Config) -> Iterator[tuple[str, Config]]:
     """More nodes, over which the state is divided."""
-    times, layout = 2, config.train.layout
+    times, layout = 2, config.train.parallelism
     while times <= MOST_TIMES and layout.pipeline == 1:
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
         ways = more.data_parallel
-        more = _training(more, layout=replace(layout, shard=ways, zero=3))
+        more = _training(more, parallelism=replace(layout, fsdp=ways, zero_stage=3))
         yield (
-            f"NODES={more.fleet.nodes} train.layout.shard={ways} train.micro_batch=1",
-            _training(more, micro_batch=1),
+            f"NODES={more.fleet.nodes} train.parallelism.fsdp={ways} train.micro_batch_size=1",
+            _training(more, micro_batch_size=1),
         )
         times *= 2
 
@@ -130,13 +138,13 @@ def _presets(config: Config) -> Iterator[tuple[str, Config]]:
             for key, value in asdict(shape).items()
             if value is not None and key != "family"
         }
-        model = replace(config.model, preset=name, head_size=shape.head_size, **given)
+        model = replace(config.model, preset=name, head_dim=shape.head_dim, **given)
         if count_parameters(model) < count_parameters(config.model):
             candidate, least = replace(config, model=model), smallest(config)
             yield f"model.preset={name}", candidate
             yield (
-                f"model.preset={name} train.micro_batch={least}",
-                _training(candidate, micro_batch=least),
+                f"model.preset={name} train.micro_batch_size={least}",
+                _training(candidate, micro_batch_size=least),
             )
 
 
@@ -155,7 +163,7 @@ def checkpoint_bytes(config: Config) -> int:
     which most weights are.
     """
     copies = 1 + OPTIMIZERS[config.train.optimizer].moments
-    return FORMATS[config.train.weights] * count_parameters(config.model) * copies
+    return FORMATS[config.train.param_dtype] * count_parameters(config.model) * copies
 
 
 def gib(count: float) -> str:

@@ -1,4 +1,4 @@
-"""What Trainium's two stacks can't do, as rules between keys: each with what would work.
+"""What Trainium's two platforms can't do, as rules between keys: each with what would work.
 
 `neuron-xla` is PyTorch/XLA with NxD Core, all that Trn1 has (SDK 2.31 is its last); `neuron` is
 native PyTorch, for Trn2 and Trn3 alone (awsdocs-neuron.readthedocs-hosted.com: v2.31.0 and v2.33.0,
@@ -30,7 +30,7 @@ LENGTHS = (
 
 
 def is_xla(config: Config) -> bool:
-    return config.fleet.stack == XLA
+    return config.fleet.platform == XLA
 
 
 def copies(config: Config) -> dict[int, int]:
@@ -46,23 +46,23 @@ def copies(config: Config) -> dict[int, int]:
 
 def copies_heads(config: Config) -> bool:
     """Whether tensor ranks outnumber the key-value heads, so that several have the same one."""
-    return config.train.layout.tensor in copies(config)
+    return config.train.parallelism.tensor in copies(config)
 
 
 def check_node(config: Config) -> Iterator[tuple[str, str]]:
-    """What a type of node has against the stack, the ranks and the sequence length."""
+    """What a type of node has against the platform, the ranks and the sequence length."""
     fleet, row = config.fleet, config.fleet.node_type
     if (
         row is None
         or row.accelerator is None
         or row.accelerator.kind != "neuron"
-        or fleet.stack == "cpu"
+        or fleet.platform == "cpu"
     ):
         return
-    made_for = node_types.stack_of(row)
-    if fleet.stack in (NATIVE, XLA) and fleet.stack != made_for:
+    made_for = node_types.platform_of(row)
+    if fleet.platform in (NATIVE, XLA) and fleet.platform != made_for:
         has = "PyTorch/XLA alone" if made_for == XLA else "native PyTorch alone"
-        yield "fleet.stack", f"{fleet.stack}: {row.family} trains by {has}; {made_for} works"
+        yield "fleet.platform", f"{fleet.platform}: {row.family} trains by {has}; {made_for} works"
     fit = [ranks for ranks in RANKS if ranks <= row.accelerators]
     if made_for == XLA and fleet.ranks_per_node not in fit:
         fits = ", ".join(map(str, fit))
@@ -75,7 +75,7 @@ def check_node(config: Config) -> Iterator[tuple[str, str]]:
         near = ", ".join(
             str(length)
             for length in (below, below + LENGTHS)
-            if 0 < length <= config.model.max_sequence_length
+            if 0 < length <= config.model.max_position_embeddings
         )
         yield (
             "train.sequence_length",
@@ -86,32 +86,34 @@ def check_node(config: Config) -> Iterator[tuple[str, str]]:
 
 def check_layout(config: Config) -> Iterator[tuple[str, str]]:
     """Layouts that NxD Core lacks, or that are not built on it."""
-    train, layout, ways = config.train, config.train.layout, config.data_parallel
+    train, layout, ways = config.train, config.train.parallelism, config.data_parallel
     if not is_xla(config):
         return
-    if layout.shard not in (1, ways):
+    if layout.fsdp not in (1, ways):
         yield (
-            "train.layout.shard",
-            f"{layout.shard}: NxD Core shards over all {ways} data-parallel ranks or none; 1, "
+            "train.parallelism.fsdp",
+            f"{layout.fsdp}: NxD Core shards over all {ways} data-parallel ranks or none; 1, "
             f"{ways} work",
         )
-    if layout.shard > 1 and layout.zero != 1:
+    if layout.fsdp > 1 and layout.zero_stage != 1:
         yield (
-            "train.layout.zero",
-            f"{layout.zero}: NxD Core shards the optimizer's state alone; 1 works",
+            "train.parallelism.zero_stage",
+            f"{layout.zero_stage}: NxD Core shards the optimizer's state alone; 1 works",
         )
-    for name in ("context", "interleave"):
+    for name in ("context", "virtual_stages"):
         if (degree := getattr(layout, name)) > 1:
-            yield f"train.layout.{name}", f"{degree}: not with stack {XLA}; 1 works"
-    if train.recompute not in ("none", "full"):
+            yield f"train.parallelism.{name}", f"{degree}: not with platform {XLA}; 1 works"
+    if train.activation_checkpointing not in ("none", "full"):
         yield (
-            "train.recompute",
-            f"{train.recompute}: NxD Core recomputes whole blocks; full works, or none",
+            "train.activation_checkpointing",
+            f"{train.activation_checkpointing}: NxD Core recomputes whole blocks; full works, or "
+            "none",
         )
     row = OPTIMIZERS[train.optimizer]
-    if row.xla and row.whole and (layout.shard > 1 or layout.tensor > 1):
+    if row.xla and row.whole and (layout.fsdp > 1 or layout.tensor > 1):
         needs = (
-            "needs the norm of whole matrices, so train.layout.shard 1 and train.layout.tensor 1"
+            "needs the norm of whole matrices, so train.parallelism.fsdp 1 and "
+            "train.parallelism.tensor 1"
         )
         yield "train.optimizer", f"{row.name}: {needs}; {USUAL} works"
 
@@ -132,11 +134,11 @@ def check_training(config: Config) -> Iterator[tuple[str, str]]:
             f"{train.spike_sigmas:g}: NxD's optimizer can't leave a step out; 0 works",
         )
     if not OPTIMIZERS[train.optimizer].xla:
-        yield "train.optimizer", f"{train.optimizer}: not with stack {XLA}; {USUAL} works"
-    if train.weights == "bf16":
+        yield "train.optimizer", f"{train.optimizer}: not with platform {XLA}; {USUAL} works"
+    if train.param_dtype == "bf16":
         yield (
-            "train.weights",
-            f"bf16: not with stack {XLA}; fp32 works, of which ZeRO 1 keeps the only copy",
+            "train.param_dtype",
+            f"bf16: not with platform {XLA}; fp32 works, of which ZeRO 1 keeps the only copy",
         )
     if train.precision == "fp8":
         yield "train.precision", "fp8: not on Trainium; bf16 works"

@@ -13,8 +13,8 @@ class Optimizer(NamedTuple):
 
     `whole`: an update depends on its whole matrix, also where ranks hold slices. `orthogonal`: it
     makes those of the blocks' matrices orthogonal. `formats`: of weights and moments
-    (train.weights). What makes it, by dotted name: `made_by` takes engine.optimizer.Making, `xla`
-    is the class that NxD Core's takes ("": none).
+    (train.param_dtype). What makes it, by dotted name: `made_by` takes engine.optimizer.Making,
+    `xla` is the class that NxD Core's takes ("": none).
     """
 
     name: str

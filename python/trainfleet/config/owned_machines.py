@@ -179,11 +179,11 @@ def untold(fleet: Fleet) -> tuple[str, str]:
     """Key and message of a fleet that is to compute on devices of which nothing is told."""
     if fleet.device != "cuda":
         which = "so it must be said which type the nodes are, as trn1.32xlarge"
-        return "fleet.instance_type", f"null: fleet.stack is {fleet.stack}, {which}"
+        return "fleet.instance_type", f"null: fleet.platform is {fleet.platform}, {which}"
     why = (
         f"fleet.slurm.gres {fleet.slurm.gres}"
         if gpus_of(fleet.slurm.gres)
-        else f"fleet.stack {fleet.stack}"
+        else f"fleet.platform {fleet.platform}"
     )
     what = (
         f"null: {why} has GPUs compute, and nobody has said which, so neither memory nor "

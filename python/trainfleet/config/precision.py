@@ -45,7 +45,7 @@ def casts(config: Config) -> bool:
     """Whether every product casts its factors, as models that nothing divides do on CPUs
     (engine/parallel/__init__.py).
     """
-    layout, train = config.train.layout, config.train
-    divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
-    plain = not divided and train.weights == "fp32" and format_of(config) in ("bf16", "fp16")
+    layout, train = config.train.parallelism, config.train
+    divided = layout.fsdp * layout.tensor * layout.pipeline * layout.context > 1
+    plain = not divided and train.param_dtype == "fp32" and format_of(config) in ("bf16", "fp16")
     return plain and config.fleet.on_local_cpus

@@ -24,14 +24,14 @@ class Preset:
     heads: int
     kv_heads: int
     intermediate_size: int
-    max_sequence_length: int
-    vocabulary_size: int | None = None
+    max_position_embeddings: int
+    vocab_size: int | None = None
     rope_theta: float = 10_000.0
-    norm_epsilon: float | None = None
-    tie_embeddings: bool = False
+    norm_eps: float | None = None
+    tie_word_embeddings: bool = False
     rope_scaling: float = 1.0
     dropout: float | None = None
-    head_size: int | None = None
+    head_dim: int | None = None
 
 
 PLAIN = ("tiny", "small")  # of nobody's paper: any family may have their dimensions

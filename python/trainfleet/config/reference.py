@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ..host.install_paths import ROOT
+from ..process.install_paths import ROOT
 from . import key
 from .schema import is_group, walk
 from .types import Config

@@ -14,9 +14,7 @@ def learning_rate(train: Train, step: int) -> float:
     if step <= train.warmup_steps:
         return train.learning_rate * step / train.warmup_steps
     height = FALLS[train.schedule](train, min(step, train.schedule_steps))
-    return train.learning_rate * (
-        train.learning_rate_floor + (1 - train.learning_rate_floor) * height
-    )
+    return train.learning_rate * (train.min_lr_ratio + (1 - train.min_lr_ratio) * height)
 
 
 def _done(train: Train, step: int) -> float:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..host import plugins
+from ..process import plugins
 from ..trust import spelling
 from ..trust.errors import Problem
 from ..trust.spelling import suggest
@@ -44,7 +44,7 @@ def load_schema() -> Schema:
 
 
 def is_group(part: Schema) -> bool:
-    """Whether a key holds other keys (one word may stand for them: `train.layout: auto`)."""
+    """Whether a key holds other keys (one word may stand for them: `train.parallelism: auto`)."""
     return "object" in part.get("type", ())
 
 
@@ -65,16 +65,14 @@ def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
     return filled
 
 
-def check(document: YamlDocument, strict: bool = True) -> Iterator[tuple[Key, Problem]]:
-    """Each thing in the document that the schema does not allow, with the key it is about; unknown
-    keys if `strict`.
-    """
+def check(document: YamlDocument) -> Iterator[tuple[Key, Problem]]:
+    """Each thing in the document that the schema does not allow, with the key it is about."""
     known = {problem.key for problem in document.problems}
     for fault in faults(document.value, load_schema()):
         place, rule, got, _ = fault
         if (place, rule) == (BACKEND, "enum") and got in plugins.names(plugins.OF_BACKENDS):
             continue
-        for extra, message in explain(*fault) if strict or rule != "additionalProperties" else ():
+        for extra, message in explain(*fault):
             key = (*place, *extra)
             line, where = document.where(key)
             if rule != "required" or dotted(key) not in known:
@@ -166,7 +164,7 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
             parent = tuple(name for name in key if isinstance(name, str))
             for count, name in enumerate(sorted(set(got) - set(part.get("properties", {})))):
                 guess = suggest_key((*parent, name), part) if count < GUESSES else ""
-                yield (name,), f"unknown key{guess}"
+                yield (name,), f"unknown key{guess}{_ratio(guess, got[name], got)}"
         case "required":
             for name in sorted(set(wanted) - set(got)):
                 yield (name,), f"is missing; a config needs the key {name!r}"
@@ -254,7 +252,7 @@ def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
 
 def _multiplied(number: str, factor: str, key: str) -> int:
     """10k in full; of lengths and vocabularies, which are powers of two, 4k is 4096."""
-    thousand = 1024 if key.endswith(("length", "vocabulary_size")) and "." not in number else 1000
+    thousand = 1024 if key.endswith(("length", "vocab_size")) and "." not in number else 1000
     exponent = "kmb".index(factor) + 1
     return round(float(number) * float(thousand**exponent))
 
@@ -304,6 +302,14 @@ def _suggestion(key: tuple[str, ...], siblings: list[str]) -> str:
         )
         return f"; did you mean {meant[-1] if here else dotted(meant)}?{told}"
     return f"; known here: {', '.join(siblings)}"
+
+
+def _ratio(guess: str, rate: Any, siblings: dict[str, Any]) -> str:
+    """The value where a rate stands and its share of the peak was meant."""
+    peak = siblings.get("learning_rate")
+    if "min_lr_ratio?" in guess and isinstance(rate, float) and isinstance(peak, float):
+        return f"; {rate:g} / {peak:g} is {rate / peak:.3g}" if 0 < rate < peak else ""
+    return ""
 
 
 @cache

@@ -36,8 +36,8 @@ class ModelParts:
 def parts_of(model: Model) -> ModelParts:
     """The parts; a tied output layer counts in the first alone."""
     family, width = FAMILIES[model.family], model.hidden_size
-    embedding = model.vocabulary_size * width
-    head = _transform(model) + _pooler(model) + (0 if model.tie_embeddings else embedding)
+    embedding = model.vocab_size * width
+    head = _transform(model) + _pooler(model) + (0 if model.tie_word_embeddings else embedding)
     # gains: two a block and the last, and of query and key; biases of query, key and value
     if family.rotary:
         vectors = (
@@ -79,7 +79,7 @@ def flops_per_token(model: Model, sequence_length: int) -> float:
     """
     family = FAMILIES[model.family]
     seen = family.guesses(sequence_length) / sequence_length
-    output = model.vocabulary_size * model.hidden_size + _transform(model)
+    output = model.vocab_size * model.hidden_size + _transform(model)
     attention = (
         (6.0 if family.causal else 12.0)
         * model.layers
@@ -145,7 +145,7 @@ def _pooler(model: Model) -> int:
 def look_ups(model: Model) -> int:
     """Numbers of learnt positions and segments, which every tensor rank has whole."""
     family = FAMILIES[model.family]
-    positions = 0 if family.rotary else model.max_sequence_length + family.positions_from
+    positions = 0 if family.rotary else model.max_position_embeddings + family.positions_from
     return (positions + family.segments) * model.hidden_size
 
 
@@ -155,4 +155,4 @@ def _head_vectors(model: Model) -> int:
     """
     family, width = FAMILIES[model.family], model.hidden_size
     pooler = width + 2 if family.objective == "pairs" else 0
-    return 2 * width + (0 if family.causal else width + model.vocabulary_size + pooler)
+    return 2 * width + (0 if family.causal else width + model.vocab_size + pooler)

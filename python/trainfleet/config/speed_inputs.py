@@ -35,8 +35,8 @@ def predict(config: Config) -> StepTime | None:
 
 def work_of(config: Config) -> Work:
     """What a rank does in a step of this config, as config/speed.py takes it."""
-    model, train, layout = config.model, config.train, config.train.layout
-    family, recompute = FAMILIES[model.family], train.recompute
+    model, train, layout = config.model, config.train, config.train.parallelism
+    family, recompute = FAMILIES[model.family], train.recomputation
     nearest = (
         recompute
         if isinstance(recompute, str)
@@ -52,29 +52,29 @@ def work_of(config: Config) -> Work:
         model.intermediate_size,
         model.heads,
         model.kv_heads,
-        model.vocabulary_size,
+        model.vocab_size,
         gated=family.rotary,
         causal=family.causal,
         length=train.sequence_length,
-        micro_batch=train.micro_batch,
+        micro_batch=train.micro_batch_size,
         passes=passes_of(config),
         data=config.data_parallel,
-        shard=layout.shard,
-        zero=layout.zero,
+        shard=layout.fsdp,
+        zero=layout.zero_stage,
         tensor=layout.tensor,
         pipeline=layout.pipeline,
         context=layout.context,
-        interleave=layout.interleave,
+        interleave=layout.virtual_stages,
         format=format_of(config),
         weight_bytes=2 if is_half(config) else 4,
         recompute=nearest,
-        flash=family.causal or config.fleet.stack != "neuron-xla",
+        flash=family.causal or config.fleet.platform != "neuron-xla",
         fused=bool(train.compile),
-        head=model.head_size or 0,
+        head=model.head_dim or 0,
         predicted=family.guesses(train.sequence_length) / train.sequence_length,
         straightened=OPTIMIZERS[train.optimizer].orthogonal,
         even=True,
-        state_bytes=FORMATS[train.weights],
+        state_bytes=FORMATS[train.param_dtype],
     )
 
 

@@ -1,5 +1,5 @@
-"""The machines on which a dataset is tokenized: data.instance_type's, where it is set, in the place
-of the fleet's.
+"""The machines on which a dataset is tokenized: data.tokenize_instance_type's, where it is set, in
+the place of the fleet's.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from .types import Config
 
 
 def tokenizing(config: Config) -> Config:
-    """The config as its tokenize job has it: one machine of data.instance_type, bought on demand;
-    without that key, as it is.
+    """The config as its tokenize job has it: one machine of data.tokenize_instance_type, bought on
+    demand; without that key, as it is.
 
     What the config says of the training machines' memory, licences, image and reservation is not
     said of this one.
     """
-    if config.data.instance_type is None:
+    if config.data.tokenize_instance_type is None:
         return config
-    aws = replace(config.fleet.aws, capacity="on-demand", reservation=None, image=None)
+    aws = replace(config.fleet.aws, capacity="on-demand", reservation=None, ami=None)
     batch = replace(config.fleet.batch, shared_memory_gib=None, consumable_resources=())
     fleet = replace(
         config.fleet,
-        instance_type=config.data.instance_type,
+        instance_type=config.data.tokenize_instance_type,
         nodes=1,
         spot=False,
         aws=aws,
@@ -34,8 +34,8 @@ def tokenizing(config: Config) -> Config:
 
 
 def fitting() -> list[str]:
-    """The types that data.instance_type takes: of x86 processors, as the images are, without
-    accelerators and EFA.
+    """The types that data.tokenize_instance_type takes: of x86 processors, as the images are,
+    without accelerators and EFA.
     """
     return [
         row.name for row in node_types.INSTANCE_TYPES.values() if row.kind == "cpu" and not row.efa
@@ -46,7 +46,7 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     """A type on which the images do not run, or whose devices would be paid for unused: (key,
     message).
     """
-    name = config.data.instance_type
+    name = config.data.tokenize_instance_type
     if name is not None and name not in (works := fitting()):
         row = node_types.instance(name)
         why = (
@@ -55,6 +55,6 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
             else "it is not in the table of instance types"
         )
         yield (
-            "data.instance_type",
+            "data.tokenize_instance_type",
             f"{name!r}: {why}; {', '.join(works)} works, or null for the fleet's own machines",
         )

@@ -64,7 +64,7 @@ class Config:
     @property
     def fleet_name(self) -> str:
         """The config whose machines these are: what is made in an account has its name as a tag."""
-        return self.fleet.aws.name or self.name
+        return self.fleet.aws.share_fleet_of or self.name
 
     @property
     def world_size(self) -> int:
@@ -73,16 +73,16 @@ class Config:
     @property
     def data_parallel(self) -> int:
         """Ranks that see different sequences: the world over the degrees that share one."""
-        layout = self.train.layout
+        layout = self.train.parallelism
         return self.world_size // (layout.tensor * layout.pipeline * layout.context)
 
     @property
     def degrees(self) -> dict[str, int]:
         """The layout as results.json and checkpoints tell it."""
-        layout = self.train.layout
+        layout = self.train.parallelism
         return {
             "dp": self.data_parallel,
-            "fsdp": layout.shard,
+            "fsdp": layout.fsdp,
             "tp": layout.tensor,
             "pp": layout.pipeline,
             "cp": layout.context,

@@ -23,7 +23,9 @@ ACCOUNT = "[a-z0-9-]{1,32}:[0-9]{12}"  # region and account of an ARN
 class Aws:
     """The keys of fleet.aws."""
 
-    name: Annotated[str | None, Key(backends=ON_AWS, pattern=NAME, examples=["phase-1"])] = None
+    share_fleet_of: Annotated[
+        str | None, Key(backends=ON_AWS, pattern=NAME, examples=["phase-1"])
+    ] = None
     """The name of the config on whose machines this one trains, in whose bucket or through whose
     queue. That config alone makes, changes and removes them. Null: this one has its own."""
     region: Annotated[
@@ -63,7 +65,7 @@ class Aws:
     ] = ()
     """The subnets of your VPC for nodes, one a zone, with a way to the Internet or to the endpoints
     of S3 and SSM. Empty: a network is made, with a public and a private subnet and NAT."""
-    ssh_from: Annotated[
+    allow_ssh_from: Annotated[
         tuple[str, ...],
         Key(
             maxItems=50,
@@ -73,7 +75,7 @@ class Aws:
     ] = ()
     """The addresses from which SSH is let in. Empty: none; nodes are reached through SSM Session
     Manager."""
-    head: Annotated[str | None, Key(pattern=INSTANCE_TYPE, examples=["c7i.xlarge"])] = None
+    bastion_type: Annotated[str | None, Key(pattern=INSTANCE_TYPE, examples=["c7i.xlarge"])] = None
     """The EC2 type of a head node with a public address, through which the nodes are reached. Null:
     none is made."""
     key_pair: Annotated[
@@ -93,12 +95,12 @@ class Aws:
     ] = None
     """For how long make setup buys a capacity block (capacity block, reservation null): it shows
     what is offered, and buys with YES=1 within budget.max_usd. Null: reservation names one."""
-    image: Annotated[
+    ami: Annotated[
         str | None,
         Key(backends=MAKERS, pattern="^ami-[0-9a-f]{8,17}$", examples=["ami-0123456789abcdef0"]),
     ] = None
-    """The machine image of the nodes. Null: AWS's newest Deep Learning image for the stack, as its
-    SSM parameter in docker/stack.lock.yaml names it when the fleet is made."""
+    """The machine image of the nodes. Null: AWS's newest Deep Learning image for the platform, as
+    its SSM parameter in docker/platforms.lock.yaml names it when the fleet is made."""
     volume_gib: Annotated[int, Key(backends=MAKERS, unit="GiB", minimum=100, maximum=16_384)] = 300
     """The size of each node's root volume (gp3, encrypted)."""
     bucket: Annotated[
@@ -111,7 +113,7 @@ class Aws:
     @property
     def ssm_only(self) -> bool:
         """Whether no port is open to the outside: SSH goes through SSM Session Manager."""
-        return not self.ssh_from
+        return not self.allow_ssh_from
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,12 @@ class Data:
     """`bpe` trains a byte-level BPE on the data; anything else is a path: a tokenizer.json, a
     Hugging Face folder (or hf://owner/name of the Hub), a SentencePiece tokenizer.model or a
     WordPiece vocab.txt."""
-    vocabulary_size: Annotated[int, Key(unit="tokens", minimum=300, maximum=1_000_000)] = 4096
+    vocab_size: Annotated[int, Key(unit="tokens", minimum=300, maximum=1_000_000)] = 4096
     """How many tokens the trained tokenizer has; ignored when data.tokenizer is a path."""
     validation_fraction: Annotated[float, Key(unit="fraction", minimum=1e-06, maximum=0.5)] = 0.01
     """The part of the documents, chosen by the hash of their text, that is kept for validation; of
     a few plain texts, the last part of each."""
-    bad_records: Annotated[
+    on_bad_record: Annotated[
         str | float,
         Key(
             exclusiveMinimum=0,
@@ -62,21 +62,21 @@ class Data:
     a record without the text field). stop: the first one ends the work. skip: at most one in
     10,000, rounded up, is left out. A number is the largest share that may be left out.
     manifest.json counts and lists them; a file that is damaged always ends the work."""
-    store: Annotated[
+    tokenized_path: Annotated[
         str | None, Key(pattern=S3, maxLength=1024, examples=["s3://my-bucket/datasets"])
     ] = None
     """Where the dataset is kept: s3://bucket/prefix, below which it has its name. Null:
     data/<name>, on a file system that all nodes share."""
-    instance_type: Annotated[
+    tokenize_instance_type: Annotated[
         str | None, Key(backends=["batch"], maxLength=64, examples=["c7i.8xlarge"])
     ] = None
     """The EC2 type of the one machine that tokenizes, in the place of the fleet's: x86 processors,
     no accelerators. `make setup` makes a queue and an environment for it, whose machine comes with
     the job and goes with it. Null: the fleet's own machines."""
-    shuffle_window: Annotated[int | None, Key(unit="MiB", minimum=16, maximum=1_048_576)] = None
+    shuffle_window_mib: Annotated[int | None, Key(unit="MiB", minimum=16, maximum=1_048_576)] = None
     """Samples are drawn at random from a window of this much data, whose blocks are drawn at random
     from the whole dataset, so that disk or S3 is read in large pieces. Null: the whole dataset, or
-    1024 when data.store is in S3."""
+    1024 when data.tokenized_path is in S3."""
 
     @property
     def mixture(self) -> tuple[Source, ...]:
@@ -124,7 +124,7 @@ class Model:
     kv_heads: Annotated[int, Key(default=None, unit="heads", minimum=1, maximum=1024)]
     """Key and value heads (llama's grouped-query attention); divides heads. Null: the preset's, or
     as many as heads."""
-    head_size: Annotated[int | None, Key(unit="features", minimum=2, maximum=1024)] = field(
+    head_dim: Annotated[int | None, Key(unit="features", minimum=2, maximum=1024)] = field(
         kw_only=True, default=None
     )
     """Features of a head, in the families with rotary positions. Null: the preset's, or hidden_size
@@ -140,17 +140,17 @@ class Model:
         int, Key(default=None, unit="features", minimum=8, maximum=1_000_000)
     ]
     """Width of the feed-forward layer. Null: the preset's."""
-    vocabulary_size: Annotated[int, Key(default=None, unit="tokens", minimum=2, maximum=2_000_000)]
+    vocab_size: Annotated[int, Key(default=None, unit="tokens", minimum=2, maximum=2_000_000)]
     """Rows of the embedding. Null: the tokenizer's size, rounded up to a multiple of 64."""
-    max_sequence_length: Annotated[
+    max_position_embeddings: Annotated[
         int, Key(default=None, unit="tokens", minimum=2, maximum=10_000_000)
     ]
     """The longest sequence that the model takes. Null: the preset's."""
     rope_theta: Annotated[float, Key(default=None, minimum=1, maximum=1_000_000_000_000)]
     """Base of llama's rotary position embedding. Null: the preset's."""
-    norm_epsilon: Annotated[float, Key(default=None, minimum=1e-15, maximum=0.1)]
+    norm_eps: Annotated[float, Key(default=None, minimum=1e-15, maximum=0.1)]
     """Added under the root of the norms. Null: the preset's, or the family's."""
-    tie_embeddings: Annotated[bool, Key(default=None)]
+    tie_word_embeddings: Annotated[bool, Key(default=None)]
     """Whether the output layer shares the embedding's weights. Null: the preset's."""
     rope_scaling: Annotated[
         float, Key(default=None, unit="factor", minimum=1, maximum=1_000_000)
@@ -166,4 +166,4 @@ class Model:
     @property
     def head_features(self) -> int:
         """Features of one head."""
-        return self.head_size or self.hidden_size // self.heads
+        return self.head_dim or self.hidden_size // self.heads

@@ -68,7 +68,9 @@ class Fsx:
         str | None, Key(backends=MOUNTS, pattern="^[a-z0-9]{1,8}$", examples=["fsx"])
     ] = None
     """Its mount name, which the console and `aws fsx describe-file-systems` show."""
-    folder: Annotated[str, Key(backends=MOUNTS, pattern="^" + PATH, examples=["/fsx"])] = "/fsx"
+    mount_point: Annotated[str, Key(backends=MOUNTS, pattern="^" + PATH, examples=["/fsx"])] = (
+        "/fsx"
+    )
     """Where it is mounted; fleet.shared_folder lies in it."""
     size_gib: Annotated[int, Key(unit="GiB", minimum=1200, maximum=10_000_000)] = 1200
     """The size of the file system that is made: 1200, or a multiple of 2400; with EFA as AWS's
@@ -82,12 +84,12 @@ class Fsx:
     """Whether nodes reach a persistent file system through EFA: setup configures the client and
     proves by its counters that data goes over EFA. Refused for instance types for which FSx does
     not offer it. It sets how small one can be."""
-    link: Annotated[
+    s3_import: Annotated[
         str | None, Key(pattern=S3, maxLength=1024, examples=["s3://my-bucket/corpus"])
     ] = None
-    """An S3 prefix whose objects appear as files in <fleet.fsx.folder>/linked, loaded when they are
-    first read. Null: none."""
-    export: bool = True
+    """An S3 prefix whose objects appear as files in <fleet.fsx.mount_point>/linked, loaded when
+    they are first read. Null: none."""
+    s3_export: bool = True
     """Whether runs and datasets on the file system are written to the bucket too
     (s3://<bucket>/<name>/runs and /data), as they change."""
 
@@ -167,7 +169,7 @@ class Fleet:
     ranks_per_node: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=256)]
     """Processes on each node. Null: one per accelerator, or one on a node without accelerators; one
     per core where a trial on this machine found that faster."""
-    port: Annotated[int | None, Key(minimum=1024, maximum=65_535)] = None
+    rendezvous_port: Annotated[int | None, Key(minimum=1024, maximum=65_535)] = None
     """The rendezvous port on the first node. Null: a free one on this machine."""
     hosts: Annotated[
         tuple[str, ...],
@@ -181,7 +183,7 @@ class Fleet:
     """The machines of the ssh backend, each as `address`, `name=address` or `address:port`;
     `gpu-[01-08].example` stands for eight and, as in Slurm, `node[01,03-05]` for four. The first is
     the head: it holds the rendezvous."""
-    nodes_min: Annotated[int | None, Key(unit="nodes", minimum=1, maximum=16_384)] = None
+    min_nodes: Annotated[int | None, Key(unit="nodes", minimum=1, maximum=16_384)] = None
     """Train on with as few nodes as this when one is lost and no spare is there. Null: fleet.nodes,
     which means waiting for a spare."""
     secrets: Annotated[
@@ -213,15 +215,15 @@ class Fleet:
     ] = None
     """The Python on the nodes that has torch. Null: `make setup` builds an environment in the
     shared folder from requirements.lock."""
-    stack: Annotated[
+    platform: Annotated[
         str, Key(default=None, enum=["cpu", "cuda", "cuda-volta", "neuron", "neuron-xla"])
     ]
-    """Which pinned versions of docker/stack.lock.yaml the nodes must have. Null: those of the
+    """Which pinned versions of docker/platforms.lock.yaml the nodes must have. Null: those of the
     instance type or accelerator; cpu without one."""
-    docker: Annotated[bool, Key(backends=["ssh", "ec2"])] = False
+    install_docker: Annotated[bool, Key(backends=["ssh", "ec2"])] = False
     """Whether `make setup` installs Docker on the nodes (and NVIDIA's container toolkit on GPU
     nodes)."""
-    image: Annotated[
+    container: Annotated[
         str,
         Key(
             pattern=IMAGE,
@@ -234,19 +236,19 @@ class Fleet:
         ),
     ] = "none"
     """The container image that jobs run in: none (the nodes' own environment), build (`make push`
-    builds it from docker/ for fleet.stack and pushes it to ECR, under a tag that is made of its
+    builds it from docker/ for fleet.platform and pushes it to ECR, under a tag that is made of its
     content), or one that is there, as registry/name:tag or with @sha256:... AWS Batch and SageMaker
     need one; the local backend takes none."""
-    base_image: Annotated[
+    container_base: Annotated[
         str | None,
         Key(pattern=IMAGE, maxLength=512, examples=["mirror.example:5000/library/ubuntu:noble"]),
     ] = None
     """The base image of `make build`, for a mirror or a machine without Internet access. Null: the
-    stack's in docker/stack.lock.yaml, by its digest."""
+    platform's in docker/platforms.lock.yaml, by its digest."""
     exclusive: Annotated[bool, Key(backends=BY_SSH)] = True
     """Whether a launch refuses hosts on which another trainfleet run is active. With false, runs
-    share hosts, each on its own fleet.port."""
-    slow: Annotated[str, Key(enum=["warn", "replace"])] = "warn"
+    share hosts, each on its own fleet.rendezvous_port."""
+    on_slow_node: Annotated[str, Key(enum=["warn", "replace"])] = "warn"
     """What to do when a node's links are far worse than the others' and the run has slowed down:
     warn (an event, in status and report), or replace (the run goes on from its last checkpoint
     without the node, where there is a spare)."""
@@ -261,8 +263,8 @@ class Fleet:
     fsx: Annotated[Fsx, Key(backends=["ec2", "parallelcluster"])]
     """The FSx for Lustre file system behind fleet.shared_folder, mounted by `make setup`. Backends
     that make machines make one where dns_name is null and fleet.shared_folder lies in
-    fleet.fsx.folder."""
-    expires_hours: Annotated[
+    fleet.fsx.mount_point."""
+    max_lifetime_hours: Annotated[
         float | None, Key(backends=["ec2"], unit="hours", exclusiveMinimum=0, maximum=8760)
     ] = None
     """Nodes created on AWS for the run save and stop this long after their creation, so that a
@@ -318,7 +320,7 @@ class Fleet:
     @property
     def device(self) -> str:
         """The kind of device that a rank opens: nothing else is taken in its place."""
-        return node_types.device_of(self.stack)
+        return node_types.device_of(self.platform)
 
     @property
     def is_told(self) -> bool:

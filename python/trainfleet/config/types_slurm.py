@@ -108,10 +108,12 @@ class SlurmConfig:
     """The account that is charged. Null: your default."""
     qos: Annotated[str | None, Key(pattern=WORD, maxLength=255, examples=["long"])] = None
     """The quality of service. Null: the account's default."""
-    time_limit: Annotated[int | None, Key(unit="minutes", minimum=1, maximum=525_600)] = None
+    time_limit_minutes: Annotated[int | None, Key(unit="minutes", minimum=1, maximum=525_600)] = (
+        None
+    )
     """How long one start of a job may last; then it saves, and is queued again until train.steps
     are done. Null: the partition's."""
-    notice: Annotated[int, Key(unit="s", minimum=10, maximum=65_535)] = 300
+    warn_before_seconds: Annotated[int, Key(unit="s", minimum=10, maximum=65_535)] = 300
     """How long before the time limit a job is told to save and stop: long enough for a step and a
     checkpoint."""
     constraint: Annotated[
@@ -141,16 +143,16 @@ class SlurmConfig:
     ] = ()
     """Further options of sbatch that a site demands, each as one word, `--name=value` or `--name`;
     they stand in job.sbatch. What this program sets itself has keys of its own, and is refused."""
-    container: Annotated[str | None, Key(enum=["pyxis", "apptainer"])] = None
-    """What starts fleet.image on a node: pyxis (srun --container-image) or apptainer. Null: jobs
-    run in the nodes' own environment, and fleet.image is none."""
+    container_runtime: Annotated[str | None, Key(enum=["pyxis", "apptainer"])] = None
+    """What starts fleet.container on a node: pyxis (srun --container-image) or apptainer. Null:
+    jobs run in the nodes' own environment, and fleet.container is none."""
     requeue: bool = True
     """Whether a job that lost a node, was preempted or reached its time limit is requeued
     automatically and resumes from its last checkpoint."""
-    gate: bool = False
-    """Whether the nodes of a job pass the gate in their own allocation before its ranks start: each
-    is examined, and the links between them are tried, which takes about a minute. A node that is to
-    blame is left out of the next attempt."""
+    preflight: bool = False
+    """Whether the nodes of a job pass the preflight in their own allocation before its ranks start:
+    each is examined, and the links between them are tried, which takes about a minute. A node that
+    is to blame is left out of the next attempt."""
     create: Annotated[str | None, Key(enum=["parallelcluster"])] = None
     """What creates the cluster: parallelcluster (AWS ParallelCluster). Null: the cluster exists
     already."""

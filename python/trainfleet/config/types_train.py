@@ -11,9 +11,9 @@ from .optimizers import OPTIMIZERS
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The keys of train.layout."""
+    """The keys of train.parallelism."""
 
-    shard: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=1_048_576)]
+    fsdp: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=1_048_576)]
     """Ranks over which the optimizer's state, weights and gradients are sharded; they train on
     different sequences. Null: one (no sharding), those of a node, or all."""
     tensor: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=1024)]
@@ -22,10 +22,10 @@ class Layout:
     """Stages that the blocks are cut into. Null: as few as fit."""
     context: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=1024)]
     """Ranks over which each sequence is split. Null: 1."""
-    zero: Annotated[int, Key(default=None, enum=[1, 3])] = 3
+    zero_stage: Annotated[int, Key(default=None, enum=[1, 3])] = 3
     """What the shard ranks divide: 1, the optimizer's state alone (ZeRO 1: less traffic); 3,
     weights and gradients too (less memory). Null: chosen."""
-    interleave: Annotated[int, Key(default=None, unit="stages", minimum=1, maximum=64)] = 1
+    virtual_stages: Annotated[int, Key(default=None, unit="stages", minimum=1, maximum=64)] = 1
     """Stages on each pipeline rank: 1 is the 1F1B schedule; more is the interleaved one, whose
     ranks idle less and communicate more. Null: chosen."""
 
@@ -36,18 +36,20 @@ class Train:
 
     steps: Annotated[int, Key(unit="steps", minimum=1, maximum=1_000_000_000)] = 500
     """Optimizer steps. With more steps than a finished run had, it trains on."""
-    global_batch: Annotated[int, Key(unit="sequences", minimum=1, maximum=1_000_000)] = 16
+    global_batch_size: Annotated[int, Key(unit="sequences", minimum=1, maximum=1_000_000)] = 16
     """Sequences in one optimizer step, over all ranks. It does not change with the number of
     nodes."""
-    micro_batch: Annotated[int, Key(default=None, unit="sequences", minimum=1, maximum=1_000_000)]
+    micro_batch_size: Annotated[
+        int, Key(default=None, unit="sequences", minimum=1, maximum=1_000_000)
+    ]
     """One rank's sequences in one forward pass; gradients are accumulated over as many as needed.
     Null: the largest that divides the rank's part and fits."""
     sequence_length: Annotated[int, Key(unit="tokens", minimum=2, maximum=10_000_000)] = 256
     """Tokens in a sequence."""
     learning_rate: Annotated[float, Key(minimum=1e-12, maximum=1)] = 0.003
     """Peak learning rate."""
-    learning_rate_floor: Annotated[float, Key(unit="fraction", minimum=0, maximum=1)] = 0.1
-    """Where the schedule ends, as a fraction of the peak."""
+    min_lr_ratio: Annotated[float, Key(unit="fraction", minimum=0, maximum=1)] = 0.1
+    """Where the schedule ends, as a fraction of train.learning_rate."""
     optimizer: Annotated[str, Key(enum=OPTIMIZERS)] = "adamw"
     """adamw; lamb, which scales each matrix's update to the size of the matrix, for very large
     batches; muon, which orthogonalizes the update of each matrix in a block (embeddings, norms and
@@ -83,7 +85,7 @@ class Train:
     ] = 6
     """A step is skipped when its loss or gradient norm is more than this many standard deviations
     above the mean of the last 128; 0: only when one of them is not finite."""
-    skips_in_a_row: Annotated[int, Key(unit="steps", minimum=1, maximum=1_000_000)] = 10
+    max_consecutive_skips: Annotated[int, Key(unit="steps", minimum=1, maximum=1_000_000)] = 10
     """The run stops, and says why, after this many skipped steps in a row."""
     precision: Annotated[str, Key(enum=["auto", "fp32", "bf16", "fp16", "fp8"])] = "auto"
     """Number format of the forward and backward pass. auto: bf16 where every rank's device has
@@ -94,7 +96,7 @@ class Train:
     overflow is left out by all ranks (metrics: loss_scale, overflowed; not yet run on a GPU, and on
     most CPUs ten times slower than bf16). fp8: bf16, with the matrix products of blocks in fp8
     (GPUs since Ada and Hopper; needs torchao, the extra fp8; not yet run on a GPU)."""
-    weights: Annotated[str, Key(enum=["fp32", "bf16"])] = "fp32"
+    param_dtype: Annotated[str, Key(enum=["fp32", "bf16"])] = "fp32"
     """Number format of the weights, their gradients and the optimizer's moments. bf16 halves their
     memory and requires train.precision bf16 and train.optimizer adamw; numbers are rounded
     stochastically, so that small updates add up, and the loss ends slightly higher than with
@@ -127,27 +129,21 @@ class Train:
     (runs/first/checkpoints/step-00000500, s3://bucket/prefix/first/step-00000500), a Hugging Face
     folder, hf://owner/name[@revision] of the Hub, or a checkpoint of NxD Core's. Once the run has a
     checkpoint of its own, it resumes from that."""
-    recompute: Annotated[
-        str | float,
-        Key(
-            default=None,
-            minimum=0,
-            maximum=1,
-            pattern="^(none|selective|full)$",
-            examples=["none", "selective", "full", 0.5],
-        ),
-    ]
+    activation_checkpointing: Annotated[str, Key(default=None, enum=["none", "selective", "full"])]
     """Which activations of a block are recomputed in the backward pass instead of being kept: none,
-    selective (all but matrix products and attention), full (all but its input). A number is a
-    memory budget: the fraction of its activations that a compiled block may keep; the compiler
-    recomputes what is cheapest. Null: the least of the three that fits."""
+    selective (all but matrix products and attention), full (all but its input). Null: the least of
+    the three that fits."""
+    activation_memory_budget: Annotated[float | None, Key(minimum=0, maximum=1)] = None
+    """The share of its activations that a compiled block keeps, as torch's setting of that name:
+    less is less memory. The compiler then selects what is recomputed, the cheapest first. It needs
+    train.activation_checkpointing selective and train.compile. Null: no budget."""
     compile: Annotated[bool, Key(default=None)]
     """Whether blocks are compiled (torch.compile). Null: on accelerators always, on CPUs when the
     run is long enough to pay for it."""
+    # Whether a run compiles what it would compute, and does no more: make compile sets it for a run
+    # of its own, of three steps that nothing is kept of. Without a text, so that no page shows it.
     compile_only: bool = False
-    """Whether a run compiles what it would compute, and does no more: make compile sets it for a
-    run of its own, of three steps that nothing is kept of."""
-    separate_documents: bool = False
+    document_mask: bool = False
     """Whether attention stays within a document where several are packed into one sequence, with
     positions counted from each one's first token. Otherwise a token attends to everything before it
     in its sequence."""
@@ -156,10 +152,18 @@ class Train:
     ] = None
     """The steps that torch's profiler records on rank 0, such as 4-6: a summary and the trace go to
     profile/ in the run folder (`make profile` does it in a short run of its own). Null: none."""
-    layout: Annotated[Layout, Key(type=["object", "string"], pattern="^auto$", examples=["auto"])]
+    parallelism: Annotated[
+        Layout, Key(type=["object", "string"], pattern="^auto$", examples=["auto"])
+    ]
     """Degrees of parallelism beside data parallelism; their product divides the world size. `auto`,
     and null for one of them: the layout predicted to be fastest among those that fit the device's
     memory, or a simpler one within 5 % of it; `make plan` says why."""
+
+    @property
+    def recomputation(self) -> str | float:
+        """What blocks recompute, by name; or the share that they keep, where there is a budget."""
+        budget = self.activation_memory_budget
+        return self.activation_checkpointing if budget is None else budget
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ class Checkpoint:
     """When a checkpoint can't be written (a full disk, an I/O error): continue training with a
     warning and try again at the next one, or stop the run. The last checkpoint must be written in
     either case."""
-    destination: Annotated[
+    path: Annotated[
         str | None,
         Key(
             pattern="^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?|[^:]+)$",
@@ -198,7 +202,7 @@ class Checkpoint:
     ] = None
     """Where checkpoints go, in a folder of the run's name: a folder that every node sees, or
     s3://bucket/prefix. Null: the run's own folder."""
-    export: bool = False
+    export_hf: bool = False
     """Whether a finished run also exports its model as a Hugging Face folder,
     runs/<name>/huggingface/step-<8 digits>, as `make export` does of any checkpoint."""
 

@@ -27,7 +27,7 @@ DEEPEST = 64  # levels of a tokenizer.json: its steps may be sequences of sequen
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 LONGEST = 4096  # characters of a text in these, but for SentencePiece's table of characters
 TABLE = ".precompiled_charsmap"
-MOST_TOKENS = 2_000_000  # as model.vocabulary_size has it
+MOST_TOKENS = 2_000_000  # as model.vocab_size has it
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 # what a tokenizer trained here has beside the end, so that it suits masked models too
@@ -195,7 +195,7 @@ def vocabulary_size_of(data: Data) -> int:
     library for it.
     """
     if data.tokenizer == TRAINED:
-        return data.vocabulary_size
+        return data.vocab_size
     vocabulary = Vocabulary.read(folder_named(data))
     _ = vocabulary.end_of_document  # which every document ends with: DataError where it has none
     return vocabulary.vocabulary_size

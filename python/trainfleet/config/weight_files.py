@@ -90,7 +90,7 @@ def require(folder: Path, model: Model) -> None:
     if model.module:
         return  # of a network of its own ranks know the names
     family = FAMILIES[model.family]
-    left_out = family.folder.ignored + (f"|{_TIED}" if model.tie_embeddings else "")
+    left_out = family.folder.ignored + (f"|{_TIED}" if model.tie_word_embeddings else "")
     require_no_others(
         folder, [name for name in sizes if not re.search(f"{left_out}|{_own(family)}", name)]
     )
@@ -112,7 +112,7 @@ def unused(folder: Path, model: Model) -> str:
     names = set(_look(folder))
     found = {name for name in names if re.search(FAMILIES[model.family].folder.ignored, name)}
     for name, other in BIASES.items():
-        if other in names and (name not in names or not model.tie_embeddings):
+        if other in names and (name not in names or not model.tie_word_embeddings):
             found = found - {other} | {name} & names
     return some(found)
 
@@ -166,7 +166,7 @@ def require_tied(folder: Path, model: Model) -> None:
     5 unties them then.
     """
     beginnings = dict[str, bytes]()
-    for path in (folder / name for name in file_names(folder) if model.tie_embeddings):
+    for path in (folder / name for name in file_names(folder) if model.tie_word_embeddings):
         with open_file(path, "numpy") as file:
             keys = [key for key in file.keys() if re.search(_SOURCE, key)]  # noqa: SIM118 - it is no dict
         beginnings |= {key: _beginning(path, key) for key in keys}
@@ -176,8 +176,8 @@ def require_tied(folder: Path, model: Model) -> None:
             where=str(folder),
             why=f"{' and '.join(sorted(beginnings))} differ, and {CONFIG} says "
             "tie_word_embeddings: true",
-            next=f"set tie_word_embeddings to false in its {CONFIG} (model.tie_embeddings: false "
-            "here), which keeps both",
+            next=f"set tie_word_embeddings to false in its {CONFIG} (model.tie_word_embeddings: "
+            "false here), which keeps both",
         )
 
 

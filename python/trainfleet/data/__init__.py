@@ -3,15 +3,15 @@
 sources     where the text is, and how it is cut into units of work        (light: no torch, no
             numpy)
 documents   the texts of a unit, read in bounded memory                    (light; formats,
-            source_files, hub)
+            source_files, hub_datasets)
 dataset     the finished set: its manifest, and batches of its samples     (light until the first
             batch)
-progress    what the nodes have done so far                                (light)
-tokenizer   one definition, whatever it was made from (conversion, bpe)
-encoders    the libraries that turn texts into ids, checked against one reference (words: WordPiece)
-shards      token files: Megatron .bin/.idx and their checksums (store: on disk or in S3)
-shuffling   which tokens sample g is: a bijection, no index in memory
-masking     samples with tokens hidden, for BERT and RoBERTa
-job         one node's part of `make tokenize`                             (python -m
-            trainfleet.data; units, lock)
+progress    the nodes' progress so far                                     (light)
+tokenizer   one definition, from any form of it (conversion, bpe)
+encoders    the libraries that turn texts into ids, checked against one reference (wordpiece_cache)
+shards      token files: Megatron .bin/.idx and their checksums (dataset_store: on disk or in S3)
+shuffling   which tokens sample g has: a bijection, no index in memory
+masking     samples with hidden tokens, for BERT and RoBERTa
+__main__    one node's part of `make tokenize`                             (python -m
+            trainfleet.data; work_units, dataset_lock)
 """

@@ -1,8 +1,8 @@
-"""`python -m trainfleet.data CONFIG_YAML`: this node's part of tokenizing, NODE_RANK of NODES, with
-WORKERS processes.
+"""Runs this node's part of tokenizing: `python -m trainfleet.data CONFIG_YAML`, for NODE_RANK of
+NODES with WORKERS processes.
 
-It and its processes have a limit of memory, so that a file that needs more ends in a message and
-not in the machine's end.
+It and its processes have a memory limit: a file that needs more ends in a message and does not
+bring the machine down.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-# Each process encodes with one thread, so that WORKERS alone says how many cores are busy. Read by
-# the libraries on import.
+# Each process encodes with one thread, so that WORKERS is the number of busy cores. The libraries
+# read these on import.
 os.environ |= {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -24,8 +24,8 @@ os.environ |= {
 
 from ..config import load_resolved
 from ..health import fence
-from ..host.processes import limit_memory
 from ..node.placement import require_numbers
+from ..process.processes import limit_memory
 from ..run import events
 from ..run.run_folder import Run
 from ..trust.errors import DataError, TrainfleetError, tell
@@ -35,7 +35,7 @@ from .tokenize_worker import Share, exit_on, tokenize
 
 
 def main(arguments: list[str]) -> int:
-    """Tokenizes; the exit code."""
+    """Tokenizes. Returns the exit code."""
     exit_on(signal.SIGTERM)
     exit_on(signal.SIGINT)
     try:
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
         finished = tokenize(config.data, share)
     except TrainfleetError as error:
         print(error, file=sys.stderr, flush=True)
-        with suppress(TrainfleetError):  # the disk may be full; the words are in the log then
+        with suppress(TrainfleetError):  # the disk may be full; the message is in the log then
             record_fault(Run(path.parent, events.node(share.node, order)), share, error)
         return error.exit_code
     if finished:
@@ -73,8 +73,8 @@ def main(arguments: list[str]) -> int:
 
 
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
-    """Leaves an event from which the verdict has its words (watch/verdict.py)."""
-    # of the tree that causes.py knows
+    """Leaves an event from which the verdict takes its words (watch/verdict.py)."""
+    # the class that causes.yaml knows
     kind = DataError if isinstance(error, DataError) else type(error)
     fields = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}
     run.record(

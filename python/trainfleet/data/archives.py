@@ -1,5 +1,5 @@
-"""Reads packed files: one compressed text, or the files in a tar (as in WebDataset shards), each as
-one in a folder is.
+"""Reads packed files: one compressed text, or the files in a tar (like WebDataset shards), each
+like one in a folder.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .formats import LONGEST, Document, Item, Unread, attempted, damage, decoded
 from .source_files import EMPTY, SourceFile, told
 from .sources import SourcePiece, Unit
 
-# how a compressed tar begins -> the module that unpacks it, which a Python may lack, and the
+# first bytes of a compressed tar -> the module that unpacks it, which a Python may lack, and the
 # program
 PACKED = {b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": ("lzma", "xz")}
-HELD = 16  # files that may describe records which follow; where none do, the tar is one of texts
-LOOKED = 200  # files of a source's first tar that a plan looks at
-SIDECAR = ".md, README or licence files beside records"
+HELD = 16  # files that may describe records which follow; without records, the tar is one of texts
+LOOKED = 200  # files of a source's first tar that a plan reads
+SIDECAR = ".md, README or licence files next to records"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ Found = Member | Unread | DataError
 
 
 def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """The whole of a compressed text as one document."""
+    """Reads an entire compressed text as one document."""
     parts, length = list[bytes](), 0
     with piece.open() as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile):
         for line in unpacked(raw, piece):
@@ -60,11 +60,9 @@ def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """What each file in a tar holds, in their order, by the table that files of a folder are read
-    by.
+    """Reads the files in a tar in their order, by the same table of formats as files in a folder.
 
-    It is read from front to back and nothing of it is written anywhere, so names and links in it
-    lead nowhere.
+    It reads the tar from front to back and writes no file, so names and links in it lead nowhere.
     """
     errors = (
         tarfile.TarError,
@@ -82,7 +80,7 @@ def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
-    """A warning for each source with a tar in which files are not read, among the first of them."""
+    """Warns for each source with a tar that has unread files among its first ones."""
     tars = {
         unit.source: piece for unit in units for piece in unit.pieces if name_of(piece.path) == TAR
     }
@@ -97,8 +95,8 @@ def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
 
 
 def _records(members: Iterable[Found], text_field: str) -> Iterator[Item]:
-    """What the members hold, in order. A text and a .json of one name, of which one follows the
-    other, are one record.
+    """Reads the members in order. A text and a .json with the same name, one after the other, are
+    one record.
     """
     held: Member | None = None
     for member in members:
@@ -118,19 +116,19 @@ def _are_one(text: Member, record: Member) -> bool:
 
 
 def _either(text: Member, record: Member, text_field: str) -> Iterator[Item]:
-    """What a text and a .json of one name hold, in any order: the .json has it if it has the field,
-    else the text.
+    """Reads a text and a .json with the same name, in any order: the .json if it has the field,
+    otherwise the text.
     """
     if text.path.endswith(JSON):
         text, record = record, text
     items = list(_read(record, text_field))
     whole = all(isinstance(item, Document) and item.size for item in items)
     yield from items if items and whole else _read(text, text_field)
-    yield Unread("of a text and a .json of one name")
+    yield Unread("text or .json of a pair with one name")
 
 
 def _read(member: Member | None, text_field: str) -> Iterator[Item]:
-    """What a member holds; damage to it is its own."""
+    """Reads one member; damage to it affects only itself."""
     try:
         if member and (row := format_of(member.path)):
             yield from named(row.read)(member, text_field)
@@ -139,8 +137,8 @@ def _read(member: Member | None, text_field: str) -> Iterator[Item]:
 
 
 def _described(members: Iterable[Found]) -> Iterator[Found]:
-    """Members without those that describe records among them, as in a folder. They are held back
-    until the first record.
+    """Yields members without those that only describe records, like in a folder. Those are held
+    back until the first record.
     """
     held, records = list[Member](), False
     for member in members:
@@ -156,11 +154,11 @@ def _described(members: Iterable[Found]) -> Iterator[Found]:
 
 
 class Headers:
-    """A stream for tarfile, which goes forward only and gives at most MOST bytes between two calls
-    of `renew`.
+    """A stream for tarfile, which only goes forward and returns at most MOST bytes between two
+    calls of `renew`.
 
-    tarfile reads the headers before a member whole, whatever size they claim: long names, PAX
-    records, maps of sparse files.
+    tarfile reads the headers before a member completely, regardless of their claimed size: long
+    names, PAX records, maps of sparse files.
     """
 
     MOST = MEBIBYTE
@@ -178,7 +176,7 @@ class Headers:
         return self.stream.read(size)
 
     def seek(self, position: int) -> None:
-        # a negative size leads there, and from there for ever to itself
+        # a negative size leads there, and from there back to itself forever
         if position < self.stream.tell():
             raise tarfile.TarError("a header in it points back")
         self.stream.seek(position)
@@ -188,8 +186,8 @@ class Headers:
 
 
 def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
-    """Each regular file that is read. What tarfile would remember of them, and of headers for all,
-    is bounded.
+    """Yields each regular file that is read. Bounds tarfile's memory of members and global
+    headers.
     """
     with tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:") as archive:
         while (member := archive.next()) is not None:
@@ -207,7 +205,7 @@ def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
 
 
 def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Found:
-    """A file in a tar, or why it is not read."""
+    """Returns a file in a tar, or why it is not read."""
     why = why_unread(about.name) or (
         "tar in a tar" if name_of(about.name) == TAR else "" if about.size else EMPTY
     )
@@ -221,8 +219,8 @@ def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Fou
 
 
 def _unpacked(raw: BinaryIO, piece: SourcePiece) -> tuple[BinaryIO, type[Exception]]:
-    """The stream that a compressed one holds, by how it begins, and what it raises; any other as it
-    is.
+    """Opens a compressed stream by its first bytes, and returns it with its exception class; any
+    other stream as it is.
     """
     begin = raw.read(6)
     raw.seek(0)

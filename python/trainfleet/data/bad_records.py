@@ -1,5 +1,5 @@
-"""What is wrong with a record, in words and with a remedy that works; and the bad records of a unit
-that are skipped.
+"""Describes the problem of a record, with a remedy that works; and counts a unit's skipped bad
+records.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from ..trust.untrusted_input import converting, mistaken, printable, shortened, 
 from .format_table import format_of
 from .sources import LARGEST_TEXT
 
-STOP, SKIP = "stop", "skip"  # data.bad_records, which may also be the largest share that is skipped
-SHARE = 1e-4  # of the records that `skip` skips at most
-LISTED = 100  # bad records of a unit that its record names
-# bad records of a unit, and more than half of it, which is a wrong file or key and not a bad record
+# values of data.on_bad_record, which may also be the largest share to skip
+STOP, SKIP = "stop", "skip"
+SHARE = 1e-4  # largest share of the records that `skip` skips
+LISTED = 100  # bad records of a unit that its record lists
+# bad records that mean a wrong file or key, if they are more than half of the unit
 HOPELESS = 100
-SHOWN = 400  # characters, of a table's own words
-ELSE = ", or skip such records: SET='data.bad_records=skip'"
+SHOWN = 400  # characters of a table's own words
+ELSE = ", or skip such records: SET='data.on_bad_record=skip'"
 LINE = f"correct or remove the line{ELSE}"
-# names of a field that has text
+# usual names of a field with text
 COMMON = ("text", "content", "body", "document", "raw_content", "code")
 CHATS = ("messages", "conversations")  # fields of a chat's turns
-TURNS = (("role", "content"), ("from", "value"))  # who says what in them
+TURNS = (("role", "content"), ("from", "value"))  # keys of the speaker and the words in them
 PAIRS = (
     ("prompt", "completion"),
     ("prompt", "response"),
@@ -35,22 +36,22 @@ PAIRS = (
     ("question", "answer"),
 )
 NO_SFT = (
-    "instruction tuning (chat templates, losses on answers alone) is not here; to train on "
+    "instruction tuning (chat templates, losses on answers only) is not supported; to train on "
     "it as plain text"
 )
 
 
 class BadText(DataError):
-    """A text that is not UTF-8."""
+    """Raised for a text that is not UTF-8."""
 
 
 class OtherField(DataError):
-    """A record has no text in the field of that name, and may have some in another."""
+    """Raised for a record without text in the field of that name; another field may have some."""
 
 
 def alone(error: DataError) -> DataError:
-    """The error for a bad record of a file that has good ones: another field would be none of
-    theirs.
+    """Returns the error for a bad record in a file with good ones: another field would be wrong for
+    those.
     """
     return (
         DataError(error.what, where=error.where, why=error.why, next=LINE)
@@ -61,8 +62,8 @@ def alone(error: DataError) -> DataError:
 
 @dataclass
 class Skipped:
-    """What of one unit is not read: bad records, if they don't `stop` all, the first of them
-    listed; and files in archives.
+    """The skipped parts of one unit: bad records, if they don't `stop` the job, the first of them
+    listed; and unread files in archives.
     """
 
     stop: bool = False
@@ -80,7 +81,7 @@ class Skipped:
             )
 
     def require_few(self, documents: int) -> None:
-        """DataError where most records of a unit are bad."""
+        """Raises DataError if most records of a unit are bad."""
         if self.count >= HOPELESS and self.count > documents:
             what = f"{self.count:,} records of one unit can't be read, and {documents:,} can"
             why, then = f"the first: {self.listed[0]}", "correct data.sources or data.text_field"
@@ -88,26 +89,26 @@ class Skipped:
 
 
 def share_of(bad_records: str | float) -> float:
-    """The largest share of records that data.bad_records lets be skipped."""
+    """Returns the largest share of records that data.on_bad_record allows to skip."""
     return SHARE if bad_records == SKIP else 0.0 if bad_records == STOP else float(bad_records)
 
 
 def most(bad_records: str | float, records: int) -> int:
-    """How many of so many records may be skipped: a share of them, rounded up."""
+    """Returns how many of `records` may be skipped: a share of them, rounded up."""
     return int(-(-share_of(bad_records) * records // 1))
 
 
 def lacks_field(
     where: str, text_field: str, names: Sequence[str], readable: Sequence[str]
 ) -> DataError:
-    """`readable`: those of the fields that have text."""
+    """Makes the error for a record without the field. `readable`: its fields that have text."""
     why = f"it has {shortened(printable(', '.join(names)), SHOWN) or 'no field'}"
     remedy = flattening(where, names) or naming(names, readable)
     return OtherField(f"lacks the field `{text_field}`", where=where, why=why, next=remedy)
 
 
 def not_text(where: str, text_field: str, record: Mapping[str, object]) -> DataError:
-    """What is wrong with a record that has something else in its text field."""
+    """Makes the error for a record with something other than text in its text field."""
     others = texts_in(record)
     remedy = flattening(where, [text_field]) or (naming(list(record), others) if others else LINE)
     return OtherField(
@@ -116,23 +117,25 @@ def not_text(where: str, text_field: str, record: Mapping[str, object]) -> DataE
 
 
 def texts_in(record: Mapping[str, object]) -> list[str]:
-    """The fields of a record that have text."""
+    """Returns the fields of a record that have text."""
     return [name for name, value in record.items() if isinstance(value, str)]
 
 
 def naming(names: Sequence[str], readable: Sequence[str]) -> str:
-    """The variable that names another field: the one that mostly has the text, or the first that
+    """Suggests the variable that selects another field: the usual one for text, or the first that
     has some.
     """
     others = [name for name in readable if re.fullmatch(r"\w[\w.-]{0,62}", name)]
     best = next((name for name in COMMON if name in others), others[0] if others else "")
     if best:
-        return f"SET='data.text_field={best}' takes that one"
-    return "name a source whose records have a field of text"
+        return f"SET='data.text_field={best}' selects that one"
+    return "name a source with a text field in its records"
 
 
 def flattening(where: str, names: Sequence[str]) -> str:
-    """How records that are chats, or prompts with answers, become plain text; "" for others."""
+    """Returns a command that turns chats, or prompts with answers, into plain text; "" for other
+    records.
+    """
     chat = next((name for name in CHATS if name in names), None)
     pair = next((pair for pair in PAIRS if set(pair) <= set(names)), None)
     if chat:
@@ -144,9 +147,9 @@ def flattening(where: str, names: Sequence[str]) -> str:
         return ""
     form, entry = f"{{text: ({text})}}", ": entry " in where
     file = shlex.quote(re.sub(r":[0-9]+$|: entry [0-9]+$", "", where))
-    # in an archive, where jq can't look
+    # a file in an archive, which jq can't read
     if (row := format_of(file.strip("'"))) is None or not row.by_jq or ": " in file:
-        return f"{NO_SFT}: write what each record says into one field of text"
+        return f"{NO_SFT}: write each record's words into one text field"
     unpack = "gzip -dc" if ".gz" in file[-4:] else "zstd -dc" if ".zst" in file[-5:] else "cat"
     command = (
         f"{unpack} {file} | jq -c {shlex.quote(f'.[] | {form}' if entry else form)} > flat.jsonl"
@@ -155,24 +158,24 @@ def flattening(where: str, names: Sequence[str]) -> str:
 
 
 def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> DataError:
-    """What is wrong with a line of JSON that could not be read for `error`."""
+    """Makes the error for a line of JSON that could not be read because of `error`."""
     if isinstance(error, UnicodeDecodeError):
         return not_utf8(where, error, 0)
     if isinstance(error, UnicodeEncodeError):
         return half_a_pair(text_field, where, error)
     if isinstance(error, json.JSONDecodeError):
         if other := mistaken(line.decode("utf-8", "replace"), where):
-            return DataError(other.what, where=where, next="get the file again")
+            return DataError(other.what, where=where, next="download the file again")
         whole = line.strip() in (b"[", b"{")  # the first line of one JSON text over several
         return DataError(
-            "is no JSON",
+            "is not JSON",
             where=where,
             why=error.args[0],
-            next="call the file .json: it is one" if whole else LINE,
+            next="name the file .json: it is one" if whole else LINE,
         )
     if isinstance(error, RecursionError):
         return DataError("is nested too deeply", where=where, next=LINE)
-    # thousands of digits
+    # an integer with thousands of digits
     return DataError(
         "can't be read as JSON", where=where, why=str(error).partition(";")[0], next=LINE
     )
@@ -186,7 +189,7 @@ def half_a_pair(text_field: str, where: str, error: UnicodeEncodeError) -> DataE
 
 
 def too_long(where: str) -> DataError:
-    why = f"it has more than {LARGEST_TEXT / 2**20:.0f} MiB, and a record is read whole"
+    why = f"it has more than {LARGEST_TEXT / 2**20:.0f} MiB, and a record is read at once"
     remedy = (
         "cut it into several; or put the text into a .txt file outside of an archive, which "
         "is cut at blank lines"

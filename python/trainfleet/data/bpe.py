@@ -1,4 +1,4 @@
-"""A byte-level BPE trained on a bounded sample of the data, the same one for any number of
+"""Trains a byte-level BPE on a bounded sample of the data, the same sample for any number of
 nodes.
 """
 
@@ -16,13 +16,13 @@ from .bad_records import STOP, Skipped
 from .documents import read_piece
 from .sources import UnitPlan
 
-SMALLEST = 300  # tokens: the least that data.vocabulary_size may be
+SMALLEST = 300  # tokens: the minimum of data.vocab_size
 SAMPLE_BYTES = 10 * MEBIBYTE
-# so that at most SAMPLE_BYTES / GRAIN files are opened, however many there are
+# at most SAMPLE_BYTES / GRAIN files are opened, regardless of their number
 GRAIN = MEBIBYTE // 16
-# is learned from in parts: a merge takes time with the square of a word's length
+# words that are split for training: a merge takes time with the square of a word's length
 LONG_WORD = re.compile(r"(\S{1000}|\s{1000})")
-LONGEST = MEBIBYTE  # characters of one document that are looked at
+LONGEST = MEBIBYTE  # characters of one document that are used
 
 # The splitter of Llama 3 (and of GPT-4): words with one leading sign or space, numbers of up to
 # three digits, lines.
@@ -33,10 +33,10 @@ SPLIT = (
 
 
 def train(data: Data, plan: UnitPlan) -> str:
-    """The tokenizer.json of a BPE with `data.vocabulary_size` tokens, first those for the end,
-    padding and masks.
+    """Trains a BPE and returns its tokenizer.json with `data.vocab_size` tokens, first those
+    for the end, padding and masks.
 
-    DataError when the text is too small or too uniform for so many.
+    Raises DataError if the text is too small or too uniform for that many.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -47,7 +47,7 @@ def train(data: Data, plan: UnitPlan) -> str:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=data.vocabulary_size,
+        vocab_size=data.vocab_size,
         special_tokens=[END_OF_DOCUMENT, PADDING, MASK],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -55,25 +55,25 @@ def train(data: Data, plan: UnitPlan) -> str:
     texts = sample(data, plan)
     if (first := next(texts, None)) is None:
         raise DataError(
-            "the files hold no text", where="data.sources", next="see what is not read: make plan"
+            "the files have no text",
+            where="data.sources",
+            next="run make plan to see which files are skipped",
         )
     tokenizer.train_from_iterator(chain([first], texts), trainer)
-    if (size := tokenizer.get_vocab_size()) < data.vocabulary_size:
-        what = f"the text gives a vocabulary of {size} tokens, not {data.vocabulary_size}"
+    if (size := tokenizer.get_vocab_size()) < data.vocab_size:
+        what = f"the text gives a vocabulary of {size} tokens, not {data.vocab_size}"
         other = (
-            f"set data.vocabulary_size to at most {size}"
+            f"set data.vocab_size to at most {size}"
             if size >= SMALLEST
             else "set data.tokenizer to a tokenizer.json"
         )
-        raise DataError(
-            what, where="data.vocabulary_size", next=f"add text to data.sources, or {other}"
-        )
+        raise DataError(what, where="data.vocab_size", next=f"add text to data.sources, or {other}")
     return str(tokenizer.to_str(pretty=True))
 
 
 def sample(data: Data, plan: UnitPlan, limit: int = SAMPLE_BYTES) -> Iterator[str]:
-    """Documents spread evenly over the data, about `limit` bytes in all; all of them when the data
-    is smaller.
+    """Yields documents spread evenly over the data, about `limit` bytes in all; all of them if the
+    data is smaller.
     """
     share, due = min(1.0, limit / plan.bytes), 0.0
     for source, piece in ((unit.source, piece) for unit in plan.units for piece in unit.pieces):
@@ -81,7 +81,7 @@ def sample(data: Data, plan: UnitPlan, limit: int = SAMPLE_BYTES) -> Iterator[st
         if due < GRAIN and share < 1:
             continue
         for document in read_piece(
-            piece, data.text_field_of(source), None if data.bad_records == STOP else Skipped()
+            piece, data.text_field_of(source), None if data.on_bad_record == STOP else Skipped()
         ):
             yield from filter(None, LONG_WORD.split(document.text[:LONGEST]))
             due -= len(document.text)

@@ -1,5 +1,5 @@
-"""A cache of blocks of a remote dataset as files on this machine, shared by its ranks and bounded
-in bytes.
+"""Caches blocks of a remote dataset as files on this machine, shared by its ranks and bounded in
+bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from ..host import file_systems
+from ..process import file_systems
 
 THREADS = 8  # blocks that are fetched at a time
 
@@ -24,9 +24,7 @@ class BlockCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str, fetch: Callable[[], bytes]) -> Callable[[], bytes]:
-        """Starts to prefetch a block; calling the result waits for it and raises what went
-        wrong.
-        """
+        """Starts to prefetch a block. Calling the result waits for it and raises its error."""
         if name not in self.coming:
             self.coming[name] = self.threads.submit(self._bring, name, fetch)
         return lambda: self._take(name, fetch)
@@ -39,7 +37,7 @@ class BlockCache:
         path = self.folder / name
         try:
             content = path.read_bytes()
-            file_systems.offered(lambda: os.utime(path))  # used now: to be kept
+            file_systems.offered(lambda: os.utime(path))  # used now, so it is kept longer
         except FileNotFoundError:
             content = fetch()
             partial = path.with_name(f"{name}.{os.getpid()}.partial")

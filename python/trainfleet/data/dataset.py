@@ -1,8 +1,8 @@
 """A finished dataset: found by its config, opened once, and read as batches of samples.
 
 The tokens of a split are those of its shards one after another. Sample k of length T is tokens
-[k·T, k·T + T], so that inputs and targets come from one row and neighbours share one token. Which
-sample is the g-th of the training says shuffling.py.
+[k·T, k·T + T], so that inputs and targets come from one row and neighbours share one token.
+shuffling.py decides which sample is the g-th of the training.
 """
 
 from __future__ import annotations
@@ -30,18 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "Manifest", "find"]
 
-BLOCK_BYTES = (
-    8 * MEBIBYTE
-    # that lie together in the windowed order: large enough that a disk or S3 delivers them at full
-    # speed
-)
+# bytes that are together in the windowed order: enough for a disk or S3 to deliver at full speed
+BLOCK_BYTES = 8 * MEBIBYTE
 REMOTE_WINDOW = 1024  # MiB
-AHEAD = 4  # batches that are fetched before they are asked for
+AHEAD = 4  # batches that are prefetched
 
 
 class Dataset:
-    """Samples of a dataset's splits. Opening it checks that it is whole; token files are mapped
-    when they are first read.
+    """Reads samples of a dataset's splits. Opening it checks that it is complete; token files are
+    mapped when they are first read.
     """
 
     def __init__(
@@ -57,17 +54,18 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path, data: Data | None = None) -> Dataset:
-        """The dataset in a folder, read as `data` says (its store, the sources' weights, the
-        window).
+        """Opens the dataset in a folder with the settings of `data`: its store, the sources'
+        weights, the window.
 
-        DataError when it is not finished, lacks a file, or fails the check of its tokenizer or of a
-        sample of its checksums.
+        Raises DataError if it is not finished, lacks a file, or fails the check of its tokenizer or
+        of a sample of its checksums.
         """
         from .dataset_check import check_opening
 
         mounted = os.environ.get(run_folder.MOUNTED)
         store = open_store(
-            Path(mounted) if mounted else folder, data.store if data and not mounted else None
+            Path(mounted) if mounted else folder,
+            data.tokenized_path if data and not mounted else None,
         )
         manifest = read_manifest(store)
         if manifest is None:
@@ -75,16 +73,16 @@ class Dataset:
                 "holds no finished dataset", where=store.describe(""), next="make tokenize"
             )
         check_opening(store, manifest)
-        window = data.shuffle_window if data else None
-        # the same batches, however they are read
+        window = data.shuffle_window_mib if data else None
+        # the same batches for any way of reading
         if window is None and (isinstance(store, BucketDataset) or mounted):
             window = REMOTE_WINDOW
         return cls(store, manifest, data.weights if data else None, window)
 
     @property
     def identity(self) -> str:
-        """A hash of all that decides which tokens a sample is, given its number, length and seed:
-        what a run may not change.
+        """A hash of everything that decides which tokens a sample has, given its number, length and
+        seed. A run may not change it.
         """
         if self.weights is None and self.window is None:
             return self.manifest.identity
@@ -103,17 +101,18 @@ class Dataset:
         return self.store.folder
 
     def samples(self, split: str, sequence_length: int) -> int:
-        """How many samples of `sequence_length` inputs one epoch of a split has."""
+        """Returns the number of samples with `sequence_length` inputs in one epoch of a split."""
         return sum(max(0, (len(tokens) - 1) // sequence_length) for tokens in self._splits[split])
 
     def batch(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> npt.NDArray[np.int64]:
-        """Samples [first, first + count) of the global order: int64 [count, sequence_length + 1].
+        """Returns samples [first, first + count) of the global order: int64 [count, sequence_length
+        + 1].
 
-        A pure function of its arguments: which rank asks, and for how many at a time, changes
-        nothing. `train` is shuffled anew every epoch; `validation` is read in order. DataError when
-        the split is shorter than one sample.
+        A pure function of its arguments: it does not depend on the rank, or on how many samples are
+        read at a time. `train` is shuffled again every epoch; `validation` is read in order. Raises
+        DataError if the split is shorter than one sample.
         """
         rows = self.rows(split, first, count, sequence_length, seed)
         if self._cache:
@@ -123,7 +122,7 @@ class Dataset:
     def rows(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> npt.NDArray[np.int64]:
-        """As `batch`, but without prefetching."""
+        """Returns the same as `batch`, but without prefetching."""
         import numpy as np
 
         rows, tokens = np.empty((count, sequence_length + 1), np.int64), self._splits[split]
@@ -136,8 +135,8 @@ class Dataset:
     def positions(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Source and position in it of the global samples [first, first + count): uint64 [count]
-        each.
+        """Returns source and position in it of the global samples [first, first + count): uint64
+        [count] each.
         """
         import numpy as np
 
@@ -148,14 +147,14 @@ class Dataset:
         return np.zeros_like(positions), positions
 
     def check_vocabulary(self, size: int) -> None:
-        """DataError when a token's id is too large for a model with so many embeddings."""
+        """Raises DataError if a token's id is too large for a model with that many embeddings."""
         if (largest := max(shard.max_id for shard in self.manifest.shards)) >= size:
             why = f"its largest token id is {largest}, the model has {size} embeddings"
             raise DataError(
                 "does not fit the model",
                 where=self.store.describe(""),
                 why=why,
-                next="raise model.vocabulary_size",
+                next="raise model.vocab_size",
             )
 
     def _order(self, split: str, sequence_length: int, seed: int) -> Order:
@@ -172,7 +171,7 @@ class Dataset:
                 remedy = "lower train.sequence_length, or add text to data.sources"
                 if split == VALIDATION:
                     remedy = (
-                        "a larger data.validation_fraction under another data.name, or a "
+                        "raise data.validation_fraction under another data.name, or "
                         "lower train.sequence_length"
                     )
                 raise DataError(what, where=self.store.describe(""), next=remedy)
@@ -184,7 +183,7 @@ class Dataset:
 
     @cached_property
     def _splits(self) -> dict[str, list[Tokens]]:
-        """The tokens of each split: in one row, or for training one row a source when they have
+        """The tokens of each split: in one row, or for training in one row per source if they have
         weights.
         """
         from .tokens import Tokens
@@ -205,7 +204,7 @@ class Dataset:
     def _cache(self) -> BlockCache | None:
         from .cache import BlockCache
 
-        # the window that is read and the one that comes
+        # the current window and the next one
         limit = 2 * (self.window or REMOTE_WINDOW) * MEBIBYTE
         return (
             BlockCache(self.store.folder / "cache", limit)

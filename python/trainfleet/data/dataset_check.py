@@ -1,5 +1,5 @@
-"""Whether a dataset is what its manifest says: quickly when training starts, to the last byte when
-asked for.
+"""Checks a dataset against its manifest: quickly when training starts, to the last byte on
+request.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SAMPLED = 4  # blocks that are read at every opening, other ones each time: 16 M
 
 
 def check_opening(store: DatasetStore, manifest: Manifest) -> None:
-    """DataError when a file is missing or has another size, the tokenizer is another one, or a
+    """Raises DataError if a file is missing or has another size, the tokenizer is another one, or a
     sampled block is damaged.
 
-    Blocks from S3 are checked one by one as they come.
+    Blocks from S3 are checked one by one as they arrive.
     """
     sizes = {name: size for split in SPLITS for name, size in store.sizes(split).items()}
     width = ITEM_BYTES[manifest.dtype]
@@ -34,7 +34,9 @@ def check_opening(store: DatasetStore, manifest: Manifest) -> None:
         ):
             where = store.describe(f"{shard.path}.bin")
             raise DataError(
-                "is missing or not as long as the manifest says", where=where, next=store.remake()
+                "is missing, or its length differs from the manifest",
+                where=where,
+                next=store.remake(),
             )
     _check_tokenizer(store, manifest)
     if isinstance(store, FolderDataset):
@@ -47,8 +49,8 @@ def check_opening(store: DatasetStore, manifest: Manifest) -> None:
 
 
 def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
-    """A line for every file that was checked in full. DataError at the first that is not what was
-    written.
+    """Yields a line for every file that was checked in full. Raises DataError at the first that
+    differs from the manifest.
     """
     check_opening(store, manifest)
     for shard in manifest.shards:
@@ -59,7 +61,7 @@ def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
                 digest.update(part)
             if digest.hexdigest() != expected:
                 raise DataError(
-                    "is damaged: its SHA-256 is another one",
+                    "is damaged: its SHA-256 differs",
                     where=store.describe(name),
                     next=store.remake(),
                 )

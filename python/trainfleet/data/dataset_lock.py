@@ -1,10 +1,10 @@
 """Decides which job makes a dataset: the holder of a lease in its folder (health/lease.py), or of
 an object in its place in S3.
 
-Both are renewed, and one that is not renewed any more is taken over: the taker waits that long
-itself, so no two machines' clocks are compared. The lock of the operating system beside them only
-says at once that a holder on this machine has ended: on NFS and Lustre the lock of a dead or frozen
-host lives on for minutes.
+Both are renewed; without renewal another job takes them over. The taker itself waits for that time,
+so no two machines' clocks are compared. An additional lock of the operating system only shows at
+once that a holder on this machine has ended. On NFS and Lustre the lock of a dead or frozen host
+stays for minutes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POLL = 1.0
 
 @contextmanager
 def only_job(store: DatasetStore) -> Iterator[None]:
-    """Held for as long as the block runs. DataError when another job is at work on the dataset."""
+    """Holds the dataset while the block runs. Raises DataError if another job is making it."""
     busy = is_busy(store.folder, PATIENCE)
     file = run_folder.take_lock(store.folder)
     in_bucket = isinstance(store, BucketDataset)
@@ -53,8 +53,8 @@ def only_job(store: DatasetStore) -> Iterator[None]:
 
 
 def is_busy(folder: Path, seconds: float = GLANCE) -> bool:
-    """Whether a job makes the dataset of this folder, seen by a look of so many seconds where only
-    that can tell.
+    """Tells whether a job is making the dataset of this folder. Watches its lease for that many
+    seconds if nothing else decides.
     """
     holder = newest_holder(folder)
     if holder is None or holder.code is not None:
@@ -70,8 +70,8 @@ class Claim:
     """
 
     def __init__(self, address: str, lock: str) -> None:
-        """`lock` names the lock of the operating system that is held: whoever else wrote that name
-        here has ended.
+        """Names this claim by `lock`, the operating system's lock that is held: an earlier writer
+        of that name has ended.
         """
         self.address, self.lock, self.count = address, lock, 0
         self.ended = threading.Event()
@@ -87,8 +87,8 @@ class Claim:
         s3.remove(self.address, self.version)
 
     def _take(self) -> str:
-        """Puts the claim if there is none, or an expired one. DataError when its holder is
-        alive.
+        """Writes the claim if there is no other, or only an expired one. Raises DataError if its
+        holder is alive.
         """
         seen, since = "", time.monotonic()
         while not (mine := self._put("")):
@@ -100,18 +100,18 @@ class Claim:
                     return mine
             elif not seen:
                 print(
-                    f"{holder} may be at work on this dataset: looks for {LAPSE:.0f} s whether "
+                    f"{holder} may be making this dataset: watching for {LAPSE:.0f} s whether "
                     "it is",
                     flush=True,
                 )
                 seen = version
             elif version != seen:
-                raise _busy(self.address, f"{holder} said so {POLL:.0f} s ago")
+                raise _busy(self.address, f"{holder} renewed its claim {POLL:.0f} s ago")
             time.sleep(POLL)
         return mine
 
     def _put(self, version: str) -> str:
-        self.count += 1  # so that every claim differs from the one before
+        self.count += 1  # every claim differs from the one before
         content = f"{self.lock} {socket.gethostname()} (process {os.getpid()}, claim {self.count})"
         return s3.write_if(self.address, content.encode(), version)
 
@@ -119,13 +119,13 @@ class Claim:
         while not self.ended.wait(RENEW):
             try:
                 version = self._put(self.version)
-            # what cannot be reached cannot be taken over either; the work itself will say so
+            # an unreachable claim can't be taken over either; the work itself will report that
             except S3Error as error:
                 print(error, file=sys.stderr, flush=True)
                 continue
             if not version:
                 print(
-                    _busy(self.address, f"this one was not heard for {LAPSE:.0f} s"),
+                    _busy(self.address, f"this one was silent for {LAPSE:.0f} s"),
                     file=sys.stderr,
                     flush=True,
                 )
@@ -135,7 +135,7 @@ class Claim:
 
 
 def _name(file: TextIO) -> str:
-    """The unique name that a lock file contains."""
+    """Returns the unique name that a lock file contains."""
     file.seek(0)
     if not (name := file.read()):
         file.write(name := uuid.uuid4().hex)
@@ -148,5 +148,5 @@ def _busy(where: str, why: str) -> DataError:
         "another job is tokenizing this dataset",
         where=where,
         why=why,
-        next="wait for it, or: make stop",
+        next="wait for it, or run make stop",
     )

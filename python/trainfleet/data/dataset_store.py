@@ -1,9 +1,8 @@
-"""Where a dataset is kept: a folder that all nodes share, or a prefix in S3. Both show a file only
-when all of it is there.
+"""Stores a dataset: in a folder that all nodes share, or below a prefix in S3. Both show a file
+only when all of it is there.
 
-Names are relative to the dataset (`units/00000.json`). A store in S3 keeps what this machine writes
-or has to read as files in the local folder: shards until they are uploaded, the tokenizer, blocks
-of tokens (cache.py).
+Names are relative to the dataset (`units/00000.json`). A store in S3 keeps this machine's files in
+the local folder: shards until they are uploaded, the tokenizer, blocks of tokens (cache.py).
 """
 
 from __future__ import annotations
@@ -21,64 +20,64 @@ from ..storage import s3
 from ..trust import untrusted_input
 
 PART = 2**23
-# bytes of a file that is read whole: a manifest of a million shards has half as many
+# bytes of a file that is read at once: a manifest of a million shards has half as many
 LARGEST = 2**30
-# folders above a dataset's own that its making may have made: data, and the one in which data lies
+# folders above a dataset's own that its job may have made: data, and the one with data in it
 LEVELS = 2
-THREADS = 16  # small objects are read this many at a time
+THREADS = 16  # small objects that are read at a time
 
 
 class DatasetStore(Protocol):
-    """`folder` is this machine's: the dataset itself, or what it holds of one in S3. RunError or
-    DataError when it fails.
+    """A dataset's files. `folder` is this machine's: the dataset itself, or its local files of one
+    in S3. Raises RunError or DataError on failure.
     """
 
     folder: Path
-    note_every: float  # seconds between two notes, by what one costs
+    note_every: float  # seconds between two notes, depending on their cost
 
     def read(self, name: str) -> bytes | None:
-        """The content of a small file; None when there is none."""
+        """Returns the content of a small file; None if it does not exist."""
         ...
 
     def read_all(self, names: Iterable[str]) -> list[bytes | None]:
-        """As `read`, of many."""
+        """Reads many files like `read`."""
         ...
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces a small file by a whole new one."""
+        """Replaces a small file by a complete new one."""
         ...
 
     def stream(self, name: str) -> Iterator[bytes]:
-        """The content of a large file in parts."""
+        """Yields the content of a large file in parts."""
         ...
 
     def publish(self, name: str, file: Path) -> None:
-        """Moves a finished file, which is on this machine's disk already, to its name."""
+        """Moves a finished file on this machine's disk to its name."""
         ...
 
     def note(self, name: str, content: bytes) -> None:
-        """As `write`, but not durable."""
+        """Writes like `write`, but not durably."""
         ...
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Removes a file if it exists."""
         ...
 
     def sizes(self, part: str) -> dict[str, int]:
-        """Name and bytes of the files in one of the dataset's folders."""
+        """Returns name and bytes of the files in one of the dataset's folders."""
         ...
 
     def describe(self, name: str) -> str:
-        """How an error names a file."""
+        """Returns the name of a file for error messages."""
         ...
 
     def remake(self) -> str:
-        """The command to type when the dataset is damaged."""
+        """Returns the command to type when the dataset is damaged."""
         ...
 
 
 def open_store(folder: Path, address: str | None) -> DatasetStore:
-    """The store at an address such as s3://bucket/prefix, or the folder itself."""
+    """Returns the store at an address such as s3://bucket/prefix, or the folder itself."""
     return (
         BucketDataset(folder, f"{address.rstrip('/')}/{folder.name}")
         if address
@@ -87,7 +86,7 @@ def open_store(folder: Path, address: str | None) -> DatasetStore:
 
 
 class FolderDataset:
-    """A folder on a file system."""
+    """Stores a dataset in a folder on a file system."""
 
     note_every = 0.2  # seconds
 
@@ -102,7 +101,8 @@ class FolderDataset:
         names = list(names)
         found = {name: self._read(name) for name in names}
         if missing := [name for name, content in found.items() if content is None]:
-            # Or this client has not heard yet that another node wrote it.
+            # This client may have cached that the file does not exist, although another node wrote
+            # it.
             look_again(
                 *dict.fromkeys(
                     folder
@@ -145,7 +145,7 @@ class FolderDataset:
         except OSError as error:
             raise run_folder.unwritable(path, error) from error
         finally:
-            with suppress(OSError):  # also of a process that is asked to stop just here
+            with suppress(OSError):  # also in a process that is asked to stop right here
                 partial.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
@@ -158,7 +158,7 @@ class FolderDataset:
             return {}
         with os.scandir(folder) as entries:
             for entry in entries:
-                # another node has just removed what an earlier job had left
+                # another node has just removed the leftovers of an earlier job
                 with suppress(FileNotFoundError):
                     if not entry.name.endswith(".partial"):
                         found[f"{part}/{entry.name}"] = entry.stat().st_size
@@ -168,14 +168,14 @@ class FolderDataset:
         return str(self.folder / name)
 
     def remake(self) -> str:
-        """The command that removes this dataset, and nothing else, so that it is made again."""
+        """Returns the command that removes only this dataset, so that it is made again."""
         return f"rm -r {self.folder} && make tokenize"
 
 
 class BucketDataset:
-    """A prefix in S3, with a local folder for what is on its way."""
+    """Stores a dataset below a prefix in S3, with a local folder for files in transit."""
 
-    note_every = 5.0  # a request each
+    note_every = 5.0  # each costs a request
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder, self.address = folder, address
@@ -195,7 +195,7 @@ class BucketDataset:
         )
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """Bytes [start, end) of a file that does not change."""
+        """Reads bytes [start, end) of a file that does not change."""
         return s3.read_range(self.describe(name), start, end)
 
     def write(self, name: str, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What a finished dataset is, as a table: from the manifest alone."""
+"""Describes a finished dataset as a table, from the manifest only."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from .manifest import Manifest
 
 
 def table(manifest: Manifest) -> list[tuple[str, str]]:
-    """Rows of name and value for the end of `make tokenize`."""
+    """Returns rows of name and value for the end of `make tokenize`."""
     tokens = manifest.tokens + manifest.validation_tokens
     return [
         ("documents", f"{manifest.documents:,} ({manifest.validation_documents:,} for validation)"),
         ("tokens", f"{tokens:,} ({manifest.validation_tokens:,} for validation)"),
-        ("text", f"{_size(manifest.text_bytes)}, {manifest.text_bytes / tokens:.2f} bytes a token"),
+        (
+            "text",
+            f"{_size(manifest.text_bytes)}, {manifest.text_bytes / tokens:.2f} bytes per token",
+        ),
         (
             "document length",
             f"{tokens / manifest.documents:,.0f} tokens on average, {manifest.longest:,} at most",

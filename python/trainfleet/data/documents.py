@@ -1,9 +1,8 @@
-"""The texts of a unit, read in order and in bounded memory, whatever they are stored in
-(formats.py).
+"""Reads the texts of a unit in order and in bounded memory, from any format (formats.py).
 
-A small text file is one document, a line of JSON is one, a row of a table is one, and a plain text
-over sources.LARGEST_TEXT is cut at the first blank line after every multiple of sources.GRID,
-wherever the units' bounds are.
+One document is a small text file, a line of JSON, or a row of a table. A plain text over
+sources.LARGEST_TEXT is cut at the first blank line after every multiple of sources.GRID,
+independently of the units' bounds.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from .formats import Document, Item, Unread
 from .source_files import check_unchanged, is_stdlib
 from .sources import MEMORY, SourcePiece, Unit, is_long_text
 
-LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")  # how a line of a table begins
-TABLE = 0.6  # of a file's lines
-BATCH_BYTES = 2**20  # small, so that the memory is the tokenizer's and little more
+LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")  # beginning of a line of a table
+TABLE = 0.6  # share of a file's lines
+BATCH_BYTES = 2**20  # small, so that the tokenizer needs most of the memory
 
 
 def read_unit(unit: Unit, text_field: str, skipped: Skipped | None = None) -> Iterator[Document]:
-    """The documents of a unit in order, without empty ones. DataError names file and line of a bad
-    one that is not skipped.
+    """Yields the documents of a unit in order, without empty ones. Raises DataError with file and
+    line for a bad one that is not skipped.
     """
     for piece in unit.pieces:
         yield from read_piece(piece, text_field, skipped)
@@ -38,10 +37,8 @@ def read_unit(unit: Unit, text_field: str, skipped: Skipped | None = None) -> It
 def read_piece(
     piece: SourcePiece, text_field: str, skipped: Skipped | None = None
 ) -> Iterator[Document]:
-    """The documents that begin in one piece; refused when the file is not, or is no longer, the one
-    that was planned.
-    """
-    # requests to S3 name the version that they want
+    """Yields the documents that begin in one piece. Refuses a file that changed after the plan."""
+    # requests to S3 name the version
     on_disk = not piece.path.startswith((HUB, SCHEME))
     if on_disk:
         check_unchanged(piece.file)
@@ -53,14 +50,14 @@ def read_piece(
             "takes too much memory to be read",
             where=piece.path,
             why=why,
-            next="get it again, or cut it up",
+            next="download it again, or split it",
         ) from error
     if on_disk:
         check_unchanged(piece.file)
 
 
 def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
-    """The documents that are not empty; a bad record is raised, or skipped."""
+    """Yields the documents that are not empty. Raises the error of a bad record, or skips it."""
     good = False
     for item in items:
         if isinstance(item, DataError):
@@ -75,8 +72,8 @@ def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
 
 
 def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Lists of documents with about BATCH_BYTES of text each, so that memory does not grow with the
-    input.
+    """Yields lists of documents with about BATCH_BYTES of text each, so that memory does not grow
+    with the input.
     """
     batch, length = list[Document](), 0
     for document in documents:
@@ -90,7 +87,7 @@ def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _read(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Every record of a piece, also the empty ones, by the kind of its file."""
+    """Yields every record of a piece, including empty ones, by the format of its file."""
     path = piece.path
     if path.startswith(HUB):
         return formats.read_rows(piece, text_field)
@@ -98,15 +95,15 @@ def _read(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_plain(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """A plain text: one document, or several where it is long."""
+    """Reads a plain text: as one document, or as several if it is long."""
     if is_long_text(piece.file):
         return formats.read_long_text(piece)
     return _library_text(piece) if is_stdlib(piece.path) else formats.read_text(piece)
 
 
 def _library_text(piece: SourcePiece) -> Iterator[Item]:
-    """A file of the standard library, if a person would read it: no table, and none that is
-    deliberately broken.
+    """Reads a file of the standard library if a person would read it: skips tables and deliberately
+    broken files.
     """
     for item in formats.read_text(piece):
         if isinstance(item, Document) and not is_table(item.text):
@@ -114,25 +111,25 @@ def _library_text(piece: SourcePiece) -> Iterator[Item]:
 
 
 def is_table(text: str) -> bool:
-    """Whether most lines begin with a string, a number or a bracket, as in encodings/cp437.py: that
-    teaches no Python.
+    """Tells whether most lines begin with a string, a number or a bracket, like encodings/cp437.py:
+    such a file teaches no Python.
     """
     lines = [line for line in text.splitlines() if line and not line.isspace()]
     return sum(map(bool, map(LITERAL.match, lines))) > TABLE * len(lines)
 
 
 def left_out(unit: Unit, documents: int) -> tuple[str, ...]:
-    """What a unit's record says of the standard library's files that are no documents of it."""
+    """Returns a note for a unit's record about skipped files of the standard library."""
     if not is_stdlib(unit.pieces[0].path) or documents == len(unit.pieces):
         return ()
     why = "a table of literals, empty, or not UTF-8"
     return (
-        f"unit {unit.index}: {len(unit.pieces) - documents} of {len(unit.pieces)} files left "
-        f"out: {why}",
+        f"unit {unit.index}: {len(unit.pieces) - documents} of {len(unit.pieces)} files "
+        f"skipped: {why}",
     )
 
 
-# By the format's name.
+# readers by the format's name
 READERS: dict[str, Callable[[SourcePiece, str], Iterator[Item]]] = {
     row.name: named(row.read) for row in FORMATS.values()
 }

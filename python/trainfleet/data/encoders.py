@@ -1,9 +1,9 @@
-"""Tokenizer libraries behind one interface, fastest first; Hugging Face `tokenizers` is the
+"""Wraps tokenizer libraries in one interface, fastest first; Hugging Face `tokenizers` is the
 reference.
 
-A faster library is used only where it gives the reference's ids: it has to pass an adversarial
-check when it is opened, and a sample of every batch after that (work_units.py). All encode a
-document as plain text: `<|endoftext|>` written inside one is not the end of it.
+A faster library is used only if it gives the reference's ids. It must pass an adversarial check
+when it is opened, and a check of a sample of every batch after that (work_units.py). All encode a
+document as plain text: `<|endoftext|>` inside one does not end it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .wordpiece_cache import Words
 
 
 class TextEncoder(Protocol):
-    """`encode` gives the ids of all texts in one array, and the bounds of each: text i has
+    """Encodes all texts into one array of ids, with the bounds of each: text i has
     ids[offsets[i]:offsets[i+1]].
 
-    `package` is what is installed for it.
+    `package` is the name of the package to install.
     """
 
     name: str
@@ -38,7 +38,7 @@ class TextEncoder(Protocol):
 
 
 class HuggingFace:
-    """The reference: slow, complete, and what the tokenizer.json format is defined by."""
+    """The reference: slow, complete, and the definition of the tokenizer.json format."""
 
     name = package = "tokenizers"
 
@@ -82,9 +82,7 @@ class Fastokens:
 
 
 class Gigatoken:
-    """BPE in Rust; it knows no plain-text mode, so it is given a tokenizer without special
-    tokens.
-    """
+    """BPE in Rust. It has no plain-text mode, so it gets a tokenizer without special tokens."""
 
     name = package = "gigatoken"
 
@@ -118,7 +116,7 @@ HARD_TEXTS = [
     "日本語の文章。中文字符 한국어 텍스트 русский текст العربية हिन्दी ไทย",
     "😀👩‍👩‍👧‍👦🇩🇪 \U0001f3f4\U000e0067 \U00020000 \U0010ffff \ue000 \ud7ff",
     "\x01\x07\x1b[0m\x7f\x85 \u2028\u2029",
-    # of Unicode 15, 15.1, 16 and 17: tables differ in age
+    # characters of Unicode 15, 15.1, 16 and 17: tables differ in age
     "a\U00031350b \U0002ebf0c \U00010d4a1 \U000329abd \U000329ab's",
     "a" * 3000 + " " * 3000 + "!?" * 500 + "\n" * 300,
     "def f(x: int) -> int:\n    return x**2  # 'quoted' \"text\"\n",
@@ -129,10 +127,10 @@ HARD_TEXTS = [
 def open_encoder(
     definition: str, reference: HuggingFace, names: tuple[str, ...] = tuple(ENCODERS)
 ) -> tuple[TextEncoder, list[str]]:
-    """The first of the named libraries that loads this tokenizer.json and encodes the hard texts as
-    the reference does.
+    """Opens the first of the named libraries that loads this tokenizer.json and encodes the hard
+    texts like the reference.
 
-    Also, for each one passed over, a line that says why.
+    Also returns one line per skipped library with the reason.
     """
     passed = list[str]()
     for name in names:
@@ -140,9 +138,7 @@ def open_encoder(
             break
         try:
             encoder = ENCODERS[name](definition)
-        except (
-            Exception
-        ) as error:  # whatever a third-party loader raises on a tokenizer that it doesn't know
+        except Exception as error:  # any error of a third-party loader for an unknown tokenizer
             passed.append(
                 f"{name} can't load this tokenizer: "
                 f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
@@ -151,31 +147,27 @@ def open_encoder(
         if (different := first_difference(encoder, reference, hard_texts(reference))) is None:
             return encoder, passed
         passed.append(
-            f"{name} {version(encoder.package)} encodes {different!r} otherwise than tokenizers "
-            "does"
+            f"{name} {version(encoder.package)} encodes {different!r} differently from tokenizers"
         )
     return reference, passed
 
 
 def open_reference(definition: str, where: str) -> HuggingFace:
-    """The reference for a tokenizer.json that stood at `where`. DataError when it can't load it, or
-    encode any text with it.
+    """Opens the reference for a tokenizer.json from `where`. Raises DataError if it can't load it,
+    or can't encode text with it.
     """
     with blaming(where), muted():
         reference = HuggingFace(definition)
         reference.encode(
             HARD_TEXTS
-            # one without a token for what it does not know is loaded, and fails at its first new
-            # word
+            # a tokenizer without a token for unknown words loads, and fails at its first one
         )
         return reference
 
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Without what the library itself writes to stderr: a panic is printed there before it is
-    raised.
-    """
+    """Mutes the library's own output to stderr: it prints a panic before it raises it."""
     try:
         kept = os.dup(2)
     except OSError:  # stderr is closed
@@ -192,8 +184,8 @@ def muted() -> Iterator[None]:
 
 @contextmanager
 def blaming(where: str) -> Iterator[None]:
-    """What `tokenizers` raises is the fault of the tokenizer at `where`: a bare Exception, or
-    PanicException, which is none.
+    """Blames the tokenizer at `where` for errors of `tokenizers`: a bare Exception, or
+    PanicException, which is not a subclass of it.
     """
     try:
         yield
@@ -203,7 +195,7 @@ def blaming(where: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         what, why = (
-            "is no tokenizer that `tokenizers` can use",
+            "is not a tokenizer that `tokenizers` can use",
             shortened(printable(str(error)), 300),
         )
         raise DataError(
@@ -212,7 +204,7 @@ def blaming(where: str) -> Iterator[None]:
 
 
 def hard_texts(reference: HuggingFace) -> list[str]:
-    """HARD_TEXTS, and the first added tokens of this tokenizer, each inside a text."""
+    """Returns HARD_TEXTS, and the first added tokens of this tokenizer, each inside a text."""
     added = reference.tokenizer.get_added_tokens_decoder()
     return HARD_TEXTS + [
         f"a {added[id_].content} b{added[id_].content}" for id_ in sorted(added)[:32]
@@ -220,7 +212,9 @@ def hard_texts(reference: HuggingFace) -> list[str]:
 
 
 def first_difference(encoder: TextEncoder, reference: TextEncoder, texts: list[str]) -> str | None:
-    """The start of the first text that the two encode differently; None when they agree on all."""
+    """Returns the start of the first text that the two encode differently; None if they agree on
+    all.
+    """
     try:
         ids, offsets = encoder.encode(texts)
     except Exception as error:  # an encoder that fails on a text differs on it
@@ -235,8 +229,8 @@ def first_difference(encoder: TextEncoder, reference: TextEncoder, texts: list[s
 
 
 def _without_special(definition: str) -> str:
-    """The tokenizer without special tokens, and without truncation and padding, which belong to
-    batches and not to documents.
+    """Returns the tokenizer without special tokens, and without truncation and padding, which are
+    for batches and not for documents.
     """
     content = json.loads(definition) | {"truncation": None, "padding": None}
     content["added_tokens"] = [

@@ -1,5 +1,5 @@
-"""Which files are read, and as what: one row a kind of file, in folders, in buckets and in archives
-alike.
+"""Lists the file formats that are read: one row per format, the same in folders, buckets and
+archives.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ TEXT = (".txt", ".md", PYTHON)
 PLAIN, PACKED_TEXT, TAR = "text", "packed text", "tar"  # names of rows
 TEXTS = (PLAIN, PACKED_TEXT)
 INSTALLED = ("site-packages", "dist-packages", "__pycache__")  # folders
-SIDECAR = re.compile(  # the name of a file that tells of the records beside it
+SIDECAR = re.compile(  # the name of a file that describes the records next to it
     r".*\.md|(readme|licen[cs]e|copying|notice|citation|change(log|s))\b.*\.txt|dataset_(infos?|dict)\.json|state\.json",
     re.IGNORECASE,
 )
 
 
 class Format(NamedTuple):
-    """What files of these endings hold; of several that fit, the longest ending counts.
+    """A format of files with these endings; of several that fit, the longest ending counts.
 
-    `read`, by dotted name, takes a Piece and data.text_field, and gives what each record in it is
-    (formats.Item). `divided`: a file may be cut at any byte, and a record belongs to the piece that
-    holds its first one. `cut`: a long file is one text that is cut into documents. `by_jq`: its
-    records are JSON that jq reads.
+    `read`, by dotted name, takes a SourcePiece and data.text_field, and yields an Item of
+    formats.py per record. `divided`: a file may be cut at any byte, and a record belongs to the
+    piece with its first byte. `cut`: a long file is one text that is cut into documents. `by_jq`:
+    its records are JSON that jq reads.
     """
 
     name: str
@@ -67,43 +67,43 @@ FORMATS = {
 
 @cache
 def by_suffix() -> dict[str, Format]:
-    """The format of each ending, the longest first."""
+    """Returns the format of each ending, the longest first."""
     found = {suffix: row for row in FORMATS.values() for suffix in row.suffixes}
     return dict(sorted(found.items(), key=lambda entry: -len(entry[0])))
 
 
 def format_of(path: str) -> Format | None:
-    """The format of a file by how its name ends; None for one that is not read."""
+    """Returns the format of a file by its ending; None if it is not read."""
     return next((row for suffix, row in by_suffix().items() if path.endswith(suffix)), None)
 
 
 def name_of(path: str) -> str:
-    """The name of a file's format; "" for a file that is not read."""
+    """Returns the name of a file's format; "" if it is not read."""
     row = format_of(path)
     return row.name if row else ""
 
 
 def is_sidecar(path: str) -> bool:
-    """Whether a file tells of records, if its source or archive has any."""
+    """Tells whether a file only describes records, if its source or archive has any."""
     return SIDECAR.fullmatch(re.split("/|: ", path)[-1]) is not None
 
 
 def is_record(path: str) -> bool:
-    """Whether a file holds records, and is no text or a sidecar."""
+    """Tells whether a file has records: it is not a text or a sidecar."""
     return name_of(path) not in ("", *TEXTS) and not is_sidecar(path)
 
 
 def passed_over(path: str) -> str:
-    """Why a file or folder of that path is not looked at, and nothing below it; "" for another."""
+    """Returns why a file or folder is skipped with everything below it; "" if it is not."""
     parts = path.split("/")
-    # also ._name, which macOS puts beside each file
+    # also ._name, which macOS writes next to each file
     if any(part.startswith(".") and part.strip(".") for part in parts):
         return "hidden"
     return next((part for part in parts if part in INSTALLED), "")
 
 
 def why_unread(path: str) -> str:
-    """Why a file below a folder, or in an archive, is not read; "" for one that is."""
+    """Returns why a file below a folder, or in an archive, is not read; "" if it is."""
     if why := passed_over(path):
         return why
     return (

@@ -1,10 +1,10 @@
 """Reads texts from files: one per file, per line of JSON (plain, gzip, zstd), per row of Parquet,
 or many in one long text.
 
-In place of a bad record comes what is wrong with it, with its file and line (or row); that line is
-counted only then. What keeps the records behind it from being read is raised: a damaged file, or a
-line of more than LONGEST bytes, which is read whole, at several times its size in memory, and is
-mostly a file without line ends.
+A bad record yields its error, with file and line (or row); the line is counted only then. Damage
+that makes later records unreadable is raised: a damaged file, or a line of more than LONGEST bytes.
+A line is read at once, at several times its size in memory; such a long one is mostly a file
+without line ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from ..host.install_paths import installing_package
+from ..process.install_paths import installing_package
 from ..trust.errors import DataError
 from ..trust.file_signatures import kind_of
 from ..trust.untrusted_input import converting
@@ -40,19 +40,20 @@ from .bad_records import (
 )
 from .sources import SourcePiece
 
-# bytes in which a blank line is looked for before the end of any line is good enough
+# bytes in which a blank line is searched before the end of any line is used
 SEEK_BLANK = 2**16
 PACKED_BLOCK = 2**13  # small, as repeated text can come out ten thousand times as large
 LONGEST = sources.LARGEST_TEXT  # bytes of a record; a plain text that is longer is cut
-# of Arrow, alone or as a dictionary's
+# Arrow's types, plain or in a dictionary
 TEXT_TYPES = ("string", "large_string", "string_view", "null")
-ROWS = 256  # of a Parquet row group that are in memory at a time
+ROWS = 256  # rows of a Parquet row group that are in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text, its bytes in UTF-8 and their CRC-32, and how much of its file was read for it
-    (packed bytes, if it is).
+    """One text, its bytes in UTF-8 and their CRC-32.
+
+    `consumed`: bytes of its file that were read for it (packed bytes, if it is packed).
     """
 
     text: str
@@ -63,23 +64,23 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A file in an archive that is not read, and why: its kind, as a warning counts it."""
+    """A file in an archive that is not read; `kind` is the reason, as a warning counts it."""
 
     kind: str
 
 
-Item = Document | DataError | Unread  # a record's document, or what is wrong with the record
+Item = Document | DataError | Unread  # a record's document, or its error
 
 
 def read_text(piece: SourcePiece) -> Iterator[Item]:
-    """The whole file as one text."""
+    """Reads the entire file as one text."""
     with piece.open() as stream:
         content = stream.read()
     yield attempted(decoded, content, piece, 0, len(content))
 
 
 def read_long_text(piece: SourcePiece) -> Iterator[Item]:
-    """The documents of a long text that begin in the piece."""
+    """Reads the documents of a long text that begin in the piece."""
     grid = sources.GRID
     with piece.open() as stream:
         for start in range(piece.start, piece.end, grid):
@@ -91,22 +92,22 @@ def read_long_text(piece: SourcePiece) -> Iterator[Item]:
 
 
 def read_json_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """`text_field` of each line whose first byte is in the piece; blank lines are left out. A line
+    """Reads `text_field` of each line with its first byte in the piece; skips blank lines. A line
     is parsed in memory.
     """
     return read_lines(piece, text_field, _lines(piece))
 
 
 def read_packed_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """`text_field` of each line of a compressed file."""
+    """Reads `text_field` of each line of a compressed file."""
     return read_lines(piece, text_field, _packed_lines(piece))
 
 
 def read_lines(
     piece: SourcePiece, text_field: str, lines: Iterable[tuple[bytes, int]]
 ) -> Iterator[Item]:
-    """`text_field` of lines of JSON, which come with the bytes that were read for each; no text
-    (null) is an empty one.
+    """Reads `text_field` of lines of JSON, given with the bytes that were read for each; a null is
+    an empty text.
     """
     for number, (line, consumed) in enumerate(lines, 1):
         if len(line) > LONGEST:
@@ -114,7 +115,7 @@ def read_lines(
         if not line.strip():
             continue
         try:
-            # where files were joined, a mark stands in the middle
+            # joined files may have a byte order mark in the middle
             text = json.loads(line.decode("utf-8-sig"))[text_field]
             document: Item = encoded("" if text is None else text, consumed)
         except (KeyError, TypeError, AttributeError):
@@ -131,8 +132,8 @@ def read_lines(
 
 
 def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """The column `text_field` of the row groups whose first byte is in the piece, some rows at a
-    time.
+    """Reads the column `text_field` of the row groups with their first byte in the piece, some rows
+    at a time.
     """
     arrow, parquet = (
         library("pyarrow", "pyarrow", piece),
@@ -158,7 +159,7 @@ def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_rows(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """`text_field` of the rows of one shard of a Hugging Face dataset, in order."""
+    """Reads `text_field` of the rows of one shard of a Hugging Face dataset, in order."""
     source, _, part = piece.path.rpartition("#")
     index, count = map(int, part.split("/"))
     for row, record in enumerate(hub_datasets.open_dataset(source).shard(count, index)):
@@ -166,36 +167,38 @@ def read_rows(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | None]:
-    """A column of a batch of Arrow's rows. DataError when it has no texts, ArrowInvalid when they
-    are not UTF-8.
+    """Returns a column of a batch of Arrow's rows. Raises DataError if it is not a text column,
+    ArrowInvalid if it is not UTF-8.
     """
     if not is_text(kind := batch.schema.field(column).type):
         other = naming(batch.schema.names, texts_of(batch.schema))
         raise DataError(
-            f"the column `{text_field}` is no text", where=where, why=f"it is {kind}", next=other
+            f"the column `{text_field}` is not text", where=where, why=f"it is {kind}", next=other
         )
-    batch.validate(full=True)  # what a file says of its own columns may lead anywhere in memory
+    batch.validate(full=True)  # a file's description of its columns may point anywhere in memory
     return list(batch.column(column).to_pylist())
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a type of Arrow's is that of texts."""
+    """Tells whether an Arrow type is a text type."""
     return str(getattr(kind, "value_type", kind)) in TEXT_TYPES and "list" not in str(kind)
 
 
 def texts_of(schema: Any) -> list[str]:
-    """The columns of a table of Arrow's that have texts."""
+    """Returns the text columns of an Arrow table."""
     return [field.name for field in schema if is_text(field.type)]
 
 
 def encoded(text: str, consumed: int) -> Document:
-    """UnicodeEncodeError when a character is half of a surrogate pair, which JSON can spell."""
+    """Makes a document. Raises UnicodeEncodeError if a character is half of a surrogate pair, which
+    JSON can spell.
+    """
     content = text.encode()
     return Document(text, len(content), zlib.crc32(content), consumed)
 
 
 def attempted(make: Callable[..., Document], *words: Any) -> Item:
-    """The document that `make` reads from one record, or what is wrong with that record alone."""
+    """Returns the document that `make` reads from one record, or the error of that record."""
     try:
         return make(*words)
     except DataError as error:
@@ -203,12 +206,12 @@ def attempted(make: Callable[..., Document], *words: Any) -> Item:
 
 
 def document_of(record: object, where: str, text_field: str) -> Document:
-    """The document in a record of JSON; no text (null) is an empty one. DataError when it has
-    none.
+    """Returns the document in a record of JSON; a null is an empty one. Raises DataError if there
+    is no text.
     """
     if not isinstance(record, dict):
         raise OtherField(
-            "is no JSON object", where=where, next=f'write {{"{text_field}": "the text"}}'
+            "is not a JSON object", where=where, next=f'write {{"{text_field}": "the text"}}'
         )
     if text_field not in record:
         raise lacks_field(where, text_field, list(record), texts_in(record))
@@ -218,8 +221,8 @@ def document_of(record: object, where: str, text_field: str) -> Document:
 
 
 def cell(text: str | None, where: str, text_field: str) -> Document:
-    """The document in a cell of a table; an empty cell is an empty one. DataError when it can't be
-    one.
+    """Returns the document in a cell of a table, an empty one for an empty cell. Raises DataError
+    for an invalid cell.
     """
     if text and len(text) > LONGEST:
         raise too_long(where)
@@ -230,8 +233,8 @@ def cell(text: str | None, where: str, text_field: str) -> Document:
 
 
 def column(names: list[str], text_field: str, where: str, readable: list[str] | None = None) -> int:
-    """Which column of a table has the texts. DataError when none has, or two have. `readable`:
-    those of texts, if not all are.
+    """Returns the index of the text column of a table. Raises DataError if there is no such column,
+    or if there are two. `readable`: the text columns, if not all are.
     """
     if text_field not in names:
         raise lacks_field(where, text_field, names, names if readable is None else readable)
@@ -239,14 +242,14 @@ def column(names: list[str], text_field: str, where: str, readable: list[str] | 
         raise DataError(
             f"has {names.count(text_field)} columns `{text_field}`",
             where=where,
-            next="rename all but one",
+            next="rename all except one",
         )
     return names.index(text_field)
 
 
 def _boundary(stream: BinaryIO, at: int) -> int:
-    """The first good place to cut a long text at or after `at`: after a blank line, any line, or
-    else any character.
+    """Finds the first good place to cut a long text at or after `at`: after a blank line, any line,
+    or else any character.
     """
     if at == 0:
         return 0
@@ -263,13 +266,13 @@ def _boundary(stream: BinaryIO, at: int) -> int:
 
 
 def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
-    """The lines whose first byte is in the piece, each with its length."""
+    """Yields the lines with their first byte in the piece, each with its length."""
     with piece.open(max(piece.start - 1, 0)) as stream:
         if piece.start:
-            # of a line whose first byte is in a piece before
+            # the rest of a line that begins in a piece before
             rest = stream.readline(min(piece.end - piece.start, LONGEST + 1))
             if not rest.endswith(b"\n"):
-                return  # a long line goes on beyond the piece, or is refused where it begins
+                return  # a long line continues beyond the piece, or is refused where it begins
         at = stream.tell()
         while line := stream.readline(LONGEST + 1):
             if at >= piece.end:
@@ -279,8 +282,8 @@ def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
 
 
 def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
-    """All lines of a compressed file, each with the compressed bytes that were read for it (mostly
-    none).
+    """Yields all lines of a compressed file, each with the compressed bytes that were read for it
+    (mostly none).
     """
     with (
         piece.open() as raw,
@@ -294,8 +297,8 @@ def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
 
 
 def unpacked(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
-    """The lines of a gzip or zstd file, of one that is too long the beginning. EOFError when it is
-    cut off.
+    """Yields the lines of a gzip or zstd file; only the beginning of one that is too long. Raises
+    EOFError if the file is cut off.
     """
     if not piece.path.endswith(".gz"):
         return _joined(_unpacked_zstd(raw, piece))
@@ -304,8 +307,8 @@ def unpacked(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
 
 
 def _unpacked_zstd(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
-    """Blocks of all frames; the library's own streams take one that is cut off for whole, so its
-    end is checked here.
+    """Yields blocks of all frames. The library's own streams accept a cut-off file as complete, so
+    this checks its end.
     """
     zstandard = library("zstandard", "zstandard", piece)
     frame = None
@@ -323,7 +326,7 @@ def _unpacked_zstd(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
 
 
 def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The lines of a text that comes in blocks."""
+    """Yields the lines of a text that arrives in blocks."""
     rest, length = list[bytes](), 0
     for block in blocks:
         first, *more = block.split(b"\n")
@@ -340,8 +343,8 @@ def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def damage(piece: SourcePiece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
-    """Turns a library's complaint about damaged content into one that names the file, and the line
-    if there are any.
+    """Turns a library's error about damaged content into one that names the file, and the line if
+    there are any.
     """
     line = [0]
     try:
@@ -349,7 +352,7 @@ def damage(piece: SourcePiece, kind: str, *errors: type[Exception]) -> Iterator[
     except errors as error:
         where = f"{piece.path}:{line[0] + 1}" if line[0] else piece.path
         raise DataError(
-            f"is a damaged {kind} file", where=where, why=str(error), next="get the file again"
+            f"is a damaged {kind} file", where=where, why=str(error), next="download the file again"
         ) from error
 
 
@@ -364,7 +367,7 @@ def library(module: str, package: str, piece: SourcePiece) -> Any:
 
 
 def _first_byte(row_group: Any) -> int:
-    """Where the pages of a row group begin in its file."""
+    """Returns the offset of a row group's pages in its file."""
     column = row_group.column(0)
     return int(
         column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
@@ -373,23 +376,19 @@ def _first_byte(row_group: Any) -> int:
 
 @lru_cache(maxsize=8)
 def _first_line(piece: SourcePiece) -> int:
-    """How many lines end before the first one of a piece: read again only when there is an error to
-    report.
-    """
+    """Counts the lines that end before a piece. Reads the file again only for an error message."""
     return _line_at(piece, piece.start - 1) if piece.start else 0
 
 
 def decoded(content: bytes, piece: SourcePiece, offset: int, consumed: int) -> Document:
-    """The document in the bytes of a text from `offset` on, without the mark (BOM) that may begin
-    it.
-    """
+    """Returns the document in the bytes of a text from `offset` on, without a byte order mark."""
     if offset == 0 and content.startswith(codecs.BOM_UTF8):
         content, offset = content[3:], 3
     zeros, kind = content.count(0), kind_of(content)
     if zeros > len(content) / 4 or (zeros and kind):
         why = f"{zeros:,} of its {len(content):,} bytes are 0{'' if kind else ', as in UTF-16'}"
         raise BadText(
-            "is no text", where=piece.path, why=why, next=f"{converting(content, 0)}{ELSE}"
+            "is not text", where=piece.path, why=why, next=f"{converting(content, 0)}{ELSE}"
         )
     try:
         return Document(content.decode(), len(content), zlib.crc32(content), consumed)

@@ -1,9 +1,9 @@
-"""Hugging Face datasets as sources, streamed through the `datasets` library. Their addresses:
+"""Streams Hugging Face datasets as sources through the `datasets` library. Their addresses:
 config/hub_addresses.py.
 
-A dataset reads its own files alone: what its README.md names elsewhere, in another folder, another
-repository or on a server, is refused before anything is asked of it, and what the library has found
-is looked at again before it is read.
+A dataset may read only its own files. If its README.md names files in another folder, in another
+repository or on a server, it is refused before any request is made. The files that the library
+found are checked again before they are read.
 """
 
 from __future__ import annotations
@@ -20,26 +20,23 @@ from typing import Any
 import yaml
 
 from ..config.hub_addresses import HubDataset, dataset_of
-from ..host.install_paths import installing
+from ..process.install_paths import installing
 from ..trust import untrusted_input
 from ..trust.errors import DataError, InputError
 from ..trust.untrusted_input import printable, shortened
 from .source_files import SourceFile
 
-# of a dataset; the second counts, where both say something
+# a dataset's descriptions; the second one wins
 DESCRIPTIONS = ("README.md", ".huggingface.yaml")
-LARGEST = 16 * untrusted_input.MEBIBYTE  # of a description
+LARGEST = 16 * untrusted_input.MEBIBYTE  # bytes of a description
 MOST = 10**6  # values in a description: one of 2,000 languages has 50,000
-NAMING = ("data_files", "data_dir")  # what a configuration in them names files with
-OFFLINE = (
-    "type it again where there is a network; or name a folder with the dataset's files: "
-    "hf:///folder"
-)
+NAMING = ("data_files", "data_dir")  # keys by which a configuration in them names files
+OFFLINE = "retry with a network connection, or name a folder with the dataset's files: hf:///folder"
 
 
 def list_shards(source: str) -> list[SourceFile]:
-    """The dataset's own shards, which are what can be read side by side; sizes are its total over
-    their number.
+    """Lists the dataset's own shards, which can be read in parallel; their size is its total
+    divided by their number.
     """
     dataset = open_dataset(source)
     count = int(dataset.num_shards)
@@ -53,11 +50,11 @@ def list_shards(source: str) -> list[SourceFile]:
 
 
 def open_dataset(source: str) -> Any:
-    """The split of a source, streamed. DataError when the library is missing, or whatever else
-    keeps it from being opened.
+    """Opens the split of a source for streaming. Raises DataError if the library is missing or
+    can't open it.
     """
     os.environ["USE_TORCH"] = (
-        "0"  # read by the library, which would load torch, also for `make plan`
+        "0"  # read by the library, which would load torch, even for `make plan`
     )
     try:
         import datasets
@@ -76,7 +73,7 @@ def open_dataset(source: str) -> Any:
         raise DataError(
             error.what, where=error.where or source, next="correct data.sources"
         ) from error
-    except Exception as error:  # whatever the hub, the network or the dataset's own code raises
+    except Exception as error:  # any error of the hub, the network or the dataset's own code
         why = f"{type(error).__name__}: {error}"
         remedy = OFFLINE if isinstance(error, ConnectionError) else "correct data.sources"
         raise DataError(
@@ -85,8 +82,8 @@ def open_dataset(source: str) -> Any:
 
 
 def _require_own_names(found: HubDataset, source: str) -> None:
-    """DataError where what describes a dataset names files elsewhere: to look there would already
-    be a request to a server.
+    """Raises DataError if a dataset's description names files elsewhere: opening those would
+    already be a request to a server.
     """
     base = (
         str(Path(found.name).resolve())
@@ -102,10 +99,9 @@ def _require_own_names(found: HubDataset, source: str) -> None:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """What the configurations in a description name files with; read as the library reads it, with
-    the same parser.
+    """Yields the file names in the configurations of a description, parsed like the library does.
 
-    InputError when its aliases expand to so much that the library would never end.
+    Raises InputError if its aliases expand to so much that the library would never end.
     """
     from huggingface_hub import DatasetCard
 
@@ -121,7 +117,7 @@ def _names(path: Path) -> Iterator[str]:
 
 
 def _descriptions(found: HubDataset) -> Iterator[Path]:
-    """The files of a dataset that say which files it has."""
+    """Yields the files of a dataset that list its files."""
     for name in DESCRIPTIONS:
         path = (
             Path(found.name, name)
@@ -134,8 +130,8 @@ def _descriptions(found: HubDataset) -> Iterator[Path]:
 
 @cache  # each shard opens its dataset
 def _fetched(repository: str, name: str, revision: str | None) -> Path | None:
-    """A file of the Hub's, in its cache. None of what it does not give: the library will say
-    why.
+    """Returns a file of the Hub, in its cache. None if the Hub does not deliver it: the library
+    will report why.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
@@ -146,8 +142,8 @@ def _fetched(repository: str, name: str, revision: str | None) -> Path | None:
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """How many values a value of YAML has, each counted as often as aliases repeat it; one in
-    itself has too many.
+    """Counts the values in a value of YAML, each as often as aliases repeat it; a recursive one has
+    too many.
     """
     if id(value) not in known:
         known[id(value)] = MOST + 1
@@ -156,7 +152,7 @@ def _size(value: Any, known: dict[int, int]) -> int:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Each text in a value of YAML, at any depth."""
+    """Yields each text in a value of YAML, at any depth."""
     if isinstance(value, str):
         yield value
     for inner in _inner(value):
@@ -164,7 +160,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _inner(value: Any) -> Iterable[Any]:
-    """The values in a value of YAML."""
+    """Returns the values in a value of YAML."""
     return (
         value.values()
         if isinstance(value, dict)
@@ -179,7 +175,7 @@ def _is_folder(found: HubDataset) -> bool:
 
 
 def _require_own(builder: Any, found: HubDataset, source: str) -> None:
-    """DataError where a file of the dataset's lies elsewhere, also by a link, or is of another
+    """Raises DataError if a file of the dataset is elsewhere, even through a link, or has another
     revision than the others.
     """
     files = [file for files in (builder.config.data_files or {}).values() for file in files]
@@ -196,10 +192,10 @@ def _require_own(builder: Any, found: HubDataset, source: str) -> None:
 
 
 def _is_own(file: str, found: HubDataset) -> bool:
-    """Whether a path or a URL is below the dataset's folder, or in its repository."""
+    """Tells whether a path or a URL is below the dataset's folder, or in its repository."""
     if _is_folder(found):
         folder = Path(found.name).resolve()
-        # of the Hub's cache, where a revision's files are links into blobs/
+        # a folder in the Hub's cache, where a revision's files are links into blobs/
         cached = folder.parent.name == "snapshots"
         roots = (folder, folder.parents[1] / "blobs") if cached else (folder,)
         return (
@@ -221,5 +217,5 @@ def _elsewhere(file: str, source: str) -> DataError:
         "asks for a file that is not its own",
         where=source,
         why=why,
-        next="correct its README.md, or leave it out",
+        next="correct its README.md, or remove this source",
     )

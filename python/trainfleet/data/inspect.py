@@ -1,5 +1,5 @@
-"""`python -m trainfleet.data.inspect CONFIG_YAML [SAMPLE]`: a training sample as text; VERIFY=1
-checks every file first.
+"""Shows a training sample as text: `python -m trainfleet.data.inspect CONFIG_YAML [SAMPLE]`;
+VERIFY=1 checks every file first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tokenizer import load
 
 
 def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
-    """Lines that show the dataset, where global sample `sample` is in it, and its text; with
+    """Yields lines about the dataset, the position of global sample `sample`, and its text; with
     `full`, each file's check.
     """
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
@@ -42,7 +42,7 @@ def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
 
 
 def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str:
-    """The text with a line where a document ends."""
+    """Returns the text with a line where a document ends."""
     parts: list[list[int]] = [[]]
     for id_ in ids:
         parts.append([]) if id_ == end else parts[-1].append(id_)

@@ -1,10 +1,10 @@
 """Copies a dataset from S3 to this node's own disk before its ranks read it: `python -m
 trainfleet.data.local_copy RUN DISK`.
 
-It prints the folder that has the dataset then, which ranks read as any that an engine has mounted
-(runs.MOUNTED): the same batches in the same order. Blocks are checked as they come, by the
-manifest's checksums. The manifest is written last, so that without it nothing counts, and what an
-earlier attempt has brought is not fetched again.
+It then prints the dataset's folder. Ranks read it like one that a scheduler has mounted
+(run_folder.MOUNTED): the same batches in the same order. Blocks are checked as they arrive, by the
+manifest's checksums. The manifest is written last, so that a copy without it does not count. Files
+from an earlier attempt are not fetched again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from .dataset_store import BucketDataset, DatasetStore, FolderDataset
 from .manifest import BLOCK, ITEM_BYTES, MANIFEST, Manifest, Shard, read_manifest, store_of
 from .tokens import check_block
 
-READ_TWICE = 2  # a dataset of which the run reads less than half is not worth it
+# times that the run reads the dataset, at most: if it reads less than half, a copy is not worth it
+READ_TWICE = 2
 
 
 def main(arguments: list[str]) -> int:
     run, disk = Run(Path(arguments[0])), Path(arguments[1])
     try:
         if not disk.is_mount():
-            raise DataError("is no disk of this node's own", where=str(disk), next="make setup")
+            raise DataError("is not this node's own disk", where=str(disk), next="make setup")
         began = time.monotonic()
         folder = copy(load_resolved(run.config), disk)
         print(
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> int:
         print(folder)
     except (TrainfleetError, OSError) as error:
         print(
-            "the dataset is read from S3 as it is needed, and not copied: "
+            "the dataset is not copied, and read from S3 as needed: "
             f"{' '.join(str(error).split())}",
             file=sys.stderr,
         )
@@ -56,18 +57,18 @@ def main(arguments: list[str]) -> int:
 
 
 def copy(config: Config, disk: Path) -> Path:
-    """The folder with all of the config's dataset.
+    """Returns the folder with the config's entire dataset.
 
     Raises:
         DataError: it is not finished or damaged, there is no room for it, or the run reads too
             little of it.
-        S3Error: it did not come.
+        S3Error: it did not arrive.
     """
     store = store_of(config.data)
     manifest = read_manifest(store)
     if manifest is None or not isinstance(store, BucketDataset):
         raise DataError(
-            "is no finished dataset in S3", where=store.describe(""), next="make tokenize"
+            "is not a finished dataset in S3", where=store.describe(""), next="make tokenize"
         )
     here = FolderDataset(disk / "trainfleet" / config.data.name / manifest.identity[:16])
     if here.read(MANIFEST) is not None:
@@ -78,7 +79,7 @@ def copy(config: Config, disk: Path) -> Path:
         index = b"".join(store.stream(f"{shard.path}.idx"))
         if hashlib.sha256(index).hexdigest() != shard.idx_sha256:
             raise DataError(
-                "is damaged: its SHA-256 is another one",
+                "is damaged: its SHA-256 differs",
                 where=store.describe(f"{shard.path}.idx"),
                 next=store.remake(),
             )
@@ -89,12 +90,12 @@ def copy(config: Config, disk: Path) -> Path:
 
 
 def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk: Path) -> None:
-    """DataError where the copy would have no room, or the ranks would wait for what they never
-    read.
+    """Raises DataError if the copy does not fit, or if the ranks would wait for files that they
+    never read.
     """
     train, width = config.train, ITEM_BYTES[manifest.dtype]
     size = sum(shard.tokens for shard in manifest.shards) * width
-    read = train.steps * train.global_batch * (train.sequence_length + 1) * width
+    read = train.steps * train.global_batch_size * (train.sequence_length + 1) * width
     if size > READ_TWICE * read:
         raise DataError(
             f"has {size / 1e9:,.1f} GB, of which this run reads {read / 1e9:,.1f} GB",
@@ -107,9 +108,7 @@ def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk
 
 
 def _bring_tokens(store: BucketDataset, path: Path, shard: Shard, width: int) -> None:
-    """A shard's tokens, many blocks at a time; nothing where an earlier attempt has brought
-    them.
-    """
+    """Downloads a shard's tokens, many blocks at a time; skips one from an earlier attempt."""
     size = shard.tokens * width
     if path.exists() and path.stat().st_size == size:
         return

@@ -1,18 +1,17 @@
-"""What a dataset's folder says about itself: the settings it is made from, each unit's record, and
-the manifest of the whole.
+"""Reads and writes the files that describe a dataset in its folder: its settings, each unit's
+record, and the manifest of all.
 
     data/<name>/
-      plan.json          committed first: settings, listing and tokenizer that every unit is made
-                         with
-      tokenizer.json     the tokenizer, whatever it was made from
+      plan.json          committed first: settings, listing and tokenizer for every unit
+      tokenizer.json     the tokenizer, in this form regardless of its origin
       train/00000.bin    token ids of unit 0's training documents    (validation/ likewise)
       train/00000.idx    where each document begins and ends
-      units/00000.json   unit 0 is done: written last, so that without it nothing of the unit counts
+      units/00000.json   unit 0 is done: written last, so that a unit without it does not count
       manifest.json      all units are done
-      progress/ logs/    what the nodes leave while they work
-      lock               held by the job that is at work
+      progress/ logs/    written by the nodes while they run
+      lock               held by the running job
 
-All of it is written by rename, and none of it is ever changed once it is there.
+Every file is written by rename, and never changed afterwards.
 """
 
 from __future__ import annotations
@@ -42,12 +41,11 @@ TRAIN, VALIDATION = "train", "validation"
 SPLITS = (TRAIN, VALIDATION)
 ITEM_BYTES: dict[str, int] = {"uint16": 2, "int32": 4}
 LARGEST_UINT16 = 65_500
-BLOCK = 2**22  # bytes of .bin under one CRC-32, so that a reader can check what it reads
-LISTED = 1000  # bad records that a manifest names
-LENGTHS = (
-    31  # classes of document lengths, each twice the one before; the format allows no longer one
-)
-FORMAT = 1  # of these files; another number is another program's
+BLOCK = 2**22  # bytes of .bin under one CRC-32, so that a reader can check its block
+LISTED = 1000  # bad records that a manifest lists
+# classes of document lengths, each twice the one before; the format allows no longer document
+LENGTHS = 31
+FORMAT = 1  # format of these files; another number belongs to another program
 Digest = Annotated[str, Pattern("[0-9a-f]{64}")]
 Stem = Annotated[str, Pattern("(train|validation)/[0-9]{5,9}")]
 Dtype = Literal["uint16", "int32"]
@@ -56,8 +54,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """What decides a dataset's content, as the config has it; weights don't: they only decide in
-    which order it is read.
+    """The settings that decide a dataset's content. Weights don't: they only decide the reading
+    order.
     """
 
     sources: tuple[str, ...]
@@ -68,9 +66,7 @@ class DatasetSettings:
 
 @dataclass(frozen=True)
 class Preparation:
-    """plan.json: what all units of a dataset are made with. A unit's record names the hash of
-    it.
-    """
+    """plan.json: the settings for all units of a dataset. A unit's record names its hash."""
 
     settings: DatasetSettings
     listing: Digest
@@ -81,7 +77,7 @@ class Preparation:
     vocabulary_size: Count
     end_of_document: Count
     dtype: Dtype
-    few: bool  # texts: each is divided between the splits
+    few: bool  # there are few texts: each is divided between the splits
     format: int = FORMAT
 
     @property
@@ -91,10 +87,10 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Shard:
-    """What is known of one pair of token files: enough to address, check and refuse it."""
+    """One pair of token files: its address, checksums and bounds."""
 
     path: Stem  # without suffix, relative to the dataset
-    source: Count  # which entry of data.sources
+    source: Count  # index in data.sources
     tokens: Count
     documents: Count
     min_id: Count
@@ -108,9 +104,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One finished unit. `bytes` are those of its sources, `text_bytes` those of its texts in
-    UTF-8.
-    """
+    """One finished unit. `bytes` counts its sources, `text_bytes` its texts in UTF-8."""
 
     index: Count
     source: Count
@@ -123,7 +117,7 @@ class UnitRecord:
     notes: tuple[str, ...]
     train: Shard | None
     validation: Shard | None
-    skipped: Count = 0  # bad records (data.bad_records)
+    skipped: Count = 0  # bad records (data.on_bad_record)
     skipped_records: tuple[str, ...] = ()  # the first of them: file, line and reason
 
     @property
@@ -133,8 +127,8 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A finished dataset. `identity` is the hash of what training sees: order, ids and tokenizer,
-    not how they were made.
+    """A finished dataset. `identity` is the hash of the order, ids and tokenizer that training
+    sees, not of how they were made.
     """
 
     identity: Digest
@@ -144,9 +138,9 @@ class Manifest:
     vocabulary_size: Count
     end_of_document: Count
     dtype: Dtype
-    tokens: Count  # of the train split
+    tokens: Count  # tokens of the train split
     validation_tokens: Count
-    documents: Count  # of both splits
+    documents: Count  # documents of both splits
     validation_documents: Count
     longest: Count
     bytes: Count
@@ -155,29 +149,27 @@ class Manifest:
     checked: Count
     notes: tuple[str, ...]
     shards: tuple[Shard, ...]
-    skipped: Count = 0  # bad records (data.bad_records)
+    skipped: Count = 0  # bad records (data.on_bad_record)
     skipped_records: tuple[str, ...] = ()  # the first of them: file, line and reason
     format: int = FORMAT
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """How many documents have [2^i, 2^(i+1)) tokens, i from 0."""
+        """Numbers of documents with [2^i, 2^(i+1)) tokens, i from 0."""
         return tuple(map(sum, zip(*(shard.lengths for shard in self.shards), strict=True)))
 
     def split(self, name: str) -> tuple[Shard, ...]:
-        """The shards of one split in order."""
+        """Returns the shards of one split in order."""
         return tuple(shard for shard in self.shards if shard.path.startswith(f"{name}/"))
 
 
 def settings_of(data: Data) -> DatasetSettings:
-    """The settings that a dataset made from this config has. DataError when the tokenizer can't be
-    read.
+    """Returns the settings of a dataset made from this config. Raises DataError if the tokenizer
+    can't be read.
     """
     trained = data.tokenizer == TRAINED
     tokenizer = (
-        f"{TRAINED} {data.vocabulary_size}"
-        if trained
-        else f"sha256 {load(folder_named(data)).sha256}"
+        f"{TRAINED} {data.vocab_size}" if trained else f"sha256 {load(folder_named(data)).sha256}"
     )
     sources = tuple(
         f"{source.path} ({source.text_field})" if source.text_field else source.path
@@ -187,8 +179,8 @@ def settings_of(data: Data) -> DatasetSettings:
 
 
 def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparation:
-    """What units of this plan are made with. DataError when the tokenizer has no end-of-document
-    token.
+    """Returns the settings for units of this plan. Raises DataError if the tokenizer has no
+    end-of-document token.
     """
     return Preparation(
         settings=settings_of(data),
@@ -205,22 +197,23 @@ def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparat
 
 
 def dtype_for(vocabulary_size: int) -> Dtype:
-    """The type of the stored ids: two bytes where the vocabulary allows, by Megatron's rule, else
-    its only wide one.
+    """Returns the type of the stored ids: two bytes if the vocabulary allows, by Megatron's rule,
+    otherwise its only wide one.
     """
     return "uint16" if vocabulary_size < LARGEST_UINT16 else "int32"
 
 
 def store_of(data: Data, root: Path = run_folder.DATA) -> DatasetStore:
-    """Where this config's dataset is, or will be."""
-    return open_store(root / data.name, data.store)
+    """Returns the store of this config's dataset, which may not exist yet."""
+    return open_store(root / data.name, data.tokenized_path)
 
 
 def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
-    """The manifest of the finished dataset that this config asks for; None when it is not there or
-    not finished.
+    """Returns the manifest of the finished dataset that this config names; None if it is missing or
+    unfinished.
 
-    DataError when a finished one stands under its name that was made otherwise: says what differs.
+    Raises DataError, with the differences, if a dataset with this name was made with other
+    settings.
     """
     store = store_of(data, root)
     manifest = read_manifest(store)
@@ -228,7 +221,7 @@ def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
         raise DataError(
             f"the dataset `{data.name}` was made with other settings: {'; '.join(different)}",
             where=store.describe(""),
-            next=f"set another data.name, or make this one anew: {store.remake()}",
+            next=f"set another data.name, or make this one again: {store.remake()}",
         )
     if manifest is not None:
         require_few(manifest, data, store)
@@ -236,30 +229,30 @@ def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
 
 
 def skippable(data: Data) -> float:
-    """The largest share of the records that may be skipped as bad ones."""
-    return bad_records.share_of(data.bad_records)
+    """Returns the largest share of records that may be skipped as bad ones."""
+    return bad_records.share_of(data.on_bad_record)
 
 
 def require_few(manifest: Manifest, data: Data, store: DatasetStore) -> None:
-    """DataError where more bad records were skipped than data.bad_records allows.
+    """Raises DataError if more bad records were skipped than data.on_bad_record allows.
 
-    That is none of the settings: the good records' tokens are the same whatever it says.
+    This is not one of the settings: the good records' tokens do not depend on it.
     """
     records = manifest.documents + manifest.skipped
-    allowed = bad_records.most(data.bad_records, records)
+    allowed = bad_records.most(data.on_bad_record, records)
     if manifest.skipped > allowed:
         share = math.ceil(1e6 * manifest.skipped / records) / 1e6
         raise DataError(
-            f"{manifest.skipped:,} of {records:,} records are bad; data.bad_records "
-            f"{data.bad_records} allows {allowed:,}",
+            f"{manifest.skipped:,} of {records:,} records are bad; data.on_bad_record "
+            f"{data.on_bad_record} allows {allowed:,}",
             where=store.describe(""),
             why=f"the first: {manifest.skipped_records[0]}",
-            next=f"correct them, and {store.remake()}; or SET='data.bad_records={share:.6f}'",
+            next=f"correct them, and {store.remake()}; or SET='data.on_bad_record={share:.6f}'",
         )
 
 
 def differences(made: DatasetSettings, wanted: DatasetSettings) -> list[str]:
-    """`data.<key> was <made>, is <wanted>` for each key that is not the same."""
+    """Returns `data.<key> was <made>, is <wanted>` for each key that differs."""
     pairs = (
         (field.name, getattr(made, field.name), getattr(wanted, field.name))
         for field in fields(DatasetSettings)
@@ -270,8 +263,8 @@ def differences(made: DatasetSettings, wanted: DatasetSettings) -> list[str]:
 
 
 def read_manifest(store: DatasetStore) -> Manifest | None:
-    """A finished dataset's manifest, None before it is finished. DataError when it is not of this
-    format.
+    """Returns a finished dataset's manifest, None before it is finished. Raises DataError if it
+    does not have this format.
     """
     manifest = _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
     if manifest is not None and (fault := _contradiction(manifest)):
@@ -281,7 +274,7 @@ def read_manifest(store: DatasetStore) -> Manifest | None:
 
 
 def _contradiction(manifest: Manifest) -> str | None:
-    """In what a manifest contradicts itself; None when it adds up."""
+    """Returns the contradiction in a manifest; None if it adds up."""
     train, validation = manifest.split(TRAIN), manifest.split(VALIDATION)
     width = ITEM_BYTES[manifest.dtype]
     for key, stated, counted in (
@@ -297,10 +290,11 @@ def _contradiction(manifest: Manifest) -> str | None:
         if stated != counted:
             return f"{key} is {stated:,}, and the shards have {counted:,}"
     if not manifest.tokens:
-        return "tokens is 0: it has nothing to train on"
+        return "tokens is 0: there is no text to train on"
     if not manifest.end_of_document < manifest.vocabulary_size:
         return (
-            f"end_of_document is {manifest.end_of_document}, of {manifest.vocabulary_size} tokens"
+            f"end_of_document is {manifest.end_of_document}, but there are "
+            f"{manifest.vocabulary_size} tokens"
         )
     for shard in manifest.shards:
         if len(shard.blocks) != -(-shard.tokens * width // BLOCK) or len(shard.lengths) != LENGTHS:
@@ -312,15 +306,17 @@ def _contradiction(manifest: Manifest) -> str | None:
 
 
 def read_preparation(store: DatasetStore) -> Preparation | None:
-    """What a dataset was begun with, None before that. DataError when it is not of this format."""
+    """Returns the settings with which a dataset was begun, None before that. Raises DataError if
+    they do not have this format.
+    """
     return _parse(Preparation, store.read(PLAN), store, PLAN)
 
 
 def read_records(
     store: DatasetStore, indices: Sequence[int], preparation: Preparation
 ) -> dict[int, UnitRecord]:
-    """The records of those units that are done, were made with this preparation and have their
-    files.
+    """Returns the records of those units that are done, were made with this preparation and have
+    their files.
     """
     sizes = {name: size for part in ("units", *SPLITS) for name, size in store.sizes(part).items()}
     names = [name for index in indices if (name := unit_name(index)) in sizes]
@@ -357,8 +353,8 @@ def shard_path(split: str, index: int) -> str:
 def assemble(
     preparation: Preparation, records: Iterable[UnitRecord], warnings: Iterable[str]
 ) -> Manifest:
-    """The manifest of all units' records, in order, with warnings on their files. DataError when no
-    document is for training.
+    """Assembles the manifest from all units' records, in order, with warnings about their files.
+    Raises DataError if no document is for training.
     """
     done = list(records)
     notes = [*warnings, *(note for record in done for note in record.notes)]
@@ -413,8 +409,8 @@ def _shown(value: Any) -> str:
 
 
 def _parse(kind: type[T], content: bytes | None, store: DatasetStore, name: str) -> T | None:
-    """A dataclass from its JSON; None when there is none. DataError when it is not of this
-    format.
+    """Parses a dataclass from its JSON; None without content. Raises DataError if it does not have
+    this format.
     """
     if content is None:
         return None

@@ -1,10 +1,10 @@
-"""A dataset as masked language models see it: dynamic masking of RoBERTa's packed sentences and of
+"""Reads a dataset for masked language models: dynamic masking of RoBERTa's packed sentences and of
 BERT's sentence pairs.
 
-What is masked in global sample g is a function of (seed, g) alone, drawn from a counter and not
-from a generator that somebody holds: any world size, resume or prefetch masks the same tokens, and
-g's next epoch masks others. Every row is full, so that no work is spent on padding, and has as many
-tokens to guess as any other, so that the mean over a batch is the mean of its parts.
+The masked tokens of global sample g are a function only of (seed, g). They are drawn from a
+counter, not from a stateful generator. So any world size, resume or prefetch masks the same tokens,
+and g's next epoch masks others. Every row is full, so that no work is spent on padding. It has as
+many tokens to guess as any other, so the mean over a batch is the mean of its parts.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .shuffling import fold, mix
 from .tokenizer import Tokenizer, load
 
 Rows = npt.NDArray[np.int64]
-IGNORED = -100  # the target of a token that is not to be guessed (torch.nn.CrossEntropyLoss)
-SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # what a draw is for
-# of the chosen tokens; the others become another word (Devlin et al. 2018, section 3.1)
+IGNORED = -100  # the target of a token that need not be guessed (torch.nn.CrossEntropyLoss)
+SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # the purpose of a draw
+# shares of the chosen tokens; the others become another word (Devlin et al. 2018, section 3.1)
 MASKED, KEPT = (0.8, 0.1)
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "\n")
 
 
 @dataclass(frozen=True)
 class Specials:
-    """The ids that a masked model's input is built with, which words may replace a masked one, and
-    which ids end a sentence.
+    """The ids for building a masked model's input, the words that may replace a masked one, and the
+    ids that end a sentence.
     """
 
     start: int
@@ -44,30 +44,30 @@ class Specials:
 
 
 class Masked:
-    """Samples of a dataset with tokens hidden. `pairs`: as BERT has them, else as RoBERTa has them.
+    """Reads samples of a dataset with hidden tokens. `pairs`: like BERT's, otherwise like
+    RoBERTa's.
 
-    `guesses` says how many tokens of a sample of some length are to be guessed.
+    `guesses` returns how many tokens must be guessed in a sample of some length.
     """
 
     def __init__(self, dataset: Dataset, pairs: bool, guesses: Callable[[int], int]) -> None:
         self.dataset, self.pairs, self.guesses = dataset, pairs, guesses
         self.specials = specials_of(load(dataset.folder))
-        self.added = 3 if pairs else 2  # special tokens in a row
+        self.added = 3 if pairs else 2  # special tokens per row
 
     @property
     def end_of_document(self) -> int:
         return self.dataset.end_of_document
 
     def samples(self, split: str, sequence_length: int) -> int:
-        """How many samples of that length one epoch of a split has."""
+        """Returns the number of samples of that length in one epoch of a split."""
         return self.dataset.samples(split, sequence_length - self.added)
 
     def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> Rows:
-        """Samples [first, first + count) of the global order, [count, sequence_length, 2 or 3]:
-        token, target and segment.
+        """Returns samples [first, first + count) of the global order, [count, sequence_length, 2 or
+        3]: token, target and segment.
 
-        The target of the first token, which is never hidden, says for a pair whether B is from
-        elsewhere.
+        The target of a pair's first token, which is never hidden, is 1 if B comes from elsewhere.
         """
         make = self._pairs if self.pairs else self._packed
         tokens, *segments, labels = make(split, first, count, sequence_length, seed)
@@ -79,8 +79,8 @@ class Masked:
     def _packed(
         self, split: str, first: int, count: int, length: int, seed: int
     ) -> tuple[Rows, ...]:
-        """RoBERTa's FULL-SENTENCES: rows that run on across documents, an end between them (Liu et
-        al. 2019, section 4.2).
+        """Makes RoBERTa's FULL-SENTENCES: rows that continue across documents, with an end between
+        them (Liu et al. 2019, section 4.2).
         """
         rows = self.dataset.batch(split, first, count, length - 2, seed)[:, : length - 2]
         edges = np.ones((count, 1), np.int64)
@@ -92,10 +92,10 @@ class Masked:
     def _pairs(
         self, split: str, first: int, count: int, length: int, seed: int
     ) -> tuple[Rows, ...]:
-        """BERT's [CLS] A [SEP] B [SEP]: tokens, segments, labels; in half of the rows B is from
-        half an epoch further on (1).
+        """Makes BERT's [CLS] A [SEP] B [SEP]: tokens, segments, labels; in half of the rows (1) B
+        is from half an epoch later.
 
-        A ends with a sentence of the row's middle half where one ends there (Devlin et al. 2018,
+        A ends at a sentence end in the row's middle half, if there is one (Devlin et al. 2018,
         section 3.1).
         """
         room = length - 3
@@ -116,16 +116,16 @@ class Masked:
         return tokens, segments, labels
 
     def _cut(self, text: npt.NDArray[np.int64], draw: float) -> int:
-        """Where the first part ends: after a sentence of the middle half if one ends there, else at
-        any token of it.
+        """Returns the end of the first part: after a sentence that ends in the middle half,
+        otherwise at any token of it.
         """
         low, high = max(1, len(text) // 4), max(2, len(text) * 3 // 4)
         ends = np.flatnonzero(np.isin(text[low - 1 : high - 1], self.specials.sentence_ends)) + low
         return int(ends[int(draw * len(ends))]) if len(ends) else low + int(draw * (high - low))
 
     def _hide(self, tokens: Rows, first: int, seed: int) -> tuple[Rows, Rows]:
-        """Chooses tokens to guess; most become the mask, some another word, some stay. The tokens
-        then, and the targets.
+        """Chooses tokens to guess; most become the mask, some another word, some stay. Returns the
+        new tokens and the targets.
         """
         shape, special = tokens.shape, self.specials
         fixed = [
@@ -136,7 +136,7 @@ class Masked:
             self.dataset.manifest.end_of_document,
         ]
         draws = _draws(shape, seed, SELECT, first) + np.isin(tokens, fixed)
-        draws[:, 0] += 1  # chosen last of all: what it is to say is not a word
+        draws[:, 0] += 1  # chosen last of all: its target is not a word
         guesses = self.guesses(shape[1])
         chosen = np.zeros(shape, bool)
         np.put_along_axis(
@@ -153,7 +153,9 @@ class Masked:
 
 
 def specials_of(tokenizer: Tokenizer) -> Specials:
-    """DataError when the tokenizer lacks one of the special tokens that masked models need."""
+    """Finds the special tokens. Raises DataError if the tokenizer lacks one that masked models
+    need.
+    """
     ids = {}
     for role, names in SPECIALS.items():
         known = [tokenizer.vocabulary[name] for name in names if name in tokenizer.vocabulary]
@@ -183,7 +185,7 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
 
 
 def _draws(shape: tuple[int, ...], seed: int, purpose: int, first: int) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) for each token of the global samples from `first` on."""
+    """Draws numbers in [0, 1) for each token of the global samples from `first` on."""
     rows = mix(np.arange(first, first + shape[0], dtype=np.uint64) ^ np.uint64(fold(seed, purpose)))
     cells = mix(rows[:, None] ^ np.arange(shape[1], dtype=np.uint64)[None, :])
     return (cells >> np.uint64(11)).astype(np.float64) / 2**53

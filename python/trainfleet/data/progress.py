@@ -1,5 +1,5 @@
-"""The progress of tokenizing: one small file per process, replaced several times a second, and
-summed by readers.
+"""Records the progress of tokenizing: one small file per process, replaced several times per
+second, and summed by readers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .manifest import read_preparation
 
 @dataclass(frozen=True)
 class TokenizingProgress:
-    """Sums over all processes. `bytes` are those of the sources as they lie on disk; total 0: the
-    plan is not made yet.
+    """Sums over all processes. `bytes` counts the sources on disk; a total of 0 means that there is
+    no plan yet.
     """
 
     bytes_done: int
@@ -37,7 +37,7 @@ class TokenizingProgress:
 
 @dataclass
 class Counts:
-    """What one process has done, and what was done before it started."""
+    """The work of one process, and the work done before it started."""
 
     bytes: int = 0
     documents: int = 0
@@ -69,8 +69,8 @@ class Meter:
 
 
 def read_progress(folder: Path, address: str | None = None) -> TokenizingProgress:
-    """The sums of all progress files of a dataset's folder, or of its place in S3; zeros before
-    anything is there.
+    """Sums all progress files of a dataset's folder, or of its place in S3; zeros before the first
+    file.
     """
     store = open_store(folder, address)
     preparation = read_preparation(store)
@@ -87,7 +87,7 @@ def read_progress(folder: Path, address: str | None = None) -> TokenizingProgres
 
 
 def _counts(content: bytes) -> Counts | None:
-    """The counts in a process's file; None for a damaged one, as progress must never stop the
+    """Reads the counts in a process's file; None for a damaged one, as progress must never stop the
     work.
     """
     with suppress(InputError):
@@ -102,6 +102,6 @@ def clear(store: DatasetStore, node: int, nodes: int) -> None:
     for name in store.sizes("progress"):
         owner, _, _ = Path(name).name.partition("-")
         if (number := untrusted_input.whole(owner)) is None:
-            continue  # nothing that a process of ours has left
+            continue  # not a file of our processes
         if number == node or (node == 0 and number >= nodes):
             store.remove(name)

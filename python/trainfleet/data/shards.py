@@ -1,10 +1,10 @@
-"""Token files in Megatron's format: raw little-endian ids in .bin, document bounds in .idx
+"""Writes token files in Megatron's format: raw little-endian ids in .bin, document bounds in .idx
 (MMIDIDX, version 1).
 
 Layout of .idx, as Megatron-LM reads it (megatron/core/datasets/indexed_dataset.py): magic, u64
 version, u8 type code, u64 number of sequences, u64 number of document bounds, then i32 sequence
 lengths, i64 byte offsets of the sequences, i64 document bounds. Here every document is one sequence
-that ends with the end-of-document id; none can be too long for 31 bits (formats.LONGEST).
+that ends with the end-of-document id. No document can be too long for 31 bits (formats.LONGEST).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .manifest import BLOCK, LENGTHS, Shard
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
-TYPE_CODES = {"int32": 4, "uint16": 8}  # megatron DType; it has no uint32
+TYPE_CODES = {"int32": 4, "uint16": 8}  # codes of Megatron's DType; it has no uint32
 
 
 class ShardWriter:
-    """Writes one pair of files under temporary names until `commit`; leaving the block removes what
-    was not committed.
+    """Writes one pair of files under temporary names until `commit`; leaving the block removes
+    uncommitted files.
     """
 
     def __init__(self, store: DatasetStore, path: str, dtype: str, end_of_document: int) -> None:
@@ -40,10 +40,10 @@ class ShardWriter:
             np.dtype(dtype).newbyteorder("<"),
             end_of_document,
         )
-        # of this process alone, should two jobs meet
+        # named after this process, in case two jobs meet
         self.partial = store.folder / f"{path}.{os.getpid()}.partial"
         self.lengths: list[npt.NDArray[np.int32]] = []
-        self.begun = 0  # tokens of a document that is not at its end
+        self.begun = 0  # tokens of a document that has not ended yet
         self.min_id, self.max_id = end_of_document, end_of_document
         self.sha256, self.blocks, self.crc, self.filled = hashlib.sha256(), list[int](), 0, 0
 
@@ -56,7 +56,7 @@ class ShardWriter:
         return self
 
     def begin(self, ids: npt.NDArray[np.uint32]) -> int:
-        """Appends a part of a document that goes on with what is added next; returns the tokens
+        """Appends a part of a document that continues with the next call. Returns the tokens
         written.
         """
         self._see(ids)
@@ -65,7 +65,7 @@ class ShardWriter:
         return len(ids)
 
     def add(self, ids: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64]) -> int:
-        """Appends documents (flat ids and their bounds), each with an end-of-document id; returns
+        """Appends documents (flat ids and their bounds), each with an end-of-document id. Returns
         the tokens written.
         """
         lengths = np.diff(offsets) + 1
@@ -81,8 +81,8 @@ class ShardWriter:
         return len(tokens)
 
     def commit(self, source: int) -> Shard | None:
-        """Makes both files durable and visible and returns what is known of them; None, and no
-        files, without a document.
+        """Makes both files durable and visible and returns their record; None, and no files,
+        without a document.
         """
         lengths = np.concatenate(self.lengths) if self.lengths else np.empty(0, np.int32)
         if not len(lengths):
@@ -149,7 +149,7 @@ class ShardWriter:
 
 
 def index_bytes(lengths: npt.NDArray[np.int32], dtype: npt.DTypeLike) -> bytes:
-    """The content of an .idx file for documents of these lengths."""
+    """Returns the content of an .idx file for documents of these lengths."""
     count, size = len(lengths), np.dtype(dtype).itemsize
     pointers = np.zeros(count, np.int64)
     np.cumsum(lengths[:-1], out=pointers[1:], dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Which sample is the g-th: bijections that are computed, not stored.
+"""Computes which sample is the g-th, by bijections that are not stored.
 
 Global sample g belongs to a source, by the weights; to an epoch of that source; and to a position
-in that epoch, whose permutation says which sample it is. A permutation of [0, n) is a Feistel
-network on the next power of four, walked until it lands in [0, n) (Black and Rogaway 2002, "Ciphers
-with arbitrary finite domains"): O(1) memory, and each is as quick to find.
+in that epoch. The epoch's permutation maps the position to a sample. A permutation of [0, n) is a
+Feistel network on the next power of four, walked until it lands in [0, n) (Black and Rogaway 2002,
+"Ciphers with arbitrary finite domains"): O(1) memory, and each sample is equally quick to find.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Index = npt.NDArray[np.uint64]
 ROUNDS = 6
 MIX = 4096  # consecutive samples in which every source has exactly its share
 WORD = 2**64 - 1
-EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # what a key is for
+EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # the purpose of a key
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Order:
     seed: int
     counts: tuple[int, ...]
     weights: tuple[float, ...] | None = None
-    block: int = 0  # samples that lie together on disk; 0: shuffle over everything
-    window: int = 0  # blocks that are drawn from at a time
+    block: int = 0  # consecutive samples on disk; 0: shuffle over everything
+    window: int = 0  # blocks to draw from at a time
 
     def at(self, first: int, count: int) -> tuple[Index, Index]:
-        """Source and sample in it of the global samples [first, first + count): two uint64
+        """Returns source and sample in it of the global samples [first, first + count): two uint64
         arrays.
         """
         numbers = np.arange(first, first + count, dtype=np.uint64)
@@ -53,7 +53,7 @@ class Order:
         return sources, positions
 
     def _sources(self, numbers: Index) -> tuple[Index, Index]:
-        """The source of each global sample, and its number among that source's samples."""
+        """Returns the source of each global sample, and its number among that source's samples."""
         if self.weights is None:
             return np.zeros_like(numbers), numbers
         shares = apportion(self.weights, MIX)
@@ -76,9 +76,7 @@ class Order:
 
 
 def permuted(positions: npt.ArrayLike, n: int, *key: int) -> Index:
-    """The images of `positions`, each in [0, n), under the permutation of [0, n) that the key
-    stands for.
-    """
+    """Returns the images of `positions`, each in [0, n), under the key's permutation of [0, n)."""
     values = np.array(positions, np.uint64)
     half = max(1, -(-max(n - 1, 1).bit_length() // 2))
     keys = [np.uint64(fold(*key, number)) for number in range(ROUNDS)]
@@ -89,11 +87,11 @@ def permuted(positions: npt.ArrayLike, n: int, *key: int) -> Index:
 
 
 def windowed(positions: Index, n: int, block: int, window: int, *key: int) -> Index:
-    """A permutation of [0, n) in which `window` blocks of `block` neighbours, drawn from all, are
-    used up before the next ones.
+    """Permutes [0, n) so that `window` blocks of `block` neighbours, drawn from all, are used up
+    before the next ones.
 
     The last n % block samples come last. Reads stay within blocks that fit a cache, and each block
-    is read once an epoch.
+    is read once per epoch.
     """
     blocks = n // block
     body, span = blocks * block, window * block
@@ -113,8 +111,8 @@ def windowed(positions: Index, n: int, block: int, window: int, *key: int) -> In
 
 
 def apportion(weights: Sequence[float], total: int) -> list[int]:
-    """Whole shares that add up to `total`, as close to the weights as can be (largest remainder),
-    none of them zero.
+    """Returns whole shares that add up to `total`, as close to the weights as possible (largest
+    remainder), each at least one.
     """
     exact = [max(weight / sum(weights) * (total - len(weights)), 0) + 1 for weight in weights]
     shares = [int(share) for share in exact]
@@ -125,7 +123,7 @@ def apportion(weights: Sequence[float], total: int) -> list[int]:
 
 
 def mix(values: npt.ArrayLike) -> Index:
-    """The finaliser of splitmix64: every bit of the input changes each bit of the output with
+    """Mixes by splitmix64's finaliser: every bit of the input changes each bit of the output with
     probability one half.
     """
     z = np.asarray(values, np.uint64)
@@ -137,13 +135,12 @@ def mix(values: npt.ArrayLike) -> Index:
 
 
 def fold(*parts: int) -> int:
-    """One 64-bit key from several numbers; any other number, or another order of them, gives
+    """Makes one 64-bit key from several numbers; any other number, or another order of them, gives
     another key.
     """
     key = 0
-    for (
-        part
-    ) in parts:  # splitmix64 as in `mix`, on Python's integers: ten times faster for one number
+    # splitmix64 like in `mix`, on Python's integers: ten times faster for one number
+    for part in parts:
         key = ((key ^ part) + 0x9E3779B97F4A7C15) & WORD
         key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & WORD
         key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & WORD

@@ -1,8 +1,8 @@
-"""Where source bytes are: on this machine's file systems, in the interpreter's library, or in S3
+"""Reads source bytes: from this machine's file systems, the interpreter's library, or S3
 (storage/s3.py).
 
-A file is identified by its path, its size and a version (modification time, or ETag), so that one
-which changes while it is read is noticed instead of read half old and half new.
+A file is identified by its path, its size and a version (modification time, or ETag). So a file
+that changes while it is read is noticed instead of read half old and half new.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .format_table import (
 )
 
 STDLIB = "stdlib"
-BUFFER = 2**18  # bytes: at the default of 8 KiB, reading lines costs three times as much
-BESIDE = 1000  # names in a folder among which one that was misspelt is looked for
-KINDS = 20  # of files that are not read, in a warning
+BUFFER = 2**18  # bytes: with the default of 8 KiB, reading lines takes three times as long
+BESIDE = 1000  # names in a folder to search for a misspelt one
+KINDS = 20  # kinds of unread files in a warning
 EMPTY = "empty"
 
 
@@ -47,7 +47,7 @@ class SourceFile:
     version: str
 
 
-# The files of a source that are read, and how many of the others there are, by why they are not.
+# The files of a source that are read, and counts of the others by reason.
 Listing = tuple[list[SourceFile], Counter[str]]
 
 
@@ -60,7 +60,7 @@ def is_remote(path: str) -> bool:
 
 
 def list_files(source: str) -> Listing:
-    """The files of one source, sorted. DataError when there is nothing to read."""
+    """Lists the files of one source, sorted. Raises DataError if there is no file to read."""
     if is_stdlib(source):
         paths = (
             file.path for file in _walk(_library()) if isinstance(file, SourceFile) and file.size
@@ -79,27 +79,29 @@ def list_files(source: str) -> Listing:
 
 
 def _found(source: str) -> list[SourceFile | str]:
-    """Each file of one source, or why it is not read. DataError if it can't be listed."""
+    """Returns each file of one source, or why it is not read. Raises DataError if it can't be
+    listed.
+    """
     try:
         if is_remote(source):
             return list(_objects(source))
         return list(_walk(Path(source)) if Path(source).is_dir() else _match(source))
     except TrainfleetError:
         raise
-    except (OSError, ValueError) as error:  # no name that a file can have
+    except (OSError, ValueError) as error:  # not a possible file name
         where = shortened(getattr(error, "filename", None) or source, 255)
         raise unreadable(where, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _sorted_out(found: list[SourceFile | str]) -> Listing:
-    """The files that are read, without empty ones and those that describe records."""
+    """Selects the files to read, without empty ones and those that describe records."""
     files = [file for file in found if isinstance(file, SourceFile)]
     records = any(is_record(file.path) for file in files)
     unread, read = Counter(why for why in found if isinstance(why, str)), list[SourceFile]()
     for file in files:
         if records and is_sidecar(file.path):
             unread[
-                f"{printable(Path(file.path).name)} beside records (name it in data.sources to "
+                f"{printable(Path(file.path).name)} next to records (name it in data.sources to "
                 "read it)"
             ] += 1
         elif file.size:
@@ -110,7 +112,7 @@ def _sorted_out(found: list[SourceFile | str]) -> Listing:
 
 
 def told(where: str, unread: Counter[str]) -> list[str]:
-    """The warning on files that are not read, counted by why."""
+    """Returns the warning about files that are not read, counted by reason."""
     kinds = unread.most_common()
     shown = [f"{count:,} {kind}" for kind, count in kinds[:KINDS]]
     shown += [f"{len(kinds) - KINDS:,} more kinds"] if kinds[KINDS:] else []
@@ -118,7 +120,9 @@ def told(where: str, unread: Counter[str]) -> list[str]:
 
 
 def stat(path: str) -> SourceFile:
-    """Size and version of one file now. DataError when it is gone or may not be read."""
+    """Returns size and version of one file now. Raises DataError if it is gone or may not be
+    read.
+    """
     if is_remote(path):
         if (found := s3.stat(path)) is None:
             raise unreadable(path, "there is no such object")
@@ -131,8 +135,8 @@ def stat(path: str) -> SourceFile:
 
 
 def open_file(file: SourceFile, start: int = 0) -> BinaryIO:
-    """A buffered stream of a file's bytes from `start` on; seekable, and `tell` counts from the
-    file's beginning.
+    """Opens a buffered stream of a file's bytes from `start` on; seekable, and `tell` counts from
+    the file's beginning.
     """
     if is_remote(file.path):
         return s3_streams.open_object(s3.Object(file.path, file.size, file.version), start)
@@ -145,7 +149,7 @@ def open_file(file: SourceFile, start: int = 0) -> BinaryIO:
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """DataError when a file is not the one that was planned."""
+    """Raises DataError if a file changed after the plan."""
     now = stat(file.path)
     if now != file:
         what = (
@@ -155,7 +159,7 @@ def check_unchanged(file: SourceFile) -> None:
             if not is_remote(file.path)
             else "ETag"
         )
-        remedy = "wait until nothing writes to it, then run make tokenize again"
+        remedy = "wait until no program writes to it, then run make tokenize again"
         raise DataError(
             "changed after the work was planned",
             where=file.path,
@@ -175,7 +179,7 @@ def _local(path: str) -> Path:
 
 
 def _objects(source: str) -> Iterator[SourceFile | str]:
-    """The object of that name, or those below a prefix, or why one is not read."""
+    """Yields the object with that name, or those below a prefix, or why one is not read."""
     folder = f"{source.rstrip('/')}/"
     for found in s3.list_objects(source):
         if found.address.startswith(folder) or (found.address == source and format_of(source)):
@@ -190,9 +194,9 @@ def _library() -> Path:
 
 
 def _walk(source: Path) -> Iterator[SourceFile | str]:
-    """Each file below a folder, or why one is not read."""
-    tree = Path(os.path.realpath(source))  # which links may lead into
-    # of the Hub's cache, where all is links
+    """Yields each file below a folder, or why it is not read."""
+    tree = Path(os.path.realpath(source))  # the tree into which links may lead
+    # a folder in the Hub's cache, where all files are links
     tree = tree.parents[1] if tree.parent.name == "snapshots" else tree
     for here, folders, names in os.walk(source, onerror=_raised):
         inner = {*folders}
@@ -210,14 +214,14 @@ def _walk(source: Path) -> Iterator[SourceFile | str]:
 
 
 def _linked(path: Path, real: Path, tree: Path) -> SourceFile | str:
-    """The file that a link stands for, if it is in the source's tree and not read at its own place;
-    or why it is not read.
+    """Returns the file behind a link, if it is in the source's tree and not read at its own place;
+    otherwise why it is not read.
     """
     if not real.exists():
-        return "link that leads nowhere"
+        return "link to a missing file"
     below = real.relative_to(tree).as_posix() if real.is_relative_to(tree) else ""
     if below and not (passed_over if real.is_dir() else why_unread)(below):
-        return "link to what is read at its own place"
+        return "link to a file that is read at its own place"
     if not below or real.is_dir():
         return (
             f"link to {shortened(printable(str(real)), 255)} (name that in data.sources to read it)"
@@ -230,21 +234,21 @@ def _raised(error: OSError) -> None:
 
 
 def _absence(path: Path) -> str:
-    """Why a path is no file: what it is, where its link leads, or the name beside it that was
-    meant.
+    """Returns why a path is not a file: its kind, the target of its link, or a similar name in its
+    folder.
     """
     if path.exists():
         return "is a pipe, a socket or a device, not a file"
     if path.is_symlink():
-        return f"its link leads to {shortened(str(path.readlink()), 255)}, where nothing is"
+        return f"its link leads to {shortened(str(path.readlink()), 255)}, which does not exist"
     if path.parts[:1] == ("~",):
-        return "there is no such file or folder: ~ is a shell's word; write the path out"
+        return "there is no such file or folder: ~ works only in a shell; write the full path"
     beside = islice(path.parent.iterdir(), BESIDE) if path.parent.is_dir() else ()
     return f"there is no such file or folder{suggest(path.name, [other.name for other in beside])}"
 
 
 def _match(source: str) -> Iterator[SourceFile | str]:
-    """The files that a path or a glob names, or why what it matches is not read."""
+    """Yields the files that a path or a glob names, or why a match is not read."""
     if not glob.has_magic(source) or Path(source).is_file():
         matches = [source]
     elif not (matches := sorted(glob.glob(source, recursive=True))):  # noqa: PTH207  absolute patterns too

@@ -1,5 +1,5 @@
-"""What a config's sources and tokenizer are, for `make plan`: listed and tried, by the readers of
-`make tokenize`.
+"""Surveys a config's sources and tokenizer for `make plan`: lists and tries them with the readers
+of `make tokenize`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .tokenizer import require_use
 
 @dataclass(frozen=True)
 class SourceSurvey:
-    """How much there is to tokenize, and what a user should hear of it. `largest`: the bytes of the
+    """The amount of text to tokenize, and warnings for the user. `largest`: the bytes of the
     largest unit.
     """
 
@@ -27,27 +27,33 @@ class SourceSurvey:
     units: int
     largest: int
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def seconds(self, processes: int) -> float:
-        """About how long tokenizing takes with so many processes."""
+        """Estimates how long tokenizing takes with that many processes."""
         return seconds_for(self.bytes, self.largest, processes)
 
 
 def look(data: Data) -> SourceSurvey:
-    """Looks. DataError where a source or the tokenizer can't be used."""
+    """Surveys them. Raises DataError if a source or the tokenizer can't be used."""
     plan = plan_units(data)
     require_use(data)
-    if data.bad_records == STOP:
+    if data.on_bad_record == STOP:
         _read_first_records(plan, data)
     warnings = (*plan.warnings, *look_into(plan.units, data))
     return SourceSurvey(
-        plan.files, plan.bytes, len(plan.units), max(unit.bytes for unit in plan.units), warnings
+        plan.files,
+        plan.bytes,
+        len(plan.units),
+        max(unit.bytes for unit in plan.units),
+        warnings,
+        tuple(plan.notes),
     )
 
 
 def _read_first_records(plan: UnitPlan, data: Data) -> None:
-    """Reads the first record of each source of JSON lines on this disk. DataError where tokenizing
-    would end with it.
+    """Reads the first record of each source of JSON lines on this disk. Raises DataError if
+    tokenizing would end with it.
     """
     for source, piece in {unit.source: unit.pieces[0] for unit in reversed(plan.units)}.items():
         row = format_of(piece.path)

@@ -1,4 +1,4 @@
-"""How the sources are cut into units of work: a pure listing that opens no file.
+"""Cuts the sources into units of work: a pure listing that opens no file.
 
 A unit is what one process tokenizes at a time, commits whole and never does twice. Units follow
 from the listing alone, so that every node, at every restart and in any number, sees the same ones.
@@ -32,7 +32,7 @@ from .source_files import (
 )
 
 POINTER = b"version https://git-lfs"
-POINTERS = 100  # small files of a source that are looked into for one: where one is, all are
+POINTERS = 100  # small files of a source in which one is looked for: if one is one, all are
 # Bytes of private memory of a process that reads sources. A record has 64 MiB at most, its JSON ten
 # times that as objects, an encoder's caches 200 MB, a page of Parquet 1 GiB.
 MEMORY = 6144 * MEBIBYTE
@@ -69,8 +69,8 @@ class SourcePiece:
 
 @dataclass(frozen=True)
 class Unit:
-    """What one process tokenizes and commits at a time: small files, a file, or a range of a large
-    one, of one source.
+    """The part of one source that a process tokenizes and commits at a time: small files, a file,
+    or a range of a large one.
     """
 
     index: int
@@ -93,8 +93,14 @@ class UnitPlan:
     warnings: tuple[str, ...]
     few: bool  # plain texts, of which each is divided between training and validation
 
+    @property
+    def notes(self) -> list[str]:
+        """Says what is as it should be, and not as one may expect."""
+        few = f"the last part of each text validates, as there are few ({self.files})"
+        return [few] if self.few else []
+
     def seconds(self, processes: int) -> float:
-        """About how long tokenizing takes with so many processes."""
+        """Estimates how long tokenizing takes with that many processes."""
         return seconds_for(self.bytes, max(unit.bytes for unit in self.units), processes)
 
 
@@ -142,9 +148,6 @@ def plan_units(data: Data) -> UnitPlan:
     ]
     found = [file for files in listed.values() for file in files]
     total, few = sum(file.size for file in found), _are_few(found, data.validation_fraction)
-    warnings += (
-        [f"the last part of each text validates, as there are few ({len(found)})"] if few else []
-    )
     aim, units = _aim(total), list[Unit]()
     for source, files in listed.items():
         units += _cut(files, aim, source, len(units))
@@ -153,8 +156,8 @@ def plan_units(data: Data) -> UnitPlan:
 
 
 def have_changed(data: Data, identity: str) -> bool:
-    """Whether the sources on this machine have changed since the listing of that identity. Deleted
-    ones don't count.
+    """Tells whether the sources on this machine have changed since the listing of that identity.
+    Deleted ones don't count.
     """
     if any(is_remote(source.path) or source.path.startswith(HUB) for source in data.mixture):
         return False  # to list these takes requests
@@ -165,7 +168,7 @@ def have_changed(data: Data, identity: str) -> bool:
 
 
 def _are_few(files: list[SourceFile], validation_fraction: float) -> bool:
-    """Whether the files are plain texts, and so few that their hashes may leave validation or
+    """Tells whether the files are plain texts, and so few that their hashes may leave validation or
     training without any.
     """
     texts = all(name_of(file.path) in TEXTS and not is_stdlib(file.path) for file in files)
@@ -173,7 +176,7 @@ def _are_few(files: list[SourceFile], validation_fraction: float) -> bool:
 
 
 def is_long_text(file: SourceFile) -> bool:
-    """Whether a file is plain text that is cut into documents; a smaller one is one document."""
+    """Tells whether a file is plain text that is cut into documents; a smaller one is one."""
     return file.size > LARGEST_TEXT and (row := format_of(file.path)) is not None and row.cut
 
 

@@ -1,5 +1,5 @@
-"""Texts in the cells of tables that can't be split: JSON arrays, comma- and tab-separated values,
-Arrow.
+"""Reads texts from the cells of tables that can't be split: JSON arrays, comma- and tab-separated
+values, Arrow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .formats import (
 from .sources import SourcePiece
 
 TAB = (".tsv", ".tab")
-QUOTED = (  # what the module csv, a spreadsheet or pandas wrote with tabs
+QUOTED = (  # remedy for tables that the csv module, a spreadsheet or pandas wrote with tabs
     f"{LINE}; or, if its cells have quotes, write it as CSV: "
     'python3 -c "import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, '
     "'excel-tab'))\" < a.tsv > a.csv"
@@ -38,14 +38,14 @@ QUOTED = (  # what the module csv, a spreadsheet or pandas wrote with tabs
 
 
 def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """`text_field` of a JSON object, of each in an array, or of each line, whichever the file
-    holds.
+    """Reads `text_field` of a JSON object, of each in an array, or of each line, depending on the
+    file.
     """
     with piece.open() as stream:
         content = stream.read(LONGEST + 1)
     if len(content) > LONGEST:
         raise DataError(
-            "is too large to be read whole",
+            "is too large to be read at once",
             where=piece.path,
             why=f"it has more than {LONGEST / 2**20:.0f} MiB",
             next=f"write a line for each text, with jq installed: jq -c '.[]' {piece.path} > "
@@ -56,7 +56,7 @@ def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
         found = json.loads(text)
     except RecursionError as error:
         raise DataError(
-            "is nested too deeply", where=piece.path, next="leave it out of data.sources"
+            "is nested too deeply", where=piece.path, next="remove it from data.sources"
         ) from error
     except ValueError:
         yield from read_lines(piece, text_field, ((line, 0) for line in content.split(b"\n")))
@@ -66,10 +66,10 @@ def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """The column `text_field` of a table whose first row names the columns, and whose other rows
-    have as many cells.
+    """Reads the column `text_field` of a table with column names in its first row, and as many
+    cells in every other row.
 
-    Commas separate by RFC 4180, with quotes. Tabs separate without any, and each line is a row:
+    Commas separate by RFC 4180, with quotes. Tabs separate without quotes, and each line is a row:
     https://www.iana.org/assignments/media-types/text/tab-separated-values
     """
     tabs, at = piece.path.endswith(TAB), 0
@@ -85,7 +85,7 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
             index = column(names, text_field, piece.path)
             for at, row in rows:
                 where = f"{piece.path}:{at}"
-                # a text that was cut at its comma, tab or end of line
+                # a text was cut at its comma, tab or end of line
                 if len(row) < len(names) or any(row[len(names) :]):
                     yield DataError(
                         f"has {len(row)} cells of {len(names)}",
@@ -105,15 +105,15 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def _tabbed(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """The cells of each line that is not blank, with its number."""
+    """Yields the cells of each line that is not blank, with its number."""
     for number, line in enumerate(lines, 1):
         if text := line.removesuffix("\n").removesuffix("\r"):
             yield number, text.split("\t")
 
 
 def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
-    """The cells of each row of comma-separated values that is not blank, with the number of its
-    last line.
+    """Yields the cells of each row of comma-separated values that is not blank, with the number of
+    its last line.
     """
     csv.field_size_limit(LONGEST)
     rows = csv.reader(lines, "excel", strict=True)
@@ -124,12 +124,12 @@ def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
         if "field larger" in str(error):
             raise too_long(where) from error
         raise DataError(
-            "is no row of a table", where=where, why=str(error), next="correct or remove it"
+            "is not a row of a table", where=where, why=str(error), next="correct or remove it"
         ) from error
 
 
 def _lines(stream: TextIO, piece: SourcePiece) -> Iterator[str]:
-    """The lines of a text, none of them longer than a document may be."""
+    """Yields the lines of a text. Raises DataError if one is longer than a document may be."""
     number = 0
     while line := stream.readline(LONGEST + 1):
         number += 1
@@ -139,7 +139,9 @@ def _lines(stream: TextIO, piece: SourcePiece) -> Iterator[str]:
 
 
 def read_arrow(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """The column `text_field` of an Arrow file or stream (also Feather), a batch at a time."""
+    """Reads the column `text_field` of an Arrow file or stream (also Feather), one batch at a
+    time.
+    """
     arrow, ipc = library("pyarrow", "pyarrow", piece), library("pyarrow.ipc", "pyarrow", piece)
     with piece.open() as stream, damage(piece, "Arrow", arrow.ArrowException, OSError, ValueError):
         is_file = stream.read(6) == b"ARROW1"

@@ -1,9 +1,9 @@
-"""One node's part of `make tokenize`: nothing is shared between processes but the folder, and
-nothing is merged afterwards.
+"""Runs one node's part of `make tokenize`: processes share only the folder, and no step merges
+their results.
 
-Node 0 commits the preparation (plan.json and the tokenizer), unit i belongs to node i mod N, and
-each process takes the next of its node's units. Every unit is committed whole, so a restart with
-any number of nodes does only what is missing, and the bytes are the same whoever makes them.
+Node 0 commits the preparation (plan.json and the tokenizer). Unit i belongs to node i mod N, and
+each process takes the next of its node's units. Every unit is committed completely. So a restart
+with any number of nodes does only the missing units, and the bytes are the same on any node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from ..config.types import Data
 from ..config.vocabulary import FILE, TRAINED, folder_named
-from ..host.processes import die_with_parent
+from ..process.processes import die_with_parent
 from ..run import run_folder
 from ..trust.errors import DataError, TrainfleetError
 from . import bpe, manifest, progress
@@ -38,14 +38,14 @@ from .tokenizer import Tokenizer, load
 if TYPE_CHECKING:
     from .work_units import UnitWork
 
-POLL = 0.05  # seconds between two looks for what another node commits
+POLL = 0.05  # seconds between two checks for another node's commit
 PATIENCE = 60.0  # seconds in which node 0 must have replaced the preparation of an earlier job
 REMIND = 30.0
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of a job this process's node has."""
+    """The part of a job for this process's node."""
 
     node: int
     nodes: int
@@ -53,12 +53,12 @@ class Share:
 
 
 def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest | None:
-    """Does this node's units; returns the manifest if the dataset is finished then, None if other
-    nodes are still at work.
+    """Tokenizes this node's units. Returns the manifest if the dataset is finished then, None if
+    other nodes are still running.
     """
     store = manifest.store_of(data, root)
     if (finished := manifest.find(data, root)) is not None:
-        print(f"dataset {data.name} is finished already: {finished.tokens:,} tokens", flush=True)
+        print(f"dataset {data.name} is already finished: {finished.tokens:,} tokens", flush=True)
         return finished
     with only_job(store) if share.node == 0 else nullcontext():
         progress.clear(store, share.node, share.nodes)
@@ -77,19 +77,19 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
     """Commits plan.json and tokenizer.json, or keeps those of an interrupted job with the same
     settings and files.
     """
-    for warning in plan.warnings:
-        print(f"warning: {warning}", flush=True)
+    for line in (*plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
+        print(line, flush=True)
     existing = manifest.read_preparation(store)
     if existing and _fits(existing, data, plan) and _tokenizer_of(store, existing) is not None:
-        print(f"goes on with the dataset in {store.describe('')}", flush=True)
+        print(f"continuing with the dataset in {store.describe('')}", flush=True)
         return existing
     if existing:
         print(
-            f"starts again in {store.describe('')}: what was unfinished there has other settings "
-            "or files",
+            f"starting again in {store.describe('')}: the unfinished dataset there has other "
+            "settings or files",
             flush=True,
         )
-        store.remove(manifest.PLAN)  # which would say that the tokenizer is trained
+        store.remove(manifest.PLAN)  # it would claim that the tokenizer is trained
     began = time.monotonic()
     trained = data.tokenizer == TRAINED
     tokenizer = (
@@ -97,7 +97,7 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
         if trained
         else load(folder_named(data))
     )
-    # refuses a tokenizer without an end before any work is done
+    # refuses a tokenizer without an end token before any work is done
     preparation = manifest.preparation_of(data, plan, tokenizer)
     store.write(FILE, tokenizer.definition.encode())
     manifest.write(store, manifest.PLAN, preparation)
@@ -110,7 +110,7 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
 
 
 def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int) -> Preparation:
-    """What node 0 has committed. DataError when it sees other files than this node does."""
+    """Waits for node 0's commit. Raises DataError if node 0 sees other files than this node."""
     began, reminded = time.monotonic(), 0.0
     while True:
         existing, waited = manifest.read_preparation(store), time.monotonic() - began
@@ -125,18 +125,18 @@ def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int
             )
         if waited - reminded > REMIND:
             reminded = waited
-            print(f"waits for node 0 to prepare the tokenizer ({waited:.0f} s)", flush=True)
+            print(f"waiting for node 0 to prepare the tokenizer ({waited:.0f} s)", flush=True)
         time.sleep(POLL)
 
 
 def finish(
     data: Data, plan: UnitPlan, preparation: Preparation, store: DatasetStore
 ) -> Manifest | None:
-    """Writes the manifest when every unit is done, whichever node that finds out.
+    """Writes the manifest when every unit is done, on any node that notices.
 
     Raises:
         DataError: there is no document to train on, or more bad records were skipped than
-            data.bad_records allows.
+            data.on_bad_record allows.
     """
     if len(store.sizes("units")) < len(plan.units):
         return None
@@ -144,7 +144,9 @@ def finish(
     if len(records) < len(plan.units):
         return None
     finished = manifest.assemble(
-        preparation, [records[unit.index] for unit in plan.units], plan.warnings
+        preparation,
+        [records[unit.index] for unit in plan.units],
+        (*plan.notes, *plan.warnings),
     )
     manifest.require_few(finished, data, store)
     manifest.write(store, manifest.MANIFEST, finished)
@@ -152,9 +154,7 @@ def finish(
 
 
 def _tokenizer_of(store: DatasetStore, preparation: Preparation) -> bytes | None:
-    """The tokenizer's file as the preparation says it is; None when it is not there or another
-    one.
-    """
+    """Returns the tokenizer's file if it is the one of the preparation; otherwise None."""
     content = store.read(FILE)
     return (
         content
@@ -165,7 +165,7 @@ def _tokenizer_of(store: DatasetStore, preparation: Preparation) -> bytes | None
 
 
 def _mirror_tokenizer(store: DatasetStore, preparation: Preparation) -> None:
-    """Puts the tokenizer into this machine's folder, where it may be kept only in S3."""
+    """Copies the tokenizer into this machine's folder, as S3 may have the only one."""
     path = store.folder / FILE
     if not path.exists() or load(path).sha256 != preparation.tokenizer_sha256:
         run_folder.write_atomic(path, (_tokenizer_of(store, preparation) or b"").decode())
@@ -200,7 +200,7 @@ def _do_units(
 
 
 def _sweep(folder: Path, units: set[int]) -> None:
-    """Removes what processes that were killed had written of these units."""
+    """Removes partial files of these units that killed processes left."""
     for path in (path for split in manifest.SPLITS for path in (folder / split).glob("*.partial")):
         if int(path.name.split(".")[0]) in units:
             path.unlink(missing_ok=True)
@@ -224,10 +224,10 @@ def _work(work: UnitWork, units: Iterator[Unit]) -> None:
 
 
 def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
-    """Spawned processes (fork would copy the threads' locks of the tokenizer libraries) take units
-    in turn until none is left.
+    """Runs spawned processes that take units in turn (fork would copy the threads' locks of the
+    tokenizer libraries).
 
-    Each asks for its next unit by a pipe.
+    Each requests its next unit through a pipe.
     """
     context = multiprocessing.get_context("spawn")
     links = dict[Connection, SpawnProcess]()
@@ -246,8 +246,8 @@ def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
 
 
 def _serve(links: dict[Connection, SpawnProcess], units: Iterator[Unit]) -> None:
-    """Returns when all have ended well; raises what one of them found, or ends this process as the
-    first that did not.
+    """Returns when all have ended well. Raises an error that one of them found, or exits like the
+    first that failed.
     """
     waiting = dict(links)
     while waiting:
@@ -275,7 +275,7 @@ def _worker(task: _Task, number: int, link: Connection) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     exit_on(signal.SIGTERM)
-    # loads numpy and the tokenizer libraries, which the parent of such processes does without
+    # loads numpy and the tokenizer libraries, which the parent does not need
     from .work_units import UnitWork
 
     try:
@@ -287,7 +287,7 @@ def _worker(task: _Task, number: int, link: Connection) -> None:
 
 
 def _in_turn(link: Connection) -> Iterator[Unit]:
-    """The units that the parent hands out."""
+    """Yields the units that the parent hands out."""
     link.send(None)
     while (unit := link.recv()) is not None:
         yield unit
@@ -295,7 +295,7 @@ def _in_turn(link: Connection) -> Iterator[Unit]:
 
 
 def exit_on(number: signal.Signals) -> None:
-    """From now on this signal leaves the program the way an error does, so that partial files are
+    """Makes this signal leave the program like an error from now on, so that partial files are
     removed.
     """
 

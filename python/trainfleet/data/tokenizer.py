@@ -1,4 +1,4 @@
-"""A tokenizer: texts to ids, ids to text, and the properties that a dataset needs."""
+"""Defines a tokenizer: texts to ids, ids to text, and the properties that a dataset needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Tokenizer(Vocabulary):
     """A tokenizer.json, loaded by a library on first use."""
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
-        """The ids of all texts in one uint32 array, and len(texts) + 1 bounds; special tokens in a
+        """Encodes all texts into one uint32 array, with len(texts) + 1 bounds; special tokens in a
         text are plain text.
         """
         from .encoders import blaming
@@ -27,7 +27,7 @@ class Tokenizer(Vocabulary):
             return self.encoder.encode(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids, without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        """Decodes ids to text, without special tokens; bytes that are not UTF-8 become U+FFFD."""
         from .encoders import blaming
 
         with blaming(self.where):
@@ -58,7 +58,7 @@ class Tokenizer(Vocabulary):
 
     @property
     def notes(self) -> list[str]:
-        """Why faster libraries were passed over, a line each."""
+        """Reasons why faster libraries were skipped, one line each."""
         return self._opened[1]
 
     @cached_property
@@ -69,15 +69,15 @@ class Tokenizer(Vocabulary):
 
 
 def described(encoder: TextEncoder) -> str:
-    """Name and version of a library that encodes."""
+    """Returns name and version of a library that encodes."""
     from importlib.metadata import version  # takes 14 ms
 
     return f"{encoder.name} {version(encoder.package)}"
 
 
 class StreamDecoder:
-    """Text from ids that come one at a time; a character whose bytes are not all there yet is held
-    back.
+    """Decodes ids that arrive one at a time; holds back a character until all its bytes are
+    there.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -87,22 +87,22 @@ class StreamDecoder:
         self.stream = DecodeStream(skip_special_tokens=True)
 
     def push(self, id_: int) -> str:
-        """The text that this id completes, "" while it completes none."""
+        """Returns the text that this id completes, or ""."""
         return self.stream.step(self.tokenizer, int(id_)) or ""
 
 
 def require_use(data: Data) -> None:
-    """DataError if data.tokenizer can't encode text; the config's check reads only its table of
-    tokens.
+    """Raises DataError if data.tokenizer can't encode text; the config's check reads only its table
+    of tokens.
     """
     if data.tokenizer != TRAINED:
         assert load(folder_named(data)).reference
 
 
 def load(path: Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json, in a folder that has one, or in one of the other forms
-    that conversion.py reads.
+    """Loads the tokenizer in a tokenizer.json, in a folder that has one, or in one of the other
+    forms that conversion.py reads.
 
-    DataError when it is missing or broken.
+    Raises DataError if it is missing or broken.
     """
     return Tokenizer.read(path)

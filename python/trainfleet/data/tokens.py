@@ -1,4 +1,4 @@
-"""The tokens of many shards as one long row, read from mapped files or from S3 by blocks."""
+"""Reads the tokens of many shards as one long row, from mapped files or from S3 by blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .cache import BlockCache
 from .dataset_store import BucketDataset, DatasetStore
 from .manifest import BLOCK, Shard
 
-OPEN_FILES = 512  # mapped at a time, below the usual limit of 1024 descriptors
+OPEN_FILES = 512  # mapped files at a time, below the usual limit of 1024 descriptors
 Tokenlike = npt.NDArray[Any]
 
 
@@ -50,7 +50,9 @@ class Tokens:
                 self._cached(index, block)
 
     def _parts(self, start: int, length: int) -> list[tuple[int, int, int, int]]:
-        """Shard, first and last token in it, and place in the row, of each stretch of a range."""
+        """Returns shard, first and last token in it, and place in the row, for each stretch of a
+        range.
+        """
         index, at, parts = int(np.searchsorted(self.starts, start, side="right")) - 1, 0, []
         while at < length:
             begin = start + at - int(self.starts[index])
@@ -77,7 +79,7 @@ class Tokens:
         return np.frombuffer(content, self.dtype)[begin - first : end - first]
 
     def _cached(self, index: int, block: int) -> Callable[[], bytes]:
-        """A block of a shard, fetched in the background if need be; call the result to wait for
+        """Fetches a block of a shard in the background, if needed; call the result to wait for
         it.
         """
         assert self.cache is not None and isinstance(self.store, BucketDataset)
@@ -96,12 +98,9 @@ class Tokens:
 
 
 def check_block(content: bytes | memoryview, shard: Shard, block: int, store: DatasetStore) -> None:
-    """DataError when a block of a shard is not what was written."""
+    """Raises DataError if a block of a shard is not as it was written."""
     if zlib.crc32(content) != shard.blocks[block]:
-        why = (
-            f"the checksum of bytes {block * BLOCK} to {block * BLOCK + len(content)} is "
-            "another one"
-        )
+        why = f"the checksum of bytes {block * BLOCK} to {block * BLOCK + len(content)} differs"
         raise DataError(
             "is damaged", where=store.describe(f"{shard.path}.bin"), why=why, next=store.remake()
         )

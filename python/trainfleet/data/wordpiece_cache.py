@@ -1,9 +1,9 @@
-"""BERT's WordPiece with a cache of words: the reference encodes each word once.
+"""Encodes BERT's WordPiece with a cache of words: the reference encodes each word once.
 
-BERT's splitter ends a word at every ASCII space, line end and punctuation sign, and its normalizer
-looks at no character beyond them (a combining mark reaches back to the sign at most, which stays
-what it is). So a text's ids are those of its stretches in between, one after another. `tokenizers`
-itself encodes 1 to 2 MB a second so; no faster library is exact for WordPiece.
+BERT's splitter ends a word at every ASCII space, line end and punctuation sign. Its normalizer
+reads no character beyond them: a combining mark reaches back to the sign at most, which stays the
+same. So a text's ids are those of its stretches in between, one after another. `tokenizers` itself
+encodes 1 to 2 MB per second this way; no faster library is exact for WordPiece.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ KEPT_IDS = 2**21
 
 
 class Reference(Protocol):
-    """The library that every word is encoded by, once."""
+    """The library that encodes every word once."""
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]: ...
 
 
 class Words:
-    """WordPiece by the reference and a table of words. ValueError for any other kind of
+    """WordPiece by the reference and a table of words. Raises ValueError for any other kind of
     tokenizer.
     """
 
@@ -44,7 +44,7 @@ class Words:
             for part in ("model", "pre_tokenizer", "normalizer")
         ]
         if kinds != ["WordPiece", "BertPreTokenizer", "BertNormalizer"]:
-            raise ValueError("it is no WordPiece as BERT has it")
+            raise ValueError("it is not BERT's WordPiece")
         if not all(token["special"] for token in content.get("added_tokens", [])):
             raise ValueError("it has added tokens that are found in plain text")
         self.reference = reference
@@ -59,7 +59,7 @@ class Words:
         self._learn(words)
         rows = np.fromiter(map(self.rows.__getitem__, words), np.int64, len(words))
         starts, lengths = self.bounds[rows], self.bounds[rows + 1] - self.bounds[rows]
-        ends = np.concatenate([[0], np.cumsum(lengths)])  # in the result, after each word
+        ends = np.concatenate([[0], np.cumsum(lengths)])  # position in the result after each word
         indices = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
         return self.ids[indices], ends[
             np.concatenate([[0], np.cumsum([len(part) for part in found], dtype=np.int64)])

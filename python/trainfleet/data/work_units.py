@@ -1,4 +1,4 @@
-"""The work on one unit: read, encode, check against the reference, write, commit."""
+"""Does the work on one unit: reads, encodes, checks against the reference, writes, commits."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ from .sources import Unit
 from .tokenizer import described, load
 
 CUT_TOKENS = 16
-RENEWED = (
-    2**27
-    # bytes of text after which the encoder is opened anew: fastokens' cache of words alone grows to
-    # 100 MB
-)
-CHECKED_CHARACTERS = 1024  # of each batch, so that about 0.1 % of the text is encoded twice
-LONG = 2**24  # characters: below it a document is encoded whole
+# bytes of text after which the encoder is opened again: fastokens' cache of words grows to 100 MB
+RENEWED = 2**27
+# characters of each batch, so that about 0.1 % of the text is encoded twice
+CHECKED_CHARACTERS = 1024
+LONG = 2**24  # characters: a shorter document is encoded at once
 PART = 2**20
 AROUND = 256  # characters on each side that decide
 SEARCHED = 2**16
@@ -42,7 +40,9 @@ WORD_END = re.compile(r"(?<=\S)\n(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
 
 
 class Mismatch(Exception):
-    """The fast encoder and the reference disagree on the text that begins so."""
+    """Raised if the fast encoder and the reference disagree on a text; its beginning is the
+    message.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Draft:
 
 
 class UnitWork:
-    """Tokenizes units of one dataset; what it commits for a unit is the same on every node and at
+    """Tokenizes units of one dataset; its commits for a unit are the same on every node and at
     every try.
 
-    A unit's files are brought to the disk by a thread while the next one is encoded: with small
-    units or a slow file system the wait for fsync would cost more than the encoding. `flush` waits
-    for the last.
+    A thread writes a unit's files to the disk while the next one is encoded. With small units or a
+    slow file system the wait for fsync would take longer than the encoding. `flush` waits for the
+    last.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class UnitWork:
         self.committer, self.pending = ThreadPoolExecutor(1), list[Future[None]]()
 
     def do(self, unit: Unit) -> None:
-        """Encodes one unit and begins to commit it; with the reference encoder if the fast one is
-        wrong on it, and says so.
+        """Encodes one unit and begins to commit it. If the fast encoder is wrong on it, reports
+        that and uses the reference.
         """
         notes, before = tuple(self.tokenizer.notes), self.meter.counts
         try:
@@ -83,8 +83,8 @@ class UnitWork:
         except Mismatch as mismatch:
             self.meter.counts = before
             note = (
-                f"unit {unit.index}: {self.tokenizer.backend} is wrong on {mismatch}: done "
-                "again with the reference"
+                f"unit {unit.index}: {self.tokenizer.backend} is wrong on {mismatch}: "
+                "encoded again with the reference"
             )
             print(note, flush=True)
             draft = self._encode(unit, self.tokenizer.reference, (*notes, note))
@@ -96,7 +96,7 @@ class UnitWork:
         self.pending.append(self.committer.submit(self._commit, draft))
 
     def flush(self) -> None:
-        """Waits until all units are committed; raises what failed."""
+        """Waits until all units are committed; raises their errors."""
         while self.pending:
             self.pending.pop().result()
             self.meter.add(units=1)
@@ -113,7 +113,7 @@ class UnitWork:
         text_bytes = documents = checked = done = 0
         text_field, bad = (
             self.data.text_field_of(unit.source),
-            Skipped(self.data.bad_records == STOP),
+            Skipped(self.data.on_bad_record == STOP),
         )
         with ExitStack() as stack:
             writers = {split: stack.enter_context(self._writer(split, unit)) for split in SPLITS}
@@ -123,7 +123,8 @@ class UnitWork:
                     batch, self.data.validation_fraction, self.preparation.few
                 ).items():
                     read += len(texts)
-                    long = texts.pop() if len(texts[-1]) > LONG else ""  # it ended its batch
+                    # a long text ends its batch
+                    long = texts.pop() if len(texts[-1]) > LONG else ""
                     if texts:
                         ids, offsets = encoder.encode(texts)
                         checked += self._check(texts, ids, offsets, encoder, unit.index + number)
@@ -138,7 +139,7 @@ class UnitWork:
                 self.meter.add(bytes_=consumed, documents=read, tokens=tokens)
             files = stack.pop_all()
         bad.require_few(documents)
-        # headers, blank lines, what a decompressor read ahead
+        # headers, blank lines, bytes that a decompressor read ahead
         self.meter.add(bytes_=unit.bytes - done)
         record = UnitRecord(
             index=unit.index,
@@ -169,7 +170,7 @@ class UnitWork:
     def _check(
         self, texts: list[str], ids: Ids, offsets: Offsets, encoder: TextEncoder, seed: int
     ) -> int:
-        """Compares one document of a batch, or the start of a long one, with the reference; returns
+        """Compares one document of a batch, or the start of a long one, with the reference. Returns
         how many were compared.
         """
         reference = self.tokenizer.reference
@@ -178,7 +179,7 @@ class UnitWork:
         index = zlib.crc32(seed.to_bytes(8, "little")) % len(texts)
         text, found = texts[index], ids[offsets[index] : offsets[index + 1]]
         expected, _ = reference.encode([text[:CHECKED_CHARACTERS]])
-        if len(text) > CHECKED_CHARACTERS:  # where it is cut the last tokens may be others
+        if len(text) > CHECKED_CHARACTERS:  # near the cut the last tokens may differ
             begin = expected[:-CUT_TOKENS]
             if np.array_equal(found[: len(begin)], begin):
                 return 1
@@ -189,7 +190,7 @@ class UnitWork:
 
 
 def _add_long(text: str, encoder: TextEncoder, writer: ShardWriter) -> int:
-    """Appends one document part by part; returns the tokens written."""
+    """Appends one document part by part. Returns the tokens written."""
     tokens, waiting = 0, None
     for part in parts(text, encoder):
         if waiting is not None:
@@ -199,10 +200,10 @@ def _add_long(text: str, encoder: TextEncoder, writer: ShardWriter) -> int:
 
 
 def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict[str, list[str]]:
-    """The texts of each split that the batch has any for.
+    """Divides a batch's texts between the splits; leaves out empty splits.
 
     The text's own hash decides, so a document stays in its split when others are added, and copies
-    stay together. Of few documents, each gives its last lines to validation.
+    stay together. With few documents, each gives its last lines to validation.
     """
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     bound = int(validation_fraction * 2**32)
@@ -222,9 +223,9 @@ def parts(text: str, encoder: TextEncoder) -> Iterator[str]:
     """Cuts a text into parts of about PART characters; joined they are the text, as are their ids.
 
     A tokenizer's splitter decides from a few characters around a position whether a word ends
-    there. So a cut is made only where encoding its surroundings in two parts gives the same ids as
-    in one; a tokenizer for which that never holds (SentencePiece puts a space before every text)
-    gets the whole document.
+    there. So a cut is made only if encoding its surroundings in two parts gives the same ids as in
+    one. A tokenizer for which that never holds gets the entire document (SentencePiece puts a space
+    before every text).
     """
     start = 0
     while len(text) - start > 2 * PART and (cut := _find_cut(text, start + PART, encoder)):
@@ -234,7 +235,7 @@ def parts(text: str, encoder: TextEncoder) -> Iterator[str]:
 
 
 def _find_cut(text: str, at: int, encoder: TextEncoder) -> int | None:
-    """The first good place from `at` on; None when the first that look good are none."""
+    """Finds the first good place from `at` on; None if the first candidates are not good."""
     for number, found in enumerate(WORD_END.finditer(text, at, at + SEARCHED)):
         if number == TRIED:
             break

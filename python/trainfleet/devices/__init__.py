@@ -1,6 +1,7 @@
-"""The devices that ranks compute on, each a file, and those that stacks bring (stacks.py).
+"""The devices that ranks compute on, one file each, and other platforms' devices
+(config/platforms.py).
 
-Nothing outside this package chooses one, or asks which kind it has.
+No code outside this package chooses one, or asks which kind it has.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from .. import stacks
+from ..config import platforms
 from ..hardware import node_types
 from ..trust.errors import RunError
 from .base import Device
@@ -22,23 +23,23 @@ KINDS: dict[str, Callable[[int], Device]] = {device.kind: device for device in (
 
 
 def planned(kind: str) -> Device:
-    """This rank's device, number LOCAL_RANK of its node, of the kind that the plan says
-    (`fleet.stack`); not yet started.
+    """Returns this rank's device, not yet started: number LOCAL_RANK of its node, of the plan's
+    kind (`fleet.platform`).
 
     Raises:
-        RunError: the node has no such device, its driver is missing, or this torch can't use it.
-            Nothing else is opened instead.
+        RunError: the node has no such device, its driver is missing, or this torch can't use it. No
+            other device is opened instead.
     """
-    opened = KINDS.get(kind) or stacks.opening(kind)
+    opened = KINDS.get(kind) or platforms.opening(kind)
     if opened is None:
-        why = f"the devices are {', '.join([*KINDS, *stacks.devices()])}"
+        why = f"the devices are {', '.join([*KINDS, *platforms.devices()])}"
         raise RunError(
-            f"no rank can compute on {kind} yet", where="fleet.stack", why=why, next="make plan"
+            f"no rank can compute on {kind} yet", where="fleet.platform", why=why, next="make plan"
         )
     idle = node_types.local_accelerators() if kind == Cpu.kind and index() == 0 else 0
     if idle:
         print(
-            f"{idle} accelerators of this node stay idle: fleet.stack is cpu, so ranks compute "
+            f"{idle} accelerators of this node stay idle: fleet.platform is cpu, so ranks compute "
             "on CPUs",
             flush=True,
         )
@@ -46,8 +47,8 @@ def planned(kind: str) -> Device:
 
 
 def nearest() -> Device:
-    """The fastest device that this process finds, started: for one that looks at a model, and was
-    not planned to run anywhere.
+    """Starts the fastest device that this process finds: for a process that reads a model, and has
+    no planned device.
     """
     device = Cuda(index()) if Cuda.found() else Cpu()
     device.start()

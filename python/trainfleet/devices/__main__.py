@@ -1,5 +1,5 @@
-"""`python -m trainfleet.devices`: measures this machine's CPUs; JSON, which hardware/cpu_speed.py
-caches.
+"""Measures this machine's CPUs: `python -m trainfleet.devices` prints JSON, which
+hardware/cpu_speed.py caches.
 """
 
 from __future__ import annotations

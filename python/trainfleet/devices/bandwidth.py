@@ -1,13 +1,13 @@
-"""Measures the ranks' links, as a job of its own: `torchrun ... -m trainfleet.devices.bandwidth
+"""Measures the ranks' links, as a separate job: `torchrun ... -m trainfleet.devices.bandwidth
 DEVICE LARGEST LEAST`.
 
 Rank 0 prints one line, MARK and a JSON object: bandwidth (bus GB/s of an all-reduce), bytes (its
-size), nodes, and pairs ([node, node, GB/s] each), which are only tried when the bandwidth is under
+size), nodes, and pairs ([node, node, GB/s] each). Pairs are measured only if the bandwidth is under
 LEAST GB/s.
 
-Bus bandwidth is NCCL's measure: bytes x 2 (n - 1) / n over the seconds of the slowest rank, so that
-it can be compared with what a link carries, whatever the number of ranks
-(github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+Bus bandwidth is NCCL's measure: bytes x 2 (n - 1) / n over the seconds of the slowest rank. So it
+can be compared with a link's rate for any number of ranks (github.com/NVIDIA/nccl-tests,
+doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TIMEOUT = datetime.timedelta(seconds=60)
 def main(kind: str, largest: int, least: float) -> None:
     device = planned(kind)
     device.start()
-    # without torchrun it keeps the store itself
+    # without torchrun, rank 0 keeps the store
     lone = os.environ["RANK"] == "0" and "TORCHELASTIC_RUN_ID" not in os.environ
     store = (
         listen(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), nodes()) if lone else None
@@ -59,8 +59,8 @@ def nodes() -> int:
 
 
 def all_reduce_bandwidth(device: Device, largest: int) -> tuple[int, float]:
-    """The size in bytes that was large enough, and its bus bandwidth in GB/s: the same on every
-    rank.
+    """Returns the size in bytes that was large enough, and its bus bandwidth in GB/s: the same on
+    every rank.
     """
     share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
     size = SMALLEST
@@ -77,8 +77,8 @@ def all_reduce_bandwidth(device: Device, largest: int) -> tuple[int, float]:
 
 
 def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
-    """GB/s each way between nodes, pair by pair, while every node has at most one partner. The same
-    on every rank.
+    """Returns GB/s each way between nodes, pair by pair, while every node has at most one partner.
+    The same on every rank.
     """
     size = min(max(size, 4 * SMALLEST), 1 << 28) // 4
     local, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -107,15 +107,15 @@ def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
 
 
 def tournament(count: int) -> Iterator[dict[int, int]]:
-    """Rounds in which every node has another partner, each pair once (the circle method); with an
-    odd count one rests.
+    """Yields rounds in which every node has another partner, each pair once (the circle method);
+    with an odd count one rests.
     """
-    seats: list[int | None] = [*range(count), *([None] if count % 2 else [])]
-    for _ in range(len(seats) - 1):
-        matches = [(seats[i], seats[-1 - i]) for i in range(len(seats) // 2)]
+    places: list[int | None] = [*range(count), *([None] if count % 2 else [])]
+    for _ in range(len(places) - 1):
+        matches = [(places[i], places[-1 - i]) for i in range(len(places) // 2)]
         partners = {a: b for a, b in matches if a is not None and b is not None}
         yield partners | {b: a for a, b in partners.items()}
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        places = [places[0], places[-1], *places[1:-1]]
 
 
 def _exchange(out: torch.Tensor, back: torch.Tensor, peer: int) -> None:

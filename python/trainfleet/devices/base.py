@@ -1,4 +1,6 @@
-"""What the engine may ask of a device. Nothing outside this package knows which one it is on."""
+"""Defines the engine's interface to a device. No code outside this package knows which one it is
+on.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ import torch
 from torch import Tensor
 
 Call = TypeVar("Call", bound=Callable[..., Any])
-# What selective recomputation keeps on any device: products and attention, whose kernel the device
-# chooses.
+# Selective recomputation keeps these results on any device: products and attention. The device
+# chooses attention's kernel.
 COSTLY = frozenset(
     {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 )
 
 
 class Dice(Protocol):
-    """A generator of random numbers, as far as its state is saved."""
+    """The saved part of a random number generator."""
 
     def get_state(self) -> Tensor: ...
     def set_state(self, state: Tensor, /) -> object: ...
@@ -31,21 +33,20 @@ class Device(Protocol):
     """One rank's device."""
 
     kind: str  # cpu, cuda, neuron or neuron_xla
-    backend: str  # of torch.distributed, for tensors on the device
+    backend: str  # torch.distributed's backend for tensors on the device
     torch_device: torch.device
-    costly: frozenset[object]  # operations whose result selective recomputation keeps
-    single: str  # the format of products of fp32, for whose factors 10 bits may be enough (tf32)
+    costly: frozenset[object]  # operations with a result that selective recomputation keeps
+    single: str  # the format of fp32 products; 10 bits of a factor may be enough (tf32)
     gradient_sums: torch.dtype  # the format in which gradients of several ranks are added up
-    loss_sums: torch.dtype  # and the losses of a validation
-    fused_adamw: bool  # whether torch's fused AdamW runs on it, which can leave a step out
-    # whether fp32 weights are cast for each product of bf16; else once for all of a step's, as
-    # ranks gather them
+    loss_sums: torch.dtype  # format in which losses of a validation are added up
+    fused_adamw: bool  # torch's fused AdamW, which can skip a step, runs on it
+    # fp32 weights are cast for each product of bf16; otherwise once per step, as ranks gather them
     casts: bool
-    lazy: bool  # whether it is a `Lazy` one
-    # whether `clock` is of what the device does; else of when the host recorded it, and no rank is
-    # judged by it
+    lazy: bool  # the device is a `Lazy` one
+    # `clock` times the device's work; otherwise the host's recording of it, and no rank is judged
+    # by it
     tells_time: bool
-    # False where programs are only recorded, to be compiled ahead: what is read back means nothing
+    # False if programs are only recorded, to be compiled ahead: values read back are meaningless
     executes: bool
 
     def start(self) -> None:
@@ -53,84 +54,84 @@ class Device(Protocol):
         ...
 
     def joined(self, rank: int, size: int) -> None:
-        """Called once the process group is made. RunError where the device takes this process for
-        another rank, or for alone.
+        """Checks the device once the process group is made. Raises RunError if the device assigns
+        this process another rank, or none.
         """
         ...
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        """The same computation, compiled for the device as it is called; `dynamic` serves all
-        shapes with one code.
+        """Compiles a computation for the device when it is called; `dynamic` serves all shapes with
+        one code.
         """
         ...
 
     def generator(self, seed: int) -> torch.Generator:
-        """A new generator for values that are drawn on the device."""
+        """Returns a new generator for values that are drawn on the device."""
         ...
 
     @property
     def name(self) -> str:
-        """As its maker calls it."""
+        """Its maker's name for it."""
         ...
 
     @property
     def native_bf16(self) -> bool:
-        """Whether bf16 products have instructions of their own."""
+        """Tells whether it has instructions for bf16 products."""
         ...
 
     @property
     def native_fp16(self) -> bool:
-        """Whether fp16 products run several times as fast as fp32 ones."""
+        """Tells whether fp16 products run several times as fast as fp32 ones."""
         ...
 
     @property
     def native_fp8(self) -> bool:
-        """Whether fp8 products have."""
+        """Tells whether it has instructions for fp8 products."""
         ...
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Nominal FLOP/s of this rank's share of the device, without sparsity."""
+        """Returns nominal FLOP/s of this rank's share of the device, without sparsity."""
         ...
 
     def upload(self, array: np.ndarray) -> Tensor:
-        """The array on the device; the copy may still be under way when this returns."""
+        """Copies an array to the device; the copy may still be under way when this returns."""
         ...
 
     def memory_bytes(self) -> int:
-        """Bytes that the rank can use at most."""
+        """Returns the bytes that the rank can use at most."""
         ...
 
     def memory_used(self) -> int:
-        """The most bytes that the rank has used so far."""
+        """Returns the most bytes that the rank has used so far."""
         ...
 
     def synchronize(self) -> None:
-        """Waits until the device has finished all that was queued."""
+        """Waits until the device has finished all queued work."""
         ...
 
     def clock(self) -> Callable[[], float]:
-        """Records an event in the device's queue; the function returned gives its time in seconds,
+        """Records an event in the device's queue. The returned function gives its time in seconds,
         once the device is past it.
         """
         ...
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        """A contiguous tensor of that shape and type on the host, which the device can fill at its
-        full speed.
+        """Returns a contiguous tensor of that shape and type on the host, which the device can fill
+        at its full speed.
         """
         ...
 
     def meters(self) -> dict[str, float]:
-        """Further metrics of the node's devices; {} without a tool that measures them."""
+        """Returns further metrics of the node's devices; {} without a tool that measures them."""
         ...
 
     def generators(self) -> Sequence[Dice]:
-        """The generators that training on it may draw from: the host's first."""
+        """Returns the generators that training on it may draw from: the host's first."""
         ...
 
 
 class Usual:
-    """What most devices do alike, for the classes of `Device`."""
+    """The common part of most devices, for the classes of `Device`."""
 
     single = "float32"
     gradient_sums, loss_sums = torch.float32, torch.float64
@@ -144,12 +145,12 @@ class Usual:
         return cast(Call, torch.compile(call, dynamic=dynamic))
 
     def generator(self, seed: int) -> torch.Generator:
-        """The host's: first values are then those that a CPU draws."""
+        """Returns the host's: first values are then the same as on a CPU."""
         return torch.Generator().manual_seed(seed)
 
     def clock(self) -> Callable[[], float]:
-        """The host's; where operations are only recorded, of that: the device's own times are the
-        profiler's.
+        """Reads the host's clock. If operations are only recorded, it times the recording: the
+        profiler has the device's own times.
         """
         moment = time.perf_counter()
         return lambda: moment
@@ -162,18 +163,16 @@ class Usual:
 
 
 class Lazy(Device, Protocol):
-    """A device that only records operations, and runs all that were recorded as one compiled
-    program.
-    """
+    """A device that only records operations, and runs all recorded ones as one compiled program."""
 
     def settle(self) -> None:
-        """Ends the program that is being recorded, and has it run; returns before it has."""
+        """Ends the program that is being recorded, and starts it; returns before it has run."""
         ...
 
     def compilations(self) -> int:
-        """How many programs were compiled so far."""
+        """Returns how many programs were compiled so far."""
         ...
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
-        """A context in which products of fp32 numbers are computed in that format."""
+        """Returns a context in which products of fp32 numbers are computed in that format."""
         ...

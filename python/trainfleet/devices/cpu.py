@@ -1,4 +1,4 @@
-"""A CPU as a training device: gloo, and as many cores as OMP_NUM_THREADS gives the rank."""
+"""A CPU as a training device: gloo, and OMP_NUM_THREADS cores for the rank."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Cpu(Usual):
     costly: frozenset[object] = COSTLY | {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     }
-    casts = True  # elementwise operations on bf16 are slow where nothing is compiled
+    casts = True  # elementwise operations on bf16 are slow without compilation
 
     def __init__(self, index: int = 0) -> None:
-        """Ranks of one node share its CPUs, whatever their number on it."""
+        """Opens the CPU; all ranks of a node share its CPUs."""
         self.torch_device = torch.device("cpu")
 
     def start(self) -> None:
-        # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
+        # AdamW's moments of rare tokens decay into denormals, which take 100 cycles each
         torch.set_flush_denormal(True)
         matrix_products.by_onednn(cpu_speed.of_this_machine().by_onednn)
 
@@ -45,8 +45,8 @@ class Cpu(Usual):
 
     @cached_property
     def native_bf16(self) -> bool:
-        """Whether bf16 products are the faster ones here, as measured: there may be instructions
-        for them and yet no gain.
+        """Tells whether bf16 products were measured to be faster here: instructions for them may
+        bring no gain.
         """
         return cpu_speed.of_this_machine().half
 
@@ -56,8 +56,8 @@ class Cpu(Usual):
         return path.read_text() if path.exists() else ""
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """What its threads reach in products of a small model's size (hardware/cpu_speed.py); no
-        CPU comes near its nominal figure.
+        """Returns the speed of its threads in products of a small model's size
+        (hardware/cpu_speed.py); no CPU comes near its nominal figure.
         """
         return (
             cpu_speed.of_this_machine().rate("bf16" if dtype == torch.bfloat16 else "fp32")
@@ -71,7 +71,7 @@ class Cpu(Usual):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def memory_used(self) -> int:
-        """Resident set at its largest; ru_maxrss counts bytes on macOS and KiB elsewhere
+        """Returns the largest resident set; ru_maxrss counts bytes on macOS and KiB elsewhere
         (getrusage(2)).
         """
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a training device: NCCL, one GPU a rank."""
+"""An NVIDIA GPU as a training device: NCCL, one GPU per rank."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Cuda(Usual):
     }
 
     def __init__(self, index: int) -> None:
-        """The GPU number `index` of those that this process sees.
+        """Opens GPU number `index` of those that this process sees.
 
         Raises:
-            RunError: there is none, or torch can't use it; with what was found, and what to
-                install.
+            RunError: there is no such GPU, or torch can't use it; with the hardware found, and the
+                software to install.
         """
         # Growing segments instead of fixed blocks: batches of one shape then never fail on
         # fragmented memory.
@@ -51,29 +51,29 @@ class Cuda(Usual):
                 f"{self.name} has compute capability {capability[0]}.{capability[1]}, and this "
                 f"build has code for {', '.join(torch.cuda.get_arch_list())}"
             )
-        # since Ampere, Volta
+        # since Ampere and Volta
         self.native_bf16, self.native_fp16 = (self.properties.major >= since for since in (8, 7))
         self.native_fp8 = capability >= (8, 9)  # since Ada and Hopper
         self.single = "tf32" if self.native_bf16 else "float32"
 
     @staticmethod
     def found() -> bool:
-        """Whether torch sees a GPU that it can use."""
+        """Tells whether torch sees a GPU that it can use."""
         return torch.cuda.is_available()
 
     def start(self) -> None:
         torch.cuda.set_device(self.torch_device)
-        torch.set_float32_matmul_precision("high")  # what stays fp32 may use TF32
-        # NCCL's 10 minutes end ranks that wait for one that still compiles; a hang is the
-        # watchdog's to find
+        torch.set_float32_matmul_precision("high")  # remaining fp32 products may use TF32
+        # NCCL's 10 minutes would end ranks that wait for one that still compiles; the watchdog
+        # finds hangs
         distributed_c10d.default_pg_nccl_timeout = distributed_c10d.default_pg_timeout  # type: ignore[attr-defined]
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.torch_device).manual_seed(seed)
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not
-        have.
+        """Returns the dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table
+        lacks.
         """
         accelerator = find_accelerator(self.name, self.memory_bytes())
         format_ = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
@@ -96,7 +96,7 @@ class Cuda(Usual):
     def clock(self) -> Callable[[], float]:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        # events tell only how long it is from one to another
+        # events only measure the time between two of them
         first = self._first = getattr(self, "_first", event)
         return lambda: first.elapsed_time(event) / 1000
 
@@ -109,11 +109,11 @@ class Cuda(Usual):
 
 
 def has_code_for(capability: tuple[int, int], targets: Iterable[str]) -> bool:
-    """Whether a build's targets have code for a compute capability; so too where they can't be
-    read.
+    """Tells whether a build's targets have code for a compute capability; True if the targets can't
+    be read.
 
-    Machine code (`sm_90`) runs on the same major number and the same or a later minor one, PTX
-    (`compute_90`) on any that is no earlier (CUDA C++ Programming Guide, "Application
+    Machine code (`sm_90`) runs on the same major number and the same or a later minor one. PTX
+    (`compute_90`) runs on the same or any later one (CUDA C++ Programming Guide, "Application
     Compatibility").
     """
     found = [TARGET.match(target) for target in targets]
@@ -152,21 +152,21 @@ def _check_torch() -> None:
 def _check_count(index: int) -> None:
     if index >= (count := torch.cuda.device_count()):
         raise RunError(
-            f"rank {index} of its node has no GPU of its own",
+            f"rank {index} of its node has no GPU to itself",
             where=_where(),
             why=f"each rank takes one, and torch sees {count}",
-            next="lower fleet.ranks_per_node, or mend the node: nvidia-smi there; make doctor",
+            next="lower fleet.ranks_per_node, or fix the node: nvidia-smi there; make doctor",
         )
 
 
 def _unusable(why: str) -> RunError:
     return RunError(
-        "the plan says that ranks compute on GPUs (fleet.stack), and this one can't",
+        "the plan has ranks compute on GPUs (fleet.platform), and this one can't",
         where=_where(),
         why=why,
-        next="make setup installs the stack's driver and torch on hosts; here: nvidia-smi, and a "
-        "torch of the stack's build"
-        " (docker/stack.lock.yaml); on CPUs instead: SET='fleet.stack=cpu'",
+        next="make setup installs the platform's driver and torch on hosts; here: nvidia-smi, and "
+        "a torch of the platform's build"
+        " (docker/platforms.lock.yaml); on CPUs instead: SET='fleet.platform=cpu'",
     )
 
 

@@ -1,8 +1,8 @@
-"""Matrix products on CPUs: which library computes them, and how fast each format and library is
-here, for hardware/cpu_speed.py.
+"""Multiplies matrices on CPUs, and measures how fast each format and library is here, for
+hardware/cpu_speed.py.
 
-What is measured is a small model's layer, forward and backward: three products of 1,024 tokens by a
-matrix, on one core, in CPU seconds of its thread, so that other work on the machine counts little.
+It measures a small model's layer, forward and backward: three products of 1,024 tokens by a matrix.
+They run on one core, in CPU seconds of its thread, so that other work on the machine counts little.
 Ways take turns, and the best turn of each counts.
 """
 
@@ -20,14 +20,14 @@ from torch import Tensor
 from ..hardware.cpu_speed import CpuSpeed, here
 
 TOKENS = 1024
-# of matrices: of a model a little wider than the preset `tiny`, and of `small`
+# shapes of matrices: of a model a little wider than the preset `tiny`, and of `small`
 SHAPES = ((192, 512), (384, 1024))
-TURNS, LEAST = 4, 0.25  # of each way: so many, and so many seconds of all ways together
-HOPELESS = (
-    4.0  # times as long as the fastest, in the first turn: a format without instructions of its own
-)
-FP32_ERROR = 2e-6  # of a product, relative: fp32's own is 3e-7, and TF32's and bf16's are over 3e-4
-# of the cores' time that the measurement must get, or processes and threads are not compared
+TURNS, LEAST = 4, 0.25  # turns of each way, and seconds of all ways together, at least
+# times as long as the fastest, in the first turn: the format has no instructions
+HOPELESS = 4.0
+# relative error of a product: fp32's own is 3e-7, and TF32's and bf16's are over 3e-4
+FP32_ERROR = 2e-6
+# share of the cores' time that the measurement must get to compare processes and threads
 BUSY = 0.8
 Batch = list[tuple[Tensor, Tensor, Tensor]]
 Clock = Callable[[], float]
@@ -37,16 +37,16 @@ def by_onednn(whether: bool) -> None:
     """Computes fp32 products by oneDNN instead of MKL, which takes a slow path on CPUs of other
     makers.
 
-    torch (2.13) has no other switch for it than this one, which allows bf16 inside. On a CPU whose
-    products in bf16 are of no advantage to oneDNN, as those without AMX, it computes in fp32 all
-    the same: `is_exact` makes sure.
+    This is torch's (2.13) only switch for it, and it allows bf16 inside. On a CPU on which bf16
+    products bring oneDNN no advantage, like those without AMX, oneDNN still computes in fp32:
+    `is_exact` checks that.
     """
     matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     matmul.fp32_precision = "bf16" if whether else "ieee"
 
 
 def is_exact() -> bool:
-    """Whether products by oneDNN are as exact as fp32 is, forward and backward."""
+    """Tells whether products by oneDNN are as exact as fp32, forward and backward."""
     by_onednn(True)
     try:
         return max(error_of(*each) for each in batch(torch.float32)) < FP32_ERROR
@@ -55,7 +55,7 @@ def is_exact() -> bool:
 
 
 def error_of(x: Tensor, weight: Tensor, gradient: Tensor) -> float:
-    """How far products are from those in fp64, relative."""
+    """Returns the relative distance of products from those in fp64."""
     pairs = zip(
         products(x, weight, gradient),
         products(x.double(), weight.double(), gradient.double()),
@@ -65,19 +65,21 @@ def error_of(x: Tensor, weight: Tensor, gradient: Tensor) -> float:
 
 
 def products(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A layer's forward pass, its input's gradient and its weight's."""
+    """Returns a layer's forward pass, its input's gradient and its weight's."""
     return torch.nn.functional.linear(x, weight), gradient @ weight, gradient.T @ x
 
 
 def batch(format_: torch.dtype, parts: int = 1) -> Batch:
-    """Input, weight and gradient of each shape; one of so many parts of the tokens."""
+    """Returns input, weight and gradient of each shape, for one of `parts` equal parts of the
+    tokens.
+    """
     rows, dice = max(1, TOKENS // parts), torch.Generator().manual_seed(1)
     sizes = [((rows, width), (inner, width), (rows, inner)) for width, inner in SHAPES]
     return [tuple(torch.randn(size, generator=dice).to(format_) for size in each) for each in sizes]  # type: ignore[misc]
 
 
 def multiply(given: Batch, threads: int) -> None:
-    torch.set_num_threads(threads)  # of this Python thread
+    torch.set_num_threads(threads)  # sets those of this Python thread
     for each in given:
         products(*each)
 
@@ -87,7 +89,7 @@ def flops() -> float:
 
 
 def best_seconds(ways: dict[str, Callable[[], Any]], clock: Clock) -> dict[str, float]:
-    """The seconds of each way's best turn."""
+    """Returns the seconds of each way's best turn."""
 
     def seconds(name: str) -> float:
         began = clock()
@@ -104,7 +106,7 @@ def best_seconds(ways: dict[str, Callable[[], Any]], clock: Clock) -> dict[str, 
 
 
 def one_core() -> dict[str, float]:
-    """FLOP/s of a core in each format; of fp32 by oneDNN too, where that is exact."""
+    """Returns FLOP/s of a core in each format; also of fp32 by oneDNN, if that is exact."""
     whole, half = batch(torch.float32), batch(torch.bfloat16)
 
     def onednn() -> None:
@@ -123,10 +125,10 @@ def one_core() -> dict[str, float]:
 
 
 def all_cores(cores: int, format_: torch.dtype) -> dict[str, float]:
-    """FLOP/s of all cores in one process, `together`, and in as many, `apart`; nothing where other
-    work has too much of them.
+    """Returns FLOP/s of all cores in one process, `together`, and in one process per core, `apart`;
+    {} if other work takes too much of them.
 
-    Processes are played by Python's threads, which hold no lock while they multiply.
+    Python's threads stand in for processes, as they hold no lock while they multiply.
     """
     whole, parts = batch(format_), [batch(format_, cores) for _ in range(cores)]
     with ThreadPoolExecutor(cores) as pool:
@@ -146,7 +148,7 @@ def all_cores(cores: int, format_: torch.dtype) -> dict[str, float]:
 
 
 def measure() -> CpuSpeed:
-    """The speed of this machine's CPUs, measured in about a second."""
+    """Measures the speed of this machine's CPUs in about a second."""
     cpu, version, cores = here()
     found = CpuSpeed(cpu, version, cores, **one_core())
     if cores == 1:

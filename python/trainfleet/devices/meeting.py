@@ -1,11 +1,10 @@
-"""Where a job's ranks meet: `python -m trainfleet.devices.meeting torch.distributed.run OPTIONS...`
-runs torchrun.
+"""Runs torchrun at the place where a job's ranks meet: `python -m trainfleet.devices.meeting
+torch.distributed.run OPTIONS...`.
 
-torch's TCPStore has no password: who reaches it can list, write and delete its keys. By itself it
-listens on every interface, whatever --master-addr says. So node 0 gives it a socket of this
-module's, which listens at the address where the nodes meet and nowhere else: on the loopback, for a
-job of one machine. torchrun then finds that store in its own process (multi_tenant), and takes it
-for its own.
+torch's TCPStore has no password: everyone who reaches it can list, write and delete its keys. Its
+default is to listen on every interface, regardless of --master-addr. So node 0 gives it a socket
+from this module, which listens only at the address where the nodes meet: on the loopback, for a job
+of one machine. torchrun then finds that store in its own process (multi_tenant), and uses it.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from contextlib import suppress
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-WAITING = 4096  # connections that wait to be taken: all ranks of a fleet come at once
-ESTABLISHED = "01"  # as /proc/net/tcp has it (proc(5))
+WAITING = 4096  # pending connections: all ranks of a fleet connect at once
+ESTABLISHED = "01"  # code in /proc/net/tcp (proc(5))
 LINGER = 5.0  # seconds at most
 
 
 def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
-    """The store of a job whose nodes meet at `meet`:`port`; None where torch must listen by itself,
+    """Returns the store of a job with nodes that meet at `meet`:`port`; None if torch must listen
     on all interfaces.
 
-    That is so where no interface here has that address (behind NAT), and where this machine alone
-    takes the name for its loopback, as Debian's /etc/hosts has it: the other nodes would not reach
-    that.
+    That is necessary if no interface here has that address (behind NAT). It is also necessary if
+    only this machine resolves the name to its loopback, like Debian's /etc/hosts does: the other
+    nodes could not reach that.
     """
     for family, kind, protocol, _, place in _places(meet, port):
         if (
@@ -44,10 +43,10 @@ def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
             waiting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             waiting.bind(place)
             waiting.listen(WAITING)
-        except OSError:  # no address of this machine's; where the port is taken, torch says so
+        except OSError:  # not an address of this machine; torch reports a port that is taken
             waiting.close()
             continue
-        # It owns the descriptor from here on.
+        # The store owns the descriptor from here on.
         return TCPStore(
             meet,
             port,
@@ -62,15 +61,15 @@ def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
 def _places(meet: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
     try:
         return socket.getaddrinfo(meet, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
-    except OSError:  # torch says it better, once it has tried for long enough
+    except OSError:  # torch reports this better, once it has tried for long enough
         return []
 
 
 def linger(port: int) -> None:
     """Waits until no other node is connected to a port of this one, LINGER seconds at most.
 
-    The store ends with this process, and torchrun here may be done before the others have their
-    last answer from it: each of them would end its log with a traceback.
+    The store ends with this process, and torchrun here may be done before the others have its last
+    answer: each of them would end its log with a traceback.
     """
     until = time.monotonic() + LINGER
     while time.monotonic() < until and _is_visited(port):
@@ -89,8 +88,8 @@ def _is_visited(port: int) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Runs the module that the first word names, as `python -m` does, with the others; on node 0
-    its store is there before.
+    """Runs the first word's module, like `python -m`, with the other words; on node 0 its store
+    exists before.
     """
     given = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
     meet, port, nodes = given["master-addr"], int(given["master-port"]), int(given["nnodes"])

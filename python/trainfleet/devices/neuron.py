@@ -1,10 +1,10 @@
 """A NeuronCore of Trn2 or Trn3 as a training device: native PyTorch (TorchNeuron), one logical core
-a rank.
+per rank.
 
-All that is Neuron's own is what AWS documents of TorchNeuron
+Neuron's names here follow AWS's documentation of TorchNeuron
 (awsdocs-neuron.readthedocs-hosted.com, SDK 2.33, 2026-10-14): device and process group `neuron`,
-`torch.compile(backend="neuron")`, and a module `torch.neuron` with the names of torch.cuda's. Never
-run on a Trainium chip: tests run it with both names changed to the CPU's
+`torch.compile(backend="neuron")`, and a module `torch.neuron` with the names of torch.cuda's. This
+has never run on a Trainium chip: tests run it with both names changed to the CPU's
 (tests/distributed/test_neuron.py).
 """
 
@@ -30,17 +30,17 @@ from .base import COSTLY, Call, Dice, Usual
 from .neuron_monitor import Monitor
 
 TYPE, GROUP = "neuron", "neuron"
-# torch-neuronx of this version on is TorchNeuron; what has the name before it is PyTorch/XLA
+# first version of torch-neuronx that is TorchNeuron; earlier ones are PyTorch/XLA
 FIRST = (2, 13)
 
 
 class Core(Usual):
-    """What a NeuronCore is whichever way torch reaches it."""
+    """The part of a NeuronCore's device that is the same for both of torch's ways to it."""
 
     costly: frozenset[object] = COSTLY
-    # Nothing on the chip has 64 bits: such sums go by fp32, and the host adds the ranks' up.
+    # The chip has no 64-bit numbers: such sums use fp32, and the host adds the ranks' up.
     loss_sums = torch.float32
-    fused_adamw = False  # none takes `found_inf`, by which a step is left out
+    fused_adamw = False  # no fused one takes `found_inf`, by which a step is skipped
     native_bf16, native_fp16, native_fp8 = True, False, False
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class Core(Usual):
         return self.monitor.newest.metrics() if self.monitor.newest != Reading() else {}
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Dense peak of a core by the architecture pages; NaN, and so no MFU, for one that the
-        table does not have.
+        """Returns the dense peak of a core by the architecture pages; NaN, and so no MFU, for one
+        that the table lacks.
         """
         core = node_types.local_accelerator()
         return (
@@ -66,7 +66,7 @@ class Neuron(Core):
     kind = "neuron"
 
     def __init__(self, index: int) -> None:
-        """The core number `index` of this node; the runtime is not touched before `start`.
+        """Opens core number `index` of this node; the runtime is not touched before `start`.
 
         Raises:
             RunError: torch-neuronx is missing, or is one of its namesakes.
@@ -76,11 +76,11 @@ class Neuron(Core):
         os.environ.setdefault("TORCH_NEURONX_NEFF_CACHE_DIR", str((COMPILED / "neuron").absolute()))
         check_package()
         self.backend = GROUP
-        self.torch_device = torch.device(TYPE)  # the one that the process sees
+        self.torch_device = torch.device(TYPE)  # the only one that the process sees
 
     @property
     def module(self) -> Any:
-        """`torch.neuron`, which torch-neuronx adds."""
+        """The module `torch.neuron`, which torch-neuronx adds."""
         return getattr(torch, "neuron")  # noqa: B009  mypy knows no such attribute
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class Neuron(Core):
         self.module.set_device(0)
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        # every shape is a program of its own
+        # every shape is a separate program
         return cast(Call, torch.compile(call, backend="neuron", dynamic=False))
 
     def upload(self, array: np.ndarray) -> Tensor:
@@ -110,7 +110,7 @@ class Neuron(Core):
     def clock(self) -> Callable[[], float]:
         event = self.module.Event(enable_timing=True)
         event.record()
-        # events tell only how long it is from one to another
+        # events only measure the time between two of them
         first = self._first = getattr(self, "_first", event)
         return lambda: float(first.elapsed_time(event)) / 1000
 
@@ -119,7 +119,7 @@ class Neuron(Core):
 
 
 class GeneratorState:
-    """The device's default generator, which torch-neuronx gives out as functions of its module."""
+    """The device's default generator, which torch-neuronx exposes as functions of its module."""
 
     def __init__(self, module: Any) -> None:
         self.get_state = cast(Callable[[], Tensor], module.get_rng_state)
@@ -132,9 +132,9 @@ def _seed(module: Any, seed: int) -> None:
 
 
 def check_package() -> None:
-    """RunError unless the torch-neuronx that is installed is TorchNeuron.
+    """Raises RunError unless the installed torch-neuronx is TorchNeuron.
 
-    Three packages have that name: TorchNeuron, PyTorch/XLA for Neuron before it, and an empty one
+    Three packages have that name: TorchNeuron, the earlier PyTorch/XLA for Neuron, and an empty one
     on the public index.
     """
     try:
@@ -145,7 +145,7 @@ def check_package() -> None:
         raise unusable(
             TYPE,
             f"torch-neuronx {found} is "
-            f"{'the empty one of the public index' if is_stub(found) else 'PyTorch/XLA'}",
+            f"{'the empty package of the public index' if is_stub(found) else 'PyTorch/XLA'}",
         )
     if numbers(found) != numbers(torch.__version__):
         raise unusable(
@@ -158,8 +158,8 @@ def is_native(version: str) -> bool:
 
 
 def is_stub(version: str) -> bool:
-    """Whether it is the public index's package of that name, which has nothing in it (1.0; the real
-    ones began with 1.11).
+    """Tells whether it is the public index's empty package of that name (1.0; the real ones began
+    with 1.11).
     """
     return numbers(version) < (1, 11)
 
@@ -172,16 +172,16 @@ def numbers(version: str) -> tuple[int, ...]:
     )
 
 
-def unusable(stack: str, why: str) -> RunError:
-    """The error of a rank that does not find the NeuronCore, or the packages, that the plan says it
-    has.
+def unusable(platform: str, why: str) -> RunError:
+    """Returns the error of a rank that does not find the NeuronCore, or the packages, that the plan
+    expects.
     """
     where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
     return RunError(
-        f"the plan says that ranks compute on NeuronCores (fleet.stack {stack}), and this one "
+        f"the plan has ranks compute on NeuronCores (fleet.platform {platform}), and this one "
         "can't",
         where=where,
         why=why,
-        next="make setup installs the stack's driver and packages on hosts; an image has them "
+        next="make setup installs the platform's driver and packages on hosts; an image has them "
         "(make build)",
     )

@@ -1,4 +1,4 @@
-"""Runs neuron-monitor beside a node's ranks: keeps its newest reading, and logs errors of the
+"""Runs neuron-monitor next to a node's ranks: keeps its newest reading, and logs errors of the
 devices.
 """
 
@@ -11,22 +11,22 @@ import threading
 from contextlib import suppress
 
 from ..health.neuron_telemetry import Reading, read_monitor
-from ..host.processes import die_with_parent
+from ..process.processes import die_with_parent
 from ..trust.errors import InputError
 
 TOOL = "neuron-monitor"
-BESIDE = "/opt/aws/neuron/bin"  # where aws-neuronx-tools puts it
+BESIDE = "/opt/aws/neuron/bin"  # the folder of aws-neuronx-tools
 
 
 class Monitor:
-    """Reads neuron-monitor as long as this process lives; where the tool is missing, there is
-    nothing to read.
+    """Reads neuron-monitor as long as this process lives; without the tool there are no
+    readings.
     """
 
     def __init__(self) -> None:
         self.newest = Reading()
         tool = shutil.which(TOOL, path=os.pathsep.join([os.environ.get("PATH", ""), BESIDE]))
-        if tool is None or os.environ.get("LOCAL_RANK", "0") != "0":  # one a node
+        if tool is None or os.environ.get("LOCAL_RANK", "0") != "0":  # one per node
             return
         self.process = subprocess.Popen(
             [tool],
@@ -40,11 +40,11 @@ class Monitor:
     def _follow(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:  # all groups, every 5 seconds
-            with suppress(InputError):  # a report that is none tells nothing
+            with suppress(InputError):  # a line that is not a report is ignored
                 self.take(read_monitor(line))
 
     def take(self, reading: Reading) -> None:
-        """Keeps a reading, and logs what has changed since the last one."""
+        """Keeps a reading, and logs changes since the last one."""
         before, self.newest = self.newest, reading
         if reading.uncorrected > before.uncorrected:
             print(

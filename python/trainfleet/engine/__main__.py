@@ -1,8 +1,8 @@
-"""One rank of a training job, started by torchrun: `python -m trainfleet.engine RUN_FOLDER`.
+"""Runs one rank of a training job, started by torchrun: `python -m trainfleet.engine RUN_FOLDER`.
 
-Exit codes: 0 finished, or stopped cleanly as results.json then says (torchrun takes any other code
-for a failure and would kill the ranks that are still leaving); else it failed, and the run has a
-`fault` event.
+Exit code 0: finished, or stopped cleanly, as results.json then shows. (torchrun treats any other
+code as a failure and would kill the ranks that are still leaving.) Other codes: it failed, and the
+run has a `fault` event.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..config.sizes import count_parameters, flops_in_words, flops_per_token
 from ..data.dataset import Dataset, Manifest
 from ..health import fence, lease
 from ..health.heartbeat import Heart
-from ..host.processes import SUPERVISOR, die_with_parent
+from ..process.processes import SUPERVISOR, die_with_parent
 from ..run import events, run_folder
 from ..run.loggers import Loggers
 from ..run.run_folder import Run
@@ -94,7 +94,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
         profile.at,
     )
     watch.reached = {name: moment - watch.started for name, moment in moments.items()}
-    # its folder is its node's own
+    # each node has its own folder
     looks = world.first or (
         os.environ.get("LOCAL_RANK") == "0" and s3_sync_agent.BUCKET in os.environ
     )
@@ -103,7 +103,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
         spot_notice.NoticePoller(lambda notice: on_notice(run, vote, world.node, notice))
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
-    dataset.check_vocabulary(config.model.vocabulary_size)
+    dataset.check_vocabulary(config.model.vocab_size)
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     recorder = open_record(run, config, trainer, dataset.manifest) if world.first else None
@@ -118,7 +118,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
 
 
 def on_notice(run: Run, vote: Vote, node: int, notice: str) -> None:
-    """Makes all ranks save and stop, as this node is about to be reclaimed."""
+    """Makes all ranks save and stop, as this node will soon be reclaimed."""
     vote.heard = True
     print(f"spot/instance-action: {notice}; all ranks save and leave", flush=True)
     run.note("notice", node=node, notice=notice)
@@ -127,20 +127,20 @@ def on_notice(run: Run, vote: Vote, node: int, notice: str) -> None:
 def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
     """Makes all ranks save and stop, as no launcher is left to notice a hang.
 
-    Each node says so that notices in time: the first one's vote may have stopped the others before
-    they do.
+    Each node that notices in time reports it: the first one's vote may stop the others before they
+    do.
     """
     vote.heard = True
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(
-            f"no launcher for {seconds:.0f} s, and none takes over; all ranks save and leave",
+            f"no launcher for {seconds:.0f} s, and no other takes over; all ranks save and leave",
             flush=True,
         )
         run.note("orphaned", node=world.node, seconds=seconds)
 
 
 def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -> Recorder:
-    """The recorder; results.json has all that is known before the first step."""
+    """Opens the recorder, and writes everything known before the first step to results.json."""
     world, train = trainer.world, config.train
     flops = flops_per_token(config.model, train.sequence_length)
     peak = world.device.peak_flops(trainer.precision) * world.size
@@ -168,8 +168,8 @@ def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -
         mfu_formula=formula(config, trainer),
         layout=config.degrees,
         model={"family": config.model.family, "parameters": count_parameters(config.model)},
-        global_batch_sequences=train.global_batch,
-        micro_batch_sequences=train.micro_batch,
+        global_batch_sequences=train.global_batch_size,
+        micro_batch_sequences=train.micro_batch_size,
         gradient_accumulation_steps=trainer.batches.per_step,
         sequence_length=train.sequence_length,
         total_steps=train.steps,
@@ -182,7 +182,7 @@ def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -
 
 
 def open_loggers(run: Run, config: Config) -> Loggers | None:
-    """The services of train.loggers; a resumed run continues the same run there."""
+    """Opens the services of train.loggers; a resumed run continues the same run there."""
     if not config.train.loggers:
         return None
     identity = run.read_results().get("identity") or f"{run.name}-{secrets.token_hex(4)}"
@@ -197,10 +197,10 @@ def open_loggers(run: Run, config: Config) -> Loggers | None:
 
 
 def greeting(trainer: Trainer) -> str:
-    """A rank's first line in its node's log: what it is and where it starts."""
+    """Returns a rank's first line in its node's log: its place, and where it starts."""
     world, train = trainer.world, trainer.train
     work = (
-        f"{trainer.batches.per_step} micro-batches of {train.micro_batch} x "
+        f"{trainer.batches.per_step} micro-batches of {train.micro_batch_size} x "
         f"{train.sequence_length} tokens per step"
     )
     start = f"from step {trainer.progress.step}" if trainer.progress.step else "from the beginning"
@@ -208,7 +208,7 @@ def greeting(trainer: Trainer) -> str:
 
 
 def formula(config: Config, trainer: Trainer) -> str:
-    """How the MFU in the metrics is counted."""
+    """Describes how the MFU in the metrics is counted."""
     peak = (
         f"{trainer.world.size} x "
         f"{trainer.world.device.peak_flops(trainer.precision) / 1e12:,.4g} TFLOP/s per rank"
@@ -220,7 +220,7 @@ def formula(config: Config, trainer: Trainer) -> str:
 
 
 def products(trainer: Trainer) -> str:
-    """The number format of products, as they are computed: fp32's may be TF32."""
+    """Returns the number format in which products are computed: fp32 may be TF32."""
     return (
         trainer.device.single
         if trainer.precision == torch.float32
@@ -242,33 +242,33 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
     )
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
     recorder.close(status)
-    # what was only recorded is compiled now
+    # recorded programs are compiled now
     recorder.update(status=status if executes else "running", **sample)
     run.record(status, step=step)
     run.stop.unlink(missing_ok=True)
 
 
 def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str] | None:
-    """A sample of the trained model; None for a model that can't generate, or that is sharded and
-    too large for one rank.
+    """Generates a sample of the trained model; None for a model that can't generate, or that is
+    sharded and too large for one rank.
     """
     model = trainer.parts.whole
     if model is None:
         if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
             return None
         model = generate.load(run)[0]  # from its last checkpoint, as the parts are on many ranks
-    # else each length of a text would be compiled
+    # otherwise each length of a text would be compiled
     with suppress(FloatingPointError), torch.compiler.set_stance("force_eager"):
         return generate.write_sample(model.eval(), dataset, trainer.train.seed)
     return None
 
 
 def record_fault(run: Run, error: Exception, attempt: fence.Attempt) -> None:
-    """Records a fault event: who failed and why; a defect of ours with the last lines of its
+    """Records a fault event: who failed and why. For a defect of ours, also the last lines of its
     traceback.
 
-    On a full disk there is no event, and only the log has the words. Nor is there one once ranks
-    have met as an attempt that is over: what fails then, fails because the others have left.
+    On a full disk there is no event, and only the log has the words. There is also no event if the
+    ranks met as an attempt that has ended: they fail because the others have left.
     """
     if attempt.number and fence.current(run.folder) > attempt:
         return

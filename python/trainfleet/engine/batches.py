@@ -1,4 +1,4 @@
-"""A rank's part of each global batch, prefetched while the step before it runs."""
+"""Reads a rank's part of each global batch, prefetched while the step before it runs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class MicroBatch(NamedTuple):
     """A micro-batch of B sequences: inputs and targets, int64 [B, T] each (a masked model's inputs
     may be [B, T, 2]).
 
-    `documents`, int32 [B, T], is each input's document in its sequence, from 0; None when attention
-    need not know.
+    `documents`, int32 [B, T], is each input's document in its sequence, from 0; None if attention
+    ignores documents.
     """
 
     inputs: Tensor
@@ -34,13 +34,13 @@ class MicroBatch(NamedTuple):
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """The model's keyword arguments beside the inputs."""
+        """The model's keyword arguments other than the inputs."""
         return {"targets": self.targets} | (
             {} if self.documents is None else {"documents": self.documents}
         )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> MicroBatch:
-        """The batch with each of its tensors changed."""
+        """Applies a function to each of its tensors."""
         return MicroBatch(
             change(self.inputs),
             change(self.targets),
@@ -48,8 +48,8 @@ class MicroBatch(NamedTuple):
         )
 
     def blank(self, count: int) -> MicroBatch:
-        """`count` sequences of padding with all that a sequence of this batch has; they have no
-        loss.
+        """Returns `count` sequences of padding with all parts that a sequence of this batch has;
+        they have no loss.
         """
         padding = self.each(lambda tokens: tokens.new_zeros((count, *tokens.shape[1:])))
         return padding._replace(targets=torch.full_like(padding.targets, IGNORED))
@@ -65,8 +65,8 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
 
 
 def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Iterator[MicroBatch]:
-    """`passes` batches of the size of `blank`: those given, padded with blank sequences, then blank
-    batches.
+    """Yields `passes` batches of the size of `blank`: those given, padded with blank sequences,
+    then blank batches.
     """
     found = iter(batches)
     for _ in range(passes):
@@ -80,7 +80,7 @@ def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Ite
 
 
 class Samples(Protocol):
-    """What the engine needs of a dataset (data.dataset.Dataset)."""
+    """The parts of a dataset that the engine uses (data.dataset.Dataset)."""
 
     @property
     def end_of_document(self) -> int: ...
@@ -93,7 +93,9 @@ class Samples(Protocol):
 
 
 def samples_for(config: Config, dataset: Dataset) -> Samples:
-    """The samples that a family of models trains on: the dataset's own, or with tokens masked."""
+    """Returns the samples that a family of models trains on: the dataset's own, or with tokens
+    masked.
+    """
     family = FAMILIES[config.model.family]
     return (
         dataset if family.causal else Masked(dataset, family.objective == "pairs", family.guesses)
@@ -103,9 +105,9 @@ def samples_for(config: Config, dataset: Dataset) -> Samples:
 class Batches:
     """The training batches of data-parallel rank `rank` of `ranks`.
 
-    Step s (from 1) takes the samples [(s - 1) G, s G) of the seed's order, G being the global
-    batch; rank r of R has the r-th of R equal parts of them. So the data of a step depends on the
-    step alone, and any number of ranks can resume.
+    Step s (from 1) takes the samples [(s - 1) G, s G) of the seed's order, where G is the global
+    batch; rank r of R has the r-th of R equal parts of them. So the data of a step depends only on
+    the step, and any number of ranks can resume.
     """
 
     def __init__(
@@ -113,18 +115,18 @@ class Batches:
     ) -> None:
         self.samples, self.train, self.device = samples, config.train, device
         self.end = separator(samples, config.train)
-        self.count = config.train.global_batch // ranks
+        self.count = config.train.global_batch_size // ranks
         # micro-batches; the planner made sure that both divide
-        self.per_step = self.count // config.train.micro_batch
+        self.per_step = self.count // config.train.micro_batch_size
         self.offset = rank * self.count
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.ahead: tuple[int, Future[np.ndarray]] | None = None
 
     def of(self, step: int) -> Iterator[tuple[int, MicroBatch]]:
-        """The rank's micro-batches of one step, each with the number of those after it; prefetches
-        the next step's meanwhile.
+        """Yields the rank's micro-batches of one step, each with the number of those after it.
+        Prefetches the next step's in the meantime.
         """
-        tokens, size = self._take(step), self.train.micro_batch
+        tokens, size = self._take(step), self.train.micro_batch_size
         for index in range(self.per_step):
             yield (
                 self.per_step - index - 1,
@@ -139,22 +141,22 @@ class Batches:
 
     def _read(self, step: int) -> np.ndarray:
         train = self.train
-        first = (step - 1) * train.global_batch + self.offset
+        first = (step - 1) * train.global_batch_size + self.offset
         return self.samples.batch("train", first, self.count, train.sequence_length, train.seed)
 
 
 def validation(
     samples: Samples, config: Config, rank: int, ranks: int, device: Device
 ) -> Iterator[MicroBatch]:
-    """A rank's part of the validation sequences, which are the same at every validation and for any
-    number of ranks.
+    """Yields a rank's part of the validation sequences, which are the same at every validation and
+    for any number of ranks.
     """
     train, end = config.train, separator(samples, config.train)
     count = validation_count(samples, config)
     for first in range(
-        count * rank // ranks, last := count * (rank + 1) // ranks, train.micro_batch
+        count * rank // ranks, last := count * (rank + 1) // ranks, train.micro_batch_size
     ):
-        size = min(train.micro_batch, last - first)
+        size = min(train.micro_batch_size, last - first)
         yield split(
             device.upload(
                 samples.batch("validation", first, size, train.sequence_length, train.seed)
@@ -164,21 +166,21 @@ def validation(
 
 
 def validation_count(samples: Samples, config: Config) -> int:
-    """Sequences in one validation."""
+    """Returns the number of sequences in one validation."""
     train = config.train
     return min(train.validation_sequences, samples.samples("validation", train.sequence_length))
 
 
 def separator(samples: Samples, train: Train) -> int | None:
-    """The token that ends a document, if batches are to say where documents end."""
-    return samples.end_of_document if train.separate_documents else None
+    """Returns the token that ends a document, if batches must mark documents."""
+    return samples.end_of_document if train.document_mask else None
 
 
 def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
-    """[count, T + 1] -> inputs and, one later, targets; of a masked model [count, T, 2 or 3],
-    token, target and segment.
+    """Splits [count, T + 1] into inputs and, one later, targets; for a masked model [count, T, 2 or
+    3], token, target and segment.
 
-    With the token that ends a document, also the documents.
+    With the token that ends a document, also adds the documents.
     """
     if tokens.ndim == 2:
         return MicroBatch(
@@ -188,8 +190,8 @@ def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
 
 
 def documents(tokens: Tensor, end: int) -> Tensor:
-    """For each token [B, T] the number of its document in its row, from 0: int32 [B, T]. An end is
-    the last of its document.
+    """Returns for each token [B, T] the number of its document in its row, from 0: int32 [B, T]. An
+    end token is the last of its document.
     """
     ends = (tokens == end).to(torch.int32)
     return ends.cumsum(1, dtype=torch.int32) - ends

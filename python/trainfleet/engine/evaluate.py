@@ -1,4 +1,4 @@
-"""Evaluates a run's model on all of the validation split: `python -m trainfleet.engine.evaluate
+"""Evaluates a run's model on the entire validation split: `python -m trainfleet.engine.evaluate
 RUN_FOLDER`.
 """
 
@@ -26,8 +26,8 @@ from ..trust.safe_output import install
 from .batches import MicroBatch, samples_for, separator, split
 from .generate import load, makes_no_numbers
 
-SEQUENCES = 512  # at most
-LARGEST = 700.0  # of a loss whose perplexity is a number
+SEQUENCES = 512  # sequences at most
+LARGEST = 700.0  # largest loss with a finite perplexity
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Scores:
     """Means over the guessed tokens. `baseline`: the accuracy of always guessing the commonest
     token.
 
-    `bits_per_byte`: the loss in bits over the text's bytes in UTF-8, by which models of other
-    tokenizers compare; None where only some tokens are guessed.
+    `bits_per_byte`: the loss in bits over the text's bytes in UTF-8, to compare models with
+    different tokenizers; None if only some tokens are guessed.
     """
 
     sequences: int
@@ -44,7 +44,7 @@ class Scores:
     perplexity: float
     accuracy: float
     baseline: float
-    pair_accuracy: float | None = None  # of saying whether B follows A
+    pair_accuracy: float | None = None  # accuracy of deciding whether B follows A
     bits_per_byte: float | None = None
 
 
@@ -54,12 +54,12 @@ def main(arguments: list[str]) -> int:
     scores = evaluate(run)
     run.update_results(evaluation=asdict(scores))
     print("\n".join(describe(scores)))
-    print(f"kept in {run.results}\nnext: make export OUT=folder")
+    print(f"saved in {run.results}\nnext: make export OUT=folder")
     return 0
 
 
 def describe(scores: Scores) -> Iterator[str]:
-    """The scores as lines of text: what each means, and why it differs from training's."""
+    """Yields the scores as lines of text: their meaning, and how they differ from training's."""
     tokens = (
         "nats per guessed token; training's own validation reads train.validation_sequences "
         "of these"
@@ -82,14 +82,16 @@ def describe(scores: Scores) -> Iterator[str]:
 
 @torch.inference_mode()
 def evaluate(run: Run) -> Scores:
-    """The scores of the newest checkpoint. RunError when there is none, or it makes no numbers."""
+    """Evaluates the newest checkpoint. Raises RunError if there is no checkpoint, or if its model
+    makes no finite numbers.
+    """
     model, dataset = load(run)
     config, device = load_resolved(run.config), devices.nearest()
     train, samples = config.train, samples_for(config, dataset)
     count = max(1, min(SEQUENCES, samples.samples("validation", train.sequence_length)))
     totals, targets = torch.zeros(4, dtype=torch.float64), []
-    for first in range(0, count, train.micro_batch):
-        size = min(train.micro_batch, count - first)
+    for first in range(0, count, train.micro_batch_size):
+        size = min(train.micro_batch_size, count - first)
         rows = samples.batch("validation", first, size, train.sequence_length, train.seed)
         batch = split(device.upload(rows), separator(samples, train))
         totals += score(model, batch)
@@ -111,14 +113,14 @@ def evaluate(run: Run) -> Scores:
 
 
 def text_bytes(dataset: Dataset, targets: list[Tensor]) -> int:
-    """Bytes of the text that these tokens are; what ends a document has none."""
+    """Returns the bytes of these tokens' text; an end of a document has none."""
     tokenizer = tokenizers.load(dataset.folder)
     return max(1, sum(len(tokenizer.decode(part.tolist()).encode()) for part in targets))
 
 
 def score(model: Network, batch: MicroBatch) -> Tensor:
-    """Of one batch: the sum of the losses, how many guesses and how many pairs were right, and how
-    many guesses there were.
+    """Scores one batch: the sum of the losses, the number of right guesses and right pairs, and the
+    number of guesses.
     """
     inputs, targets, documents = batch
     x = (
@@ -147,7 +149,7 @@ def score(model: Network, batch: MicroBatch) -> Tensor:
 
 
 def mask(model: Network, targets: Tensor) -> Tensor:
-    """Which targets are tokens to guess; a pair's first one is its label."""
+    """Returns which targets are tokens to guess; a pair's first one is its label."""
     chosen = targets != IGNORED
     if isinstance(model, Bert):
         chosen[:, 0] = False

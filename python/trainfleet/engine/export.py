@@ -1,5 +1,5 @@
-"""A run's model in another format: `python -m trainfleet.engine.export RUN_FOLDER OUT FORMAT`
-(config/export_formats.py).
+"""Exports a run's model in another format: `python -m trainfleet.engine.export RUN_FOLDER OUT
+FORMAT` (config/export_formats.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import stacks
-from ..config import Config, export_formats, huggingface_config, load_resolved
+from ..config import Config, export_formats, huggingface_config, load_resolved, platforms
 from ..config.families import FAMILIES
 from ..config.vocabulary import FILE, SPECIALS
 from ..data.dataset import Dataset
@@ -43,11 +42,11 @@ def main(arguments: list[str]) -> int:
 
 
 def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE) -> list[str]:
-    """Writes the run's newest checkpoint into the new folder `out`, which is there whole or not at
-    all; its files.
+    """Writes the run's newest checkpoint into the new folder `out`, which appears completely or not
+    at all. Returns its files.
 
     Raises:
-        RunError: `out` is there already, the run has no checkpoint, or its model has no such form.
+        RunError: `out` already exists, the run has no checkpoint, or its model has no such form.
     """
     export_formats.require_new(out)
     config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
@@ -77,7 +76,9 @@ def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE) -> list[
 
 
 def fill(run: Run, folder: Path, save: Save) -> list[str]:
-    """Writes the newest checkpoint's model and its tokenizer into a folder; the files' names."""
+    """Writes the newest checkpoint's model and its tokenizer into a folder. Returns the files'
+    names.
+    """
     model, dataset = load(run, torch.device("cpu"))
     try:
         return write(model, load_tokenizer(dataset.folder), dataset, folder, save)
@@ -86,7 +87,7 @@ def fill(run: Run, folder: Path, save: Save) -> list[str]:
 
 
 def saving(config: Config, form: str, run: Run) -> Save:
-    """What writes a model's weights in a format.
+    """Returns the function that writes a model's weights in a format.
 
     Raises:
         RunError: the model can't be divided so.
@@ -94,15 +95,15 @@ def saving(config: Config, form: str, run: Run) -> Save:
     said = export_formats.degrees(form)
     if said is None:
         return weights.save
-    write = stacks.named(form.partition("-")[0]).saving(config, said, str(run.folder))
+    write = platforms.named(form.partition("-")[0]).saving(config, said, str(run.folder))
     return lambda model, family, folder: write(weights.outgoing(model, family), folder)
 
 
 def write(
     model: Network, tokenizer: Tokenizer, dataset: Dataset, folder: Path, save: Save = weights.save
 ) -> list[str]:
-    """The model's shape, its weights and its tokenizer, in the forms that `transformers` reads; the
-    files' names.
+    """Writes the model's shape, its weights and its tokenizer in the forms that `transformers`
+    reads. Returns the files' names.
     """
     named = special_tokens(tokenizer, model.shape.family, dataset.manifest.end_of_document)
     ids = {
@@ -117,7 +118,7 @@ def write(
     )
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": model.shape.max_sequence_length,
+        "model_max_length": model.shape.max_position_embeddings,
         **named,
     }
     for name, content in ((huggingface_config.CONFIG, shape), ("tokenizer_config.json", settings)):
@@ -134,7 +135,7 @@ def write(
 
 
 def special_tokens(tokenizer: Tokenizer, family: str, end: int) -> dict[str, str]:
-    """What each special token is called, by the library's name for its role."""
+    """Returns the special tokens by the library's name for their role."""
     names = {id_: token for token, id_ in tokenizer.vocabulary.items()}
     if FAMILIES[family].causal:
         return {"eos_token": names[end]}
@@ -151,8 +152,8 @@ def special_tokens(tokenizer: Tokenizer, family: str, end: int) -> dict[str, str
 
 
 def definition(tokenizer: Tokenizer, family: str, named: dict[str, str]) -> str:
-    """tokenizer.json; for a masked model it also sets the first and last token of an input, as
-    training did.
+    """Returns tokenizer.json; for a masked model it also sets the first and last token of an input,
+    like training did.
     """
     content = json.loads(tokenizer.definition)
     if FAMILIES[family].causal or content.get("post_processor"):

@@ -1,5 +1,5 @@
-"""A continuation of a prompt, token by token: `python -m trainfleet.engine.generate RUN_FOLDER
-[PROMPT]` streams it to stdout.
+"""Continues a prompt, token by token: `python -m trainfleet.engine.generate RUN_FOLDER [PROMPT]`
+streams it to stdout.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .checkpoint import load_model, newest
 TEMPERATURE = 0.7
 TOP_K = 50
 SAMPLE_PROMPT = 40  # tokens
-# tokens into the validation text: the head of a document is a licence or a title, and then comes
-# anything
+# tokens into the validation text: a document begins with a licence or a title, and its text is
+# after that
 SAMPLE_BEGINS = 1000
 SAMPLE_LENGTH = 120  # tokens
 
@@ -50,12 +50,12 @@ def continuation(
     stop_at: int,
     top_p: float = 1.0,
 ) -> Iterator[int]:
-    """Token after token, until the model ends the document or has no position left.
+    """Yields token after token, until the model ends the document or has no position left.
 
-    Of a prompt that fills the context, the last half of a context is kept. Temperature 0 takes the
+    If the prompt fills the context, only its last half context is kept. Temperature 0 takes the
     likeliest token.
     """
-    limit = model.shape.max_sequence_length
+    limit = model.shape.max_position_embeddings
     prompt = prompt if len(prompt) < limit else prompt[-(limit // 2) :]
     device, cache = next(model.parameters()).device, Cache()
     tokens = torch.tensor([prompt], device=device)
@@ -71,11 +71,11 @@ def continuation(
 def choose(
     logits: Tensor, temperature: float, top_k: int, generator: torch.Generator, top_p: float = 1.0
 ) -> int:
-    """One token id, drawn from the `top_k` likeliest, and of these from the fewest that have
-    `top_p` of the probability.
+    """Draws one token id from the `top_k` likeliest, and of these from the fewest that have `top_p`
+    of the probability.
 
     Raises:
-        FloatingPointError: the model has made something else than numbers.
+        FloatingPointError: the model's output is not finite.
     """
     if not logits.isfinite().all():
         raise FloatingPointError
@@ -89,7 +89,7 @@ def choose(
 
 
 def makes_no_numbers(run: Run) -> RunError:
-    """The error for a model that makes something else of its input than numbers."""
+    """Returns the error for a model with output that is not finite."""
     why = "its weights are not finite, or far too large"
     return RunError(
         "the model of its newest checkpoint makes no numbers",
@@ -100,7 +100,7 @@ def makes_no_numbers(run: Run) -> RunError:
 
 
 def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
-    """What the model writes after some text that it was not trained on: `prompt` and `text`.
+    """Writes a continuation of some text that the model was not trained on: `prompt` and `text`.
 
     Without any such text it begins a document: after the token that ends one.
     """
@@ -121,9 +121,7 @@ def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
 
 
 def unseen_text(dataset: Dataset) -> list[int]:
-    """SAMPLE_PROMPT tokens of validation text; what there is of it, where it is short; none where
-    there is none.
-    """
+    """Returns SAMPLE_PROMPT tokens of validation text, or fewer if it is short or missing."""
     length = min(dataset.manifest.validation_tokens - 1, SAMPLE_BEGINS + SAMPLE_PROMPT)
     if length < 1:
         return []
@@ -149,7 +147,7 @@ def main(arguments: list[str]) -> int:
 
 
 def stream(options: argparse.Namespace) -> Iterator[str]:
-    """The prompt, then the text as it comes.
+    """Yields the prompt, then the text as it is generated.
 
     Blanks at the prompt's end are dropped: in most texts, a blank and the word behind it are one
     token.
@@ -194,8 +192,8 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset]:
-    """The model of the run's newest checkpoint, on a device or the nearest, and the dataset whose
-    tokenizer it speaks.
+    """Returns the model of the run's newest checkpoint, on a device or the nearest, and the dataset
+    with its tokenizer.
 
     Raises:
         RunError: the run has no checkpoint yet.
@@ -209,7 +207,7 @@ def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset
     model = models.build(config.model)
     load_model(store, commit, model)
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
-    dataset.check_vocabulary(config.model.vocabulary_size)
+    dataset.check_vocabulary(config.model.vocab_size)
     return model.to(device or devices.nearest().torch_device).eval(), dataset
 
 
@@ -217,5 +215,5 @@ if __name__ == "__main__":
     install()
     try:
         sys.exit(main(sys.argv[1:]))
-    except BrokenPipeError:  # the reader has read enough, as `head` does
+    except BrokenPipeError:  # the reader has read enough, like `head`
         os._exit(0)

@@ -1,5 +1,5 @@
-"""The model card of an export: what the model is, what it began from, what it was trained on, and
-how well it does.
+"""Writes the model card of an export: the model, the weights it began from, its training data, and
+its scores.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import stacks
 from ..checkpoints import listing, marker
 from ..checkpoints.init_from import locate
-from ..config import Config, huggingface_config, weight_files
+from ..config import Config, huggingface_config, platforms, weight_files
 from ..config.families import FAMILIES
 from ..config.hub_addresses import HUB, MODEL, dataset_of, folder_of
 from ..run.run_folder import Run
@@ -24,24 +23,24 @@ from ..trust.errors import InputError, TrainfleetError
 CARD = "README.md"
 REVISION = re.compile("[0-9a-f]{40}")
 LICENCE = re.compile(r"^license:[ \t]*[\"']?([A-Za-z0-9.-]{1,40})[\"']?[ \t]*$", re.MULTILINE)
-LEFT_OUT = re.compile(r"[^\w.+-]+")  # of a name in a text that is Markdown
+LEFT_OUT = re.compile(r"[^\w.+-]+")  # characters of a name that are removed from Markdown text
 
 
 @dataclass(frozen=True)
 class Base:
-    """The model that a run began from. Empty, or None: unknown, as what it names is gone or does
-    not say.
+    """The model that a run began from. Empty or None means unknown: it is gone, or does not name
+    itself.
     """
 
     name: str
     hub: str = ""  # owner/name
-    identity: str = ""  # which contents: a revision of the Hub, or a checksum and of what
+    identity: str = ""  # identity of its content: a revision of the Hub, or a checksum and its file
     licence: str = ""
-    tokens: int | None = None  # that it had been trained on
+    tokens: int | None = None  # number of tokens of its training
 
 
 def card(run: Run, config: Config) -> str:
-    """The README.md of an exported folder."""
+    """Returns the README.md of an exported folder."""
     base = base_of(run, config)
     about = {"library_name": "transformers", "pipeline_tag": _task(config)}
     if base and base.hub:
@@ -65,7 +64,9 @@ def card(run: Run, config: Config) -> str:
 
 
 def base_of(run: Run, config: Config) -> Base | None:
-    """What the run began from, as its events say; None of one that began from nothing."""
+    """Returns the model that the run began from, according to its events; None if it began from
+    scratch.
+    """
     told = [
         str(event.get("source")) for event in run.read_events() if event["event"] == "initialized"
     ]
@@ -80,8 +81,8 @@ def base_of(run: Run, config: Config) -> Base | None:
 
 
 def name_of(source: str) -> str:
-    """What a source is called in public: a dataset of the Hub by its address, all else without the
-    folders above it.
+    """Returns a source's public name: a dataset of the Hub by its address, others without the
+    folders above them.
     """
     with suppress(InputError):
         if source.startswith(HUB) and not dataset_of(source).name.startswith(("/", ".")):
@@ -90,12 +91,12 @@ def name_of(source: str) -> str:
 
 
 def _seen(address: str, known: Base) -> Base:
-    """What can be learned of a model from what is at its address now."""
+    """Describes the model at an address as far as its current files show it."""
     if address.startswith(HUB):
         folder, name = folder_of(address), address.removeprefix(HUB).partition("@")[0]
         revision = f"revision {folder.name}" if REVISION.fullmatch(folder.name) else ""
         return Base(name, name, revision, _licence(folder))
-    if stacks.checkpoint_at(address):
+    if platforms.checkpoint_at(address):
         return known
     folder = Path(address)
     if (folder / huggingface_config.CONFIG).is_file():
@@ -112,13 +113,15 @@ def _seen(address: str, known: Base) -> Base:
 
 
 def _origin(folder: Path) -> str:
-    """The name on the Hub that a downloaded folder's config gives; "" for none."""
+    """Returns the name on the Hub in a downloaded folder's config; "" without one."""
     name = untrusted_input.read_json(folder / huggingface_config.CONFIG).get("_name_or_path", "")
     return name if isinstance(name, str) and MODEL.fullmatch(name) and "@" not in name else ""
 
 
 def _checksum(folder: Path) -> str:
-    """The SHA-256 of the one file of weights, or of what `sha256sum` prints for several."""
+    """Returns the SHA-256 of the only file of weights, or of the output of `sha256sum` for
+    several.
+    """
     names = weight_files.file_names(folder)
     digests = []
     for name in names:
@@ -131,13 +134,13 @@ def _checksum(folder: Path) -> str:
         return f"sha256 of {names[0]}: {digests[0]}"
     lines = "".join(f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True))
     return (
-        "sha256 of what `sha256sum *.safetensors` prints: "
+        "sha256 of the output of `sha256sum *.safetensors`: "
         f"{hashlib.sha256(lines.encode()).hexdigest()}"
     )
 
 
 def _licence(folder: Path) -> str:
-    """The licence that a folder's own card names; "" for none."""
+    """Returns the licence that a folder's own card names; "" without one."""
     with suppress(FileNotFoundError, InputError):
         _, _, rest = untrusted_input.read_text(folder / CARD, untrusted_input.MEBIBYTE).partition(
             "---\n"
@@ -153,8 +156,8 @@ def _named(base: Base) -> str:
 
 
 def _last(path: str) -> str:
-    """The last part of a path or an address that says something, in letters that mean nothing to
-    Markdown.
+    """Returns the last meaningful part of a path or an address, without characters that Markdown
+    interprets.
     """
     parts = [
         part
@@ -177,7 +180,7 @@ def _rows(run: Run, config: Config, base: Base | None) -> dict[str, Any]:
     return {
         "architecture": FAMILIES[config.model.family].folder.architecture,
         "parameters": f"{results.get('model', {}).get('parameters', 0):,}",
-        "steps": f"{results.get('steps', 0):,} of {train.global_batch:,} sequences of "
+        "steps": f"{results.get('steps', 0):,} of {train.global_batch_size:,} sequences of "
         f"{train.sequence_length:,} tokens",
         "tokens": tokens,
         "training loss": results.get("final_loss"),

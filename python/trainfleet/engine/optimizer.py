@@ -1,4 +1,4 @@
-"""The optimizer that the config names, and clipping."""
+"""Builds the config's optimizer, and clips gradients."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Making:
-    """What an optimizer is made of. `matrices` are decayed, `vectors` are not: a norm's gain only
-    scales what follows it.
+    """The parts from which an optimizer is made. `matrices` are decayed, `vectors` are not: a
+    norm's gain only scales its output.
 
-    `precision`: of the run's products. `inside`: how the names of the blocks' parameters begin.
+    `precision`: format of the run's products. `inside`: prefix of the names of the blocks'
+    parameters.
     """
 
     matrices: dict[str, nn.Parameter]
@@ -47,7 +48,7 @@ class Making:
         }
 
     def groups(self, **of_matrices: Any) -> list[Settings]:
-        """Matrices and vectors; further words are the matrices' own."""
+        """Returns matrices and vectors as groups; further keywords apply only to the matrices."""
         decayed = {
             "params": list(self.matrices.values()),
             "weight_decay": self.train.weight_decay,
@@ -63,7 +64,7 @@ class Making:
 def build(
     model: nn.Module, train: Train, device: Device, precision: torch.dtype = torch.float32
 ) -> torch.optim.Optimizer:
-    """The optimizer that `train.optimizer` names. KeyError for one that config/optimizers.py
+    """Builds the optimizer of `train.optimizer`. Raises KeyError for one that config/optimizers.py
     lacks.
     """
     make: Callable[[Making], torch.optim.Optimizer] = named(OPTIMIZERS[train.optimizer].made_by)
@@ -77,8 +78,8 @@ def build(
 
 
 def adamw(of: Making) -> torch.optim.Optimizer:
-    """torch's fused one where it runs; that of rounding.py for weights in bf16."""
-    if of.train.weights == "bf16":
+    """Makes torch's fused one if it runs here; that of rounding.py for weights in bf16."""
+    if of.train.param_dtype == "bf16":
         step = of.device.compiled(renew, dynamic=True) if of.train.compile else renew
         names = {parameter: name for name, parameter in (of.matrices | of.vectors).items()}
         return RoundedAdamW(of.groups(), names, of.train.seed, step, **of.settings)
@@ -92,8 +93,8 @@ def lamb(of: Making) -> torch.optim.Optimizer:
 
 
 def muon(of: Making) -> torch.optim.Optimizer:
-    """It makes the updates of blocks' matrices orthogonal, in fp16 or bf16 if the products are;
-    AdamW's for the others.
+    """Makes updates of blocks' matrices orthogonal, in fp16 or bf16 if the products are; other
+    parameters get AdamW's.
     """
     decayed = {"weight_decay": of.train.weight_decay}
     straight = [parameter for name, parameter in of.matrices.items() if name.startswith(of.inside)]
@@ -113,8 +114,8 @@ def muon(of: Making) -> torch.optim.Optimizer:
 
 
 def by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups, each split by the mesh of its parameters: a fused step takes parameters of one
-    mesh only.
+    """Splits each group by the mesh of its parameters: a fused step takes parameters of one mesh
+    only.
     """
     found = []
     for group in groups:
@@ -133,15 +134,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def leave_out(optimizer: torch.optim.Optimizer, whether: Tensor) -> None:
-    """Makes the next step change nothing where `whether`, on the device, is 1.0: the protocol of
+    """Makes the next step change nothing if `whether`, on the device, is 1.0: the protocol of
     torch's fused optimizers.
     """
     optimizer.found_inf = whether  # type: ignore[attr-defined]
 
 
 def clip(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """The gradients' global norm, left on the device; they are scaled down to `limit` when over it
-    (0: never).
+    """Returns the gradients' global norm, left on the device. Scales them down to `limit` if it is
+    larger (0: never).
     """
     parameters = list(parameters)
     norm = get_total_norm(

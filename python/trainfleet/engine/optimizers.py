@@ -1,8 +1,8 @@
 """AdamW, LAMB and Muon as torch optimizers, for sharded and split parameters too; a step can be
 skipped.
 
-`found_inf`, a tensor on the device, is the protocol of torch's fused optimizers: where it is 1, a
-step changes nothing. So the host never waits to learn whether a step is a good one.
+`found_inf`, a tensor on the device, is the protocol of torch's fused optimizers: if it is 1, a step
+changes nothing. So the host never waits to learn whether a step is good.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 Groups = Iterable[dict[str, Any]]
-# Newton-Schulz's coefficients: a quintic whose slope at 0 is as steep as it can be (Jordan 2024,
+# Newton-Schulz's coefficients: a quintic with the steepest possible slope at 0 (Jordan 2024,
 # "Muon").
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
@@ -28,8 +28,8 @@ MATCH = 0.2
 
 
 class AdamW(torch.optim.Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), where torch's fused one does
-    not run.
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), for devices without torch's
+    fused one.
     """
 
     found_inf: Tensor | None = None
@@ -57,22 +57,22 @@ class AdamW(torch.optim.Optimizer):
             parameter.sub_(change * (keep * group["lr"]))
 
     def together(self, group: dict[str, Any]) -> Iterable[list[Tensor]]:
-        """The group's parameters that have a gradient, in lists of those whose changes are computed
-        at once.
+        """Yields the group's parameters that have a gradient, in lists of those with changes
+        computed at once.
         """
         return ([parameter] for parameter in group["params"] if parameter.grad is not None)
 
     def changes(
         self, parameters: list[Tensor], group: dict[str, Any], keep: Any
     ) -> Iterable[Tensor]:
-        """`change` of each parameter."""
+        """Returns `change` of each parameter."""
         return (
             self.change(parameter, self.gradient(parameter), group, keep)
             for parameter in parameters
         )
 
     def gradient(self, parameter: Tensor) -> Tensor:
-        """The parameter's gradient; finite numbers where the step may be left out."""
+        """Returns the parameter's gradient; finite numbers if the step may be skipped."""
         gradient = (
             parameter.grad
             if self.found_inf is None
@@ -86,10 +86,10 @@ class AdamW(torch.optim.Optimizer):
     def change(
         self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any
     ) -> Tensor:
-        """The parameter's update before the learning rate; the state changes where `keep` is 1, and
-        stays where it is 0.
+        """Returns the parameter's update before the learning rate. The state changes if `keep` is
+        1, and stays if it is 0.
 
-        Adam's, with its bias corrected (Kingma and Ba 2014, arXiv:1412.6980).
+        Adam's, with bias correction (Kingma and Ba 2014, arXiv:1412.6980).
         """
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
@@ -108,7 +108,7 @@ class AdamW(torch.optim.Optimizer):
 
 
 class Lamb(AdamW):
-    """Adam, with each matrix's update scaled to the matrix's own norm (You et al. 2019,
+    """Adam with each matrix's update scaled to the matrix's own norm (You et al. 2019,
     arXiv:1904.00962, algorithm 2).
     """
 
@@ -128,17 +128,19 @@ class Lamb(AdamW):
 
 
 class Muon(AdamW):
-    """Orthogonalized momentum for the matrices of the blocks (Jordan 2024); AdamW for all else.
+    """Orthogonalized momentum for the matrices of the blocks (Jordan 2024); AdamW for all others.
 
-    A matrix of several ranks is gathered for it, as all of it is needed to make it orthogonal.
-    Those of one shape are made orthogonal together: one by one, a small model's are too small to
-    keep a device busy.
+    A matrix on several ranks is gathered, as orthogonalization needs all of it. Matrices of one
+    shape are made orthogonal together: one by one, a small model's are too small to keep a device
+    busy.
     """
 
     def __init__(
         self, groups: Groups, format_: torch.dtype = torch.float32, **settings: Any
     ) -> None:
-        """`format`: the number format of the products that make matrices orthogonal."""
+        """Sets up Muon; `format`: the number format of the products that make matrices
+        orthogonal.
+        """
         super().__init__(groups, **settings)
         self.format = format_
 
@@ -172,14 +174,14 @@ class Muon(AdamW):
         return [placed(matrix, each) for matrix, each in zip(whole_again, parameters, strict=True)]
 
     def _look_ahead(self, parameter: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        """The momentum as it would be with this gradient once more, which is Nesterov's."""
+        """Returns the momentum after this gradient once more, which is Nesterov's."""
         state, beta, gradient = self.state[parameter], group["betas"][1], self.gradient(parameter)
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].add_((gradient - state["momentum"]) * ((1 - beta) * keep))
         ahead = gradient.lerp(state["momentum"], beta)
-        # torch 2.9 gives it other placements than its arguments', where FSDP divides what tensor
-        # parallelism has divided.
+        # torch 2.9 gives it other placements than its arguments' if FSDP divides a parameter that
+        # tensor parallelism has divided.
         return joined(ahead.to_local(), parameter) if isinstance(ahead, DTensor) else ahead
 
 
@@ -188,16 +190,16 @@ def is_flat(matrix: Tensor) -> bool:
 
 
 def flat(matrix: Tensor) -> Tensor:
-    """The matrix, transposed where it has more rows than columns."""
+    """Returns the matrix, transposed if it has more rows than columns."""
     return matrix if is_flat(matrix) else matrix.T
 
 
 def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor:
-    """U V^T, nearly, of each matrix U S V^T of [N, rows, columns]: singular values come out between
-    0.7 and 1.2.
+    """Returns U V^T, nearly, of each matrix U S V^T of [N, rows, columns]: singular values end up
+    between 0.7 and 1.2.
 
-    By products alone, which are computed in `format`; a matrix has no more rows than columns, or it
-    costs more.
+    Uses only products, which are computed in `format`. A matrix should not have more rows than
+    columns, or it costs more.
     """
     a, b, c = QUINTIC
     x = (matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(format_)
@@ -209,7 +211,7 @@ def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor
 
 
 def placed(matrix: Tensor, like: Tensor) -> Tensor:
-    """The matrix, which every rank has whole, divided as `like` is; nothing is sent."""
+    """Divides a matrix, which every rank has entirely, like another tensor; sends no data."""
     if not isinstance(like, DTensor):
         return matrix
     (rows, columns), (row, column) = part_of(like)
@@ -217,7 +219,7 @@ def placed(matrix: Tensor, like: Tensor) -> Tensor:
 
 
 def joined(part: Tensor, like: Tensor) -> DTensor:
-    """The tensor of which each rank has such a part, divided as `like` is."""
+    """Makes a tensor from each rank's part, divided like another one."""
     assert isinstance(like, DTensor)
     return DTensor.from_local(
         part,
@@ -230,7 +232,7 @@ def joined(part: Tensor, like: Tensor) -> DTensor:
 
 
 def part_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of this rank's part of a tensor, and where in the whole it begins."""
+    """Returns the shape of this rank's part of a tensor, and its offset in the entire one."""
     if not isinstance(tensor, DTensor):
         return tuple(tensor.shape), (0,) * tensor.ndim
     size, start = compute_local_shape_and_global_offset(
@@ -240,11 +242,11 @@ def part_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of several ranks, gathered."""
+    """Gathers a tensor of several ranks."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part, which shares the tensor's memory."""
+    """Returns this rank's part, which shares the tensor's memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""What rank 0 writes to the run folder while it trains: metrics.jsonl, results.json, events and
+"""Writes rank 0's record of training to the run folder: metrics.jsonl, results.json, events and
 TensorBoard's files.
 """
 
@@ -23,14 +23,13 @@ from .timing import Stopwatch
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-# of a line: when, and what its seconds were spent on
+# fields of a line: its time, and the use of its seconds
 SPAN = ("time", "span", "in_validate", "in_checkpoint", "in_compile")
 RESULTS_EVERY = 5.0  # seconds between two rewrites of results.json: each waits for the disk
 
 
 class Recorder:
-    """Writes the record of a run from `progress` on; lines that a dead attempt wrote after it are
-    removed.
+    """Writes the record of a run from `progress` on; removes later lines of a dead attempt.
 
     `load` is the FLOPs of a token over the peak FLOP/s of all ranks: times tokens per second it is
     the MFU.
@@ -65,11 +64,11 @@ class Recorder:
                 "lost", step=progress.step, steps=lost[-1]["step"] - progress.step, spans=spans
             )
         run.record("began", step=progress.step)
-        # by earlier attempts
+        # seconds of earlier attempts
         self.spent: dict[str, float] = run.read_results().get("seconds") or {}
         self.board: SummaryWriter | None = None
         self.updated = 0.0
-        self.owed: list[Callable[[], None]] = []  # what the disk had no room for yet
+        self.owed: list[Callable[[], None]] = []  # writes for which the disk had no room yet
         self.complained = False
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
@@ -88,7 +87,7 @@ class Recorder:
         (logged, before), now = self.last, self.watch.training
         self.last = self.progress.step, now
         seconds = (now - before) / (self.progress.step - logged)
-        speed = self.train.global_batch * self.train.sequence_length / seconds
+        speed = self.train.global_batch_size * self.train.sequence_length / seconds
         line = {
             "step": self.progress.step,
             "loss": loss,
@@ -116,7 +115,7 @@ class Recorder:
             self._try(self.update)
 
     def _span(self, first: bool) -> dict[str, float]:
-        """The time, the seconds since the last line, and those of them that were not steps
+        """Returns the time, the seconds since the last line, and those of them that were not steps
         (watch/time_accounting.py).
         """
         now, apart = time.time(), dict(self.watch.apart)
@@ -139,18 +138,18 @@ class Recorder:
             before = self.lines[-1].get(event, 0) if self.lines else 0
             if (steps := line.get(event, 0) - before) > 0:
                 self._record(event, step=self.progress.step, steps=steps)
-                print(f"{steps} steps left out: {words}", flush=True)
+                print(f"{steps} steps skipped: {words}", flush=True)
 
     def saved(self, news: list[Saved]) -> None:
-        """Records the outcomes of saves; those that failed are logged too."""
+        """Records the outcomes of saves; failed ones are logged too."""
         for save in news:
             if save.error is None:
                 self._record("checkpointed", step=save.step, seconds=round(save.seconds, 3))
                 self._try(lambda address=save.address: self.update(last_checkpoint=address))  # type: ignore[misc]
             else:
                 self._record("unsaved", step=save.step, message=save.error.what, why=save.error.why)
-                # In one line, the cause first: to the verdict on a later failure it must not look
-                # like that one's cause.
+                # In one line, the cause first: the verdict on a later failure must not mistake it
+                # for that failure's cause.
                 why = f"{save.error.why} ({save.error.what}); {save.error.next}"
                 print(f"step {save.step:,} was not saved: {why}", flush=True)
 
@@ -176,8 +175,8 @@ class Recorder:
         self._write(lambda: self.run.record(event, **fields))
 
     def _write(self, act: Callable[[], None]) -> None:
-        """Appends to the run folder, after all that a full disk has delayed; a full disk never ends
-        training.
+        """Appends to the run folder, after everything that a full disk has delayed; a full disk
+        never ends training.
         """
         self.owed.append(act)
         self._try(self._settle)
@@ -197,10 +196,10 @@ class Recorder:
                 print(f"training continues; its records wait for disk space: {why}", flush=True)
 
     def close(self, status: str = "finished") -> None:
-        """Writes all that is left.
+        """Writes everything that is left.
 
         Raises:
-            RunError: there is still no room for some of it.
+            RunError: the disk still has no room for some of it.
         """
         self._settle()
         if self.board is not None:
@@ -209,7 +208,9 @@ class Recorder:
             self.loggers.close(status)
 
     def _append(self, line: Record) -> None:
-        """To the file and to TensorBoard. What is not finite becomes null: JSON has no NaN."""
+        """Appends to the file and to TensorBoard. Numbers that are not finite become null: JSON has
+        no NaN.
+        """
         line = {key: value if math.isfinite(value) else None for key, value in line.items()}
         self.lines.append(line)
         self._write(lambda: append_line(self.run.metrics, line))
@@ -225,7 +226,7 @@ class Recorder:
             )
 
     def _show(self, line: Record) -> None:
-        """Adds a line to TensorBoard's file; where that fails, the next one begins another file."""
+        """Adds a line to TensorBoard's file; if that fails, the next one begins another file."""
         board, self.board = self._board(), None
         for key, value in line.items():
             if key not in ("step", *SPAN) and value is not None:
@@ -234,8 +235,8 @@ class Recorder:
         self.board = board
 
     def _board(self) -> SummaryWriter:
-        """Opened at the first line: the import alone takes half a second, which the first step need
-        not wait for.
+        """Opens the file at the first line: the import alone takes half a second, for which the
+        first step need not wait.
         """
         if self.board is None:
             from torch.utils.tensorboard import SummaryWriter
@@ -245,8 +246,8 @@ class Recorder:
 
 
 def summary(lines: list[Record]) -> Record:
-    """First and final loss, the last validation's, and the median speed of the steady run: all
-    lines but the first.
+    """Returns the first and final loss, the last validation's, and the median speed of the steady
+    run: all lines except the first.
     """
     if not lines:
         return {}

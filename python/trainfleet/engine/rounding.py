@@ -1,14 +1,14 @@
 """AdamW on weights and moments in bf16, each rounded up or down by chance: half the memory of fp32,
 and no change is lost.
 
-bf16 has 8 significant bits, so a change of less than a 512th of a weight, as most are, would be
-rounded away at every step, and with a beta2 of 0.999 a second moment would never fall. Rounded up
-with the probability of what is cut off, each is right on average (Gupta et al. 2015,
+bf16 has 8 significant bits. So a change of less than a 512th of a weight, like most, would be
+rounded away at every step. With a beta2 of 0.999, a second moment would never fall. This rounds up
+with a probability equal to the cut-off part, so each number is right on average (Gupta et al. 2015,
 arXiv:1502.02551; for bf16, Zamirai et al. 2020, arXiv:2010.06192).
 
-Chance is a function of the seed, the step, the parameter's name and the number's place in the whole
-matrix, and of nothing else. So a resumed run rounds as an unbroken one does, on any layout, and the
-copies of a weight on several ranks stay equal.
+Chance is a function only of the seed, the step, the parameter's name and the number's place in the
+entire matrix. So a resumed run rounds like an unbroken one, on any layout, and the copies of a
+weight on several ranks stay equal.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ from torch import Tensor, nn
 from .optimizers import Groups, local, part_of
 
 CUT = 0xFFFF  # the bits of fp32 that bf16 does not have
-# 2^32 over the golden ratio: its multiples lie far apart (Knuth, volume 3, 6.4), as an int32
+# 2^32 over the golden ratio: its multiples are far apart (Knuth, volume 3, 6.4), as an int32
 WEYL = 0x9E3779B9 - (1 << 32)
 # MurmurHash3's multipliers (Appleby 2011), as int32
 MURMUR = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))
-# numbers of which there are fp32 copies at a time: 256 MiB each, where nothing is compiled
+# numbers with fp32 copies at a time: 256 MiB each, without compilation
 AT_ONCE = 1 << 26
 Step = Callable[..., None]
-# a parameter's key [], and where this rank's part of it lies: rows [R, 1], columns [1, C]
+# a parameter's key [], and the place of this rank's part of it: rows [R, 1], columns [1, C]
 Extent = tuple[Tensor, Tensor, Tensor]
 
 
 class RoundedAdamW(torch.optim.Optimizer):
-    """AdamW on bf16 parameters. Where `found_inf`, on the device, is 1.0, a step changes
-    nothing.
-    """
+    """AdamW on bf16 parameters. If `found_inf`, on the device, is 1.0, a step changes nothing."""
 
     found_inf: Tensor | None = None
 
@@ -49,8 +47,8 @@ class RoundedAdamW(torch.optim.Optimizer):
         step: Step,
         **settings: Any,
     ) -> None:
-        """`settings`: lr, betas and eps. `step` is `renew`, as it is or compiled: then it reads and
-        writes each number once.
+        """Sets up AdamW; `settings`: lr, betas and eps. `step` is `renew`, as it is or compiled:
+        compiled, it reads and writes each number once.
         """
         super().__init__(list(groups), {"weight_decay": 0.0, **settings})
         self.names, self.seed = names, seed
@@ -101,10 +99,11 @@ class RoundedAdamW(torch.optim.Optimizer):
 
 
 def numbers_of(group: dict[str, Any], device: torch.device) -> list[Tensor]:
-    """Rate, decay, betas and epsilon as tensors, created on the device without a blocking copy.
+    """Returns rate, decay, betas and epsilon as tensors, created on the device without a blocking
+    copy.
 
-    A float would get into a compiled step's code, and torch's cache (2.13) takes code with another
-    float for the same: seen.
+    A float would become part of a compiled step's code, and torch's cache (2.13) then mistakes code
+    with another float for it (seen).
     """
     values = (group["lr"], group["weight_decay"], *group["betas"], group["eps"])
     return [torch.full((), value, device=device) for value in values]
@@ -126,11 +125,11 @@ def renew(
     beta2: Tensor,
     epsilon: Tensor,
 ) -> None:
-    """A step of a parameter and both its moments, bf16 [R, C], in fp32 (Loshchilov and Hutter 2017,
-    arXiv:1711.05101).
+    """Does a step of a parameter and both its moments, bf16 [R, C], in fp32 (Loshchilov and Hutter
+    2017, arXiv:1711.05101).
 
-    `keep` is 1, or 0 for a step that changes nothing: what bf16 holds exactly is never rounded away
-    from itself.
+    `keep` is 1, or 0 for a step that changes nothing: a number that bf16 holds exactly is never
+    rounded to another.
     """
     gradient = torch.where(keep > 0, gradient.float(), 0.0)
     mean = first.float() + (gradient - first.float()) * ((1 - beta1) * keep)
@@ -148,8 +147,8 @@ def renew(
 
 
 def rounded(value: Tensor, chance: Tensor) -> Tensor:
-    """fp32 as bf16: its upper half, and one more where its lower half and that of `chance` make
-    more than 16 bits.
+    """Rounds fp32 to bf16: its upper half, plus one if its lower half and that of `chance` add up
+    to more than 16 bits.
     """
     return (
         ((value.view(torch.int32) + (chance & CUT)) & ~CUT).view(torch.float32).to(torch.bfloat16)
@@ -157,20 +156,24 @@ def rounded(value: Tensor, chance: Tensor) -> Tensor:
 
 
 def chance(key: Tensor, draw: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """32 random bits, int32 [R, C], for each place in a matrix, of the `draw`-th draw for it."""
+    """Returns 32 random bits, int32 [R, C], for each place in a matrix, from the `draw`-th draw for
+    it.
+    """
     return mixed(mixed(rows ^ mixed(key ^ mixed(draw))) + columns * WEYL)
 
 
 def mixed(x: Tensor) -> Tensor:
-    """A bijection of int32 in which every bit depends on all others: MurmurHash3's finalizer."""
+    """Maps int32 to int32 so that every bit depends on all others: MurmurHash3's finalizer, a
+    bijection.
+    """
     x = (x ^ x >> 16 & 0xFFFF) * MURMUR[0]
     x = (x ^ x >> 13 & 0x7FFFF) * MURMUR[1]
     return x ^ x >> 16 & 0xFFFF
 
 
 def extent_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rows [R, 1] and columns [1, C] of the whole parameter this rank has; a vector is one
-    column.
+    """Returns the rows [R, 1] and columns [1, C] of the entire parameter that this rank has; a
+    vector is one column.
     """
     size, start = part_of(parameter)
     (height, width), (row, column) = (*size, 1)[:2], (*start, 0)[:2]

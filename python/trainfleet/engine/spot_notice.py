@@ -15,12 +15,12 @@ import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
 
-# AWS_EC2_METADATA_SERVICE_ENDPOINT names another, as it does for AWS's own tools
+# default of AWS_EC2_METADATA_SERVICE_ENDPOINT, which AWS's own tools read too
 SERVICE = "http://169.254.169.254"
-EVERY = 5.0  # seconds between two looks, as AWS advises
+EVERY = 5.0  # seconds between two polls, as AWS advises
 PATIENCE = 2.0  # seconds for an answer
-LIFE = 60  # seconds that a token is valid: each poll asks for a new one
-# the address is the instance's own: no proxy reaches it
+LIFE = 60  # seconds that a token is valid: each poll requests a new one
+# the address belongs to the instance: no proxy reaches it
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -48,7 +48,7 @@ class NoticePoller(threading.Thread):
         """Prints once that no notice can be read."""
         if not self.trouble:
             print(
-                f"no spot notice can be read from {service()}: {trouble}; fleet.spot says that "
+                f"no spot notice can be read from {service()}: {trouble}; with fleet.spot "
                 "there may be one",
                 flush=True,
             )
@@ -56,10 +56,10 @@ class NoticePoller(threading.Thread):
 
 
 def look() -> str:
-    """The notice, such as `terminate at 2026-11-20T08:22:00Z`; empty when there is none.
+    """Returns the notice, such as `terminate at 2026-11-20T08:22:00Z`; empty without a notice.
 
     Raises:
-        OSError, HTTPException: the service did not answer, or not as it should.
+        OSError, HTTPException: the service did not answer, or not correctly.
     """
     token = ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": str(LIFE)})
     try:
@@ -74,7 +74,7 @@ def look() -> str:
         notice = json.loads(text)
         return f"{notice['action']} at {notice['time']}"
     except (ValueError, KeyError, TypeError):
-        return text  # whatever it says: it is there, and so is the notice
+        return text  # any answer here is a notice
 
 
 def ask(path: str, method: str, headers: dict[str, str]) -> str:

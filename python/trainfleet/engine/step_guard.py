@@ -1,7 +1,7 @@
-"""Skips steps whose loss or gradients are not finite, or lie far above their running mean.
+"""Skips steps with a loss or gradients that are not finite, or far above their running mean.
 
-It is decided on the device, from numbers that all ranks have summed, so every rank skips the same
-steps and no host waits to learn which. OLMo-core's SkipStepOptimizer looks at the same two numbers
+The decision is made on the device, from numbers summed over all ranks. So every rank skips the same
+steps and no host waits for it. OLMo-core's SkipStepOptimizer checks the same two numbers
 (github.com/allenai/OLMo-core).
 """
 
@@ -19,14 +19,12 @@ from .loss_scale import LEAST, Scale
 from .parallel.rank_model import Parts
 from .world import World
 
-MEMORY = (
-    128  # steps that the running mean and spread cover; before as many, nothing counts as a spike
-)
-FLOOR = (
-    0.01  # of the mean: the least spread, so that a flat loss does not turn a ripple into a spike
-)
-# numbers of the state that are no counts: the means and variances of loss and norm, and how many
-# steps they are of
+# steps that the running mean and spread cover; before that many, nothing counts as a spike
+MEMORY = 128
+# the least spread as a fraction of the mean, so that a ripple in a flat loss is not a spike
+FLOOR = 0.01
+# numbers of the state that are not counts: means and variances of loss and norm, and their number
+# of steps
 MOMENTS = 5
 
 
@@ -38,11 +36,11 @@ class StepGuard:
     def __init__(
         self, train: Train, world: World, state: Sequence[float] = (), scale: Scale | None = None
     ) -> None:
-        """`state` is that of an earlier guard, so that a resumed run skips what an uninterrupted
-        one would.
+        """Continues from an earlier guard's `state`, so that a resumed run skips the same steps as
+        an uninterrupted one.
 
-        With a loss `scale`, gradients that are not finite beside a loss that is are its fault, and
-        no bad step.
+        With a loss `scale`, gradients that are not finite next to a finite loss are the scale's
+        fault, and not a bad step.
         """
         self.train, self.world, self.scale, device = train, world, scale, world.device.torch_device
         state = state or (0.0,) * (MOMENTS + 3)
@@ -50,13 +48,13 @@ class StepGuard:
             torch.tensor(state[first : first + 2], device=device) for first in (0, 2)
         )
         self.steps = torch.tensor(state[4], device=device)
-        # left out in a row, in all; the last one
+        # skipped in a row, in all; the last one
         self.counts = torch.tensor(state[MOMENTS:], dtype=torch.int64, device=device)
         self.seen = torch.zeros(2, device=device)
 
     def skips(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
-        """1.0 where the step is to be skipped, else 0.0. `loss` is the rank's share; the mean over
-        the ranks is the batch's.
+        """Returns 1.0 if the step must be skipped, else 0.0. `loss` is the rank's share; the mean
+        over the ranks is the batch's.
         """
         self.seen = self.world.mean(torch.stack((loss.float(), norm.float())))
         limit = self.mean + self.train.spike_sigmas * torch.maximum(
@@ -74,8 +72,8 @@ class StepGuard:
         return out.float()
 
     def _overflowed(self, step: int) -> Tensor:
-        """Whether the step's gradients overflowed for their scale, which takes note of it; never
-        without one.
+        """Tells whether the step's gradients overflowed because of their scale, and lets the scale
+        record it; never without a scale.
         """
         loss, norm = self.seen.isfinite()
         if self.scale is None:
@@ -84,7 +82,7 @@ class StepGuard:
         return torch.logical_and(loss, ~norm)
 
     def _remember(self, seen: Tensor, finite: Tensor) -> None:
-        """Updates mean and variance by a step; a spike counts as the limit that it exceeded, so a
+        """Updates mean and variance by a step. A spike counts as the limit that it exceeded, so a
         lasting level becomes usual.
         """
         self.steps = self.steps + finite
@@ -94,27 +92,27 @@ class StepGuard:
         self.variance = (1 - rate) * (self.variance + rate * off.square())
 
     def state(self) -> tuple[float, ...]:
-        """The numbers that another guard continues from; the host waits for the device."""
+        """Returns the numbers from which another guard continues; the host waits for the device."""
         return tuple(
             torch.cat((self.mean, self.variance, self.steps[None])).tolist() + self.counts.tolist()
         )
 
     def check(self, parts: Parts, name: str) -> int:
-        """How many steps were skipped in all, but for those that overflowed; the host waits for the
-        device.
+        """Returns how many steps were skipped in all, except those that overflowed; the host waits
+        for the device.
 
-        Where programs are only recorded, what is read back means nothing, and nothing is judged by
-        it.
+        If programs are only recorded, the values read back are meaningless, and no step is judged
+        by them.
 
         Raises:
-            RunError: `train.skips_in_a_row` steps were, one after the other, or the weights are
-                past saving, or the loss scale is. All ranks raise it, with the same words.
+            RunError: `train.max_consecutive_skips` steps in a row were skipped, or the weights or
+                the loss scale are beyond repair. All ranks raise it, with the same words.
         """
         if not self.world.device.executes:
             return 0
         row, total, last = (int(count) for count in self.counts.tolist())
         broken = self._broken(parts) if row else []
-        if broken or row >= self.train.skips_in_a_row:
+        if broken or row >= self.train.max_consecutive_skips:
             raise self._verdict(row, last, broken, name)
         if self.scale and self.scale.factor.item() < LEAST:
             raise self._collapse(self.scale, self._broken(parts), name)
@@ -131,14 +129,14 @@ class StepGuard:
             f"the gradients were not finite at step {last:.0f}: they overflow fp16 with no loss "
             f"scale left ({factor:g})",
             where=f"run {name}",
-            why=f"{overflowed:,.0f} steps overflowed and were left out, and each halved the "
+            why=f"{overflowed:,.0f} steps overflowed and were skipped, and each halved the "
             f"scale; {weights}",
             next="lower train.learning_rate or raise train.warmup_steps, or set "
             "train.precision=fp32; make train then resumes from the last checkpoint",
         )
 
     def _verdict(self, row: int, last: int, broken: list[str], name: str) -> RunError:
-        first, batch = last - row + 1, self.train.global_batch
+        first, batch = last - row + 1, self.train.global_batch_size
         loss, norm = self.seen.tolist()
         samples = f"samples {(first - 1) * batch} to {last * batch - 1} of the training order"
         cured = (
@@ -149,8 +147,8 @@ class StepGuard:
             why = f"numbers in the weights are not finite: {', '.join(broken)}"
         else:
             why = (
-                f"the weights are finite; those steps took {samples}, and were left out "
-                "(train.skips_in_a_row)"
+                f"the weights are finite; those steps took {samples}, and were skipped "
+                "(train.max_consecutive_skips)"
             )
             cured += f"; make inspect SAMPLE={(first - 1) * batch} shows the data"
         what = "spiked" if self.seen.isfinite().all() else "were not finite"
@@ -163,7 +161,7 @@ class StepGuard:
         )
 
     def _broken(self, parts: Parts) -> list[str]:
-        """The first few parameters of any rank that have a number which is not finite. All ranks
+        """Returns the first few parameters of any rank with a number that is not finite. All ranks
         call it together.
         """
         found: list[list[str]] = [[]] * self.world.size

@@ -1,6 +1,4 @@
-"""torch's profiler on chosen steps: the trace for a viewer, and a summary of where the time
-goes.
-"""
+"""Runs torch's profiler on chosen steps: the trace for a viewer, and a summary of the time."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from torch.profiler import profile
 
 from ..run.run_folder import write_atomic
 
-PARTS = ("data", "forward", "backward", "pipeline", "optimizer")  # what Stopwatch.part names
+PARTS = ("data", "forward", "backward", "pipeline", "optimizer")  # names in Stopwatch.part
 COLLECTIVE = re.compile(
     r"gloo:|nccl|c10d::|_c10d_functional|all_?reduce|all_?gather|reduce_?scatter|broadcast|ProcessGroup",
     re.I,
@@ -37,9 +35,9 @@ class StepProfiler:
         self.began = 0.0
 
     def at(self, step: int) -> None:
-        """A step begins."""
+        """Starts or ends the profile when a step begins."""
         if step == self.first and self.first:
-            # of all that torch can see here: the host, and devices
+            # everything that torch can see here: the host, and devices
             self.profiler, self.began = (profile(), time.perf_counter())
             self.profiler.start()
         elif step == self.last + 1:
@@ -61,11 +59,11 @@ class StepProfiler:
 
 
 def summarize(events: Iterable[Any]) -> dict[str, Any]:
-    """Seconds of the profiled time and of its parts, the collectives' share, and the operations
-    that took longest.
+    """Returns seconds of the profiled time and of its parts, the collectives' share, and the
+    operations that took longest.
 
-    Where a device did the work, its kernels are what counts; else the host's operations, each
-    without those that it called. A collective is hidden while anything else is computed.
+    If a device did the work, its kernels count; otherwise the host's operations, each without those
+    that it called. A collective is hidden while anything else is computed.
     """
     events = list(events)
     regions = [
@@ -101,7 +99,7 @@ def summarize(events: Iterable[Any]) -> dict[str, Any]:
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
-    """The same time as spans that don't overlap."""
+    """Returns the same time as spans that don't overlap."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:

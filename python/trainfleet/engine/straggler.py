@@ -1,4 +1,4 @@
-"""The slowest rank, for a line of metrics."""
+"""Finds the slowest rank, for a line of metrics."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from ..run.run_folder import Record
 
 
 class Slowest:
-    """Which rank's own work took longest in its newest whole step, by the beats of all
-    (health/heartbeat_format.py): at most two seconds old.
+    """The rank with the longest own work in its newest complete step.
+
+    It is found in the beats of all ranks (health/heartbeat_format.py), at most two seconds old.
     """
 
     def __init__(self, heart: Heart, ranks: int) -> None:
-        """`heart`: one whose ranks have met, as their attempt has its number by then."""
+        """Starts reading beats; `heart` has met the others, as their attempt has its number by
+        then.
+        """
         self.beats, self.ranks = Beats(heart.folder, heart.attempt.number), ranks
         self.known: dict[int, Beat] = {}
 
     def measure(self) -> Record:
-        """`slowest_rank`, the seconds of its own work, and those of the median rank's; nothing
+        """Returns `slowest_rank`, the seconds of that rank's work, and those of the median rank; {}
         until all ranks' can be seen.
 
-        A folder that nodes do not share shows each node its own ranks alone.
+        A folder that nodes do not share shows each node only its own ranks.
         """
         self.known |= self.beats.new()
         busy = {rank: beat.busy_seconds for rank, beat in self.known.items() if beat.busy_seconds}

@@ -1,4 +1,4 @@
-"""Where the seconds went, and MFU."""
+"""Measures the use of the seconds, and MFU."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from torch.profiler import record_function
 
 from ..health.heartbeat import Heart
 
-STEPS_JUDGED = (
-    10  # at most, since the device's clock was read last: slowness is that of a mean of them
-)
+# steps at most, since the device's clock was read last: slowness is judged by their mean
+STEPS_JUDGED = 10
 Item = TypeVar("Item")
-# seconds on a device's clock, once the device has passed the event (devices/base.py)
+# returns seconds on a device's clock, once the device has passed the event (devices/base.py)
 Reading = Callable[[], float]
 
 
 def now() -> Reading:
-    """A moment of the host's clock."""
+    """Returns a moment of the host's clock."""
     moment = time.perf_counter()
     return lambda: moment
 
 
 class Stopwatch:
-    """Seconds since `started` (unix time, when the user's command began), each in one stage.
+    """Counts seconds since `started` (unix time, when the user's command began), each in one stage.
 
-    Training is what remains: time in the loop that is neither validation nor a checkpoint. The
-    heartbeat, if there is one, tells the watchdog which stage it is. Steps that are logged are
-    sampled: their parts are timed on the device's own clock (`clock`), which is read when the step
-    is logged, as the host waits for the device then in any case.
+    The rest is training: time in the loop that is neither validation nor a checkpoint. The
+    heartbeat, if there is one, reports the stage to the watchdog. Logged steps are sampled: their
+    parts are timed on the device's own clock (`clock`). It is read when the step is logged, as the
+    host waits for the device then anyway.
     """
 
     def __init__(
@@ -44,25 +43,22 @@ class Stopwatch:
         clock: Callable[[], Reading] = now,
         at_step: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`at_step` is called with every step that begins."""
+        """Starts counting; `at_step` is called with every step that begins."""
         self.started, self.heart, self.clock, self.at_step = started, heart, clock, at_step
         self.sampled = False
-        self.spans: list[tuple[str, Reading, Reading]] = []  # of the sampled step
-        self.computed: list[
-            Reading
-        ] = []  # when the last gradient of the backward pass was computed
+        self.spans: list[tuple[str, Reading, Reading]] = []  # spans of the sampled step
+        # moments when the last gradient of the backward pass was computed
+        self.computed: list[Reading] = []
         self.position = "load", 0  # phase and step
-        # Of the newest steps: from when to when this rank worked for itself, not waiting for
-        # others.
+        # Times of the newest steps in which this rank did its own work, without waiting for others.
         self.work: deque[list[tuple[Reading, Reading]]] = deque(maxlen=STEPS_JUDGED)
-        self.by_blocks = False  # whether blocks are timed one by one
+        self.by_blocks = False  # blocks are timed one by one
         self.startup = 0.0
         self.to_first_step = 0.0
-        self.reached: dict[
-            str, float
-        ] = {}  # on the way to the first step: seconds from the command until then
-        self.before = 0.0  # seconds trained by earlier attempts that this one builds on
-        self.last_stage = 0.0  # seconds that the last one took
+        # moments on the way to the first step: seconds since the command
+        self.reached: dict[str, float] = {}
+        self.before = 0.0  # seconds of training in earlier attempts on which this one builds
+        self.last_stage = 0.0  # seconds of the last stage
         self.apart = {"validate": 0.0, "checkpoint": 0.0}
 
     def start_training(self, before: float) -> None:
@@ -70,7 +66,7 @@ class Stopwatch:
         self.reached["built"] = self.startup
 
     def begin(self, step: int, sampled: bool = False) -> None:
-        """A step begins; an attempt's first one may compile."""
+        """Begins a step; an attempt's first one may compile."""
         self.at_step(step)
         self.sampled, self.spans = sampled, []
         self.work.append([])
@@ -78,11 +74,11 @@ class Stopwatch:
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """Times a forward pass on the device's clock: the host may long be ahead, and knows nothing
-        of a device that is slow.
+        """Times a forward pass on the device's clock: the host may be far ahead, and does not see
+        that a device is slow.
 
-        It is this rank's own work, unless blocks in it wait for the weights of others: then
-        `hear_blocks` times those alone.
+        It is this rank's own work, unless its blocks wait for the weights of others: then
+        `hear_blocks` times only those.
         """
         began = self.clock()
         with record_function("forward") if self.sampled else nullcontext():
@@ -94,10 +90,10 @@ class Stopwatch:
             self._worked(began, ended)
 
     def hear_blocks(self, blocks: Iterable[nn.Module]) -> None:
-        """Takes for own work what blocks do once their weights are there, and not how long these
-        were waited for.
+        """Counts as own work only the time of blocks after their weights have arrived, without the
+        wait for them.
 
-        To be called when whatever gathers weights has its hooks, as those must run before ours do.
+        Call it after the code that gathers weights has its hooks, as those must run before ours.
         """
         self.by_blocks = True
         for block in blocks:
@@ -114,7 +110,7 @@ class Stopwatch:
                 (begin, block.register_forward_pre_hook),
                 (end, block.register_forward_hook),
             ):
-                # it is no part of what is compiled
+                # it is not part of the compiled code
                 register(disable(hook))  # type: ignore[no-untyped-call]
 
     def _worked(self, began: Reading, ended: Reading) -> None:
@@ -122,7 +118,7 @@ class Stopwatch:
             self.work[-1].append((began, ended))
 
     def tell(self) -> None:
-        """Tells the heartbeat how long a step's own work took, of the newest steps; the device must
+        """Reports to the heartbeat how long the own work of the newest steps took; the device must
         be past them.
         """
         seconds = [sum(ended() - began() for began, ended in step) for step in self.work if step]
@@ -149,10 +145,10 @@ class Stopwatch:
         self.spans.append((name, began, ended))
 
     def hear(self, first: nn.Module) -> None:
-        """Registers a hook that notes when the last gradient is computed; what is left of the
-        backward pass is communication.
+        """Registers a hook that notes when the last gradient is computed; the rest of the backward
+        pass is communication.
 
-        `first` is the model's first module, whose output's gradient is computed last.
+        `first` is the model's first module: its output's gradient is computed last.
         """
 
         def listen(_: nn.Module, __: object, output: Tensor) -> None:
@@ -162,7 +158,7 @@ class Stopwatch:
         first.register_forward_hook(listen)
 
     def fetch(self, batches: Iterator[Item]) -> Iterator[Item]:
-        """The same batches; the wait for each counts as `data`."""
+        """Yields the same batches; the wait for each counts as `data`."""
         while True:
             with self.part("data"):
                 batch = next(batches, None)
@@ -171,7 +167,7 @@ class Stopwatch:
             yield batch
 
     def parts(self) -> dict[str, float]:
-        """Seconds of each part of the step, if it was sampled; waits for the device."""
+        """Returns seconds of each part of the step, if it was sampled; waits for the device."""
         found: dict[str, float] = {}
         for name, began, ended in self.spans:
             found[name] = found.get(name, 0.0) + ended() - began()
@@ -202,18 +198,16 @@ class Stopwatch:
 
     @property
     def training(self) -> float:
-        """Seconds in steps, of this attempt."""
+        """Seconds in steps, in this attempt."""
         return self.total - self.startup - sum(self.apart.values()) if self.startup else 0.0
 
     @property
     def trained(self) -> float:
-        """Seconds in steps that count, of all attempts: steps that a crash lost are not among
-        them.
-        """
+        """Seconds in steps that count, in all attempts, without the steps that a crash lost."""
         return self.before + self.training
 
     def stages(self) -> dict[str, float]:
-        """Seconds of each stage of this attempt; the last is their sum and what comes after
+        """Returns seconds of each stage of this attempt; the last is their sum plus the time after
         training.
         """
         return {

@@ -11,8 +11,8 @@ from ..config import Config
 from ..config.families import FAMILIES
 from ..config.schedule import learning_rate
 from ..config.types import Train
-from ..host.install_paths import page
 from ..models.custom_model import module_at
+from ..process.install_paths import page
 from ..trust.errors import RunError
 from . import batches
 from .batches import Batches, Samples
@@ -49,7 +49,7 @@ class Trainer:
             world.device,
         )
         self.precision = world.precision(self.train.precision)
-        # what a rank draws by itself; the weights are the same on all
+        # numbers that each rank draws separately; the weights are the same on all
         torch.manual_seed(self.train.seed + world.rank)
         self.parts = arrange(config, world)
         self.parts.listen(watch)
@@ -66,10 +66,10 @@ class Trainer:
         self.after_step = callback_of(self.train)
 
     def fit(self, recorder: Recorder | None, vote: Vote) -> str:
-        """Trains to the last step: `finished`, or `stopped` when the ranks agreed to stop before
-        it.
+        """Trains to the last step: returns `finished`, or `stopped` if the ranks agreed to stop
+        before it.
         """
-        gc.disable()  # a collection at a moment of its own makes all other ranks wait for this one
+        gc.disable()  # a collection on one rank at its own moment makes all others wait
         first, last = self.progress.step + 1, self.train.steps
         self.watch.start_training(before=self.progress.seconds_trained)
         for step in range(first, last + 1):
@@ -100,7 +100,7 @@ class Trainer:
         return "finished"
 
     def advance(self, step: int) -> None:
-        """One optimizer step, or none where the guard skips it; the host never waits for the
+        """Does one optimizer step, or none if the guard skips it; the host never waits for the
         device.
         """
         loss = self.parts.train(self.watch.fetch(self.batches.of(step)), self.watch)
@@ -111,8 +111,8 @@ class Trainer:
         self.progress.advance(self.train)
 
     def validate(self) -> float | None:
-        """Mean loss over the validation sequences, the same for any number of ranks; None where the
-        data has none.
+        """Returns the mean loss over the validation sequences, the same for any number of ranks;
+        None if the data has none.
         """
         if not (count := batches.validation_count(self.samples, self.config)):
             return None
@@ -124,7 +124,7 @@ class Trainer:
             return float(self.world.sum(total) / (count * guesses))
 
     def log(self, recorder: Recorder | None, valid_loss: float | None) -> None:
-        """A line of metrics. Here and at a checkpoint, and nowhere else, the host waits for the
+        """Writes a line of metrics. Only here and at a checkpoint does the host wait for the
         device.
         """
         skipped = self.guard.check(self.parts, self.config.name)
@@ -136,7 +136,7 @@ class Trainer:
             recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used(), meters)
 
     def save(self, last: bool) -> None:
-        """Begins a checkpoint of this step; of the last step, waits until it is committed."""
+        """Begins a checkpoint of this step; at the last step, waits until it is committed."""
         self.guard.check(self.parts, self.config.name)
         if self.config.checkpoint.is_off:
             return
@@ -149,8 +149,8 @@ class Trainer:
 
 
 def callback_of(train: Train) -> Callable[[int, Trainer], object]:
-    """The function of train.callback, or one that does nothing. What it raises ends the run, as any
-    rank's error does.
+    """Returns the function of train.callback, or one that does nothing. Its errors end the run,
+    like any rank's error.
 
     Raises:
         RunError: the file can't be loaded, or has no such function.
@@ -170,12 +170,12 @@ def callback_of(train: Train) -> Callable[[int, Trainer], object]:
 
 
 def due(step: int, every: int) -> bool:
-    """Whether what happens every `every` steps (0: never) is due at this one."""
+    """Tells whether an action for every `every` steps (0: never) is due at this one."""
     return every > 0 and step % every == 0
 
 
 def collect_garbage() -> None:
-    """Collects garbage, and exempts what is still alive, such as the model, from later
+    """Collects garbage, and exempts everything still alive, such as the model, from later
     collections.
     """
     gc.collect()

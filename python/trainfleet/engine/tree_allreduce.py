@@ -1,10 +1,10 @@
-"""A sum over all ranks in a time that grows with the logarithm of their number, on the hosts' own
-network, beside training.
+"""Sums over all ranks in a time that grows with the logarithm of their number, on the hosts' own
+network, next to training.
 
 Ranks of a node are a group, in parts of FAN at most; so are the first ranks of these groups, and so
-on up to the one group in which all have a part. Numbers go up, and the first rank of each group
-adds them; the sum comes down. A ring over the world, as gloo's all-reduce is one, sends 2 (n - 1)
-messages one after the other, this some 2 log n (tests/bench/LOG.md, with the store's).
+on up to one group for all. Numbers go up, and the first rank of each group adds them; the sum goes
+down. A ring over the world, like gloo's all-reduce, sends 2 (n - 1) messages one after the other;
+this sends some 2 log n (tests/bench/LOG.md, with the store's).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 FAN = 16
-PATIENCE = timedelta(minutes=30)  # as torch has it: who hangs is for the watchdog to find
+PATIENCE = timedelta(minutes=30)  # like torch's: the watchdog finds ranks that hang
 
 
 def levels(size: int, local: int) -> list[list[list[int]]]:
-    """The groups of each level, from the ranks of a node up; `local` ranks in a row are a node.
-    Pure.
+    """Returns the groups of each level, from the ranks of a node up; `local` ranks in a row are a
+    node. Pure.
     """
     found, members = [], list(range(size))
     while len(members) > 1:
@@ -47,30 +47,30 @@ def levels(size: int, local: int) -> list[list[list[int]]]:
 
 
 class Group(NamedTuple):
-    """Ranks that talk to the first of them, and this rank's place among them."""
+    """Ranks that send to the first of them, and this rank's place among them."""
 
     size: int
     position: int
-    link: Any  # a ProcessGroupGloo, of which torch's stubs leave out what it can do
+    link: Any  # a ProcessGroupGloo; torch's stubs lack its methods
 
     @classmethod
     def join(cls, ranks: list[int], rank: int, store: Store) -> Group:
-        """Joins a group of ranks. Not by dist.new_group, which all ranks of the world must call
-        together.
+        """Joins a group of ranks. It does not use dist.new_group, which all ranks of the world must
+        call together.
         """
         position, own = ranks.index(rank), PrefixStore(f"{ranks[0]}-{ranks[-1]}", store)
         return cls(len(ranks), position, dist.ProcessGroupGloo(own, position, len(ranks), PATIENCE))
 
     def gather(self, numbers: Tensor) -> Tensor:
-        """The sum of these numbers of all ranks, on the first one."""
+        """Returns the sum of these numbers of all ranks, on the first one."""
         parts = [torch.empty_like(numbers) for _ in range(self.size)] if self.position == 0 else []
         self.link.gather([parts] if parts else [], [numbers]).wait()
         return torch.stack(parts).sum(0) if parts else torch.empty_like(numbers)
 
 
 class Tree:
-    """This rank's place in the tree. All ranks make it together, and ask it for as many sums, one
-    after the other.
+    """This rank's place in the tree. All ranks make it together, and request the same number of
+    sums, one after the other.
     """
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
@@ -89,7 +89,7 @@ class Tree:
             threading.Thread(target=self._run, name="votes", daemon=True).start()
 
     def begin(self, numbers: Tensor) -> None:
-        """Begins to replace the numbers by their sum over all ranks; nothing waits here."""
+        """Begins to replace the numbers by their sum over all ranks; returns at once."""
         if not self.flat:
             self.asked.put(numbers)
         elif self.groups:
@@ -99,7 +99,7 @@ class Tree:
         """Waits for the sum that was begun.
 
         Raises:
-            Exception: what torch raises when a rank is gone.
+            Exception: torch's error when a rank is gone.
         """
         if not self.flat:
             if error := self.answered.get():

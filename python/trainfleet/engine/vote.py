@@ -1,5 +1,5 @@
-"""A vote: what one rank asks for (to stop, to save), all ranks do at the same step, without
-delaying any step.
+"""Votes: all ranks do at the same step what one rank requests (a stop, a save), without delaying
+any step.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from .tree_allreduce import Tree
 
 # A scheduler's notice (Slurm, SageMaker, Batch), the terminal's, and Slurm's early one. A spot
-# notice comes by notices.Watch.
+# notice comes through spot_notice.NoticePoller.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a rank asks for at a step boundary, beside a stop."""
+    """A rank's requests at a step boundary, except for a stop."""
 
     save: bool = False
     fail: bool = False
@@ -28,7 +28,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Decision:
-    """What any rank asked for, the same on all ranks."""
+    """The requests of any rank, the same on all ranks."""
 
     stop: bool = False
     save: bool = False
@@ -38,15 +38,17 @@ class Decision:
 class Vote:
     """The vote at each step boundary, with the same decision on all ranks.
 
-    Each call starts a sum over the ranks on their hosts (tree_allreduce.py) and reads the one that
-    the call before started: a step that took longer than a few messages has it already, and what a
-    rank heard of reaches the fleet at the boundary after the next.
+    Each call starts a sum over the ranks on their hosts (tree_allreduce.py) and reads the sum that
+    the last call started. A step that took longer than a few messages already has it. So a rank's
+    request reaches the fleet at the boundary after the next.
     """
 
     def __init__(self, file: Path | None, tree: Tree) -> None:
-        """`file` asks for a stop if it exists; only the rank with a file checks it."""
+        """Starts voting; `file` requests a stop if it exists; only the rank with a file checks
+        it.
+        """
         self.file, self.tree = file, tree
-        # that this rank is to stop: set by a signal, by the file, by whoever holds the vote
+        # this rank must stop: set by a signal, by the file, or by the holder of the vote
         self.heard = False
         self.votes = torch.zeros(3)
         self.under_way = False
@@ -57,7 +59,7 @@ class Vote:
         self.heard = True
 
     def agreed(self, proposal: Proposal) -> Decision:
-        """What all ranks do at this boundary."""
+        """Returns the decision of all ranks at this boundary."""
         decision = self.settle()
         self.heard = self.heard or (self.file is not None and self.file.exists())
         self.votes = torch.tensor([self.heard, proposal.save, proposal.fail], dtype=torch.float32)
@@ -66,7 +68,7 @@ class Vote:
         return decision
 
     def settle(self) -> Decision:
-        """The decision of the vote under way, if there is one; none is under way after it."""
+        """Returns the decision of the vote under way, if there is one, and ends that vote."""
         if not self.under_way:
             return Decision()
         self.tree.end()

@@ -1,4 +1,4 @@
-"""The ranks of a job: how they meet and agree. parallel/ decides which part of the model each
+"""Joins the ranks of a job: how they meet and agree. parallel/ decides which part of the model each
 has.
 """
 
@@ -34,25 +34,24 @@ class World:
     node: int
     device: Device
     native_bf16: bool = False  # every rank's device has instructions for it
-    hosts: dist.ProcessGroup | None = (
-        None  # of all ranks, for tensors on the host; None: the default one takes them
-    )
-    native_fp16: bool = False  # as native_bf16
+    # group of all ranks, for tensors on the host; None: the default group takes them
+    hosts: dist.ProcessGroup | None = None
+    native_fp16: bool = False  # like native_bf16
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes for all."""
+        """Tells whether this is the rank that writes for all."""
         return self.rank == 0
 
     def precision(self, asked: str) -> torch.dtype:
-        """The number format of forward and backward that `train.precision` asks for, the same on
-        all ranks.
+        """Returns the number format of forward and backward for `train.precision`, the same on all
+        ranks.
         """
         best = "bf16" if self.native_bf16 else "fp16" if self.native_fp16 else "fp32"
         return PRECISIONS[best if asked == "auto" else asked]
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean of a device tensor over all ranks."""
+        """Returns the mean of a device tensor over all ranks."""
         return self.sum(value) / self.size
 
     def sum(self, value: Tensor) -> Tensor:
@@ -61,14 +60,14 @@ class World:
         return total
 
     def as_first_says(self, number: int) -> int:
-        """Rank 0's number, broadcast."""
+        """Broadcasts rank 0's number."""
         said = torch.tensor(number)
         dist.broadcast(said, src=0, group=self.hosts)
         return int(said)
 
     def tree(self, name: str) -> Tree:
-        """A tree of all ranks, by which they vote beside training. All ranks call it together;
-        `name` must be new.
+        """Makes a tree of all ranks, with which they vote next to training. All ranks call it
+        together; `name` must be new.
         """
         return Tree(
             self.rank, self.size, PrefixStore(name, dist.distributed_c10d._get_default_store())
@@ -79,12 +78,12 @@ class World:
 def join(device: Device) -> Iterator[World]:
     """Joins the world that torchrun's environment describes, within `with`.
 
-    Tensors on the CPU always go by gloo, so that ranks can agree on small things without waiting
-    for an accelerator.
+    Tensors on the CPU always use gloo, so that ranks can agree on small values without waiting for
+    an accelerator.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device.start()
-    store = HashStore() if size == 1 else None  # else torchrun's
+    store = HashStore() if size == 1 else None  # otherwise torchrun's
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=size)
     device.joined(rank, size)
     hosts = None if device.backend == "gloo" else dist.new_group(backend="gloo")
@@ -93,19 +92,19 @@ def join(device: Device) -> Iterator[World]:
     dist.all_reduce(native, dist.ReduceOp.MIN, group=hosts)
     bf16, fp16 = (bool(each) for each in native)
     yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bf16, hosts, fp16)
-    # not after an error: the other ranks may wait in a collective for ever
+    # not after an error: the other ranks may wait in a collective forever
     dist.destroy_process_group()
 
 
 def first_to_say(key: str) -> bool:
-    """Whether this rank is the first to call this with the key, so that an error of all ranks is
-    printed once.
+    """Tells whether this rank is the first to call this with the key, so that an error of all ranks
+    is printed once.
     """
     if not dist.is_initialized():
-        # of each node: another one may have nothing to say
+        # once per node: another one may have no error
         return os.environ.get("LOCAL_RANK", "0") == "0"
     store = dist.distributed_c10d._get_default_store()
     try:
         return bool(store.add(f"said/{key}", 1) == 1)
-    except dist.DistError:  # rank 0, which keeps the store, has said it and left
+    except dist.DistError:  # rank 0, which keeps the store, has reported it and left
         return False

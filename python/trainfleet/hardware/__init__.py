@@ -1,3 +1,1 @@
-"""What machines have and how fast they are: types of nodes, accelerators, and this machine's
-CPUs.
-"""
+"""Describes machines and their speed: types of nodes, accelerators, and this machine's CPUs."""

@@ -1,9 +1,9 @@
-"""The speed of this machine's CPUs at matrix products, measured in about a second
+"""Measures the speed of this machine's CPUs at matrix products, in about a second
 (devices/matrix_products.py).
 
-The number format that `train.precision: auto` comes to, the ranks of a node and MFU's peak follow
-from it. It is taken once: the environment keeps it, for this CPU, this torch and so many cores. It
-is a process of its own, as it needs torch.
+It decides the number format of `train.precision: auto`, the ranks per node and MFU's peak. It is
+measured once and kept in the Python environment, for this CPU, this torch and this number of cores.
+The measurement is a separate process, as it needs torch.
 """
 
 from __future__ import annotations
@@ -21,34 +21,31 @@ from pathlib import Path
 from typing import Annotated
 
 from ..health.heartbeat_format import replace_file
-from ..host.install_paths import CODE
-from ..host.processes import die_with_parent
+from ..process.install_paths import CODE
+from ..process.processes import die_with_parent
 from ..trust.errors import InputError, RunError
 from ..trust.untrusted_input import KIBIBYTE, parse_json, read_json, shortened
 from ..trust.validation import Count, Name, Range, fit
 from . import node_types
 
-FILE = (
-    "TRAINFLEET_TRIAL"  # names a file with the speed to go by, whatever machine it was measured on
-)
+# variable that names a file with the speed to use, from any machine
+FILE = "TRAINFLEET_TRIAL"
 PROGRAM = "trainfleet.devices"
-LONGEST = 120.0  # seconds, on a machine that has much else to do
-WORTH = 1.1  # another library is taken from so much on,
-HALF_PAYS = 1.25  # bf16 from here, as tensors have to be cast for it,
-APART_PAYS = (
-    1.25  # and a rank per core from here, as ranks have gradients to exchange and an optimizer each
-)
+LONGEST = 120.0  # seconds, on a machine with much other work
+WORTH = 1.1  # factor from which another library is used
+HALF_PAYS = 1.25  # factor from which bf16 is used, as tensors must be cast for it
+# factor from which a rank per core is used: ranks exchange gradients and have an optimizer each
+APART_PAYS = 1.25
 Rate = Annotated[float, Range(0, 1e18)]
 
 
 @dataclass(frozen=True)
 class CpuSpeed:
-    """FLOP/s in products as training has them: forward, and both of backward.
+    """FLOP/s in products like those of training: forward, and both of backward.
 
-    Of a core: `fp32` as torch computes it by itself, `onednn` the same by oneDNN (0 where its
-    numbers are not those of fp32), and `bf16`. Of all cores, in the format and by the library that
-    are fastest: `together` in one process, `apart` in one process a core; both 0 where the machine
-    was too busy to tell.
+    Per core: `fp32` with torch's default library, `onednn` the same by oneDNN (0 if its numbers are
+    not exact fp32), and `bf16`. For all cores, in the fastest format and library: `together` in one
+    process, `apart` in one process per core; both 0 if the machine was too busy to measure them.
     """
 
     cpu: Name
@@ -62,25 +59,25 @@ class CpuSpeed:
 
     @property
     def by_onednn(self) -> bool:
-        """Whether oneDNN should compute fp32 products."""
+        """Tells whether oneDNN should compute fp32 products."""
         return self.onednn > WORTH * self.fp32
 
     @property
     def half(self) -> bool:
-        """Whether bf16 is the faster format."""
+        """Tells whether bf16 is the faster format."""
         return self.bf16 > HALF_PAYS * self.rate("fp32")
 
     @property
     def is_apart(self) -> bool:
-        """Whether a rank per core is faster than one rank of all cores."""
+        """Tells whether a rank per core is faster than one rank for all cores."""
         return self.apart > APART_PAYS * self.together
 
     def rate(self, format_: str) -> float:
-        """FLOP/s of a core in products of that format."""
+        """Returns FLOP/s of a core in products of that format."""
         return self.bf16 if format_ == "bf16" else max(self.fp32, self.onednn * self.by_onednn)
 
     def formats(self) -> str:
-        """What speaks for a number format."""
+        """Describes the measurements for the choice of a number format."""
         library = f" by oneDNN ({_giga(self.fp32)} without)" if self.by_onednn else ""
         return (
             f"products of a core: {_giga(self.bf16)} GFLOP/s in bf16, "
@@ -88,11 +85,9 @@ class CpuSpeed:
         )
 
     def processes(self) -> str:
-        """What speaks for a rank per core, or against it."""
+        """Describes the measurements for or against a rank per core."""
         if not self.together:
-            return (
-                "one process of all cores: the machine was too busy to compare it with one a core"
-            )
+            return "one process for all cores: the machine was too busy to try one per core"
         return (
             f"products of all cores: {_giga(self.together)} GFLOP/s in one process, "
             f"{_giga(self.apart)} in {self.cores}"
@@ -100,8 +95,7 @@ class CpuSpeed:
 
 
 def of_this_machine() -> CpuSpeed:
-    """The speed that FILE names, or that was measured here before, or else one that is measured
-    now.
+    """Returns the speed in FILE, or the one measured here before, or else measures it now.
 
     Raises:
         RunError: it could not be measured.
@@ -121,7 +115,7 @@ def _taken(named: str) -> CpuSpeed:
 
 
 def measure() -> CpuSpeed:
-    """The speed measured now. Raises as `of_this_machine`."""
+    """Measures the speed now. Raises like `of_this_machine`."""
     words, path = (
         [sys.executable, "-m", PROGRAM],
         os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH")))),
@@ -138,7 +132,7 @@ def measure() -> CpuSpeed:
         )
     except subprocess.SubprocessError as error:
         said = (getattr(error, "stderr", None) or "").strip().splitlines() or [str(error)]
-        # the last line is what went wrong
+        # the last line is the error
         what, why = ("the trial of this machine's CPUs failed", shortened(said[-1], 500))
         remedy = "make setup" if "ModuleNotFoundError" in why else f"{sys.executable} -m {PROGRAM}"
         raise RunError(what, where=PROGRAM, why=why, next=remedy) from error
@@ -146,18 +140,18 @@ def measure() -> CpuSpeed:
 
 
 def cache_path() -> Path:
-    """The file in which it is cached."""
+    """Returns the file in which it is cached."""
     return Path(sys.prefix) / "trainfleet-trial.json"
 
 
 def save(speed: CpuSpeed) -> None:
-    """Caches it for later processes; where the environment can't be written, each takes its own."""
+    """Caches it for later processes; if the environment can't be written, each measures its own."""
     with suppress(OSError):
         replace_file(cache_path(), (json.dumps(asdict(speed)) + "\n").encode())
 
 
 def here() -> tuple[str, str, int]:
-    """What a measurement here is one of: CPU, torch, cores."""
+    """Returns the identity of a measurement here: CPU, torch, cores."""
     from importlib.metadata import version  # takes 14 ms
 
     return cpu(), version("torch"), node_types.local_cores()
@@ -168,8 +162,8 @@ def identity(speed: CpuSpeed) -> tuple[str, str, int]:
 
 
 def cpu() -> str:
-    """The identity of this CPU: its name, and a digest of model and instructions, as several can
-    share a name.
+    """Returns the identity of this CPU: its name, and a digest of model and instructions, as
+    several can share a name.
     """
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]

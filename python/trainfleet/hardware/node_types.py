@@ -1,7 +1,7 @@
-"""The kinds of nodes, and what this machine has. The accelerators that nodes have:
+"""Describes the kinds of nodes, and this machine. The accelerators of nodes:
 hardware/accelerators.py.
 
-EC2's types are rows of instance_types.json, which says where each figure is from.
+EC2's types are rows of instance_types.json, which names each figure's source.
 """
 
 from __future__ import annotations
@@ -17,40 +17,35 @@ from typing import Any
 from .accelerators import BY_NAME, CHIPS, Accelerator, find_accelerator
 
 NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")  # Neuron Sysfs User Guide, SDK 2.32
-RDMA = ("efa", "infiniband", "roce")  # what nodes talk over without their kernels
+RDMA = ("efa", "infiniband", "roce")  # fabrics that bypass the nodes' kernels
 FABRICS = (*RDMA, "ethernet")
-FAST, SLOW = (
-    100,
-    10,
-    # Gbit/s of a node's network that is assumed where nobody has said it: of a server, of a
-    # workstation
-)
+# Gbit/s of a node's network if the config does not set it: of a server, of a workstation
+FAST, SLOW = 100, 10
 
 
 @dataclass(frozen=True)
 class NodeType:
-    """A kind of node, EC2's or of machines that somebody owns (fleet.accelerator).
+    """A kind of node: an EC2 type, or machines that somebody owns (fleet.accelerator).
 
-    vCPUs, memory in GiB (0: not told), what accelerates it, network in Gbit/s, EFA interfaces (0:
-    none, or not told), US dollars an hour (None: sold as capacity blocks only). `owned`: it is not
-    an EC2 type. Of those, `network`: one of FABRICS, "" where nobody has said which; `assumed`:
-    whether network_gbps is what such machines usually have. `is_direct`: its network reads and
-    writes the memory of its GPUs (GPUDirect RDMA). `is_switched`: its GPUs speak only while
-    NVIDIA's fabric manager runs.
+    vCPUs, memory in GiB (0: unknown), accelerator, network in Gbit/s, EFA interfaces (0: none or
+    unknown), US dollars per hour (None: sold as capacity blocks only). `owned`: it is not an EC2
+    type. For owned ones, `network`: one of FABRICS, "" if unknown; `assumed`: network_gbps is the
+    usual rate of such machines. `is_direct`: its network reads and writes the memory of its GPUs
+    (GPUDirect RDMA). `is_switched`: its GPUs communicate only while NVIDIA's fabric manager runs.
 
-    Of EC2's types: `slots`, the interfaces that network card 0 holds, of the four that anybody
-    needs; `first_efa`, the first card that has EFA; `efa_only`, its EFA interfaces take no
-    addresses, so a plain one comes first; `lustre_efa`, how many of them an FSx client uses;
+    For EC2's types: `slots`, the interfaces that network card 0 holds, of the four that are ever
+    needed; `first_efa`, the first card that has EFA; `efa_only`, its EFA interfaces take no
+    addresses, so a plain one comes first; `lustre_efa`, the number of them that an FSx client uses;
     `nvme_gb` of local disks; `sold` on-demand, spot or block (every type can be reserved); `quota`
-    and `spot_quota`, the classes of its quotas (cloud/instance_networking.py), "" for one that AWS
-    has not published; whether `sagemaker` trains on it, at what price an hour (None: not known).
+    and `spot_quota`, the classes of its quotas (cloud/instance_networking.py), "" if AWS has not
+    published it; whether `sagemaker` trains on it, and its price per hour there (None: unknown).
     """
 
     name: str
     vcpus: int
     memory_gib: int
     accelerator: Accelerator | None
-    accelerators: int  # ranks: devices that a process owns
+    accelerators: int  # ranks: devices that one process each owns
     network_gbps: float
     efa: int
     usd_per_hour: float | None
@@ -72,12 +67,12 @@ class NodeType:
 
     @property
     def kind(self) -> str:
-        """cuda or neuron; cpu where nothing accelerates it."""
+        """Its kind of device: cuda or neuron; cpu without an accelerator."""
         return self.accelerator.kind if self.accelerator else "cpu"
 
     @property
     def fabric(self) -> str:
-        """One of FABRICS; "" where nobody has said which."""
+        """One of FABRICS; "" if unknown."""
         return self.network if self.owned else "efa" if self.efa else "ethernet"
 
     @property
@@ -87,8 +82,8 @@ class NodeType:
 
 
 def type_of(name: str, row: dict[str, Any]) -> NodeType:
-    """An EC2 type by its row of the file; KeyError for an accelerator that accelerators.json
-    lacks.
+    """Makes an EC2 type from its row of the file. Raises KeyError for an accelerator that
+    accelerators.json lacks.
     """
     chip = row["accelerator"]
     return NodeType(
@@ -99,44 +94,44 @@ def type_of(name: str, row: dict[str, Any]) -> NodeType:
 TABLE = Path(__file__).with_name("instance_types.json")
 _TABLE = json.loads(TABLE.read_text(encoding="utf-8"))
 INSTANCE_TYPES = {name: type_of(name, row) for name, row in _TABLE["types"].items()}
-# US dollars an hour of types without accelerators: a way in, a head of Slurm's
+# US dollars per hour of types without accelerators: a bastion, a head node of Slurm
 HEADS: dict[str, float] = _TABLE["heads"]
-LUSTRE_CONNECTIONS = 1024  # of one file system over EFA, each interface of each client counts
+LUSTRE_CONNECTIONS = 1024  # limit of one file system over EFA; each interface of each client counts
 
 
 def lustre_efa(row: NodeType, nodes: int) -> int:
-    """The EFA interfaces by which each of `nodes` of a type reaches an FSx file system; 0 where FSx
-    does not offer that.
+    """Returns the number of EFA interfaces by which each of `nodes` of a type reaches an FSx file
+    system; 0 if FSx does not offer that.
     """
     return min(row.lustre_efa, max(1, LUSTRE_CONNECTIONS // nodes))
 
 
 def reach_lustre() -> list[str]:
-    """The families whose nodes reach an FSx file system over EFA."""
+    """Returns the families with nodes that reach an FSx file system over EFA."""
     return list(dict.fromkeys(row.family for row in INSTANCE_TYPES.values() if row.lustre_efa))
 
 
 def left_out(name: str) -> str:
-    """Why an EC2 type is not in the table, where that is known."""
+    """Returns why an EC2 type is not in the table, if known."""
     return next((why for begins, why in _TABLE["left_out"].items() if name.startswith(begins)), "")
 
 
 def instance(name: str | None) -> NodeType | None:
-    """The row of an EC2 type; None without a type, or for one that the table lacks."""
+    """Returns the row of an EC2 type; None without a type, or for one that the table lacks."""
     return INSTANCE_TYPES.get(name or "")
 
 
 @dataclass(frozen=True)
 class Node:
-    """What one node offers a job: its ranks, the stack of versions that they need, and the reason
-    for both.
+    """The part of a node that a job uses: its ranks, the platform of versions that they need, and
+    the reason for both.
 
     `cores`: of a node simulated on this machine, if its ranks compute on CPU cores; else 0.
     """
 
     ranks: int
     reason: str
-    stack: str = "cpu"
+    platform: str = "cpu"
     cores: int = 0
 
 
@@ -148,8 +143,8 @@ def own_machine(
     gbps: float | None,
     usd_per_hour: float | None,
 ) -> NodeType | None:
-    """The kind of machines with so many accelerators of that name; None for one that the table
-    lacks. None: as is usual.
+    """Makes the kind of machines with that many accelerators of that name; None for one that the
+    table lacks. Arguments of None get the usual value.
     """
     row = find_accelerator(name, None if memory_gib is None else memory_gib * 2**30)
     if row is None:
@@ -179,22 +174,20 @@ def own_machine(
 
 
 def same_size(row: Accelerator, memory_gib: float) -> bool:
-    """Whether that is the row's memory, be it said in GB or GiB, as its name has it or as its
-    driver reports it.
-    """
+    """Tells whether that is the row's memory, in GB or GiB, by its name or by its driver."""
     return 0.95 * row.memory_gib <= memory_gib <= 1.1 * max(row.size, row.memory_gib)
 
 
 def usual_network(row: Accelerator, per_node: int, network: str | None) -> float:
-    """Gbit/s of the network that nodes with such accelerators usually have."""
+    """Returns the usual Gbit/s of the network of nodes with such accelerators."""
     if network in RDMA and row.rail:
         return float(row.rail * per_node)
     return FAST if row.links or network in RDMA else SLOW
 
 
 def node(row: NodeType | None, nodes: int) -> Node:
-    """A node of that kind; without one, an even share of this machine, which then simulates all
-    `nodes`.
+    """Returns a node of that kind. Without one, returns an even share of this machine, which then
+    simulates all `nodes`.
     """
     if row:
         unit = row.accelerator.name if row.accelerator else "CPU node"
@@ -203,7 +196,7 @@ def node(row: NodeType | None, nodes: int) -> Node:
             if row.owned
             else f"{row.name}: {row.accelerators or 'one rank, a'} {unit}"
         )
-        return Node(max(1, row.accelerators), reason, stack_of(row))
+        return Node(max(1, row.accelerators), reason, platform_of(row))
     devices = local_accelerators()
     if not devices:
         return Node(
@@ -212,27 +205,27 @@ def node(row: NodeType | None, nodes: int) -> Node:
     return Node(
         max(1, devices // nodes),
         f"this machine's {devices} accelerators over {nodes} nodes",
-        _local_stack(),
+        _local_platform(),
     )
 
 
 def local_accelerators() -> int:
-    """The number of accelerators of this machine, from the driver's files: no library is loaded and
-    no driver woken.
+    """Counts this machine's accelerators in the driver's files, without loading a library or waking
+    a driver.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     gpus = Path("/proc/driver/nvidia/gpus")
-    # a container may have these alone
+    # a container may have only these
     found = list(gpus.iterdir()) if gpus.is_dir() else list(Path("/dev").glob("nvidia[0-9]*"))
     return len(found) or len(list(Path("/dev").glob("neuron[0-9]*"))) * local_chip()[1]
 
 
 @functools.cache
 def local_chip() -> tuple[Accelerator | None, int]:
-    """The row for a core of this machine's Neuron devices, and the cores of a device; None and 1
-    when the table lacks it.
+    """Returns the row for a core of this machine's Neuron devices, and the cores of a device; None
+    and 1 if the table lacks it.
     """
     try:
         words = (
@@ -245,8 +238,8 @@ def local_chip() -> tuple[Accelerator | None, int]:
 
 @functools.cache
 def local_accelerator() -> Accelerator | None:
-    """The row for this machine's accelerators, by the driver's name of the first; None when the
-    table lacks it.
+    """Returns the row for this machine's accelerators, by the driver's name of the first; None if
+    the table lacks it.
     """
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     models = [
@@ -261,7 +254,9 @@ def local_accelerator() -> Accelerator | None:
 
 
 def local_cores() -> int:
-    """Cores that this process may use: its CPU set, limited by its control group's quota."""
+    """Counts the cores that this process may use: its CPU set, limited by its control group's
+    quota.
+    """
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -273,16 +268,16 @@ def local_cores() -> int:
 
 
 def local_memory() -> int:
-    """Bytes of memory that this process may use: this machine's, or a control group's limit (v2,
-    and v1's root).
+    """Returns bytes of memory that this process may use: this machine's, or a control group's limit
+    (v2, and v1's root).
     """
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([whole, *memory_limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
 
 
 def spare_memory() -> int | None:
-    """Bytes available to new processes without swapping; None where the kernel does not say (not
-    Linux).
+    """Returns bytes available to new processes without swapping; None if the kernel does not report
+    it (not Linux).
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -293,7 +288,7 @@ def spare_memory() -> int | None:
 
 
 def memory_limits(root: Path, membership: Path) -> Iterator[int]:
-    """The limits of this process's control group and its ancestors;
+    """Yields the limits of this process's control group and its ancestors;
     docs.kernel.org/admin-guide/cgroup-v2.html, memory.max.
     """
     try:
@@ -313,20 +308,22 @@ def memory_limits(root: Path, membership: Path) -> Iterator[int]:
     ]:
         try:
             yield int(file.read_text())
-        except (OSError, ValueError):  # not there, or "max"
+        except (OSError, ValueError):  # missing, or "max"
             continue
 
 
-def stack_of(row: NodeType | None) -> str:
-    """The stack of docker/stack.lock.yaml that a kind of node needs; cpu without accelerators."""
-    return _stack_for(row.accelerator) if row and row.accelerator else "cpu"
+def platform_of(row: NodeType | None) -> str:
+    """Returns the platform of docker/platforms.lock.yaml that a kind of node needs; cpu without
+    accelerators.
+    """
+    return _platform_for(row.accelerator) if row and row.accelerator else "cpu"
 
 
-def _local_stack() -> str:
-    """The stack that this machine's accelerators need."""
+def _local_platform() -> str:
+    """Returns the platform that this machine's accelerators need."""
     known = local_accelerator()
     return (
-        _stack_for(known)
+        _platform_for(known)
         if known
         else "neuron"
         if any(Path("/dev").glob("neuron[0-9]*"))
@@ -334,10 +331,12 @@ def _local_stack() -> str:
     )
 
 
-def _stack_for(accelerator: Accelerator) -> str:
-    return accelerator.stack or accelerator.kind
+def _platform_for(accelerator: Accelerator) -> str:
+    return accelerator.platform or accelerator.kind
 
 
-def device_of(stack: str) -> str:
-    """The kind of device (devices/) that ranks open with a stack, whatever else a node may have."""
-    return {"cuda-volta": "cuda", "neuron-xla": "neuron_xla"}.get(stack, stack)
+def device_of(platform: str) -> str:
+    """Returns the kind of device (devices/) that ranks open with a platform, regardless of the
+    node's other devices.
+    """
+    return {"cuda-volta": "cuda", "neuron-xla": "neuron_xla"}.get(platform, platform)

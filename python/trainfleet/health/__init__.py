@@ -1,3 +1,3 @@
-"""Whether ranks, nodes and launchers live and make progress: heartbeats, watchdog, lease, fence,
-and what kernels report.
+"""Tells whether ranks, nodes and launchers live and make progress: heartbeats, watchdog, lease,
+fence, and kernel messages.
 """

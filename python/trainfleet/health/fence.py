@@ -1,17 +1,17 @@
-"""Fencing: only the newest attempt of a run may go on; ranks of earlier ones, wherever they still
-are, notice that and exit.
+"""Fencing: only the newest attempt of a run may continue; ranks of earlier attempts, on any host,
+notice that and exit.
 
 heartbeats/attempts/<n>         attempt n: {order}, the number of the launcher's attempt that it
-                                belongs to. Whoever claims the
+                                belongs to. The process that claims the
                                 number creates the file (run/claims.py)
 heartbeats/attempts/<n>.taken   ranks have started as attempt n
-heartbeats/newest               order and number of the newest attempt, for hosts that remember a
+heartbeats/newest               order and number of the newest attempt, for hosts that cache a
                                 listing (run/claims.py)
 
 The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT: their
-order. An engine that restarts them by itself (a Slurm requeue, the next attempt of an AWS Batch
-job) passes the same order again. So rank 0 enters an attempt: if its order was taken before, it
-claims the next number, and the ranks of the previous start exit.
+order. A scheduler that restarts them (a Slurm requeue, the next attempt of an AWS Batch job) passes
+the same order again. So rank 0 enters an attempt: if its order was taken before, it claims the next
+number, and the ranks of the previous start exit.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from ..trust.validation import Range, fit
 BEATS = "heartbeats"
 FOLDER = "attempts"
 NEWEST = "newest"
-BEFORE = "attempt"  # of format 1: the number alone
-TO_LEAVE = 3.0  # seconds: ranks check once a second, one for all of its node (health/heartbeat.py)
-VARIABLE = "TRAINFLEET_ATTEMPT"  # the order
-MOST = 4 * untrusted_input.KIBIBYTE  # of the file of an attempt
+BEFORE = "attempt"  # file of format 1, with only the number
+TO_LEAVE = 3.0  # seconds: ranks check once a second, one for its entire node (health/heartbeat.py)
+VARIABLE = "TRAINFLEET_ATTEMPT"  # variable with the order
+MOST = 4 * untrusted_input.KIBIBYTE  # bytes of an attempt's file
 NUMBER = re.compile("[0-9]{1,9}")
 Order = Annotated[int, Range(0, 10**9)]
-AGAIN = "TRAINFLEET_AGAIN"  # how often the engine has restarted it, if it says so
+AGAIN = "TRAINFLEET_AGAIN"  # variable with the scheduler's count of restarts, if it has one
 
 
 @dataclass(frozen=True, order=True)
@@ -61,14 +61,14 @@ class Fenced(RunError):
 
 
 def begin(folder: Path) -> int:
-    """The number of a new attempt of the launcher. Older ranks exit within two heartbeats
-    (heartbeat.EVERY).
+    """Begins a new attempt of the launcher and returns its number. Older ranks exit within two
+    heartbeats (heartbeat.EVERY).
     """
     before = current(folder)
     number = _claim(folder, before.number + 1, None)
     for path in _folder(
         folder
-    ).iterdir():  # of the order before the last: no rank can be about to enter it
+    ).iterdir():  # files of the order before the last: a rank can't enter it any more
         if NUMBER.fullmatch(path.stem) and int(path.stem) < before.order:
             path.unlink(missing_ok=True)
     for path in (folder / BEATS).glob("*-*"):  # beats of nodes; of ranks, in format 1
@@ -77,13 +77,13 @@ def begin(folder: Path) -> int:
 
 
 def enter(folder: Path, order: int, least: int = 0) -> int:
-    """The number of the attempt that starts now under this order; called by rank 0, before the
-    ranks meet.
+    """Returns the number of the attempt that starts now under this order. Rank 0 calls it before
+    the ranks meet.
 
     If the order was started before, it returns once the ranks of that start have had time to exit.
 
-    `least`: how often the engine says that it has restarted this order. Where each start finds an
-    empty folder, as on a node's own disk, only that tells the starts apart.
+    `least`: how often the scheduler reports that it restarted this order. If each start finds an
+    empty folder, like on a node's own disk, only this tells the starts apart.
 
     Raises:
         Fenced: the launcher has begun another attempt since.
@@ -92,7 +92,7 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
     if newest.order > order:
         why = f"attempt {newest.number} has begun, this one was ordered as {order}"
         raise Fenced(
-            "this attempt is over before it began", where=platform.node(), why=why, next="make logs"
+            "this attempt ended before it began", where=platform.node(), why=why, next="make logs"
         )
     if newest.number == order and not least and claim(_folder(folder) / f"{order}.taken", ""):
         return order
@@ -102,7 +102,7 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
 
 
 def current(folder: Path) -> Attempt:
-    """The newest attempt; 0 before the first. Costs one listing and the reading of a few small
+    """Returns the newest attempt; 0 before the first. Costs one listing and reads a few small
     files.
     """
     newest = _newest(folder)
@@ -119,7 +119,9 @@ def current(folder: Path) -> Attempt:
 
 
 def _newest(folder: Path) -> Attempt:
-    """The attempt that was claimed last, as whoever claimed it has said; 0 where nobody has."""
+    """Returns the attempt that was claimed last, according to its claimer; 0 if no attempt was
+    claimed.
+    """
     with suppress(OSError, InputError):
         words = untrusted_input.read_text(folder / BEATS / NEWEST, MOST).split()
         if len(words) == 2 and all(map(NUMBER.fullmatch, words)):
@@ -135,13 +137,13 @@ def _read(folder: Path, number: int) -> Attempt:
         OSError,
         InputError,
         KeyError,
-    ):  # others have followed it, and it was removed; or it is none
+    ):  # later attempts removed it, or it is not an attempt's file
         return Attempt(0, number)
 
 
 def _claim(folder: Path, number: int, order: int | None) -> int:
-    """Claims the first free number from `number` on and returns it; `order` None: the number is its
-    own order.
+    """Claims the first free number from `number` on and returns it. With `order` None, the number
+    is also the order.
     """
     while not claim(
         _folder(folder) / str(number), json.dumps({"order": number if order is None else order})

@@ -1,16 +1,16 @@
-"""A rank's heartbeat: reports once a second where the rank is, and obeys what the run folder tells
-all ranks.
+"""Sends a rank's heartbeat: reports once a second where the rank is, and follows the instructions
+in the run folder.
 
-The ranks of a node write their beats to a folder in the node's memory. Whichever of them finds that
-no one has done so for a second does the node's round: it gathers all beats into the node's one file
-of the run folder (health/heartbeat_format.py), and reads there the instructions to the ranks: that
-their attempt is over (health/fence.py), that their stacks are wanted (health/stack_dumps.py), that
-their launcher is gone (health/lease.py). So the run folder has one writer and one reader per node,
-whichever rank dies or hangs.
+The ranks of a node write their beats to a folder in the node's memory. The first rank that finds
+the node's round overdue by a second does it. It gathers all beats into the node's one file in the
+run folder (health/heartbeat_format.py). There it reads the instructions to the ranks: their attempt
+has ended (health/fence.py), their stacks are requested (health/stack_dumps.py), or their launcher
+is gone (health/lease.py). So the run folder has one writer and one reader per node, regardless of
+which rank dies or hangs.
 
-A training loop only says where it is (`heart.at("step", 12)`), which is an assignment. What goes
-stale shows how a rank died: the beat, when the process does not run (stopped, dead, or its node
-is); its position, when the process runs but makes no progress.
+A training loop only reports where it is (`heart.at("step", 12)`), which is an assignment. The stale
+part shows how a rank died. If the beat is stale, the process does not run: it is stopped or dead,
+or its node is. If only its position is stale, the process runs but makes no progress.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ..host import temporary_folders
+from ..process import temporary_folders
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 from ..trust.validation import fit
@@ -39,25 +39,27 @@ from .heartbeat_format import FOLDER, Beat, pack, parse, replace_file, write_bea
 from .lease import Vacancy, newest_holder
 
 EVERY = 1.0  # seconds between two beats
-FENCED = fence.Fenced.exit_code  # of a rank whose attempt is over
+FENCED = fence.Fenced.exit_code  # exit code of a rank after its attempt has ended
 LEASE_EVERY = 5.0  # seconds between two polls of the launcher's lease
 TO_LEAVE = 900.0  # seconds that ranks without a launcher get to save and exit
-MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
+MEMORY = Path("/dev/shm")  # a file system in memory, if it exists
 
 
 @dataclass(frozen=True)
 class Instructions:
-    """What the node's last round read from the run folder, for all its ranks."""
+    """The instructions that the node's last round read from the run folder for all its ranks."""
 
-    order: int = 0  # of the newest attempt
+    order: int = 0  # order of the newest attempt
     number: int = 0
-    stacks: str = ""  # when they were asked for
+    stacks: str = ""  # time of the request
     lease: Vacancy = field(default_factory=Vacancy)
-    looked: float = 0.0  # when the lease was polled, by the node's monotonic clock
+    looked: float = 0.0  # time of the lease's last poll, by the node's monotonic clock
 
 
 class NodeMemory:
-    """What the ranks of one node share: files in the node's memory, each replaced atomically."""
+    """The files that the ranks of one node share, in the node's memory; each is replaced
+    atomically.
+    """
 
     def __init__(self, folder: Path, node: int, order: int) -> None:
         self.folder, self.number = folder, node
@@ -69,8 +71,8 @@ class NodeMemory:
         replace_file(self.shared / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
 
     def is_due(self, name: str, seconds: float) -> bool:
-        """Whether no rank has done what is called `name` for so many seconds; the caller must then
-        do it.
+        """Tells whether no rank has done the task `name` for that many seconds. If so, the caller
+        must do it.
         """
         turn = self.shared / name
         with suppress(FileNotFoundError):
@@ -98,7 +100,7 @@ class NodeMemory:
         replace_file(self.shared / "orders", json.dumps(asdict(orders)).encode())
 
     def read_instructions(self) -> Instructions:
-        """What the last round read."""
+        """Returns the instructions that the last round read."""
         try:
             return fit(
                 Instructions,
@@ -113,18 +115,19 @@ class NodeMemory:
 
 
 class Heart:
-    """Sends a rank's heartbeat from construction to `stop`, in a thread of its own."""
+    """Sends a rank's heartbeat from construction to `stop`, in a separate thread."""
 
     def __init__(
         self, folder: Path, rank: int, node: int, order: int, patience: float = 0.0
     ) -> None:
-        """`order`: the launcher's number of this attempt. `patience`: seconds without a launcher
-        until `alone` is called; 0: it may be without one.
+        """Starts the thread.
+
+        `order`: the launcher's number of this attempt. `patience`: seconds without a launcher until
+        `alone` is called; 0: it may be without one.
         """
         self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
-        self.met = (
-            False  # until the ranks have met, the attempt may turn out to have another number
-        )
+        # until the ranks have met, the attempt may still get another number
+        self.met = False
         self.patience = patience
         self.alone: Callable[[float], None] = lambda seconds: None
         self.position: tuple[str, int, float] = ("start", 0, time.monotonic())
@@ -133,12 +136,12 @@ class Heart:
         self._stacks = stack_dumps.asked(folder)
         self._complained = self._orphaned = False
         self._end = threading.Event()
-        self._try(self._leave)  # before a rank that is already done can conclude that all are
+        self._try(self._leave)  # before a finished rank can conclude that all are
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self._thread.start()
 
     def at(self, phase: str, step: int = 0) -> None:
-        """Says where the rank is now; costs about a microsecond."""
+        """Records where the rank is now; costs about a microsecond."""
         before, now = self.position, time.monotonic()
         if phase == before[0] == "step":
             self.took = now - before[2]
@@ -149,7 +152,7 @@ class Heart:
         self.attempt, self.met = Attempt(self.attempt.order, number), True
 
     def stop(self) -> None:
-        """Sends the last beat: silence means nothing from here on."""
+        """Sends the last beat: after it, silence is expected."""
         self.at("end", self.position[1])
         self._end.set()
         self._thread.join()
@@ -192,7 +195,7 @@ class Heart:
             self.node.forget()
 
     def _look(self, before: Instructions) -> Instructions:
-        """The instructions that the run folder holds for the ranks now."""
+        """Reads the current instructions to the ranks from the run folder."""
         newest, lease, looked = fence.current(self.folder), before.lease, before.looked
         if self.patience and time.monotonic() - looked >= LEASE_EVERY:
             lease, looked = lease.look(newest_holder(self.folder), LEASE_EVERY), time.monotonic()
@@ -204,7 +207,7 @@ class Heart:
         newest = Attempt(orders.order, orders.number)
         if newest > self.attempt if self.met else newest.order > self.attempt.order:
             self._leave_for_good(
-                f"attempt {self.attempt.number} is over; this rank was out of reach and leaves"
+                f"attempt {self.attempt.number} has ended; this rank was out of reach and exits"
             )
         if orders.stacks and orders.stacks != self._stacks:
             self._stacks = orders.stacks
@@ -225,8 +228,8 @@ class Heart:
         os._exit(FENCED)
 
     def _try(self, do: Callable[[], object]) -> None:
-        """Calls what needs a disk, and reports its first failure only: a lost heartbeat must not
-        end training.
+        """Calls a function that needs a disk, and reports only its first failure: a lost heartbeat
+        must not end training.
         """
         try:
             do()
@@ -238,8 +241,8 @@ class Heart:
 
 
 def _memory(folder: Path, node: int, order: int) -> Path:
-    """The folder that the ranks of a node share: in memory and private to this user, else in the
-    run folder.
+    """Returns the folder that the ranks of a node share: in memory and private to this user, else
+    in the run folder.
     """
     root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     own = root / f"trainfleet-{os.getuid()}"

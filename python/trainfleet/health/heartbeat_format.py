@@ -1,5 +1,5 @@
-"""The format of heartbeats: what a beat says, and the one file in which a node keeps those of all
-its ranks.
+"""Defines the format of heartbeats: the content of a beat, and the one file per node with the
+beats of all its ranks.
 
 heartbeats/node-<i>   a header and a row of numbers per rank; replaced once a second by one of the
                       node's ranks
@@ -23,15 +23,15 @@ from typing import NamedTuple
 from ..trust import untrusted_input
 
 FOLDER = "heartbeats"
-MOST = 1 << 16  # bytes that are read of a node's file: a beat has 50
-RANKS = 1 << 20  # the most that a run can have: fleet.nodes times fleet.ranks_per_node
-# a beat has one as its number here
+MOST = 1 << 16  # bytes read from a node's file: a beat has 50
+RANKS = 1 << 20  # largest number of ranks of a run: fleet.nodes times fleet.ranks_per_node
+# a beat stores a phase's index here
 PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end", "conclude")
 
 
 class Beat(NamedTuple):
-    """One rank's heartbeat. `phase_seconds`: how long it has been at this step of this phase, by
-    its own clock.
+    """One rank's heartbeat. `phase_seconds`: its time at this step of this phase, by its own
+    clock.
     """
 
     rank: int
@@ -42,8 +42,9 @@ class Beat(NamedTuple):
     step: int
     phase_seconds: float
     time: float
-    step_seconds: float = 0.0  # that the newest completed step took
-    # of a step in the rank's own work on its device, without waiting for others; 0: not known
+    step_seconds: float = 0.0  # duration of the newest completed step
+    # duration of the rank's own work on its device in a step, without waiting for others; 0:
+    # unknown
     busy_seconds: float = 0.0
 
 
@@ -53,13 +54,13 @@ ROW = struct.Struct("<IIHQ4d")  # rank, pid, phase, step, and the four times
 
 
 def stage(beat: Beat) -> str:
-    """`step 12`, or the name of another phase."""
+    """Returns `step 12`, or the name of another phase."""
     return f"step {beat.step}" if beat.phase == "step" else beat.phase
 
 
 def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) -> None:
-    """Replaces a node's file atomically. Not fsynced: after a power cut a heartbeat means
-    nothing.
+    """Replaces a node's file atomically. It is not fsynced: after a power cut a heartbeat is
+    useless.
     """
     path = folder / FOLDER / f"node-{node}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,7 @@ def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) ->
 
 
 def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
-    """The beats as bytes, which `parse` reads."""
+    """Packs the beats into bytes, which `parse` reads."""
     rows = (
         ROW.pack(beat.rank, beat.pid, PHASES.index(beat.phase), beat.step, *beat[6:])
         for beat in beats
@@ -76,7 +77,7 @@ def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file atomically, as other processes see it; several may do so at once."""
+    """Replaces a file atomically for other processes; several may do so at once."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(part, "xb", opener=untrusted_input.opener) as file:
@@ -92,7 +93,7 @@ def renew_file(path: Path, content: bytes) -> None:
     """Replaces a heartbeat or lease file. On a full disk it overwrites the old file in place, which
     needs no space.
 
-    The content must have the same length, or be text that blanks may follow.
+    The content must have the same length, or be text that allows blanks after it.
     """
     try:
         replace_file(path, content)
@@ -102,23 +103,22 @@ def renew_file(path: Path, content: bytes) -> None:
 
 
 class Beats:
-    """The beats of one attempt, for polling: a node's file that did not change costs one stat."""
+    """The beats of one attempt, for polling: an unchanged file costs one stat."""
 
     def __init__(self, folder: Path, attempt: int) -> None:
         self.folder, self.attempt = folder / FOLDER, attempt
-        self.known: dict[
-            str, tuple[int, int, int]
-        ] = {}  # a file's time, size and inode when it was read
+        # a file's time, size and inode when it was read
+        self.known: dict[str, tuple[int, int, int]] = {}
 
     def new(self) -> dict[int, Beat]:
-        """The newest beats of the ranks whose node has written some since the last call."""
+        """Returns the newest beats of the ranks on nodes that wrote some since the last call."""
         found: dict[int, Beat] = {}
         with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as opened:
             folder = untrusted_input.opener(str(self.folder), os.O_RDONLY | os.O_DIRECTORY)
             opened.callback(os.close, folder)
             for entry in opened.enter_context(os.scandir(folder)):
                 if entry.name.startswith("node-"):
-                    # it is being replaced, on a file system where rename is not atomic
+                    # it is being replaced, on a file system without atomic rename
                     with suppress(OSError):
                         self._take(folder, entry, found)
         return found
@@ -141,7 +141,9 @@ class Beats:
 
 
 def parse(text: bytes, attempt: int) -> list[Beat]:
-    """The beats of a node's file if they are of this attempt; none for a damaged file."""
+    """Returns the beats in a node's file if they belong to this attempt; none for a damaged
+    file.
+    """
     try:
         magic, node, found = HEAD.unpack_from(text)
         if magic != MAGIC or found != attempt:
@@ -156,7 +158,7 @@ def parse(text: bytes, attempt: int) -> list[Beat]:
 
 
 def newest_step(folder: Path, attempt: int) -> int:
-    """The step that node 0's ranks were at by their last beat; 0 before the first."""
+    """Returns the step of node 0's ranks at their last beat; 0 before the first."""
     try:
         with open(folder / FOLDER / "node-0", "rb", opener=untrusted_input.opener) as file:
             return max(
@@ -168,5 +170,5 @@ def newest_step(folder: Path, attempt: int) -> int:
 
 
 def read_beats(folder: Path, attempt: int) -> dict[int, Beat]:
-    """The newest beat of every rank of this attempt."""
+    """Returns the newest beat of every rank of this attempt."""
     return Beats(folder, attempt).new()

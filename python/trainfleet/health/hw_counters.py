@@ -1,11 +1,11 @@
-"""What the counters and states of a node say of a failure that the kernel would have told:
-everybody may read these.
+"""Finds failures in a node's counters and states: unlike the kernel's log, every user may read
+these.
 
 Files of sysfs (Documentation/ABI/testing: sysfs-bus-pci-devices-aer_stats, sysfs-devices-edac,
 sysfs-fs-ext4, sysfs-class-nvme; EFA's hw_counters, drivers/infiniband/hw/efa/efa_verbs.c; Neuron's
-sysfs guide), /proc/self/mounts, the folders mounted there (XFS that has shut down opens nothing:
-xfs_file_open in fs/xfs/xfs_file.c), and nvidia-smi, which names the GPU that is lost or needs a
-reset (nvmlDeviceGpuRecoveryAction_t). Standard library only.
+sysfs guide). /proc/self/mounts and the folders mounted there: XFS that has shut down opens no file
+(xfs_file_open in fs/xfs/xfs_file.c). nvidia-smi, which names the GPU that is lost or needs a reset
+(nvmlDeviceGpuRecoveryAction_t). Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import subprocess
 from pathlib import Path
 
-COUNTS = (  # each holds a count, or ends with the sum of several
+COUNTS = (  # files that hold a count, or end with the sum of several
     ("edac", "sys/devices/system/edac/mc/mc*/ue_count"),
     ("pci", "sys/bus/pci/devices/*/aer_dev_fatal"),
     ("ext4", "sys/fs/ext4/*/errors_count"),
@@ -29,8 +29,8 @@ NVME = "sys/class/nvme/nvme*/state"
 MOUNTS = "proc/self/mounts"
 DEVICES, NVIDIA = "sys/bus/pci/devices/*", "sys/module/nvidia"
 SMI = ("nvidia-smi", "--query-gpu=pci.bus_id,gpu_recovery_action", "--format=csv,noheader")
-TIMEOUT = 10.0  # seconds: with many GPUs and no persistence it takes a few
-MOST = 16  # lines
+TIMEOUT = 10.0  # seconds: nvidia-smi takes a few with many GPUs and no persistence
+MOST = 16  # lines reported at most
 _LOST = re.compile(r"Unable to determine|is lost|requires reset|ERR!")
 _ACTION = re.compile(
     r"([\dA-Fa-f:.]{7,20}), *((?:GPU )?Reset|Drain P2P|Drain and Reset|(?:Node |System "
@@ -40,15 +40,15 @@ _ACTION = re.compile(
 
 
 class Counters:
-    """The counters from the making of this on. `root` is / but in tests."""
+    """The counters since construction. `root` is / except in tests."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
         self.counts, self.states = _counts(root), _states(root)
 
     def words(self) -> list[str]:
-        """What has risen or changed for the worse since then, and the GPUs that did not come up,
-        are lost or need a reset now.
+        """Returns counters that have risen, states that got worse, and GPUs that did not start, are
+        lost or need a reset.
         """
         risen = [
             f"counters: {name}: {count - self.counts.get(name, count)} more"
@@ -60,7 +60,7 @@ class Counters:
 
 
 def _counts(root: Path) -> dict[str, int]:
-    """By name (`pci 0000:17:00.0 aer_dev_fatal`), what each file counts now."""
+    """Returns each file's count by name (`pci 0000:17:00.0 aer_dev_fatal`)."""
     found = {}
     for kind, pattern in COUNTS:
         holder = pattern.split("/").index(next(part for part in pattern.split("/") if "*" in part))
@@ -73,7 +73,7 @@ def _counts(root: Path) -> dict[str, int]:
 
 
 def _states(root: Path) -> set[str]:
-    """Disks that don't answer and file systems that may not be written or have failed, in words."""
+    """Describes disks that don't answer, and file systems that are read-only or have failed."""
     found = set()
     for path in root.glob(NVME):
         with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ def _states(root: Path) -> set[str]:
 
 
 def _is_broken(folder: Path) -> bool:
-    """Whether a mounted folder can't be opened because its file system has failed."""
+    """Tells whether a mounted folder can't be opened because its file system has failed."""
     try:
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
     except OSError as error:
@@ -99,8 +99,8 @@ def _is_broken(folder: Path) -> bool:
 
 
 def _without_driver(root: Path) -> list[str]:
-    """NVIDIA's GPUs (class 0x03 of vendor 0x10de) that no driver holds though theirs is loaded: it
-    has tried and failed.
+    """Finds NVIDIA GPUs (class 0x03 of vendor 0x10de) without a driver although NVIDIA's is loaded:
+    it has failed on them.
     """
     found = []
     for path in root.glob(DEVICES) if (root / NVIDIA).exists() else ():
@@ -112,7 +112,9 @@ def _without_driver(root: Path) -> list[str]:
 
 
 def _gpus() -> list[str]:
-    """What nvidia-smi says of GPUs that are lost or need a reset; [] where it is not installed."""
+    """Returns nvidia-smi's lines about GPUs that are lost or need a reset; [] if it is not
+    installed.
+    """
     try:
         done = subprocess.run(
             SMI,

@@ -1,9 +1,9 @@
-"""A node's kernel messages on what killed a program that could not say so itself: out of memory, a
+"""Reads a node's kernel messages about failures that a program could not report: out of memory, a
 lost device, a bad disk.
 
 They are read on the node at once, as it may be gone a minute later. Not every user may read the
-kernel's log (Amazon Linux 2023 and Ubuntu restrict it): it tries /dev/kmsg, then dmesg by sudo
-without a password, then the journal; where it may read none of them, the counters of the node
+kernel's log (Amazon Linux 2023 and Ubuntu restrict it). So this tries /dev/kmsg, then dmesg by sudo
+without a password, then the journal. If it may not read any of these, it reads the node's counters
 (health/hw_counters.py). Standard library only.
 """
 
@@ -26,7 +26,7 @@ COMMANDS = (
     ("sudo", "-n", "dmesg"),
     ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-n", "2000"),
 )
-TIMEOUT = 5.0  # seconds for each of them
+TIMEOUT = 5.0  # seconds for each command
 TELLING = re.compile(
     r"NVRM:|Out of memory|oom-kill|Killed process|Lustre(Error)?:|infiniband|\befa[_ "
     r"]\d?|EXT4-fs error|Remounting filesystem"
@@ -41,7 +41,7 @@ _STAMPED = re.compile(r"(?:<\d+>)?\[ *(\d+\.\d+)\] (?:\S+ kernel: )?(.*)")
 
 @dataclass(frozen=True)
 class Message:
-    """A message of the kernel and its time (unix)."""
+    """A kernel message and its time (unix)."""
 
     time: float
     text: str
@@ -56,8 +56,8 @@ class Kernel:
         self.counters = Counters()
 
     def words(self) -> list[Message]:
-        """The relevant messages since then, oldest first, and the counters of out-of-memory
-        kills.
+        """Returns the relevant messages since construction, oldest first, and counts of
+        out-of-memory kills.
         """
         apart = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
         messages = _messages()
@@ -77,8 +77,7 @@ class Kernel:
             found.append(
                 Message(
                     now,
-                    "the kernel's log can't be read by this user; next: sysctl "
-                    "kernel.dmesg_restrict=0",
+                    "this user can't read the kernel's log; next: sysctl kernel.dmesg_restrict=0",
                 )
             )
             if of_all > 0:
@@ -88,7 +87,7 @@ class Kernel:
 
 
 def oom_kills() -> int:
-    """How many processes of this control group were killed for its memory limit."""
+    """Counts the processes of this control group that were killed for its memory limit."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         group = next(
             line
@@ -100,7 +99,7 @@ def oom_kills() -> int:
 
 
 def all_oom_kills() -> int:
-    """How many processes of this node were killed for memory since it booted; every user may read
+    """Counts the processes of this node that were killed for memory since boot; every user may read
     that.
     """
     return _count(VMSTAT)
@@ -115,8 +114,8 @@ def _count(counters: Path) -> int:
 
 
 def _messages() -> list[tuple[float, str]] | None:
-    """Seconds since boot and text of each record of the kernel's log; None when this user can't
-    read it.
+    """Returns seconds since boot and text of each record of the kernel's log; None if this user
+    can't read it.
     """
     with contextlib.suppress(OSError):
         return _kmsg()
@@ -137,7 +136,7 @@ def _messages() -> list[tuple[float, str]] | None:
 
 
 def _parse(text: str) -> list[tuple[float, str]]:
-    """The records as dmesg and journalctl print them: `[ 1234.567890] text`."""
+    """Parses records as dmesg and journalctl print them: `[ 1234.567890] text`."""
     return [
         (float(match[1]), match[2])
         for line in text.splitlines()
@@ -146,7 +145,7 @@ def _parse(text: str) -> list[tuple[float, str]]:
 
 
 def _kmsg() -> list[tuple[float, str]]:
-    """The records of /dev/kmsg (Documentation/ABI/testing/dev-kmsg).
+    """Reads the records of /dev/kmsg (Documentation/ABI/testing/dev-kmsg).
 
     Raises:
         OSError: this user may not read it.

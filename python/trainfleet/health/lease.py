@@ -2,7 +2,8 @@
 in charge.
 
 head.json              host, process, term and time of the launcher in charge, which rewrites it
-                       every second
+                       every second. From byte ROOM on: the launch that is under way and has no
+                       launcher yet (launch/launching.py), until a launcher's lease blanks that
 heartbeats/terms/<n>   who claimed term n: of several that want it at once, one gets it
                        (run/claims.py)
 standby.json           the same of the host that stands by to take over (watch/standby.py)
@@ -33,9 +34,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, TypeVar
 
-from ..run.claims import claim, rewrite
+from ..run.claims import ROOM, claim, rewrite
 from ..run.records import require_object
-from ..run.run_folder import make_folder, remedy, unwritable
+from ..run.run_folder import Run, make_folder, remedy, unwritable
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError, JobFailed
 from ..trust.validation import Count, Moment, Name, Range, fit
@@ -48,12 +49,12 @@ PATIENCE = 9.0  # seconds without a renewal until the lease expires
 # seconds for a launcher to take its lease: a busy head, or one whose packages are far, imports for
 # long
 TO_BEGIN = 60.0
-GLANCE = (
-    3.0  # seconds in which a launcher at work has renewed its lease, for somebody who only looks on
-)
+# seconds in which a running launcher has renewed its lease, for somebody who only looks
+GLANCE = 3.0
 # seconds without a launcher after which ranks save and exit: a standby takes over long before
 ORPHANED_AFTER = 120.0
-VARIABLE = "TRAINFLEET_ORPHANED_AFTER"  # the same for ranks that must not go on without a launcher
+# the same for ranks that must not continue without a launcher
+VARIABLE = "TRAINFLEET_ORPHANED_AFTER"
 # of a launcher that a standby started: the renewal after which the one before fell silent
 SUCCEEDS = "TRAINFLEET_SUCCEEDS"
 # of a standby: the number of its appointment, and the term before its launcher's
@@ -81,7 +82,7 @@ class Holder:
 
     @property
     def renewal(self) -> str:
-        """Which of all renewals this is."""
+        """Names this renewal among all renewals."""
         return f"{self.term} {self.time}"
 
 
@@ -93,6 +94,68 @@ class Standby:
     pid: Count
     number: Count
     time: Moment
+
+
+@dataclass(frozen=True)
+class Launching:
+    """The first phase of a lease: a launch that has no launcher yet, and how often it was renewed.
+
+    `words`: who typed which command, where. `process`: the identity of its process. `asked`: the
+    run was asked to stop meanwhile.
+    """
+
+    words: Name
+    pid: Count
+    process: Name
+    beat: Count = 0
+    asked: bool = False
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def parse_launching(text: str) -> Launching | None:
+    """Returns the launch that the text of head.json has; None if it has no launch."""
+    with suppress(InputError):
+        return fit(Launching, untrusted_input.parse_line(text[ROOM:].strip().encode(), ""))
+    return None
+
+
+def launching_text(launching: Launching | None) -> str:
+    """Returns the text of head.json from byte ROOM on, with a launch or without one."""
+    return (json.dumps(asdict(launching)) if launching else "").ljust(ROOM)
+
+
+def read_launching(run: Run) -> Launching | None:
+    """Returns the launch of a run whose folder this machine sees; None if it shows no launch."""
+    with suppress(FileNotFoundError, InputError):
+        found = parse_launching(untrusted_input.read_text(run.folder / FILE, MOST))
+        return replace(found, asked=run.is_asked_to_stop()) if found else None
+    return None
+
+
+def show_launching(run: Run, launching: Launching | None, obeyed: bool) -> None:
+    """Shows a launch in a folder that this machine sees, or removes it, with the folder if that is
+    empty.
+
+    `obeyed`: requests to stop are withdrawn.
+    """
+    path = run.folder / FILE
+    try:
+        if obeyed:
+            run.stop.unlink(missing_ok=True)
+        if launching:
+            make_folder(run.folder)
+            if not path.exists():
+                rewrite(path, "")
+        if path.exists():
+            rewrite(path, launching_text(launching), start=ROOM)
+            if not untrusted_input.read_text(path, MOST).strip():
+                path.unlink()
+    except OSError as error:
+        raise unwritable(path, error) from error
+    with suppress(OSError):
+        run.folder.rmdir()
 
 
 def read_holder(folder: Path) -> Holder | None:
@@ -117,8 +180,8 @@ def newest_holder(folder: Path) -> Holder | None:
 
 
 def newest_standby(folder: Path) -> Standby | None:
-    """The host that was appointed last to stand by; None where there is none, or the file can't be
-    read now.
+    """Returns the host that was appointed last to stand by; None if no host was, or if the file
+    can't be read now.
     """
     try:
         return _read(Standby, folder / STANDBY)
@@ -134,7 +197,7 @@ def write_standby(folder: Path, standby: Standby) -> None:
 def _read(kind: type[T], path: Path) -> T | None:
     try:
         # and no look at its size before: a client may remember that of another moment
-        text = untrusted_input.read_text(path, MOST)
+        text = untrusted_input.read_text(path, MOST)[:ROOM]
         return (
             fit(kind, require_object(untrusted_input.parse_json(text, str(path))))
             if text.strip()
@@ -150,16 +213,16 @@ def _read(kind: type[T], path: Path) -> T | None:
 
 
 def is_held(holder: Holder | None, now: float) -> bool:
-    """Whether a launcher holds the lease, as far as clocks tell. `now`: by a clock of the fleet;
-    where that differs from the launcher's, only a look at the lease for a while says more
+    """Tells whether a launcher holds the lease, by clocks. `now`: by a clock of the fleet; if that
+    differs from the launcher's, only a look at the lease for a while says more
     (`is_renewed`).
     """
     return holder is not None and holder.code is None and abs(now - holder.time) < PATIENCE
 
 
 def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
-    """Whether a launcher renews the lease within so many seconds. No clock of another host is
-    asked.
+    """Tells whether a launcher renews the lease within that many seconds. No clock of another host
+    is asked.
     """
     before, waited = newest_holder(folder), 0.0
     if before is None or before.code is not None or before.time == VACATED:
@@ -198,11 +261,11 @@ def led_already(name: str, where: str) -> BackendError:
 
 @dataclass(frozen=True)
 class Vacancy:
-    """How long a run has been without a launcher, for a process that polls the lease.
+    """Measures how long a run has been without a launcher, for a process that polls the lease.
 
     Clocks are not compared, and looks are counted: a file system that pauses for a minute is one
-    look, and no death. Only a holder that was seen to be renewed can fall vacant: what a launcher
-    of another day left says nothing.
+    look, not a death. Only a holder that was seen to be renewed can fall vacant: an old launcher's
+    file says nothing.
     """
 
     last: float | None = None  # the holder's time at the last poll
@@ -215,8 +278,8 @@ class Vacancy:
         return self.silent if self.renewed else 0.0
 
     def look(self, holder: Holder | Standby | None, since: float) -> Vacancy:
-        """The vacancy after another poll, `since` seconds after the one before. A lease that can't
-        be read is no renewal.
+        """Returns the vacancy after another poll, `since` seconds after the one before. A lease
+        that can't be read does not count as renewed.
         """
         if holder is None or holder.time == self.last:
             return replace(self, silent=self.silent + since)
@@ -272,7 +335,7 @@ class Lease:
 
     def leave(self) -> None:
         """Lets the lease expire at the end of `with`, as if the launcher were gone while its job
-        goes on.
+        continues.
         """
         self.left = True
 
@@ -343,8 +406,8 @@ def newest_term(folder: Path) -> int:
 
 
 def _is_tried_again(kind: type[BaseException]) -> bool:
-    """Whether what ended a launcher is no verdict on its job, and the standby that started it will
-    start another.
+    """Tells whether a launcher ended without a verdict on its job, so that the standby that started
+    it will start another.
     """
     return (
         SUCCEEDS in os.environ and issubclass(kind, Exception) and not issubclass(kind, JobFailed)

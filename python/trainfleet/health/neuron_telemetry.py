@@ -1,7 +1,7 @@
 """Parses and checks the output of Neuron's tools: neuron-monitor, neuron-ls and nccom-test.
 
 Formats: awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools, SDK 2.32 (2026-08-21). A
-group that a report lacks, or that says null, counts as nothing; what has another shape is an
+group that is missing from a report, or is null, counts as empty; one with another shape is an
 InputError.
 """
 
@@ -79,12 +79,12 @@ class _Monitor(TypedDict, total=False):
 class Reading:
     """A report of neuron-monitor, over all processes of a node and one period.
 
-    utilization   percent, the mean of the cores in use; None where none is
+    utilization   percent, the mean of the cores in use; None if no core is in use
     memory        bytes on the devices
     corrected, uncorrected   memory errors since the driver was loaded, on and off the chip
-    errors        executions that failed in the period, collectives' time-outs among them
-    latency       seconds of the slowest process's median execution on the device; None where none
-                  ran
+    errors        executions that failed in the period, including time-outs of collectives
+    latency       seconds of the slowest process's median execution on the device; None if no
+                  process ran
     """
 
     cores: int = 0
@@ -97,7 +97,7 @@ class Reading:
     latency: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """As a line of metrics has them."""
+        """Returns the figures for a line of metrics."""
         figures = {"core_utilization": self.utilization, "execution_seconds": self.latency}
         counts = {
             "device_bytes": self.memory,
@@ -112,7 +112,7 @@ class Reading:
 
 
 def read_monitor(line: bytes) -> Reading:
-    """The reading of one line of neuron-monitor. InputError when it is none."""
+    """Parses one line of neuron-monitor. Raises InputError if it is not a report."""
     monitor = fit(_Monitor, untrusted_input.parse_line(line, "neuron-monitor"), "neuron-monitor")
     reports = [
         runtime.get("report") or _Report() for runtime in monitor.get("neuron_runtime_data") or []
@@ -177,8 +177,8 @@ class _Device(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class NeuronDevice:
-    """A Neuron device as neuron-ls lists it: its number, its logical cores, bytes of memory, and
-    who uses it: `pid command`.
+    """A Neuron device in neuron-ls: its number, its logical cores, bytes of memory, and its users
+    as `pid command`.
     """
 
     number: int
@@ -188,7 +188,9 @@ class NeuronDevice:
 
 
 def read_devices(text: str) -> tuple[NeuronDevice, ...]:
-    """The devices of `neuron-ls --json-output`. InputError when it is no such list."""
+    """Returns the devices of `neuron-ls --json-output`. Raises InputError if it is not such a
+    list.
+    """
     listed = fit(list[_Device], untrusted_input.parse_json(text, "neuron-ls"), "neuron-ls")
     return tuple(sorted(map(_device, listed), key=lambda device: device.number))
 
@@ -208,7 +210,7 @@ def _device(listed: _Device) -> NeuronDevice:
 
 @dataclass(frozen=True)
 class Collective:
-    """A row of nccom-test: bytes, microseconds, and bus bandwidth in GB (10^9) a second."""
+    """A row of nccom-test: bytes, microseconds, and bus bandwidth in GB (10^9) per second."""
 
     bytes: int
     microseconds: float
@@ -222,16 +224,16 @@ ROW = re.compile(
 
 
 def read_collectives(lines: Iterable[str]) -> list[Collective]:
-    """The rows of nccom-test's table, whose bandwidth is in GiB a second.
+    """Returns the rows of nccom-test's table, with bandwidths converted from GiB per second.
 
     Raises:
-        InputError: there is none; with the last thing that it said.
+        InputError: there are no rows; quotes the last line of the output.
     """
     lines = list(lines)
     if rows := list(_rows(lines)):
         return rows
     said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-    raise InputError(f"said {untrusted_input.show(said)}", where="nccom-test")
+    raise InputError(f"printed {untrusted_input.show(said)}", where="nccom-test")
 
 
 def _rows(lines: Iterable[str]) -> Iterator[Collective]:

@@ -1,4 +1,4 @@
-"""Stack dumps of ranks that hang: requested through the run folder, and searched for the one rank
+"""Requests stack dumps of hanging ranks through the run folder, and searches them for the one rank
 that is elsewhere.
 
 heartbeats/dump            a new time in it requests a dump from every rank
@@ -34,7 +34,7 @@ def ask(folder: Path) -> None:
 
 
 def asked(folder: Path) -> str:
-    """The time of the last request, as text; "" when there was none."""
+    """Returns the time of the last request as text; "" before the first."""
     try:
         return untrusted_input.read_text(folder / FOLDER / DUMP, untrusted_input.KIBIBYTE)
     except (FileNotFoundError, InputError):
@@ -57,7 +57,7 @@ class Stacks:
         self.found: dict[int, str] = {}
 
     def read(self) -> dict[int, str]:
-        """The dumps so far, by rank."""
+        """Returns the dumps so far, by rank."""
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             for entry in entries:
                 rank = entry.name.removeprefix("stacks-rank-").removesuffix(".txt")
@@ -74,15 +74,15 @@ class Stacks:
 
 
 def read_end(path: Path, most: int) -> str:
-    """The last `most` bytes of a file as text."""
+    """Returns the last `most` bytes of a file as text."""
     with untrusted_input.open_regular(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most))
         return file.read(most).decode(errors="replace")
 
 
 def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
-    """The only rank whose main thread is at a place of its own, and that place; None when there is
-    not exactly one.
+    """Returns the only rank with a main thread at a different place from all others, and that
+    place; None if not exactly one is.
     """
     frames = {rank: innermost(text) for rank, text in stacks.items()}
     counts = Counter(frames.values())
@@ -91,8 +91,8 @@ def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
 
 
 def innermost(stacks: str) -> str:
-    """The main thread's innermost frame as `file.py:12 name`: faulthandler prints that thread
-    last.
+    """Returns the main thread's innermost frame as `file.py:12 name`: faulthandler prints that
+    thread last.
     """
     threads = stacks.split("most recent call first):\n")
     frame = threads[-1].strip().splitlines()[0] if len(threads) > 1 else ""

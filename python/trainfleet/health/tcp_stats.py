@@ -1,5 +1,5 @@
-"""The state of the links between nodes, from the kernels' figures on the connections that train
-over them: no probe, no traffic.
+"""Measures the links between nodes by the kernels' figures on the connections that train over them:
+without probes or traffic.
 
 heartbeats/links-<i>   node i's addresses and, by peer, the round trip in milliseconds and the
                        packets sent and retransmitted;
@@ -7,8 +7,8 @@ heartbeats/links-<i>   node i's addresses and, by peer, the round trip in millis
                        (health/heartbeat.py)
 
 The kernel reports them over netlink (sock_diag(7), tcp_info in linux/tcp.h, which only ever grows
-at its end). Traffic by EFA or InfiniBand bypasses the kernel, and is not counted. Linux only;
-elsewhere nothing is recorded. Standard library only.
+at its end). Traffic by EFA or InfiniBand bypasses the kernel, and is not counted. On other systems
+than Linux no figures are recorded. Standard library only.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ..trust.errors import InputError
 from ..trust.validation import fit
 
 FOLDER, EVERY = "heartbeats", 5.0  # seconds
-PEERS = 64  # of a node, at most: those that it sends most to
-# of netlink: SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, the end, a refusal
+PEERS = 64  # peers of a node at most: those that it sends most to
+# netlink's SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, end, and refusal
 DIAG, DUMP, DONE, ERROR = (20, 0x301, 3, 2)
 INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4  # INET_DIAG_INFO, a state of TCP, NETLINK_SOCK_DIAG
-# nlmsghdr, inet_diag_req_v2, bytes of inet_diag_msg
+# sizes of nlmsghdr, inet_diag_req_v2 and inet_diag_msg
 HEAD, ASKED, BODY = (struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72)
-RTT, RETRANSMITTED, SENT = 68, 100, 156  # where tcp_info has them: µs, segments, data segments
-MAPPED = "::ffff:"  # begins an IPv4 address as a socket of IPv6 has it
-FEW = 20  # packets, below which nothing is concluded
+RTT, RETRANSMITTED, SENT = 68, 100, 156  # offsets in tcp_info: µs, segments, data segments
+MAPPED = "::ffff:"  # prefix of an IPv4 address in an IPv6 socket
+FEW = 20  # packets, below which no conclusion is drawn
 # slow: this many times the others' round trip, and at least that much more
 SLOW_TIMES, SLOW_MS = (5.0, 5.0)
-# bad between nodes of any fleet, also where nothing else tells that they are slow
+# bad between nodes of any fleet, even if no other sign shows that they are slow
 CLEARLY_SLOW_MS, CLEARLY_LOSSY = (100.0, 0.02)
 # lossy: this many times the others' share of retransmitted packets, and at least that share
 LOSSY_TIMES, LOSSY = (5.0, 0.01)
@@ -48,9 +48,7 @@ LOSSY_TIMES, LOSSY = (5.0, 0.01)
 
 @dataclass(frozen=True)
 class PeerLink:
-    """One node's connections to one peer: the milliseconds of their median, and their packets so
-    far.
-    """
+    """One node's connections to one peer: their median milliseconds, and their packets so far."""
 
     ms: float
     sent: int
@@ -59,9 +57,7 @@ class PeerLink:
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """What one node knows of its links: its own addresses, and the links by the peers'
-    addresses.
-    """
+    """One node's links by the peers' addresses, and its own addresses."""
 
     node: int
     attempt: int
@@ -70,7 +66,7 @@ class NodeLinks:
 
 
 def write_links(folder: Path, node: int, attempt: int) -> None:
-    """Records what this node's kernel knows now; nothing if it has no connection to another
+    """Records the figures of this node's kernel; writes no file without a connection to another
     node.
     """
     found = list(connections())
@@ -101,7 +97,7 @@ def write_links(folder: Path, node: int, attempt: int) -> None:
 
 
 def read_links(folder: Path, attempt: int) -> dict[int, NodeLinks]:
-    """The records of an attempt, by node."""
+    """Returns the records of an attempt, by node."""
     found = {}
     for path in sorted((folder / FOLDER).glob("links-*")):
         with suppress(OSError, InputError):
@@ -112,8 +108,8 @@ def read_links(folder: Path, attempt: int) -> dict[int, NodeLinks]:
 
 
 def connections() -> Iterator[tuple[str, str, float, int, int]]:
-    """This machine's TCP connections to others: own address, the peer's, ms, packets sent, packets
-    retransmitted.
+    """Yields this machine's TCP connections to others: own address, the peer's, ms, packets sent,
+    packets retransmitted.
     """
     if sys.platform != "linux":
         return
@@ -138,7 +134,7 @@ def _receive(asked: socket.socket, family: int) -> Iterator[tuple[str, str, floa
 
 
 def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | None:
-    """The connection in a netlink message; None for one within this machine, or without
+    """Returns the connection in a netlink message; None if it stays on this machine or has no
     tcp_info.
     """
     size = 4 if family == socket.AF_INET else 16
@@ -166,12 +162,12 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
 def slow_nodes(
     before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks], slower: bool = True
 ) -> dict[int | None, str]:
-    """The nodes whose links are far worse than the others', in words. Pure.
+    """Finds nodes with links far worse than the others', and the reason in words. Pure.
 
-    A bad link spoils two nodes' figures for each other; a node is to blame when even its best pair
-    is bad. Of only two nodes a good link to another machine clears one; None for the link between
-    them, where that does not tell. `slower`: the run is slower than it was. Else only what is bad
-    on any network counts.
+    A bad link spoils two nodes' figures for each other; a node is to blame if even its best pair is
+    bad. Of only two nodes, a good link to another machine clears one. Otherwise the key `None`
+    stands for the link between them. `slower`: the run is slower than it was. Otherwise only links
+    that are bad on any network count.
     """
     ms: dict[int, float] = {}
     lost: dict[int, float] = {}
@@ -197,20 +193,20 @@ def slow_nodes(
 
 
 def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: bool) -> str:
-    """What is wrong with links of this round trip and loss, where others have the usual ones; "" if
-    nothing is.
+    """Describes the problem of links with this round trip and loss, compared with the usual ones;
+    "" if there is no problem.
     """
     least_ms, least_lost = (SLOW_MS, LOSSY) if slower else (CLEARLY_SLOW_MS, CLEARLY_LOSSY)
     if lost >= max(least_lost, LOSSY_TIMES * usual_lost):
         return f"{lost:.0%} of the packets on its links are lost"
     if ms >= max(usual_ms + least_ms, SLOW_TIMES * usual_ms):
-        return f"a packet takes {ms:.0f} ms there and back on its links"
+        return f"a round trip on its links takes {ms:.0f} ms"
     return ""
 
 
 def _worse_of_two(a: int, b: int, now: Mapping[int, NodeLinks]) -> int | None:
-    """Which of two nodes has no good link to any other machine, a launcher's or a file server's;
-    None if that does not tell.
+    """Returns the one of two nodes without a good link to any other machine, like a launcher or a
+    file server; None if that does not decide.
     """
     both = {address for node in (a, b) for address in now[node].addresses}
     good = [
@@ -232,8 +228,8 @@ def _is_good(link: PeerLink) -> bool:
 def _pairs(
     before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks]
 ) -> list[tuple[int, int, float, float]]:
-    """Each pair of nodes with traffic since `before`, by its worse direction: milliseconds, share
-    of packets retransmitted.
+    """Returns each pair of nodes with traffic since `before`, by its worse direction: milliseconds,
+    share of packets retransmitted.
     """
     nodes = {address: node for node, links in now.items() for address in links.addresses}
     pairs: dict[tuple[int, int], tuple[float, float]] = {}

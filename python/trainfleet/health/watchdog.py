@@ -1,14 +1,13 @@
-"""Decides from heartbeats alone whether the ranks make progress, and if not, which one is to blame.
-Pure but for reading files.
+"""Decides only from heartbeats whether the ranks make progress, and if not, which one is to blame.
+Pure, except for reading files.
 
-A rank is silent when its heartbeat goes stale while no rank completes a step: its process is
-stopped or dead, or its node is. The ranks are stuck when all are alive and none makes progress:
-then their stacks show the odd one. The time limit depends on the phase and on how long this run's
-steps take. A stale file alone is no alarm: a shared file system may pause for a minute during
-training.
+A rank is silent if its heartbeat goes stale while no rank completes a step: its process is stopped
+or dead, or its node is. The ranks are stuck if all are alive and none makes progress; their stacks
+then show the odd one. The time limit depends on the phase and on this run's step times. A stale
+file is not enough for an alarm: a shared file system may pause for a minute during training.
 
 A poll costs O(ranks), and next to nothing for ranks without a new heartbeat
-(tests/bench/bench_fleet.py). It runs wherever the run folder can be read: in the launcher, or on
+(tests/bench/bench_fleet.py). It runs anywhere the run folder can be read: in the launcher, or on
 node 0 of a job that no launcher can see.
 """
 
@@ -28,14 +27,15 @@ from .heartbeat import EVERY
 from .heartbeat_format import Beat, Beats, stage
 from .stack_dumps import Stacks, ask, odd_one
 
-STEPS_KEPT = 256  # of all ranks, of which the usual step is the median
+STEPS_KEPT = 256  # steps of all ranks; the usual step is their median
 SLOWER = 1.5  # a rank whose own work takes this many times the others' is slow
-SLOW_SHARE = 0.2  # if that costs at least this part of a step
+SLOW_SHARE = 0.2  # least share of a step that this must cost
 SLOW_LOOKS = 30  # beats in a row
-SLOW_READINGS = 3  # of its time in these: each is a mean that stands until the next step is logged
+# readings of its time in these beats: each is a mean, the same until the next step is logged
+SLOW_READINGS = 3
 # the run is slow when its last RECENT steps take ITSELF times as long as at their best
 RECENT, ITSELF = (32, 1.5)
-BUSY_SHARE = 0.2  # of the time, at most, goes into reading beats
+BUSY_SHARE = 0.2  # largest share of the time spent on reading beats
 HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
 
 
@@ -46,23 +46,23 @@ class Limits:
     """
 
     silent: float = 8.0  # a rank's beat, while the others wait in a step
-    silent_elsewhere: float = (
-        60.0  # the same while it starts, loads, compiles or writes a checkpoint
-    )
-    silent_together: float = 120.0  # all at once: rather the file system than the ranks
+    # the same while it starts, loads, compiles or writes a checkpoint
+    silent_elsewhere: float = 60.0
+    # all at once: the file system is more likely at fault than the ranks
+    silent_together: float = 120.0
     start: float = 600.0  # until the first beat: imports over a cold file system
     load: float = 1800.0
     compile: float = 7200.0  # the first step: neuronx-cc takes this long for large models
     validate: float = 1800.0
     checkpoint: float = 1800.0
-    # rank 0 alone, after the last step: it loads and writes a sample, and closes the loggers
+    # only rank 0, after the last step: it loads and writes a sample, and closes the loggers
     conclude: float = 1800.0
-    end: float = 30.0  # from the last rank's last word to the end of what it ran in
+    end: float = 30.0  # from the last rank's last beat to the end of its torchrun
     step: float = 10.0  # at least
     steps: float = 10.0  # or this many usual steps
 
     def later(self, seconds: float) -> Limits:
-        """The same for who sees the ranks so much later."""
+        """Returns the limits for a watcher that sees the ranks that many seconds later."""
         return replace(
             self,
             silent=self.silent + seconds,
@@ -78,9 +78,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Why an attempt must end: in words, and the rank and node that are to blame where that is
-    known.
-    """
+    """The reason why an attempt must end, in words, and the rank and node to blame, if known."""
 
     words: str
     rank: int | None = None
@@ -89,8 +87,8 @@ class Alarm:
 
 @dataclass(slots=True)
 class Seen:
-    """The state of one rank: its newest beat, and when (by our clock) the beat and the position in
-    it changed last.
+    """The state of one rank: its newest beat, and the times (by our clock) of the last change of
+    the beat and of its position.
     """
 
     beat: Beat
@@ -98,7 +96,7 @@ class Seen:
     moved: float
     slow: int = 0
     readings: float = 0
-    read: float = 0.0  # the newest of them
+    read: float = 0.0  # the newest reading
 
 
 @dataclass
@@ -114,11 +112,11 @@ class Watchdog:
     steps: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
     latest: Seen | None = None  # the rank that moved last
     looked: float = 0.0
-    usual_step: float | None = None  # the median of the steps seen; None before there is one
-    best: float = float("inf")  # the least that it has been
+    usual_step: float | None = None  # median of the steps seen; None before the first
+    best: float = float("inf")  # least value of usual_step so far
 
     def look(self, beats: Mapping[int, Beat], now: float) -> Alarm | None:
-        """Takes in beats that may be new; an alarm when the job makes no progress."""
+        """Reads beats that may be new. Returns an alarm if the job makes no progress."""
         gap, self.looked = now - (self.looked or now), now
         moved = self.hear(beats.values(), now)
         self.usual_step = median(self.steps) if self.steps else None
@@ -135,8 +133,8 @@ class Watchdog:
         return times if times > ITSELF else 0.0
 
     def slow(self) -> list[Beat]:
-        """The newest beats of the ranks whose own work takes much longer than the others', step
-        after step; each once.
+        """Returns the newest beats of ranks with work that takes much longer than the others', in
+        many steps; each once.
         """
         found = [
             seen
@@ -148,7 +146,7 @@ class Watchdog:
         return [seen.beat for seen in found]
 
     def hear(self, beats: Iterable[Beat], now: float) -> list[Seen]:
-        """Takes beats in; the ranks whose position has changed."""
+        """Reads beats, and returns the ranks with a changed position."""
         ranks, found = self.seen, []
         for beat in beats:
             rank, _, _, _, phase, step, phase_seconds, time, step_seconds, _ = (
@@ -173,8 +171,8 @@ class Watchdog:
         return found
 
     def _find_slow(self, moved: Sequence[Seen]) -> None:
-        """Counts, for each rank whose position has changed, the beats and the readings in a row in
-        which it was slow.
+        """Counts, for each rank with a changed position, its slow beats and slow readings in a
+        row.
         """
         if not moved:
             return
@@ -196,13 +194,13 @@ class Watchdog:
         who = (
             f"rank {missing[0]}"
             if len(missing) == 1
-            else f"{len(missing)} ranks, of them rank {missing[0]},"
+            else f"{len(missing)} ranks, including rank {missing[0]},"
         )
         return Alarm(f"{who} gave no sign of life in {now - self.began:.0f} s", missing[0])
 
     def _silent(self, now: float, gap: float) -> Alarm | None:
-        """An alarm for ranks whose heartbeat is stale while none makes progress. `gap`: seconds
-        since the last poll.
+        """Returns an alarm for ranks with a stale heartbeat while no rank makes progress. `gap`:
+        seconds since the last poll.
         """
         if self.latest is None or len(self.seen) < self.ranks:
             return None
@@ -229,14 +227,14 @@ class Watchdog:
         return Alarm(words, rank, worst.beat.node)
 
     def _stuck(self) -> Alarm | None:
-        """An alarm when all are alive, and by their own word none has moved for longer than the
+        """Returns an alarm if all ranks are alive, but none reports a move for longer than the
         phase may take.
         """
         latest = self.latest
         if latest is None or len(self.seen) < self.ranks:
             return None
         limit = self.limits.of(latest.beat.phase, self.usual_step)
-        if latest.beat.phase == "end":  # whoever still has something to do is behind the last step
+        if latest.beat.phase == "end":  # a rank that is still busy is behind the last step
             latest = max(
                 (seen for seen in self.seen.values() if seen.beat.phase != "end"),
                 key=MOVED,
@@ -251,8 +249,8 @@ class Watchdog:
         return Alarm(words, behind.rank if apart else None, behind.node if apart else None)
 
     def _over(self, now: float) -> Alarm | None:
-        """An alarm when all ranks have ended but torchrun has not: an agent is stopped, and the
-        others wait for it.
+        """Returns an alarm if all ranks have ended but torchrun has not: an agent is stopped, and
+        the others wait for it.
         """
         latest = self.latest
         if latest is None or latest.beat.phase != "end" or len(self.seen) < self.ranks:
@@ -261,15 +259,15 @@ class Watchdog:
             return None
         ended = now - max(map(HEARD, self.seen.values()))
         return (
-            Alarm(f"all ranks ended {ended:.0f} s ago, and torchrun has not on all nodes")
+            Alarm(f"all ranks ended {ended:.0f} s ago, but torchrun still runs on some node")
             if ended > self.limits.end
             else None
         )
 
 
 def is_slow(beat: Beat, busy: Sequence[float]) -> bool:
-    """Whether a rank's own work takes much longer than the others'. `busy`: the sorted times of all
-    ranks, this one included.
+    """Tells whether a rank's own work takes much longer than the others'. `busy`: the sorted times
+    of all ranks, including this one.
     """
     if len(busy) < 2 or beat.phase != "step":
         return False
@@ -281,7 +279,7 @@ def is_slow(beat: Beat, busy: Sequence[float]) -> bool:
 
 
 def median_without(ordered: Sequence[float], left_out: int) -> float:
-    """The median of all numbers but the one at `left_out`."""
+    """Returns the median of all numbers except the one at `left_out`."""
     count = len(ordered) - 1
 
     def at(index: int) -> float:
@@ -293,8 +291,7 @@ def median_without(ordered: Sequence[float], left_out: int) -> float:
 class Sentry:
     """A watchdog over the heartbeat files of a run folder, for one of the launcher's attempts.
 
-    When an engine restarts the ranks by itself (health/fence.py), it starts over with the newest
-    start.
+    If a scheduler restarts the ranks (health/fence.py), it starts over with the newest start.
     """
 
     def __init__(
@@ -319,8 +316,8 @@ class Sentry:
         )
 
     def look(self) -> Alarm | None:
-        """An alarm, with the odd rank out named by its stacks where heartbeats don't show it. Polls
-        at its own pace.
+        """Returns an alarm; if heartbeats don't show the odd rank out, its stacks name it. Polls at
+        its own pace.
 
         On a slow file system, or with many nodes, it polls less often, so that reading takes at
         most BUSY_SHARE of the time.
@@ -337,7 +334,9 @@ class Sentry:
         return self._blame(alarm) if alarm else None
 
     def alive(self, within: float) -> frozenset[int]:
-        """The nodes with a new beat in the last `within` seconds, by this machine's clock."""
+        """Returns the nodes with a new beat in the last `within` seconds, by this machine's
+        clock.
+        """
         now = time.monotonic()
         self.dog.hear(self._beats().values(), now)
         return frozenset(
@@ -345,25 +344,24 @@ class Sentry:
         )
 
     def _beats(self) -> dict[int, Beat]:
-        """The new beats, of ranks that the job has."""
+        """Returns the new beats of ranks that the job has."""
         return {rank: beat for rank, beat in self.beats.new().items() if 0 <= rank < self.ranks}
 
     def newly_slow(self) -> list[Beat]:
-        """The ranks that turned out to be slow since the last call."""
+        """Returns the ranks that turned out to be slow since the last call."""
         return self.dog.slow()
 
     @property
     def slower(self) -> bool:
-        """Whether the run is slower than it was."""
+        """Tells whether the run is slower than it was."""
         return bool(self.dog.slower)
 
     def slow_links(self) -> dict[int | None, str]:
-        """The nodes with bad links, with the reason; each once in an attempt, and once more where
-        the run grows slower for it.
+        """Returns the nodes with bad links and the reason; each once per attempt, and once more if
+        the run gets slower because of it.
 
         Two comparisons in a row must find them: on busy cores one packet's round trip may be long
-        on any node. None: the link between two nodes, of which neither can be told to be the bad
-        one.
+        on any node. None stands for the link between two nodes if neither can be blamed.
         """
         now, slower = time.monotonic(), self.slower
         if now - self.asked < 2 * tcp_stats.EVERY:
@@ -374,7 +372,7 @@ class Sentry:
             now,
         )
         found = tcp_stats.slow_nodes(before, self.links, slower) if before else {}
-        how = f"; steps take {self.dog.slower:.1f} times what they took" if slower else ""
+        how = f"; steps take {self.dog.slower:.1f} times as long as before" if slower else ""
         known = {node for node, was_slower in self.named if was_slower or not slower}
         new = {node: why + how for node, why in found.items() if node in self.suspects - known}
         self.suspects, self.named = set(found), self.named | {(node, slower) for node in new}
@@ -384,7 +382,7 @@ class Sentry:
         left = Stacks(self.folder, time.time() - 1)
         ask(self.folder)
         deadline = time.monotonic() + 3 * EVERY
-        answering = len(self.dog.seen) - (alarm.rank is not None)  # a silent rank will say nothing
+        answering = len(self.dog.seen) - (alarm.rank is not None)  # a silent rank will not answer
         while len(stacks := left.read()) < answering and time.monotonic() < deadline:
             time.sleep(EVERY / 10)
         if alarm.rank is not None:

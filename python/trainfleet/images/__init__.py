@@ -1,9 +1,9 @@
-"""The images that jobs run in: their recipes, built by the builder at hand, and pushed to ECR under
-a tag of their content.
+"""The images that jobs run in: their recipes, their builds, and their pushes to ECR under a tag of
+their content.
 
-image_recipe.py    from the lock, docker/Dockerfile and the code: arguments, tag, and which layers
-                   change. Pure
-builders.py  docker, podman or buildah: which one works here, and its words
-building.py  make build: the image of a recipe, unless it is there
-ecr.py       make push: AWS's registry
+image_recipe.py  arguments, tag and changed layers, from the lock, docker/Dockerfile and the code.
+                 Pure
+builders.py      docker, podman or buildah: which one works here, and its commands
+building.py      make build: the image of a recipe, built if missing
+ecr.py           make push: AWS's registry
 """

@@ -17,8 +17,8 @@ from ..trust.errors import ImageError
 from ..trust.safe_output import visible
 from .image_recipe import ARCHITECTURE, DOCKERFILE
 
-ANSWER = 60.0  # seconds for a look
-NATIVE = ("x86_64", "AMD64")  # machines that build for the fleet without being told to
+ANSWER = 60.0  # seconds for a query
+NATIVE = ("x86_64", "AMD64")  # machines that build for the fleet without --platform
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class LocalImage:
 
 @dataclass(frozen=True)
 class Builder:
-    """A program that builds images. docker and podman take the same words but for a few; buildah
-    has its own for looking.
+    """A program that builds images. docker and podman share most of their arguments; buildah has
+    others for inspection.
     """
 
     name: str
 
     def works(self) -> str:
-        """Why it can't be used here; nothing when it can."""
+        """Returns why the program can't be used here; "" if it can."""
         if shutil.which(self.name) is None:
             return "is not installed"
         said = self.run("version" if self.name == "buildah" else "info")
@@ -58,12 +58,12 @@ class Builder:
     def build(
         self, reference: str, arguments: Mapping[str, str], secrets: Mapping[str, str], context: str
     ) -> list[str]:
-        """The words that build the context. A secret's value stands in the file that it names, and
-        in no word.
+        """Returns the command that builds the context. A secret's value is in the file that it
+        names, never in the command.
 
-        No `--label`: with one, buildah commits each stage without steps anew, and what is built on
-        it is never found in the cache (buildah 1.28, imagebuildah/stage_executor.go). Labels are
-        the Dockerfile's, of its arguments.
+        No `--label`: with one, buildah commits stages without steps again, and never finds the
+        stages above them in its cache (buildah 1.28, imagebuildah/stage_executor.go). The
+        Dockerfile sets the labels from its arguments.
         """
         foreign = [] if platform.machine() in NATIVE else [f"--platform=linux/{ARCHITECTURE}"]
         own = ["--progress=plain"] if self.name == "docker" else ["--layers", "--format=docker"]
@@ -80,7 +80,7 @@ class Builder:
         ]
 
     def find(self, reference: str) -> LocalImage | None:
-        """The image of that name on this machine, if it is there."""
+        """Returns the image of that name on this machine, if it exists."""
         if self.name == "buildah":
             said = self.run("inspect", "--type=image", reference)
             return _of_buildah(said.stdout) if said.returncode == 0 else None
@@ -93,23 +93,23 @@ class Builder:
         )
 
     def names(self, label: str) -> list[str]:
-        """The images on this machine that have a label, the newest first."""
+        """Returns the images on this machine that have a label, the newest first."""
         form = "{{.Name}}:{{.Tag}}" if self.name == "buildah" else "{{.Repository}}:{{.Tag}}"
         said = self.run("images", f"--filter=label={label}", f"--format={form}")
         return [line for line in said.stdout.splitlines() if "<none>" not in line]
 
     def login(self, host: str, user: str, token: str) -> subprocess.CompletedProcess[str]:
-        """Logs in at a registry. The token goes in by stdin, and is in no word."""
+        """Logs in to a registry. The token goes through stdin, never in the command."""
         return self.run("login", "--username", user, "--password-stdin", host, stdin=token)
 
     def push(self, reference: str, target: str) -> list[Sequence[str]]:
-        """The commands that push an image under another name."""
+        """Returns the commands that push an image under another name."""
         if self.name == "docker":
             return [["docker", "tag", reference, target], ["docker", "push", target]]
         return [[self.name, "push", reference, f"docker://{target}"]]
 
     def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """What the program says; as if it had failed when it does not answer."""
+        """Runs the program; returns a failure if it does not answer."""
         command = [self.name, *words]
         try:
             return subprocess.run(
@@ -130,8 +130,8 @@ BUILDERS = (Builder("docker"), Builder("podman"), Builder("buildah"))
 
 
 def choose() -> tuple[Builder, str]:
-    """The first builder that works here, and in words why not those before it; ImageError where
-    none does.
+    """Returns the first builder that works here, and why the ones before it do not; ImageError if
+    none works.
     """
     refused: list[str] = []
     for builder in BUILDERS:
@@ -139,7 +139,7 @@ def choose() -> tuple[Builder, str]:
             return builder, "; ".join(refused)
         refused.append(f"{builder.name} {why}")
     then = "apt-get install buildah, or start docker's daemon: systemctl start docker"
-    raise ImageError("no builder of images works here", why="; ".join(refused), next=then)
+    raise ImageError("no image builder works here", why="; ".join(refused), next=then)
 
 
 def _of_buildah(text: str) -> LocalImage | None:
@@ -161,7 +161,7 @@ def _of_docker(text: str, history: str) -> LocalImage | None:
 
 
 def _record(text: str) -> dict[str, Any]:
-    """The object, or the first of a list; an empty one where the program says something else."""
+    """Returns the object, or the first of a list; an empty one for any other output."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -171,6 +171,6 @@ def _record(text: str) -> dict[str, Any]:
 
 
 def last_line(text: str) -> str:
-    """What a program said last."""
+    """Returns the last line of a program's output."""
     lines = [line.strip() for line in visible(text).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it says nothing"
+    return lines[-1][:300] if lines else "no output"

@@ -1,6 +1,4 @@
-"""make build: the image of a recipe, built here unless it is here already; a builder's failure is
-explained.
-"""
+"""make build: builds the image of a recipe unless it exists here; explains a builder's failure."""
 
 from __future__ import annotations
 
@@ -18,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..host.install_paths import ROOT
-from ..host.processes import die_with_parent
+from ..process.install_paths import ROOT
+from ..process.processes import die_with_parent
 from ..trust.errors import ImageError
 from ..trust.redaction import keep_secret
 from ..trust.safe_output import shown
 from .builders import Builder, LocalImage
 from .image_recipe import ARCHITECTURE, LAYERS, PARTS, ImageRecipe, write_context
 
-KEPT = 40  # last lines of a builder, in which the cause of its failure is looked for
-SHOWN, MOST = 6, 600  # of them in a message, and letters of one
-CERTIFICATES = {  # pip's option: its secret in docker/Dockerfile, and where that is mounted
+KEPT = 40  # last lines of a builder that are searched for the cause of its failure
+SHOWN, MOST = 6, 600  # lines in a message, and letters of a line
+CERTIFICATES = {  # pip's option: its secret in docker/Dockerfile, and the secret's mount point
     "cert": ("ca", "/etc/ssl/certs/ca-certificates.crt"),
     "client-cert": ("client", "/run/secrets/client"),
 }
@@ -43,17 +41,17 @@ NOISE = re.compile(
     r"|sha256:|extracting |exporting |naming |writing )"
     r"|(?:\[\d+/\d+\] )?COMMIT |Successfully tagged |[0-9a-f]{64}$|#\d+$|$"
 )
-# instructions that may take time; others change the configuration alone
+# instructions that may take time; others only change the configuration
 AT_WORK = re.compile(r"FROM (?![0-9a-f]{64})|COPY|RUN")
 WIDTH = 66  # letters of an instruction
 NEWLINE = "\n"
-LONG = 1.0  # seconds from which on the time of a step is shown
+LONG = 1.0  # seconds from which the time of a step is shown
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """What a builder's words mean; unless `in_steps`, nothing where a step has failed, which talks
-    with other hosts.
+    """The meaning of a builder's output. Without `in_steps`, it is ignored if a step has failed, as
+    steps also talk to other hosts.
     """
 
     says: str
@@ -67,14 +65,14 @@ IN_STEP = re.compile(r"building at STEP|did not complete successfully|while runn
 FULL = Trouble(
     r"no space left on device|disk quota exceeded",
     "the disk is full",
-    "df -h; old images go with: {builder} image prune",
+    "check with df -h; remove old images with {builder} image prune",
 )
 TROUBLES = (
     Trouble(
         r"exec format error|does not match the expected platform|no image found in "
         r"(?:manifest list|image index)|no matching manifest for|no match for platform",
         "the base image is for another processor",
-        "fleet.base_image: one for linux/amd64",
+        "set fleet.container_base to one for linux/amd64",
     ),
     FULL,
     Trouble(
@@ -82,13 +80,13 @@ TROUBLES = (
         r"host|initializing source|short-name|name unknown|failed to resolve source metadata|i/o "
         r"timeout|connection refused|repository does not exist|TLS handshake|x509",
         "the base image {base} can't be pulled",
-        "fleet.base_image names a mirror's, or a local one",
+        "set fleet.container_base to a mirror's image, or a local one",
         in_steps=False,
     ),
     Trouble(
         r"has the SHA-256|THESE PACKAGES DO NOT MATCH THE HASHES|has the key",
-        "what was downloaded is not what the lock names",
-        "look at its words above; then docker/stack.lock.yaml",
+        "a download differs from the lock",
+        "compare its message above with docker/platforms.lock.yaml",
     ),
     Trouble(
         r"the package index asks for a password",
@@ -100,20 +98,20 @@ TROUBLES = (
         r"to fetch|Unable to fetch"
         r"|connection refused|timed out|new connection|certificate verify failed",
         "a step could not download what it needs",
-        "python3 scripts/pip_sources.py show: the build has this machine's index, proxy and "
-        "certificate",
+        "check this machine's index, proxy and certificate, which the build uses: python3 "
+        "scripts/pip_sources.py show",
     ),
     Trouble(
         r"EACCES|permission denied|operation not permitted",
-        "the builder may not do this here",
-        "BUILDAH_ISOLATION=chroot, or be a user whom the daemon serves",
+        "the builder lacks a permission",
+        "set BUILDAH_ISOLATION=chroot, or use an account that the daemon accepts",
     ),
 )
 PUSHES = (
     Trouble(
         r"immutable|already exists in the '|ImageTagAlreadyExists",
         "the tag is there with other content, and tags are immutable",
-        "make push looks again",
+        "make push checks again",
     ),
     Trouble(
         r"denied|unauthorized|no basic auth|403|not " r"authorized|authentication " r"required",
@@ -131,13 +129,14 @@ PUSHES = (
 
 
 def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> LocalImage:
-    """The image of a recipe, from now on on this machine under `recipe.reference`.
+    """Returns the image of a recipe, built if missing, with the name `recipe.reference` on this
+    machine.
 
     Raises:
-        ImageError: it could not be built. Nothing has its name then.
+        ImageError: it could not be built. Then no image has its name.
     """
     if found := builder.find(recipe.reference):
-        say(f"{recipe.reference} is here: {describe(found)}")
+        say(f"{recipe.reference} exists: {describe(found)}")
         return require(found, recipe)
     newest = newest_of(recipe, builder)
     rebuilt = recipe.rebuilt(newest[1]) if newest else list(recipe.layers)
@@ -146,7 +145,7 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
     )
     say(f"rebuilt: {', '.join(rebuilt)}{kept}")
     layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
-    # buildah warns of each that it is not given
+    # buildah warns about each argument that is missing
     unset = {name: "" for _, names in PARTS.values() for name in names}
     arguments = (
         unset
@@ -164,7 +163,7 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
     found = builder.find(recipe.reference)
     if found is None:
         raise ImageError(
-            f"{builder.name} has built no {recipe.reference}", next=f"{builder.name} images"
+            f"{builder.name} did not build {recipe.reference}", next=f"{builder.name} images"
         )
     try:
         require(found, recipe)
@@ -176,7 +175,7 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
 
 
 def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
-    """The image, when it is that of the recipe; ImageError where another one has its name, or it is
+    """Returns the image if it is the recipe's; ImageError if another image has its name, or it is
     for another processor.
     """
     if found.architecture != ARCHITECTURE:
@@ -184,19 +183,19 @@ def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
             f"it is for {found.architecture or 'no known processor'}, the fleet's instances "
             f"are {ARCHITECTURE}"
         )
-        then = "build on x86_64, or fleet.base_image: one for linux/amd64"
+        then = "build on x86_64, or set fleet.container_base to one for linux/amd64"
         raise ImageError("is for another processor", where=recipe.reference, why=why, next=then)
     if (said := found.labels.get("org.opencontainers.image.version", "nothing")) != recipe.tag:
-        why, then = f"its label says {said}", "remove that image, then make build"
+        why, then = f"its label has the tag {said}", "remove that image, then make build"
         raise ImageError(
-            "has this tag, and other content", where=recipe.reference, why=why, next=then
+            "has this tag, but other content", where=recipe.reference, why=why, next=then
         )
     return found
 
 
 def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
-    """The newest image of the same stack on this machine, and its label of layers."""
-    for name in builder.names(f"trainfleet.stack={recipe.stack}"):
+    """Returns the newest image of the same platform on this machine, and its label of layers."""
+    for name in builder.names(f"trainfleet.platform={recipe.platform}"):
         found = builder.find(name)
         if found and (label := found.labels.get(LAYERS)):
             return name, label
@@ -204,7 +203,7 @@ def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
 
 
 def describe(found: LocalImage) -> str:
-    """Its size, and that of the layer of code."""
+    """Describes its size, and that of the layer of code."""
     last = f", the last of {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
 
@@ -212,8 +211,8 @@ def describe(found: LocalImage) -> str:
 def run_builder(
     builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = ""
 ) -> None:
-    """Runs a builder's command and shows its lines as they come; ImageError with the last of them,
-    and what they mean.
+    """Runs a builder's command and shows its output; ImageError with its last lines and their
+    meaning.
     """
     process = subprocess.Popen(
         words,
@@ -237,7 +236,7 @@ def run_builder(
 def explained(
     builder: Builder, lines: list[str], what: str, troubles: Sequence[Trouble], base: str
 ) -> ImageError:
-    """The error for what a builder has said."""
+    """Returns the error for a builder's output."""
     said = [
         f"{line[:MOST]} ..." if len(line) > MOST else line
         for line in lines
@@ -255,15 +254,15 @@ def explained(
     return ImageError(
         what,
         where=builder.name,
-        why="\n    ".join(said) or "it said nothing",
-        next="its words stand above",
+        why="\n    ".join(said) or "no output",
+        next="see its output above",
     )
 
 
 @contextmanager
 def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
     """Yields the files of secrets that a build mounts: a pip.conf of package sources, and the
-    certificates for getting there.
+    certificates to reach them.
     """
     settings = package_sources(say)
     found = {}
@@ -283,8 +282,7 @@ def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
 
 
 def package_sources(say: Say) -> dict[str, str]:
-    """Returns pip's options for where packages come from, as far as a build can reach it, and names
-    the rest.
+    """Returns pip's options for the package sources that a build can reach, and names the others.
 
     Raises:
         ImageError: the configuration can't be read, names a missing certificate, or leaves no
@@ -302,7 +300,7 @@ def package_sources(say: Say) -> dict[str, str]:
         )
     if found["unused"]:
         say(
-            f"not used, as the lock pins each file: {', '.join(sorted(found['unused']))} of "
+            f"ignored, as the lock pins each file: {', '.join(sorted(found['unused']))} of "
             "pip's configuration"
         )
     values: dict[str, str] = {
@@ -317,27 +315,25 @@ def package_sources(say: Say) -> dict[str, str]:
         values.get("no-index", "").lower() in ("1", "true", "yes", "on")
         and "find-links" not in values
     ):
-        then = "serve the folder of wheels by HTTP, and write its address into find-links"
-        what = "pip may use no index, and the build can reach no other source"
+        then = "serve the folder of wheels over HTTP, and set find-links to its address"
+        what = "pip may not use an index, and the build can't reach any other source"
         raise ImageError(what, where=found["places"]["no-index"], next=then)
     return values
 
 
 def reachable(name: str, addresses: str, say: Say) -> str:
-    """Returns those of an option's addresses that are not folders of this machine, and names
-    these.
-    """
+    """Returns an option's addresses except folders of this machine, which it names."""
     local = [word for word in addresses.split() if "://" not in word or word.startswith("file:")]
     if local:
         say(
-            f"{name} {', '.join(local)} is not used: it is a folder of this machine, which the "
+            f"{name} {', '.join(local)} is ignored: it is a folder of this machine, which the "
             "build can't reach"
         )
     return " ".join(word for word in addresses.split() if word not in local)
 
 
 def hide_passwords(settings: Mapping[str, str]) -> None:
-    """Hides the passwords in these addresses in all that this process prints."""
+    """Hides the passwords of these addresses in all output of this process."""
     addresses = [word for value in settings.values() for word in value.split() if "://" in word]
     passwords = [found for address in addresses if (found := urlsplit(address).password)]
     for number, password in enumerate(passwords):
@@ -346,8 +342,8 @@ def hide_passwords(settings: Mapping[str, str]) -> None:
 
 
 def commit_of(root: Path = ROOT) -> str:
-    """The commit of this checkout, with + where files differ from it; unknown where there is
-    none.
+    """Returns the commit of this checkout, with + if files differ from it; `unknown` without a
+    commit.
     """
     said = [
         subprocess.run(
@@ -366,15 +362,15 @@ def commit_of(root: Path = ROOT) -> str:
 
 
 class BuildSteps:
-    """The lines of one builder's command. The line of the step that runs stays open until the step
-    ends or says something.
+    """The output lines of one builder's command. The line of the running step stays open until the
+    step ends or prints something.
     """
 
     def __init__(self, builder: str) -> None:
         self.builder, self.runs, self.open, self.began = builder, False, False, 0.0
 
     def take(self, text: str) -> None:
-        """One line that the builder has written."""
+        """Handles one line of the builder's output."""
         if match := STEP.match(text):
             self.end()
             number, instruction = (part for part in match.groups() if part)
@@ -388,7 +384,7 @@ class BuildSteps:
             self.open = False
 
     def end(self, how: str = "") -> None:
-        """Says how the step that runs has ended, or how long it took."""
+        """Prints how the running step has ended, or its duration."""
         seconds = time.monotonic() - self.began
         outcome = how or (f"{seconds:.0f} s" if seconds > LONG else "")
         if self.runs and (self.open or outcome):
@@ -397,6 +393,6 @@ class BuildSteps:
 
 
 def short(text: str) -> str:
-    """The text on one line, without the options of RUN, cut where it would be long."""
+    """Returns the text on one line, without the options of RUN, cut if it is long."""
     text = re.sub(r" --mount=\S+", "", " ".join(text.split()))
     return text if len(text) < WIDTH else f"{text[: WIDTH - 4]} ..."

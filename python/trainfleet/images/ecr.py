@@ -1,4 +1,4 @@
-"""AWS's registry: a repository that is scanned, immutable and cleaned by rules; what is in it; and
+"""AWS's registry: a repository with scans, immutable tags and clean-up rules; its images; and
 pushes that can't overwrite.
 
 https://docs.aws.amazon.com/AmazonECR/latest/userguide/ - a layer is stored before the manifest that
@@ -29,13 +29,13 @@ MANIFESTS = [
     "application/vnd.oci.image.manifest.v1+json",
 ]
 UNTAGGED_DAYS, KEPT_IMAGES = 14, 50
-CONFIG = 1 << 20  # bytes of an image's configuration at most
+CONFIG = 1 << 20  # most bytes of an image's configuration
 SECONDS = 30
 POLICY = {
     "rules": [
         {
             "rulePriority": 1,
-            "description": "what a push has left half done",
+            "description": "unfinished pushes",
             "action": {"type": "expire"},
             "selection": {
                 "tagStatus": "untagged",
@@ -68,7 +68,7 @@ class StoredImage:
 
 
 class Registry:
-    """The repository of our images in one account and region."""
+    """The repository of trainfleet's images in one account and region."""
 
     def __init__(self, calls: Calls, account: str, repository: str = NAME) -> None:
         self.calls, self.account, self.repository = calls, account, repository
@@ -77,7 +77,7 @@ class Registry:
 
     @classmethod
     def of(cls, reference: str) -> Registry | None:
-        """The registry of an image's name; None when that is not ECR's."""
+        """Returns the registry of an image's name; None if it is not in ECR."""
         host, _, rest = reference.partition("/")
         match = HOST.fullmatch(host)
         return (
@@ -90,12 +90,12 @@ class Registry:
         return f"{self.host}/{self.repository}:{tag}"
 
     def find(self, tag: str) -> StoredImage | None:
-        """What has this tag, or this digest (`sha256:...`), by its own configuration; None where
-        nothing has.
+        """Returns the image with this tag, or this digest (`sha256:...`), by its configuration;
+        None if it does not exist.
 
         Raises:
             CloudError: the registry can't be asked.
-            ImageError: what it gives is no image of one processor.
+            ImageError: its manifest is not that of an image for one processor.
         """
         identity = {"imageDigest": tag} if tag.startswith("sha256:") else {"imageTag": tag}
         images: list[Any] = []
@@ -114,15 +114,15 @@ class Registry:
         return self._stored(str(images[0].get("imageManifest", "")), tag) if images else None
 
     def holder(self, image: str, owner: str = "") -> str | None:
-        """A tag by which a config holds the image of this recipe's tag, the owner's if there is
-        one; None if nobody does.
+        """Returns a tag by which a config holds the image of this recipe's tag, preferably the
+        owner's; None if no config holds it.
         """
         held = {tag for tag, _ in holders(self.calls) if tag.partition(".")[2] == image}
         mine = held_as(owner, image)
         return mine if mine in held else min(held, default=None)
 
     def _share(self, theirs: str, mine: str) -> None:
-        """Puts one tag more on an image, so that it stays when another config lets go of it."""
+        """Adds a tag to an image, so that it stays when another config releases it."""
         answer = self.calls(
             "ecr",
             "BatchGetImage",
@@ -159,18 +159,18 @@ class Registry:
             }
             return StoredImage(labels, str(config.get("architecture", "")), size)
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-            why, then = f"{type(error).__name__}: {error}", "make push, or another fleet.image"
+            why, then = f"{type(error).__name__}: {error}", "make push, or another fleet.container"
             raise ImageError(
-                "is no image that can be looked at", where=self.name(tag), why=why, next=then
+                "is not an image that can be read", where=self.name(tag), why=why, next=then
             ) from error
 
     def provide(self, say: Say, tags: Mapping[str, str]) -> None:
-        """Makes the repository where it is not there: scanned at each push, its tags immutable,
-        with rules for what is old.
+        """Makes the repository if it is missing: scanned at each push, with immutable tags, and
+        with rules for old images.
 
         Raises:
             CloudError: AWS refuses.
-            ImageError: one is there in which tags can be overwritten.
+            ImageError: a repository with mutable tags exists.
         """
         try:
             described = self.calls(
@@ -189,7 +189,7 @@ class Registry:
             )
             return
         if (found := described["repositories"][0]).get("imageTagMutability") != "IMMUTABLE":
-            why = "its tags can be overwritten: a tag would no longer say what is in an image"
+            why = "its tags can be overwritten, so a tag would not identify an image"
             options = (
                 f"--repository-name {self.repository} --image-tag-mutability IMMUTABLE "
                 f"--region {self.calls.region}"
@@ -198,7 +198,9 @@ class Registry:
                 str(found.get("repositoryUri", self.repository)),
                 f"aws ecr put-image-tag-mutability {options}",
             )
-            raise ImageError("is not as this program makes it", where=where, why=why, next=then)
+            raise ImageError(
+                "differs from the repositories of make push", where=where, why=why, next=then
+            )
 
     def _create(self, tags: Mapping[str, str]) -> None:
         with passing("RepositoryAlreadyExistsException"):  # another push was faster
@@ -220,8 +222,8 @@ class Registry:
         )
 
     def token(self) -> tuple[str, str]:
-        """User and password for twelve hours of pulls and pushes, shown nowhere; CloudError where
-        AWS gives none.
+        """Returns user and password for twelve hours of pulls and pushes, shown nowhere; CloudError
+        if AWS refuses.
         """
         granted = self.calls("ecr", "GetAuthorizationToken")["authorizationData"][0]
         try:
@@ -230,19 +232,18 @@ class Registry:
             )
         except (binascii.Error, ValueError, KeyError) as error:
             raise ImageError(
-                "AWS returned an invalid token", where=self.host, next="the same again"
+                "AWS returned an invalid token", where=self.host, next="run the command again"
             ) from error
         return user, password
 
     def push(
         self, recipe: ImageRecipe, builder: Builder, say: Say, tags: Mapping[str, str], owner: str
     ) -> str:
-        """The name by which the config `owner` holds a recipe's image in the registry from now on.
-
-        Nothing is sent when any config holds it already.
+        """Pushes a recipe's image unless any config holds it, and returns the name by which the
+        config `owner` then holds it.
 
         Raises:
-            CloudError, ImageError: it is not there, and nothing has its tag that had not.
+            CloudError, ImageError: the push failed. No new tag exists.
         """
         mine = held_as(owner, recipe.tag)
         target = self.name(mine)
@@ -254,12 +255,12 @@ class Registry:
                 self._share(theirs, mine)
         if stored := self.find(mine):
             require_content(stored, recipe, target)
-            say(f"{target} is there: {stored.size / 1e6:,.0f} MB{_shared(theirs, mine)}")
+            say(f"{target} exists: {stored.size / 1e6:,.0f} MB{_shared(theirs, mine)}")
             return target
         self._send(recipe, builder, target)
         if not (stored := self.find(mine)):
             raise ImageError(
-                "was pushed, and the registry does not have it",
+                "was pushed, but the registry does not have it",
                 where=target,
                 next="make push again",
             )
@@ -270,9 +271,9 @@ class Registry:
         user, password = self.token()
         said = builder.login(self.host, user, password)
         if said.returncode:
-            then = "aws ecr describe-repositories; is ecr:GetAuthorizationToken allowed?"
+            then = "aws ecr describe-repositories; allow ecr:GetAuthorizationToken"
             raise ImageError(
-                "the registry takes no login",
+                "the registry refuses the login",
                 where=self.host,
                 why=last_line(said.stderr),
                 next=then,
@@ -286,22 +287,22 @@ def _shared(theirs: str | None, mine: str) -> str:
 
 
 def _download(address: str) -> str:
-    """What lies at an address that ECR has signed. OSError when it can't be had."""
-    from urllib.request import urlopen  # loaded where an image is looked at
+    """Returns the text at an address that ECR has signed. OSError if it can't be downloaded."""
+    from urllib.request import urlopen  # loaded only to read an image
 
     with urlopen(address, timeout=SECONDS) as stream:
         return str(stream.read(CONFIG).decode())
 
 
 def require_content(stored: StoredImage, recipe: ImageRecipe, where: str) -> None:
-    """ImageError when what has the tag was not made from the recipe: tags are immutable, so no push
-    can put that right.
+    """Raises ImageError if the tagged image was not made from the recipe: tags are immutable, so no
+    push can fix that.
     """
     if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
-        why = f"its label says {said or 'nothing'}: somebody has pushed it by hand"
+        why = f"its label has the tag {said or 'nothing'}: somebody has pushed it by hand"
         tag = where.rpartition(":")[2]
         remedy = (
             f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids "
             f"imageTag={tag}"
         )
-        raise ImageError("has this tag, and other content", where=where, why=why, next=remedy)
+        raise ImageError("has this tag, but other content", where=where, why=why, next=remedy)

@@ -1,4 +1,4 @@
-"""What an image is made of. Pure but for reading this checkout: the same checkout and stack make
+"""The parts of an image. Pure except for reading this checkout: the same checkout and platform give
 the same tag everywhere.
 """
 
@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..nodes.install_steps import environment_words, lock_name
-from ..nodes.pins import DRIVER
-from ..nodes.stack import PinnedStack
-from ..nodes.tar import LOCKS, content_hash
+from ..hosts.install_steps import environment_words, lock_name
+from ..hosts.pins import DRIVER
+from ..hosts.platform import PinnedPlatform
+from ..hosts.tar import LOCKS, content_hash
 
 DOCKERFILE = "docker/Dockerfile"
 NAME = "trainfleet"
-TAG = "image-tag"  # a file beside the code: the tag of the image that it is in
-LAYERS = f"{NAME}.layers"  # a label: what each layer was made from
-ARCHITECTURE = "amd64"  # of every instance type in the table (hardware/node_types.py)
-# What each layer is made of, the rarest change first: files of the checkout, and arguments of the
-# Dockerfile. Code is all files.
+TAG = "image-tag"  # file next to the code, with the tag of its image
+LAYERS = f"{NAME}.layers"  # label with the hash of each layer
+ARCHITECTURE = "amd64"  # processor of every instance type in the table (hardware/node_types.py)
+# Parts of each layer, from the rarest change to the most common: files of the checkout, and
+# arguments of the Dockerfile. The layer of code has all files.
 PARTS = {
     "system": (("scripts/build_tools.sh",), ("BASE_IMAGE",)),
     "fabric": (
@@ -42,11 +42,11 @@ PARTS = {
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """One image. `arguments` are the Dockerfile's; `files` its context, by their path; `lock` names
+    """One image. `arguments` are the Dockerfile's; `files` are its context, by path; `lock` names
     the pinned versions.
     """
 
-    stack: str
+    platform: str
     lock: str
     arguments: tuple[tuple[str, str], ...]
     files: Mapping[str, bytes]
@@ -57,18 +57,18 @@ class ImageRecipe:
 
     @property
     def tag(self) -> str:
-        """Changes with any byte that goes in, but for who runs it and the commit."""
+        """Returns a tag that changes with any byte of the image, except the user and the commit."""
         arguments = {f"--{name}": value.encode() for name, value in self.arguments}
-        return f"{self.stack}-{content_hash({**self.files, **arguments})}"
+        return f"{self.platform}-{content_hash({**self.files, **arguments})}"
 
     @property
     def reference(self) -> str:
-        """The image's name on the machine that built it."""
+        """Returns the image's name on the machine that built it."""
         return f"localhost/{NAME}:{self.tag}"
 
     @property
     def layers(self) -> dict[str, str]:
-        """What each layer is made from, as a hash with all that lies under it."""
+        """Returns a hash of each layer and all layers below it."""
         given, found, under = dict(self.arguments), {}, self.files[DOCKERFILE]
         for name, (files, arguments) in PARTS.items():
             parts = {file: self.files[file] for file in files} | {
@@ -79,42 +79,39 @@ class ImageRecipe:
         return found | {"code": content_hash({**self.files, "under": under})[:8]}
 
     def rebuilt(self, other: str) -> list[str]:
-        """The layers that are not those of an image with this label."""
+        """Returns the layers that differ from those of an image with this label."""
         theirs = dict(part.partition("=")[::2] for part in other.split())
         return [name for name, made in self.layers.items() if theirs.get(name) != made]
 
 
-def recipe_of(stack: PinnedStack, base: str, files: Mapping[str, bytes]) -> ImageRecipe:
-    """Returns the recipe of a stack's image. `base`: another image than the stack's to begin
-    from.
-    """
-    given = {name: value for name, value in _arguments(stack, base) if value}
-    return ImageRecipe(stack.name, lock_name(stack), tuple(given.items()), files)
+def recipe_of(platform: PinnedPlatform, base: str, files: Mapping[str, bytes]) -> ImageRecipe:
+    """Returns the recipe of a platform's image. `base` replaces the platform's base image."""
+    given = {name: value for name, value in _arguments(platform, base) if value}
+    return ImageRecipe(platform.name, lock_name(platform), tuple(given.items()), files)
 
 
-def _arguments(stack: PinnedStack, base: str) -> Iterator[tuple[str, str]]:
-    packages = [f"{name}={version}" for name, version in stack.neuron_packages if name != DRIVER]
-    _, index, other, *pins = environment_words(stack, "")
-    yield "BASE_IMAGE", base or stack.base
-    yield "STACK", stack.name
-    if stack.efa:
+def _arguments(platform: PinnedPlatform, base: str) -> Iterator[tuple[str, str]]:
+    packages = [f"{name}={version}" for name, version in platform.neuron_packages if name != DRIVER]
+    _, index, other, *pins = environment_words(platform, "")
+    yield "BASE_IMAGE", base or platform.base
+    yield "PLATFORM", platform.name
+    if platform.efa:
         yield from (
-            ("EFA_VERSION", stack.efa),
-            ("EFA_KEY", stack.key("efa")),
-            ("OFI_NCCL_VERSION", stack.ofi_nccl),
+            ("EFA_VERSION", platform.efa),
+            ("EFA_KEY", platform.key("efa")),
+            ("OFI_NCCL_VERSION", platform.ofi_nccl),
         )
     if packages:
-        yield from (("NEURON_KEY", stack.key("neuron")), ("NEURON_PACKAGES", " ".join(packages)))
+        yield from (("NEURON_KEY", platform.key("neuron")), ("NEURON_PACKAGES", " ".join(packages)))
     yield from (("TORCH_INDEX", index), ("OTHER_INDEX", other), ("PYTHON_PACKAGES", " ".join(pins)))
 
 
 def write_context(recipe: ImageRecipe, folder: Path) -> None:
-    """Leaves the files that the image is made from in `folder`: those alone, with no times of the
-    day, so that caches hold.
+    """Writes the image's files, and no others, to `folder`, without times, so that caches hold.
 
-    The tag is one of them, as buildah's cache knows a step by its line and not by the arguments in
-    it: with the same code and another base or user, it would take the labels and the USER of the
-    image before.
+    The tag is one of them, as buildah's cache knows a step by its line and not by the line's
+    arguments. With the same code and another base or user, it would use the labels and the USER of
+    the earlier image.
     """
     for name, content in {**recipe.files, TAG: f"{recipe.tag}\n".encode()}.items():
         path = folder / name

@@ -1,3 +1,3 @@
-"""What verbs orchestrate: from a command's variables to a plan, its execution here or on a head,
-and the end of a run.
+"""Orchestrates the work of verbs: from a command's variables to a plan, its execution here or on a
+head, and the end of a run.
 """

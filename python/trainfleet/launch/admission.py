@@ -1,8 +1,8 @@
-"""The gate of a Slurm job, in its own allocation, before its ranks start (fleet.slurm.gate;
-backends/slurm/sbatch.py).
+"""The preflight of a Slurm job, in its own allocation, before its ranks start
+(fleet.slurm.preflight; backends/slurm/sbatch.py).
 
 python -m trainfleet.launch.admission               on every node: prints what it is and has
-(nodes/facts.sh)
+(hosts/facts.sh)
 python -m trainfleet.launch.admission FOLDER START  on the first one, once the links were tried: 0
 lets the ranks start
 
@@ -25,15 +25,15 @@ from ..backends import job_starts
 from ..config import Config, load_resolved
 from ..config.host_list import Host
 from ..health.stack_dumps import read_end
-from ..host.node_log import Log
+from ..hosts import preflight
+from ..hosts.facts import SCRIPT, Facts, parse
+from ..hosts.finding import Finding
+from ..hosts.fleet import wanted_of
+from ..hosts.host_results import Implausible, implausible
+from ..hosts.node_checks import judge_allocated
 from ..node.placement import expand_hosts
-from ..nodes import gate
-from ..nodes.facts import SCRIPT, Facts, parse
-from ..nodes.finding import Finding
-from ..nodes.fleet import wanted_of
-from ..nodes.host_results import Implausible, implausible
-from ..nodes.node_checks import judge_allocated
 from ..plan.fabric_environment import least_bandwidth
+from ..process.node_log import Log
 from ..run.run_folder import Run, node_log
 from ..trust import safe_output
 from ..trust.errors import telling
@@ -65,8 +65,8 @@ def main(arguments: list[str]) -> int:
     return OPEN if report.is_open else SHUT
 
 
-def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.GateReport:
-    """The gate's report on the nodes of a start, from what they have left in its folder."""
+def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.PreflightReport:
+    """Returns the preflight's report on the nodes of a start, from the files that they left."""
     facts, findings = dict[Host, Facts](), list[Finding]()
     for node, host in enumerate(hosts):
         try:
@@ -82,12 +82,16 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.GateRepo
             )
     config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))
     findings += judge_allocated(facts, wanted_of(config))
-    said = [_plain(node_log(job_starts.gate_folder(start), node)) for node in range(len(hosts))]
-    bandwidth, more = gate.judge_output(said[0].splitlines(), config.fleet.node_type, hosts) or (
+    said = [
+        _plain(node_log(job_starts.preflight_folder(start), node)) for node in range(len(hosts))
+    ]
+    bandwidth, more = preflight.judge_output(
+        said[0].splitlines(), config.fleet.node_type, hosts
+    ) or (
         None,
         _failed(said, hosts),
     )
-    return gate.GateReport(
+    return preflight.PreflightReport(
         facts, (*findings, *more), bandwidth, time.time() - start.stat().st_ctime
     )
 
@@ -97,7 +101,7 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
     the first one's.
     """
     verdict = (
-        "is shut"
+        "failed"
         if finding.host is None
         else "finds it broken"
         if finding.blames_host
@@ -105,16 +109,16 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
     )
     print(f"{finding.host or 'all nodes'}: {finding}", flush=True)
     log = Log(node_log(folder, hosts.index(finding.host) if finding.host else 0))
-    log.note("watch", f"the gate {verdict}: {finding.message}")
+    log.note("watch", f"the preflight {verdict}: {finding.message}")
     log.close()
 
 
 def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
-    """Why the bandwidth test has no result: by host, its last error."""
+    """Returns why the bandwidth test has no result: by host, its last error."""
     errors = {
         host: words
         for host, text in zip(hosts, said, strict=True)
-        if (words := gate.last_error(text))
+        if (words := preflight.last_error(text))
     }
     if not errors:
         return [
@@ -129,12 +133,12 @@ def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
 
 
 def _plain(log: Path) -> str:
-    """What ranks and node have written, without the stamps."""
+    """Returns the lines of ranks and node, without the stamps."""
     return "\n".join(line.partition(" | ")[2] for line in _text(log).splitlines())
 
 
 def _text(path: Path) -> str:
-    """What stands in a file of this start; "" where there is none."""
+    """Returns the text of a file of this start; "" if it is missing."""
     try:
         return read_end(path, LARGEST)
     except FileNotFoundError:

@@ -3,9 +3,9 @@ FOLDER START NEAR`.
 
 The batch script of a Slurm job asks this on its first node (backends/slurm/sbatch.py). FOLDER is
 the job's, START this start's in it; NEAR is not empty when the engine's time limit was near. The
-exit code says whether the job is to be queued again: 0, yes.
+exit code says whether the job shall be queued again: 0, yes.
 
-A launcher that is at work decides by itself, by the same verdict (watch/retry_loop.py); a job that
+A running launcher decides instead, by the same verdict (watch/retry_loop.py); a job that
 is queued again here it finds.
 """
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) -> bool:
-    """Whether another start can succeed, by the verdict, which is recorded and printed."""
+    """Tells whether another start can succeed, by the verdict, which is recorded and printed."""
     status = Status(Phase.ENDED, exits=exits)
     verdict = judge(
         request,
@@ -75,7 +75,7 @@ def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) 
 
 
 def fruitless(run: Run) -> int:
-    """How many restarts there were since the newest checkpoint."""
+    """Counts the restarts since the newest checkpoint."""
     events = [event["event"] for event in run.read_events()]
     last = max((place for place, event in enumerate(events) if event == "checkpointed"), default=-1)
     return events[last + 1 :].count("restarted")

@@ -45,8 +45,8 @@ class Lesson:
 
 
 def experience_of(config: Config) -> Experience | None:
-    """That of runs like this one: of the same layout, else of the same model, else of the same
-    hardware; None without any.
+    """Returns that of runs like this one: of the same layout, else of the same model, else of the
+    same hardware; None without any.
 
     The same layout corrects the whole step; another one corrects each group of parts separately, as
     their shares differ.
@@ -66,7 +66,7 @@ def experience_of(config: Config) -> Experience | None:
 
 
 def _lessons(config: Config) -> Iterator[Lesson]:
-    """What the newest runs on the hardware of `config` teach."""
+    """Returns the corrections from the newest runs on the hardware of `config`."""
     written = {path.parent: path.stat().st_mtime_ns for path in RUNS.glob("*/results.json")}
     for folder in sorted(written, key=written.__getitem__, reverse=True)[:NEWEST]:
         lesson = _read(folder, written[folder])
@@ -102,7 +102,7 @@ def _lesson(config: Config, results: Record, lines: list[Record]) -> Lesson | No
     enough = len(lines) >= PLAIN if profiled else (results.get("steps") or 0) >= ENOUGH
     if not isinstance(speed, float) or step is None or not enough:
         return None
-    ratio = speed * step.total / (config.train.global_batch * config.train.sequence_length)
+    ratio = speed * step.total / (config.train.global_batch_size * config.train.sequence_length)
     if not NEAR < ratio < FAR:
         return None
     spent = (
@@ -140,7 +140,7 @@ def _hardware(fleet: Fleet) -> object:
     """Returns what its nodes are, whatever they cost, and what they run."""
     kind = fleet.node_type
     what = replace(kind, usd_per_hour=None) if kind else fleet.is_told
-    return what, fleet.stack, fleet.backend
+    return what, fleet.platform, fleet.backend
 
 
 def _is_of_model(config: Config, other: Config) -> bool:
@@ -156,10 +156,13 @@ def _is_of_model(config: Config, other: Config) -> bool:
 def _is_same(config: Config, other: Config) -> bool:
     fleet, two = config.fleet, other.fleet
     same = (fleet.nodes, fleet.ranks_per_node) == (two.nodes, two.ranks_per_node)
-    batch = (config.train.micro_batch, config.train.global_batch) == (
-        other.train.micro_batch,
-        other.train.global_batch,
+    batch = (config.train.micro_batch_size, config.train.global_batch_size) == (
+        other.train.micro_batch_size,
+        other.train.global_batch_size,
     )
     return (
-        same and batch and _is_of_model(config, other) and config.train.layout == other.train.layout
+        same
+        and batch
+        and _is_of_model(config, other)
+        and config.train.parallelism == other.train.parallelism
     )

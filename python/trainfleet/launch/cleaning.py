@@ -44,7 +44,7 @@ def remove_remakeable() -> None:
     busy = [folder for folder in (*_runs(), *_datasets()) if is_locked(folder)]
     if busy:
         then = f"make stop CONFIG={busy[0]}/config.yaml, or wait for it"
-        raise BackendError(f"still at work: {', '.join(map(str, busy))}", next=then)
+        raise BackendError(f"still running: {', '.join(map(str, busy))}", next=then)
     removed = sum(owned_files.remove(path) for path in _remakeable())
     print(
         f"removed {size(removed)} that can be made again (reports, plots, caches, what was half "
@@ -92,13 +92,13 @@ def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
     still = machines.left()
     print(
         "\n".join(f"still there: {what}" for what in still)
-        or "nothing of ours is left on the hosts but drivers and packages"
+        or "only drivers and packages are left on the hosts"
     )
     return 1 if still else 0
 
 
 def folders_of(config: Config | None, run: Run) -> Place:
-    """Where the run's folders are, once its machines are gone: here, and in S3 where its nodes
+    """Returns where the run's folders are once its machines are gone: here, and in S3 if its nodes
     share no disk.
     """
     backend = backend_of(config) if config else None
@@ -180,7 +180,7 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
 
 
 def _remove(folder: Path) -> list[Path]:
-    """What is left of a folder once all that is ours in it is removed."""
+    """Returns the rest of a folder once all that is ours in it is removed."""
     if folder.parent == DATA:
         return owned_files.remove_dataset(folder)
     owned_files.remove(folder)

@@ -55,7 +55,7 @@ def settings_of(variables: Variables) -> Settings:
 
 
 def run_called(name: str) -> Run:
-    """The run here that RUN names; ConfigError where none is called so."""
+    """Returns the run here that RUN names; raises ConfigError if no run has that name."""
     here = [path.parent.name for path in RUNS.glob("*/config.yaml")]
     if name not in here:
         message = f"no run here is called {show(name)}{suggest(name, here)}"
@@ -107,7 +107,7 @@ def store_named(variables: Variables) -> tuple[str, CheckpointStore]:
     it was never started.
     """
     run = run_started(variables)
-    return run.name, store_of(run, load_resolved(run.config).checkpoint.destination)
+    return run.name, store_of(run, load_resolved(run.config).checkpoint.path)
 
 
 def run_trained(variables: Variables) -> Run:
@@ -123,8 +123,8 @@ def run_trained(variables: Variables) -> Run:
 
 
 def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
-    """The plan of a command that carries it out: what is done already (a finished dataset) is left
-    out, and said.
+    """Returns the plan of a command that carries it out: finished parts (a dataset) are skipped,
+    and named.
     """
     config, derived = config_of(settings_of(variables))
     if not _given():
@@ -146,6 +146,8 @@ def plan_of(
         preflight.require(config)
     notes, is_tokenized = _data(config, backend)
     notes += preflight.warnings(config) if "train" in kinds else []
+    if not given:  # else they were told where the command was typed
+        notes += [note for note in preflight.preset_notes(config) if note not in notes]
     jobs = [] if is_tokenized else [tokenize_job(config)]
     jobs += [train_job(config)] if "train" in kinds else []
     requests = [
@@ -155,12 +157,12 @@ def plan_of(
 
 
 def was_handed_over() -> bool:
-    """Whether another machine has planned what this one, a fleet's head, carries out."""
+    """Tells whether another machine has planned the work of this one, a fleet's head."""
     return ORDER in os.environ
 
 
 def _given() -> list[Request]:
-    """What the machine where the command was typed has planned, on the head that carries it out."""
+    """Returns the requests planned where the command was typed, on the head that executes them."""
     path = os.environ.get(ORDER)
     return (
         [Request.of(entry, path) for entry in (read_json(Path(path)) or {}).get("requests", [])]
@@ -198,14 +200,16 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
         f"{seen(config, found.bytes // TOKEN_BYTES)}, roughly",
     ]
     if share := skippable(config.data):
-        notes.append(f"bad records are skipped, up to {100 * share:g} % of them (data.bad_records)")
-    return [*notes, *(f"warning: {warning}" for warning in found.warnings)], False
+        notes.append(
+            f"bad records are skipped, up to {100 * share:g} % of them (data.on_bad_record)"
+        )
+    return [*notes, *found.notes, *(f"warning: {warning}" for warning in found.warnings)], False
 
 
 def seen(config: Config, tokens: int) -> str:
-    """How often training goes through so many tokens."""
+    """Says how often training goes through that many tokens."""
     train = config.train
-    taken = train.steps * train.global_batch * train.sequence_length
+    taken = train.steps * train.global_batch_size * train.sequence_length
     return f"training sees {taken:,} tokens: {few_digits(taken / max(tokens, 1))} epochs"
 
 
@@ -221,12 +225,12 @@ def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
     counts = counts_of(variables.get("NODES", ""), config.fleet.nodes)
     sizes = []
     for count in counts:
-        # a size of its own, or none
-        short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.nodes_min", "null")}
+        # a fixed size, or none
+        short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.min_nodes", "null")}
         if weak:
             short["WEAK"] = (
-                "train.global_batch",
-                str(config.train.global_batch * count // counts[0]),
+                "train.global_batch_size",
+                str(config.train.global_batch_size * count // counts[0]),
             )
         sizes.append(config_of(replace(settings, short=short)))
     return sizes

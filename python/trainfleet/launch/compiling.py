@@ -1,9 +1,9 @@
-"""Compiles ahead of training: a run of its own, of a few steps, fills the cache of compiled
+"""Compiles ahead of training: a separate run of a few steps fills the cache of compiled
 programs that all nodes share.
 
 It is named after all that its programs depend on: `compile-<12 digits>`. So any machine that sees
 the runs knows whether the cache is warm, two runs that compute the same compile once, and what
-changes a program, such as another micro-batch, compiles anew. The compiler's own cache knows each
+changes a program, such as another micro-batch, compiles again. The compiler's own cache knows each
 program by its version, flags and graph, and compiles none twice.
 """
 
@@ -19,11 +19,11 @@ from pathlib import Path
 from ..backends import backend_of, shared
 from ..config import Config, Derivation, load_resolved
 from ..hardware import node_types
-from ..host.install_paths import PACKAGE, PACKAGES
-from ..nodes.install_steps import lock_name
-from ..nodes.stack import load_stack
+from ..hosts.install_steps import lock_name
+from ..hosts.platform import load_platform
 from ..plan.measurement import compile_only
 from ..plan.neuron_environment import compiles_ahead
+from ..process.install_paths import PACKAGE, PACKAGES
 from ..report.compilation import describe
 from ..report.history import duration
 from ..run.run_folder import COMPILED, RUNS, Run, run_of
@@ -37,18 +37,18 @@ from .training import train
 
 # what decides which programs there are, beside the config
 WRITTEN_IN = ("engine", "models", "devices")
-# Of `train`: what is no part of any program, or a number that is given to one.
+# Of `train`: keys that no program contains, or a number that is given to one.
 GIVEN = (
     "steps",
     "learning_rate",
-    "learning_rate_floor",
+    "min_lr_ratio",
     "schedule",
     "schedule_steps",
     "schedule_power",
     "decay_steps",
     "warmup_steps",
     "seed",
-    "skips_in_a_row",
+    "max_consecutive_skips",
     "log_every",
     "validate_every",
     "validation_sequences",
@@ -60,20 +60,20 @@ GIVEN = (
 
 
 def require(config: Config) -> None:
-    """ConfigError where nothing of a run is compiled, or nothing would keep it."""
+    """Raises ConfigError if a run compiles no program, or if no folder would keep it."""
     if compiles_ahead(config) or config.train.compile:
         return
     why = "false: nothing is compiled then; true works"
-    if node_types.device_of(config.fleet.stack) == "neuron":
+    if node_types.device_of(config.fleet.platform) == "neuron":
         why = (
             "TorchNeuron keeps compiled programs in a folder, and these nodes share none; make "
-            "train compiles as it goes on"
+            "train compiles while it trains"
         )
     raise ConfigError.of("train.compile", why, next="make train")
 
 
 def is_due(config: Config) -> bool:
-    """Whether training this would begin with compiling that a job of its own can do before."""
+    """Tells whether training this would begin with compiling that a separate job can do before."""
     if was_handed_over():  # on a head: the command that was typed has seen to it
         return False
     return (
@@ -85,7 +85,7 @@ def is_due(config: Config) -> bool:
 
 
 def is_warm(config: Config) -> bool:
-    """Whether the run that compiles for this one has finished, as the machines that keep runs
+    """Tells whether the run that compiles for this one has finished, as the machines that keep runs
     know.
     """
     run, backend = run_of(name_of(config)), backend_of(config)
@@ -124,7 +124,7 @@ def compile_ahead(
 
 
 def outlook(config: Config) -> list[str]:
-    """What `make plan` says of it."""
+    """Returns the words of `make plan` on it."""
     behind = "; training is queued behind it" if can_wait(config) else ""
     return [
         "",
@@ -140,9 +140,9 @@ def name_of(config: Config) -> str:
     """
     fleet = config.fleet
     inputs = {
-        "stack": lock_name(load_stack(fleet.stack)),
+        "platform": lock_name(load_platform(fleet.platform)),
         "type": fleet.instance_type,
-        "image": fleet.image,
+        "image": fleet.container,
         "ranks": [fleet.nodes, fleet.ranks_per_node],
         "model": asdict(config.model),
         "train": {name: value for name, value in asdict(config.train).items() if name not in GIVEN},
@@ -153,7 +153,7 @@ def name_of(config: Config) -> str:
 
 
 def expected_duration(config: Config) -> str:
-    """How long it will take, by what others took, in words."""
+    """Says how long it will take, by the times of others."""
     taken = [
         seconds
         for path in RUNS.glob("compile-*/results.json")
@@ -162,7 +162,7 @@ def expected_duration(config: Config) -> str:
     if taken:
         least, most = duration(int(min(taken))), duration(int(max(taken)))
         return (
-            "others of this model and stack took "
+            "others of this model and platform took "
             f"{least if least == most else f'{least} to {most}'}"
         )
     if not compiles_ahead(config):
@@ -178,9 +178,10 @@ def _seconds(path: Path, config: Config) -> float | None:
     with suppress(TrainfleetError, OSError):
         run = Run(path.parent)
         other, results = load_resolved(run.config), run.read_results()
-        if (other.fleet.stack, other.model) == (config.fleet.stack, config.model) and results.get(
-            "status"
-        ) == "finished":
+        if (other.fleet.platform, other.model) == (
+            config.fleet.platform,
+            config.model,
+        ) and results.get("status") == "finished":
             return (results.get("seconds") or {}).get("compile")
     return None
 

@@ -32,7 +32,7 @@ from ..watch.budget import Budget
 from ..watch.monitor import ENDS, STILL, STUCK, Sequel, Watch
 from ..watch.retry_loop import ASK_AGAIN, PATIENCE, first_that_fits, persevere
 from ..watch.signals import Interrupts
-from .intent_watch import leads
+from .launching import leads
 
 HEAD = "TRAINFLEET_HEAD"  # set for what runs on a fleet's head (backends/head.py)
 COMPILES = 14400.0  # seconds that compiling one program takes at most
@@ -41,11 +41,11 @@ STOPPED = 130  # the exit code of a command that was stopped, as a shell gives i
 
 @contextmanager
 def in_charge(config: Config, run: run_folder.Run, place: Place) -> Iterator[Lease]:
-    """Holds the lock of a run of this machine, or the lease of any other; refuses where another
-    command is at work in it.
+    """Holds the lock of a run of this machine, or the lease of any other; refuses if another
+    command is running in it.
 
-    The lease alone decides who leads a run of other machines. Its lock is taken beside that where
-    it is to be had, for commands of this machine that look for it (runs.is_locked).
+    The lease alone decides who leads a run of other machines. Its lock is also taken
+    if it is free, for commands of this machine that look for it (runs.is_locked).
     """
     lease, backend = Lease(run.folder), backend_of(config)
     place.lead()
@@ -98,7 +98,7 @@ def warn(plan: Plan) -> None:
 
 
 def is_finished(plan: Plan, run: run_folder.Run) -> bool:
-    """Whether the run has done all the steps that the config asks for."""
+    """Tells whether the run has done all the steps that the config asks for."""
     results = run.read_results()
     return (
         results.get("status") == "finished"
@@ -107,7 +107,7 @@ def is_finished(plan: Plan, run: run_folder.Run) -> bool:
 
 
 def say_finished(plan: Plan, run: run_folder.Run) -> int:
-    """Says that nothing is left to do, how the run ended and how to go on; the exit code."""
+    """Says that nothing is left to do, how the run ended and how to continue; the exit code."""
     print(f"nothing is left to do: train.steps is {plan.config.train.steps:,}\n{status(run)}")
     return 0
 
@@ -223,7 +223,7 @@ class Launch:
             time.sleep(ASK_AGAIN)
 
     def _next(self, request: Request, number: int, without: Mapping[str, str]) -> Request:
-        """Plans the request's job anew, or for fewer nodes where the config allows that."""
+        """Plans the request's job again, or for fewer nodes if the config allows that."""
         fewer = map(train_job, smaller(self.config) if request.job.kind == "train" else ())
         jobs = (
             replace(job, launch=request.job.launch, attempt=number) for job in (request.job, *fewer)
@@ -254,7 +254,7 @@ class Launch:
                     where=str(folder),
                     next="wait for it, or make stop",
                 )
-            live = TokenizeLive(folder, self.config.data.store)
+            live = TokenizeLive(folder, self.config.data.tokenized_path)
             still = lambda: STUCK if live.progress and live.progress.bytes_total else STILL  # noqa: E731
             return self._execute(request, live, handle, progress=lambda: live.progress, still=still)
         if not handle:
@@ -307,7 +307,7 @@ class Launch:
             show,
             live.line.say,
             budget,
-            replaces=fleet.slow == "replace",
+            replaces=fleet.on_slow_node == "replace",
             ends=ends,
             kind=fleet.node_type,
             confirm=self.lease.confirm,

@@ -1,9 +1,9 @@
-"""Who leads a fleet's run after this launcher: sees to it that one other host stands by, and that
-this one doubts itself.
+"""Keeps a successor for the launcher of a fleet's run: one other host stands by, and this one
+doubts itself.
 
 A launcher on the head of a fleet looks once a second whether the host that stands by has beaten
 (health/lease.py: standby.json). When that is silent, or has taken over and leads now itself, it
-appoints another: any host may come to lead, as often as need be.
+appoints another: any host may lead, as often as need be.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..backends.base import Backend
 from ..backends.head import Head as Fleet
 from ..backends.node_script import values_of
 from ..health.lease import EVERY, PATIENCE, SUCCEEDS, TO_BEGIN, Lease, Standby, newest_standby
-from ..nodes.fleet import is_here
-from ..nodes.head import FleetHead, Launcher
-from ..nodes.host_results import Host
+from ..hosts.fleet import is_here
+from ..hosts.head import FleetHead, Launcher
+from ..hosts.host_results import Host
 from ..plan.bill import PAID
 from ..trust.errors import TrainfleetError
 from ..watch.monitor import ENDS
@@ -45,7 +45,7 @@ def kept(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
 
 
 class Succession:
-    """Keeps one host standing by, in a thread of its own, as long as the lease is held."""
+    """Keeps one host standing by, in a separate thread, as long as the lease is held."""
 
     def __init__(self, fleet: Fleet, lease: Lease) -> None:
         self.fleet, self.lease = fleet, lease
@@ -108,15 +108,14 @@ class Succession:
         self.silent += EVERY
         if self.lease.standby and self.silent >= PATIENCE:
             print(
-                f"{self.lease.standby}, which stood by, has not been heard of for "
-                f"{self.silent:.0f} s",
+                f"{self.lease.standby}, which stood by, has been silent for {self.silent:.0f} s",
                 flush=True,
             )
             self.lease.standby = ""
 
     def _appoint(self) -> None:
-        """Lets the next host stand by that can. TrainfleetError where none can, with what kept the
-        last one from it.
+        """Lets the next able host stand by. Raises TrainfleetError if no host can, with the reason
+        of the last one.
         """
         refused = TrainfleetError("the fleet has no other host")
         for host in self._candidates():
@@ -148,7 +147,7 @@ class Succession:
         return sorted(fit, key=lambda host: before in (host.name, self.fleet.name_of(host)))
 
     def _open_doors(self) -> None:
-        """Every host lets the appointed one in; those that can't be told now are told later."""
+        """Every host lets the appointed one in; those that don't answer now do it later."""
         appointed, *hosts = self.shut
         left = self.head.open_doors([appointed], hosts)
         self.shut, self.knocked = [appointed, *left] if left else [], time.monotonic()

@@ -1,5 +1,5 @@
-"""The faults that a rehearsal causes, each with what is promised of it. A stage (rehearsal.py) says
-how it is done, and where.
+"""The faults that a rehearsal causes, each with its promise. A stage (rehearsal.py) says how it is
+done, and where.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ CUT, CUT_RATE = (30, "rate 1kbit burst 90 latency 1ms")
 # Some MB a step: half a second instead of some hundredths, and every packet waits behind them. For
 # so long at most.
 SLOWED, SLOW_RATE = 90, "rate 50mbit burst 32kb latency 2s"
-SLOWLY = f"train.steps={LONGEST} train.log_every=10 checkpoint.every={LONGEST} fleet.slow=warn"
+SLOWLY = (
+    f"train.steps={LONGEST} train.log_every=10 checkpoint.every={LONGEST} fleet.on_slow_node=warn"
+)
 USUAL = 30.0  # seconds of training until it is known how long steps take (watchdog.RECENT)
 FULL = f"prlimit --pid $p --fsize={SMALL}:{SMALL} 2>&1 && echo {STRUCK}"
-# A folder that nobody may write in stops everybody but root, whose rank gets a mount of its own
-# over it.
+# A read-only folder stops everybody but root. A rank of root gets a separate mount over it.
 READ_ONLY = f"""[ "$(id -u)" = 0 ] || {{ chmod 555 "$c" && echo {STRUCK}; exit; }}
 nsenter --target $p --mount --root --wd sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"' "$c" 2>&1 &&
 echo {STRUCK}"""  # noqa: E501
@@ -86,7 +87,7 @@ sys.meta_path.insert(0, Poison())
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault by name: what is done, by which verdict it must be known, and how it is played."""
+    """A fault by name: its effect, the verdict by which it must be known, and how it is played."""
 
     name: str
     what: str
@@ -97,7 +98,7 @@ class Fault:
 
 
 def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """What became of a fault, or why it could not be played."""
+    """Says how a fault ended, or why it could not be played."""
     if why := next((stage.lacking[need] for need in fault.needs if need in stage.lacking), ""):
         return FaultOutcome(fault.name, skipped=why, what=fault.what)
     outcome, left = fault.play(fault, stage), stage.left_over()
@@ -106,21 +107,21 @@ def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _running(fault: Fault, stage: RehearsalStage, words: str = "") -> subprocess.Popen[str]:
-    """The command that trains, once its run has come to the step at which it is broken."""
+    """The command that trains, once its run is at the step at which it is broken."""
     process = stage.begin(fault.name, words)
     stage.await_step(fault.name, process)
     return process
 
 
 def _ended(code: int, wanted: int = 0) -> list[str]:
-    """What is broken where a command has ended with this exit code."""
+    """Returns the promise that a command with this exit code has broken."""
     return [] if code == wanted else [f"the command ended with {code}"]
 
 
 def _signalled(
     number: signal.Signals, whom: str
 ) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Plays a fault that a signal to one process is: the run must go on by itself, to the same
+    """Plays a fault that a signal to one process is: the run must continue unaided, to the same
     losses.
     """
 
@@ -133,7 +134,7 @@ def _signalled(
 
 
 def _cut_off(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """A node that the others don't hear any more for a while: the run must go on without it."""
+    """A node that the others don't hear any more for a while: the run must continue without it."""
     process, began = _running(fault, stage), time.time()
     if why := stage.shape(fault.name, CUT_RATE, CUT):
         stage.stop(fault.name, process)
@@ -142,8 +143,9 @@ def _cut_off(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _slowed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """A node whose packets take long: the run must go on, to the same losses. That it is named is
-    told, and not promised: on machines that others load, steps may take no longer for it.
+    """A node whose packets take long: the run must continue, to the same losses. Whether it
+    is named is reported, and not promised: on machines that others load, steps may take no longer
+    for it.
     """
     process = _running(fault, stage, SLOWLY)
     time.sleep(USUAL)
@@ -186,11 +188,11 @@ def _measure(
     named: Record | None = None,
     ends: bool = True,
 ) -> FaultOutcome:
-    """What the run's events tell of a fault at `began`, with the promises that all faults have:
-    verdict, losses.
+    """Reads from the run's events how a fault at `began` ended, with the promises that all faults
+    have: verdict, losses.
 
     `named`: the event by which the fault was named, where nobody judged. `ends`: the run was to end
-    by itself.
+    unaided.
     """
     events = stage.events(fault.name, began)
     verdict = named or next((event for event in events if event["event"] == "verdict"), None)
@@ -224,7 +226,7 @@ def _measure(
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
-    """What a verdict has wrong: the cause, or whom it blames."""
+    """Returns a verdict's mistake: the cause, or whom it blames."""
     if said not in (fault.verdicts or ("none",)):
         return f"the verdict was {said}, not {' or '.join(fault.verdicts) or 'none'}"
     # each node has one rank
@@ -295,8 +297,8 @@ def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutc
 def _mended(
     fault: Fault, stage: RehearsalStage, began: float, code: int, words: str = ""
 ) -> FaultOutcome:
-    """A fault that another attempt would meet again: the command must fail, say why, and go on once
-    it is mended.
+    """A fault that another attempt would meet again: the command must fail, say why, and continue
+    once it is corrected.
 
     A fault of one node may be left behind with that node instead.
     """
@@ -409,9 +411,9 @@ FAULTS = {
         ),
         Fault(
             "nan",
-            f"rank 1's loss is no number from step {BREAK_AT + 1} on; then it is",
+            f"rank 1's loss is not a number from step {BREAK_AT + 1} on; then it is",
             ("nan",),
-            _changed(BROKEN_NUMBERS, "train.skips_in_a_row=3"),
+            _changed(BROKEN_NUMBERS, "train.max_consecutive_skips=3"),
             needs=(PYTHON_OF_NODES,),
         ),
         Fault(

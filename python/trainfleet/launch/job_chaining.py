@@ -2,8 +2,8 @@
 succeeded, with or without a launcher.
 
 The launcher follows the job that compiles; then `train` finds the other one submitted, as if by a
-launcher before it. Each attempt to compile is another job, so training is queued behind each anew.
-Where none ends well, or somebody stops either of the two, training is taken back.
+launcher before it. Each attempt to compile is another job, so training is queued behind each of
+them. If none ends well, or somebody stops either of the two, training is taken back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .command import plan_of
 
 
 def can_wait(config: Config) -> bool:
-    """Whether training can wait in the queue: on an engine that has it, where that is asked from
+    """Tells whether training can wait in the queue: on an engine that has one and is asked from
     here.
     """
     backend = backend_of(config)
@@ -31,7 +31,7 @@ def can_wait(config: Config) -> bool:
 
 
 def is_in_queue(config: Config) -> bool:
-    """Whether training is in the queue already, or runs: what compiles for it has been seen to."""
+    """Tells whether training is in the queue already, or runs: its compiling has been seen to."""
     return can_wait(config) and execution.left_running(config, run_of(config.name)) is not None
 
 
@@ -48,7 +48,7 @@ class ChainedTraining:
 
     @property
     def sequel(self) -> Sequel | None:
-        """What the follower of the job before it is to know; None where it can't wait."""
+        """Returns the sequel for the follower of the job before it; None if it can't wait."""
         return Sequel(self.queue, self.is_asked_to_stop) if can_wait(self.config) else None
 
     def is_asked_to_stop(self) -> bool:

@@ -15,23 +15,25 @@ from ..cloud.region import region_of
 from ..cloud.repository import BUILD, NAME, held_as
 from ..cloud.template_inputs import own_tags
 from ..config import Config
+from ..hosts import pins
+from ..hosts.install_steps import lock_name
+from ..hosts.platform import load_platform
+from ..hosts.tar import code_files
 from ..images import building
 from ..images.builders import Builder, choose
 from ..images.ecr import Registry, StoredImage
 from ..images.image_recipe import ARCHITECTURE, ImageRecipe, recipe_of
-from ..nodes import pins
-from ..nodes.install_steps import lock_name
-from ..nodes.stack import load_stack
-from ..nodes.tar import code_files
 from ..trust.errors import CloudError, ConfigError, ImageError
 
-NONE = "none"  # of fleet.image
+NONE = "none"  # of fleet.container
 
 
 def recipe_for(config: Config) -> ImageRecipe:
-    """What the image of this config's stack is made of."""
+    """Returns the parts of the image of this config's platform."""
     fleet = config.fleet
-    recipe = recipe_of(load_stack(fleet.stack), fleet.base_image or "", code_files(fleet.backend))
+    recipe = recipe_of(
+        load_platform(fleet.platform), fleet.container_base or "", code_files(fleet.backend)
+    )
     return replace(recipe, arguments=(*recipe.arguments, *BACKENDS[fleet.backend].image_arguments))
 
 
@@ -48,14 +50,14 @@ def named(config: Config, given: Sequence[str] = ()) -> Config:
     Without an account, the name says ACCOUNT: that is enough for a plan, and `make_ready` comes
     before anything is carried out.
     """
-    if config.fleet.image != BUILD:
+    if config.fleet.container != BUILD:
         return config
     tag = held_as(config.fleet_name, recipe_for(config).tag)
     try:
         image = next(iter(given), "") or registry_for(config).name(tag)
     except (CloudError, ConfigError):
         image = f"ACCOUNT.dkr.ecr.{config.fleet.aws.region or 'REGION'}.amazonaws.com/{NAME}:{tag}"
-    return replace(config, fleet=replace(config.fleet, image=image))
+    return replace(config, fleet=replace(config.fleet, container=image))
 
 
 def make_ready(config: Config) -> None:
@@ -65,9 +67,9 @@ def make_ready(config: Config) -> None:
     Raises:
         CloudError, ImageError: it is not.
     """
-    if config.fleet.image == BUILD:
+    if config.fleet.container == BUILD:
         provide(config)
-    elif config.fleet.image != NONE:
+    elif config.fleet.container != NONE:
         require_image(config)
 
 
@@ -77,8 +79,8 @@ def build(config: Config) -> int:
     building.build(recipe, builder, building.commit_of(), print)
     more = (
         ""
-        if config.fleet.image == BUILD
-        else f" SET='fleet.image=build'; or fleet.image: {recipe.reference}"
+        if config.fleet.container == BUILD
+        else f" SET='fleet.container=build'; or fleet.container: {recipe.reference}"
     )
     print(f"next: make push{more}")
     return 0
@@ -87,7 +89,10 @@ def build(config: Config) -> int:
 def push(config: Config) -> int:
     """make push: builds what is not built, sends what is not there; the exit code."""
     name = provide(config)
-    print(f"next: make train{'' if config.fleet.image == BUILD else f', with fleet.image: {name}'}")
+    print(
+        "next: make "
+        f"train{'' if config.fleet.container == BUILD else f', with fleet.container: {name}'}"
+    )
     return 0
 
 
@@ -107,21 +112,21 @@ def _begin(config: Config) -> tuple[ImageRecipe, Builder]:
     pins.require(pins.of(config, "", builds=True))
     recipe, (builder, why) = recipe_for(config), choose()
     print(
-        f"{recipe.stack} image {recipe.tag}, from {recipe.base}, by "
+        f"{recipe.platform} image {recipe.tag}, from {recipe.base}, by "
         f"{builder.name}{f' ({why})' if why else ''}"
     )
     return recipe, builder
 
 
 def require_image(config: Config) -> None:
-    """Refuses what no node could run, before any is started: for what is in ECR, by its own
+    """Refuses an image that no node could run, before any is started: one in ECR by its own
     configuration.
 
     Raises:
         ImageError: it is not there, for another processor, or of another lock than the config's;
             with both.
     """
-    image = config.fleet.image
+    image = config.fleet.container
     registry = Registry.of(image)
     if registry is None:
         return
@@ -136,19 +141,19 @@ def require_image(config: Config) -> None:
 
 def require_fit(config: Config, stored: StoredImage, image: str) -> None:
     """ImageError when an image is for another processor than the fleet's, or pinned by another lock
-    than the config's stack.
+    than the config's platform.
     """
-    then = "make push, with fleet.image: build"
+    then = "make push, with fleet.container: build"
     if stored.architecture != ARCHITECTURE:
         why = (
             f"it is for {stored.architecture}, {config.fleet.instance_type or 'the fleet'} is "
             f"{ARCHITECTURE}"
         )
         raise ImageError("is for another processor", where=image, why=why, next=then)
-    stack = load_stack(config.fleet.stack)
-    theirs, ours = stored.labels.get("trainfleet.lock"), lock_name(stack)
+    platform = load_platform(config.fleet.platform)
+    theirs, ours = stored.labels.get("trainfleet.lock"), lock_name(platform)
     if theirs and theirs != ours:
-        why = f"it is of the lock {theirs}, the config's stack {stack.name} of {ours}"
+        why = f"it is of the lock {theirs}, the config's platform {platform.name} of {ours}"
         raise ImageError(
-            "has other versions than the config's stack", where=image, why=why, next=then
+            "has other versions than the config's platform", where=image, why=why, next=then
         )

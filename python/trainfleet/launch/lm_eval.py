@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..host.install_paths import installing
-from ..host.processes import run_module
+from ..process.install_paths import installing
+from ..process.processes import run_module
 from ..trust.errors import ConfigError, Problem
 from ..trust.spelling import distance
 from ..trust.untrusted_input import show
@@ -55,7 +55,7 @@ def evaluate(variables: Mapping[str, str], tasks: str) -> int:
 
 def require_known(tasks: str, known: list[str]) -> None:
     """Raises ConfigError for tasks that are not among the known ones, each with the nearest; passes
-    where none is known.
+    if no list is known.
     """
     named = [task.strip() for task in tasks.split(",")]
     unknown = [

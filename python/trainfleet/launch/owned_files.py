@@ -1,5 +1,5 @@
-"""Which files in runs/ and data/ this program made and may remove: as run/contents.py declares
-them, and never through a link.
+"""Finds the files in runs/ and data/ that this program made and may remove: as run/contents.py
+declares them, and never through a link.
 
 A run's folder has a config.yaml with the folder's name, beside what a run leaves. Of a dataset's
 folder only the files that tokenizing makes are ours, by name: your own text may lie in the same
@@ -22,8 +22,8 @@ from ..trust.errors import TrainfleetError
 
 
 def is_inside(path: Path, root: Path) -> bool:
-    """Whether a path lies where it says, under `root`: neither it nor a folder on the way to it is
-    a link.
+    """Tells whether a path lies where it says, under `root`: neither it nor a folder on the way to
+    it is a link.
     """
     if path.is_symlink() or ".." in path.parts or not path.is_relative_to(root):
         return False
@@ -31,12 +31,12 @@ def is_inside(path: Path, root: Path) -> bool:
 
 
 def folders(root: Path) -> list[Path]:
-    """The folders in runs/ or data/; links are none."""
+    """Returns the folders in runs/ or data/, without links."""
     return sorted(path for path in root.glob("*") if path.is_dir() and is_inside(path, root))
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder in runs/ is a run's."""
+    """Tells whether a folder in runs/ is a run's."""
     config = folder / "config.yaml"
     if not (folder.is_dir() and is_inside(config, RUNS) and config.is_file()):
         return False
@@ -54,7 +54,7 @@ def is_run(folder: Path) -> bool:
 
 
 def is_dataset(folder: Path) -> bool:
-    """Whether tokenizing has made something in a folder of data/."""
+    """Tells whether tokenizing has made something in a folder of data/."""
     signs = [folder / kind.name for kind in _signs(contents.DATASET)]
     return folder.is_dir() and is_inside(folder, DATA) and any(sign.is_file() for sign in signs)
 
@@ -64,7 +64,7 @@ def _signs(folder: str) -> Iterator[contents.FileKind]:
 
 
 def remakeable(run: Path) -> Iterator[Path]:
-    """What can be made again of a run: its report and plots, and what was half made."""
+    """Returns the files of a run that can be made again: report, plots, and half-made files."""
     patterns = dict.fromkeys(kind.glob for kind in contents.kinds(contents.RUN) if kind.again)
     yield from (
         path for pattern in patterns for path in sorted(run.glob(pattern)) if is_inside(path, RUNS)

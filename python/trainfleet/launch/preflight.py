@@ -2,8 +2,8 @@
 that can't be written.
 
 Of this machine all of it; of a fleet that is known by its instance type, whether a rank's device
-holds its part of the model. What hosts without a type have, the gate reads off them
-(nodes/node_checks.py).
+holds its part of the model. What hosts without a type have, the preflight reads off them
+(hosts/node_checks.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from ..checkpoints import changes, init_from, listing
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config
+from ..config.hub_addresses import folder_of
 from ..config.huggingface_config import CONFIG
 from ..config.memory_fit import Room, checkpoint_bytes, device_room, gib, lack
+from ..config.presets import PRESETS
 from ..config.vocabulary import TRAINED
 from ..data.manifest import MANIFEST
 from ..hardware import node_types
@@ -75,32 +77,25 @@ def room_of(config: Config) -> Room | None:
 
 
 def warnings(config: Config) -> list[str]:
-    """What works and should be known: what a resume changes, and more memory than this machine can
-    spare now.
+    """Returns warnings about what works: what a resume changes, and more memory than this machine
+    can spare now.
 
     Raises:
         RunError: the run can't go on with this config.
     """
     # is asked when the run starts
-    in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)
+    in_bucket = (config.checkpoint.path or "").startswith(SCHEME)
     found = (
         []
         if in_bucket or backend_of(config).hands_over
         else resumption(config, run_of(config.name))
     )
-    own, trained = config.model.vocabulary_size, config.data.vocabulary_size
+    own, trained = config.model.vocab_size, config.data.vocab_size
     if config.data.tokenizer == TRAINED and own > UNUSED * trained:
-        then = "set data.tokenizer to the model's folder, or data.vocabulary_size"
+        then = "set data.tokenizer to the model's folder, or data.vocab_size"
         found.append(
             f"warning: the model has {own:,} tokens and the tokenizer will have {trained:,}; {then}"
         )
-    floor, peak = config.train.learning_rate_floor, config.train.learning_rate
-    if 0 < floor <= peak < 1:
-        what = (
-            f"train.learning_rate_floor {floor:g} is a fraction of the peak, so the rate ends "
-            f"at {floor * peak:.2g}"
-        )
-        found.append(f"warning: {what}; set {floor / peak:.3g} to end at {floor:g}")
     if not backend_of(config).is_here or config.fleet.device != "cpu":
         return found
     wanted, spare = this_machine().wanted(config), node_types.spare_memory()
@@ -113,14 +108,20 @@ def warnings(config: Config) -> list[str]:
     ]
 
 
+def preset_notes(config: Config) -> list[str]:
+    """Names the keys that this program does not use of the folder that model.preset names."""
+    preset = config.model.preset
+    return [*init_from.unused_keys(folder_of(preset))] if preset and preset not in PRESETS else []
+
+
 def resumption(config: Config, run: Run) -> list[str]:
-    """What changes as the run goes on from its newest checkpoint, or has no use in what it begins
-    from; a line each.
+    """Names the changes as the run continues from its newest checkpoint, or the unused parts of the
+    model from which it begins; a line each.
 
     Raises:
         RunError: naming what may not change.
     """
-    store = store_of(run, config.checkpoint.destination)
+    store = store_of(run, config.checkpoint.path)
     for step in reversed(store.steps()):
         try:
             commit = listing.read(store, step)
@@ -143,7 +144,7 @@ def try_addresses(config: Config) -> None:
     if not backend_of(config).is_here:
         return
     init_from.require_distant(config)
-    destination = config.checkpoint.destination or ""
+    destination = config.checkpoint.path or ""
     if destination.startswith(SCHEME) and not config.checkpoint.is_off:
         address = f"{destination.rstrip('/')}/{config.name}/.writable"
         s3.write(address, b"")
@@ -151,8 +152,8 @@ def try_addresses(config: Config) -> None:
 
 
 def _is_on_shared_disk(config: Config) -> bool:
-    """Whether this machine sees what train.init_from names as the nodes do: an absolute path may be
-    on a disk of theirs.
+    """Tells whether this machine sees what train.init_from names as the nodes do: an absolute path
+    may be on a disk of theirs.
     """
     backend, address = backend_of(config), Path(config.train.init_from or "/")
     return (
@@ -173,8 +174,8 @@ def _shut(config: Config) -> Iterator[tuple[str, str]]:
     # a finished one is only read
     if not (dataset := DATA / config.data.name).joinpath(MANIFEST).exists():
         own["data.name"] = dataset
-    if config.checkpoint.destination and not config.checkpoint.destination.startswith(SCHEME):
-        own["checkpoint.destination"] = Path(config.checkpoint.destination)
+    if config.checkpoint.path and not config.checkpoint.path.startswith(SCHEME):
+        own["checkpoint.path"] = Path(config.checkpoint.path)
     for key, folder in own.items():
         there = _nearest(folder)
         if not there.is_dir():
@@ -188,9 +189,9 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
     the oldest goes.
     """
     checkpoint = config.checkpoint
-    if checkpoint.is_off or (checkpoint.destination or "").startswith(SCHEME):
+    if checkpoint.is_off or (checkpoint.path or "").startswith(SCHEME):
         return
-    store, one = store_of(run_of(config.name), checkpoint.destination), checkpoint_bytes(config)
+    store, one = store_of(run_of(config.name), checkpoint.path), checkpoint_bytes(config)
     made = (
         -(-config.train.steps // checkpoint.every_steps)
         if checkpoint.every_steps
@@ -204,7 +205,7 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
         works = (
             f"checkpoint.keep={fewer} fits; or free some"
             if fewer >= 1
-            else "free some, or set checkpoint.destination"
+            else "free some, or set checkpoint.path"
         )
         needed = f"{wanted} checkpoints of {size(one)} need {size(wanted * one)}"
         yield (

@@ -10,24 +10,24 @@ from ..backends import backend_of, is_guest
 from ..backends.base import Can, Prospect
 from ..cloud.repository import BUILD
 from ..config import Config
-from ..host.rdma_adapters import fastest, listed
-from ..nodes import pins, probe
-from ..nodes.facts import Facts
-from ..nodes.quarantine import Quarantine
+from ..hosts import pins, probe
+from ..hosts.facts import Facts
+from ..hosts.quarantine import Quarantine
 from ..plan.estimate import Estimate
 from ..plan.fabric_environment import fabric_settings, least_bandwidth
 from ..plan.job import tokenize_job, train_job
 from ..plan.request import Artifact, Request
+from ..process.rdma_adapters import fastest, listed
 from ..trust.errors import BackendError
 from . import job_image
 from .run_location import say_unheard
 
 if TYPE_CHECKING:
     from ..backends.head import Head
-    from ..nodes.facts import Facts
-    from ..nodes.finding import Finding
-    from ..nodes.host_results import Host
-    from ..nodes.transport import Transport
+    from ..hosts.facts import Facts
+    from ..hosts.finding import Finding
+    from ..hosts.host_results import Host
+    from ..hosts.transport import Transport
 NAMED = 8  # nodes of which a line tells
 
 
@@ -51,8 +51,8 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
 
 
 def pinned(config: Config) -> tuple[pins.Pin, ...]:
-    """What machines that setup makes and an image that is built take from indexes."""
-    return pins.of(config, backend_of(config).machines().system, config.fleet.image == BUILD)
+    """Returns what new machines and a built image take from indexes."""
+    return pins.of(config, backend_of(config).machines().system, config.fleet.container == BUILD)
 
 
 def bake(config: Config) -> int:
@@ -78,22 +78,26 @@ def _require_own(config: Config, does: str) -> None:
     """BackendError where the machines are another config's, which alone `does` that."""
     if is_guest(config):
         what = f"its machines are those of the config {config.fleet_name}, which alone {does}"
-        raise BackendError(what, where="fleet.aws.name", next="make train, once they are there")
+        raise BackendError(
+            what, where="fleet.aws.share_fleet_of", next="make train, once they are there"
+        )
 
 
 def planned(config: Config) -> tuple[Artifact, ...]:
-    """What `make_ready` would do now."""
+    """Returns the actions of `make_ready` now."""
     return () if is_guest(config) else backend_of(config).machines().changes()
 
 
 def prospect(config: Config, needs: Estimate) -> Prospect:
-    """What `make setup` would do to the machines, as far as a plan can know it; it says what the
-    indexes have of the pins.
+    """Returns the actions of `make setup` on the machines, as far as a plan can know it; it says
+    what the indexes have of the pins.
     """
     pins.say(pinned(config))
     train, seconds = config.train, needs.seconds
     hours = None if seconds is None else seconds / 3600
-    speed = train.steps * train.global_batch * train.sequence_length / seconds if seconds else None
+    speed = (
+        train.steps * train.global_batch_size * train.sequence_length / seconds if seconds else None
+    )
     found = backend_of(config).machines().prospect(hours, speed)
     if not is_guest(config):
         return found
@@ -105,7 +109,7 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
 
 
 def inherited(config: Config) -> str:
-    """What a job gets of the environment of whoever submits it, as a line of a plan."""
+    """Says which variables a job gets from whoever submits it, as a line of a plan."""
     return (
         "of your environment a job gets: "
         f"{', '.join((*backend_of(config).inherits, *config.fleet.secrets)) or 'nothing'}"
@@ -120,7 +124,7 @@ def exact(config: Config) -> list[Request]:
 
 
 def shares_one_machine(config: Config) -> bool:
-    """Whether all nodes are played by this machine, and share its cores."""
+    """Tells whether all nodes are played by this machine, and share its cores."""
     return backend_of(config).is_here
 
 
@@ -145,9 +149,9 @@ def examine(config: Config, lift: Sequence[str]) -> int:
 
 
 def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
-    """A line a host with what is wrong, then the fabric, and what to type."""
-    from ..nodes.gate import examine as examine_fleet
-    from ..nodes.host_table import Board
+    """Prints a line per host with its faults, then the fabric, and what to type."""
+    from ..hosts.host_table import Board
+    from ..hosts.preflight import examine as examine_fleet
 
     with head.transport as transport, Board(transport.hosts) as board:
         report = examine_fleet(transport, head.located, links=True)
@@ -171,7 +175,7 @@ def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
         return 0
     inside = ",".join(host.name for host in quarantine.held(transport.hosts))
     print(
-        "next: mend what is named "
+        "next: correct the faults "
         f"above{f'; then make doctor LIFT={inside}' if inside else ', then make doctor'}"
     )
     return 1
@@ -191,11 +195,11 @@ def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
 def collectives(
     transport: Transport, config: Config, facts: Mapping[Host, Facts]
 ) -> tuple[list[str], list[Finding]]:
-    """What Neuron's own trial of its links says, where the nodes have NeuronCores; what is wrong is
-    among the words too.
+    """Returns the words of Neuron's own trial of its links, if the nodes have NeuronCores; faults
+    are among the words too.
     """
-    from ..nodes.collectives import is_for, try_collectives
-    from ..nodes.fleet import wanted_of
+    from ..hosts.collectives import is_for, try_collectives
+    from ..hosts.fleet import wanted_of
 
     wanted = wanted_of(config)
     said, wrong = try_collectives(transport, wanted, facts) if is_for(wanted) else ([], [])
@@ -229,7 +233,7 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
         asked = fleet.device == "cuda" and bool(facts)
         return [
             *wrong,
-            *(["no GPU that is known answers, and fleet.stack is cuda"] if asked else []),
+            *(["no GPU that is known answers, and fleet.platform is cuda"] if asked else []),
         ], not (wrong or asked)
     own, kind = fleet.accelerator, fleet.node_type
     counts = {len(fact.gpus) for fact in facts.values()}
@@ -252,9 +256,7 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
 
 
 def described(facts: Mapping[str, Facts]) -> list[str]:
-    """What the nodes have, those that are alike together; nothing of nodes without anything but
-    cores.
-    """
+    """Describes the nodes, those that are alike together; nodes with cores alone are left out."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, fact in facts.items():
         if fact.gpus or set(fact.bus) & {"nvidia", "amd", "gaudi"}:

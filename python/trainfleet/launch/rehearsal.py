@@ -1,12 +1,12 @@
-"""A short run of its own, broken on purpose, and what is measured of it: noticed when, judged how,
-what it cost, what is left.
+"""Plays a short separate run, broken on purpose, and measures it: noticed when, judged how, what it
+cost, what is left.
 
 All of it is in one folder outside the user's runs, which is made for it and goes with it. Every
 process of it dies with this one, so it is gone also after kill -9; the folder that such a death
 leaves behind is emptied by the next rehearsal.
 
-What is covered: nodes that this machine plays, real torchruns. Hosts and Slurm have stages of their
-own: rehearsal_hosts.py, rehearsal_steps.py.
+It covers nodes that this machine plays, with real torchruns. Hosts and Slurm have other stages:
+rehearsal_hosts.py, rehearsal_steps.py.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import yaml
 from ..backends.base import LINKS, OWN_HEAD
 from ..health import fence
 from ..health.heartbeat_format import read_beats
-from ..host.install_paths import CODE
-from ..host.processes import die_with_parent
+from ..process.install_paths import CODE
+from ..process.processes import die_with_parent
 from ..run.run_folder import Record, Run, run_of, take_lock
 from ..trust.errors import BackendError, RunError
 
@@ -56,10 +56,10 @@ file=$(find "$newest" -type f -printf '%s %p\\n' | sort -n | tail -n 1 | cut -d 
 truncate -s $(( $(stat -c %s "$file") / 2 )) "$file" && echo struck"""
 REMOVE = "[ ! -e {folder} ] || chmod -R u+w {folder}; rm -rf {folder}"
 PARENT = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); "
-OWN_LINKS = "nodes that one machine plays have no links of their own"
+OWN_LINKS = "nodes that one machine plays have no separate links"
 # What faults need (faults.Fault.needs), and a stage may lack, beside base.py's LINKS and OWN_HEAD:
-# nodes enough to go on without one, or to call one slow, a network that tc can slow, a Python that
-# can be changed, mounts that go with the run.
+# nodes enough to continue without one, or to call one slow, a network that tc can slow, a Python
+# that can be changed, mounts that go with the run.
 SPARE, MAJORITY, KERNEL = "spare", "majority", "kernel network"
 PYTHON_OF_NODES, MOUNTS = "python", "mounts"
 LACKING = {LINKS: OWN_LINKS, OWN_HEAD: "the head is this machine; launcher-killed is near it"}
@@ -75,7 +75,7 @@ def config_of_run(
             "data": {
                 "name": "text",
                 "sources": [text],
-                "vocabulary_size": 340,
+                "vocab_size": 340,
                 "validation_fraction": 0.1,
             },
             "model": {
@@ -88,7 +88,7 @@ def config_of_run(
             "train": {
                 "steps": steps,
                 "precision": "fp32",
-                "global_batch": batch,
+                "global_batch_size": batch,
                 "sequence_length": 32,
                 "log_every": 1,
                 "validate_every": 0,
@@ -102,7 +102,9 @@ def config_of_run(
 
 
 def documents() -> dict[str, bytes]:
-    """What the run learns from: forty small files by their path in the stage's folder."""
+    """Returns the text that the run learns from: forty small files by their path in the stage's
+    folder.
+    """
     lines = {
         number: " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
         for number in range(40)
@@ -160,7 +162,7 @@ class RehearsalStage:
     apart: ClassVar[float] = 0.0  # seconds that the clocks of its nodes may be behind this one's
     things: ClassVar[str] = "processes"  # that could be left over
     left_within: ClassVar[float] = LEFT_WITHIN
-    outlives: ClassVar[bool] = False  # a run goes on without the command that launched it
+    outlives: ClassVar[bool] = False  # a run continues without the command that launched it
 
     @property
     def place(self) -> str:
@@ -253,8 +255,8 @@ class RehearsalStage:
             time.sleep(0.05)
 
     def at_rank(self, name: str, command: str) -> str:
-        """What a shell's command says on rank 1's machine: its process is $p, the run's checkpoints
-        are in $c.
+        """Returns the output of a shell's command on rank 1's machine: its process is $p, the run's
+        checkpoints are in $c.
 
         Raises:
             RunError: it is nowhere.
@@ -274,21 +276,21 @@ class RehearsalStage:
         return f"p={beat.pid} c={self.checkpoints(name)}\n{command}"
 
     def on_head(self, command: str) -> str:
-        """What a shell's command says where the stage's folder is."""
+        """Returns the output of a shell's command on the machine with the stage's folder."""
         return subprocess.run(
             ["sh", "-c", command], cwd="/", capture_output=True, text=True, check=False
         ).stdout.strip()
 
     def strike(self, name: str, whom: str, number: signal.Signals) -> None:
-        """A signal to rank 1, or to the torchrun `agent` that is its parent; RunError where that is
-        nowhere.
+        """Sends a signal to rank 1, or to the torchrun `agent` that is its parent. Raises RunError
+        if that process is nowhere.
         """
         parent = PARENT if whom == "agent" else ""
         self.require(name, self.at_rank(name, f"{parent}kill -{number.value} $p && echo {STRUCK}"))
 
     def damage(self, name: str) -> None:
-        """The largest file of the newest checkpoint loses its second half; RunError where there is
-        none.
+        """Cuts the largest file of the newest checkpoint in half. Raises RunError if no checkpoint
+        is there.
         """
         self.require(name, self.on_head(DAMAGE.format(checkpoints=self.checkpoints(name))))
 
@@ -331,7 +333,7 @@ class RehearsalStage:
         )
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
-        """Has tc send what rank 1's host sends at this rate, for so many seconds; why that can't
+        """Has tc send what rank 1's host sends at this rate, for that many seconds; why that can't
         be, or "".
         """
         return self.lacking[LINKS]
@@ -360,7 +362,7 @@ class RehearsalStage:
         return found
 
     def at_work(self) -> Sequence[object]:
-        """Of `things`, those that are there."""
+        """Returns the existing ones of `things`."""
         return self.processes()
 
     def left_over(self) -> Sequence[object]:
@@ -373,7 +375,7 @@ class RehearsalStage:
 
 @contextmanager
 def stage() -> Iterator[RehearsalStage]:
-    """A stage with data and the losses of an unbroken run; nothing of it is left behind.
+    """A stage with data and the losses of an unbroken run; leaves no file or process behind.
 
     Raises:
         BackendError: another rehearsal of this user is under way.
@@ -393,7 +395,7 @@ def stage() -> Iterator[RehearsalStage]:
 
 @cache
 def can_unshare() -> bool:
-    """Whether a command can have mounts of its own."""
+    """Tells whether a command can have separate mounts."""
     words = ["unshare", "--mount", "true"]
     return (
         shutil.which(words[0]) is not None

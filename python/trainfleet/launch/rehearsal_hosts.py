@@ -1,10 +1,10 @@
-"""A stage on the hosts of a fleet: a short run of its own, in a folder of its own below the shared
-one, broken and put back.
+"""A stage on the hosts of a fleet: a short separate run, in a new folder below the shared one,
+broken and put back.
 
-What is touched: processes that carry the mark of these runs, the link of one host for a while, that
+It touches processes that carry the mark of these runs, the link of one host for a while, that
 folder. All of it is put back at the end, also after Ctrl-C. After kill -9 the hosts do so
 themselves: each has a guard that waits for this process's sign of life. When that has not come for
-SILENT seconds it ends the runs, takes off what was mounted in the folder, and removes it. A link
+SILENT seconds it ends the runs, unmounts the folder's mounts, and removes the folder. A link
 that was cut or slowed is as it was by its host's own clock.
 
 What is not covered: hosts on which sudo asks for a password keep their links; instances that only
@@ -25,11 +25,11 @@ from ..backends import backend_of
 from ..backends.base import Can
 from ..backends.head import PLAIN, Head
 from ..config import Config
-from ..nodes import job_commands
-from ..nodes.fleet import open_fleet, wanted_of
-from ..nodes.host_results import by_host
-from ..nodes.ssh_config import expanded
-from ..nodes.transport import Transport
+from ..hosts import job_commands
+from ..hosts.fleet import open_fleet, wanted_of
+from ..hosts.host_results import by_host
+from ..hosts.ssh_config import expanded
+from ..hosts.transport import Transport
 from ..trust.errors import BackendError, ConfigError, RunError
 from . import rehearsal
 from .rehearsal import (
@@ -52,7 +52,16 @@ TIMEOUT = 60.0
 UNDONE = "hosts could not do their part in a rehearsal"
 SIGN, SILENT = 10.0, 60  # seconds between two signs of life, and without one until the guards act
 # of the user's fleet
-KEPT = ("hosts", "ssh", "stack", "docker", "instance_type", "accelerator", "image", "base_image")
+KEPT = (
+    "hosts",
+    "ssh",
+    "platform",
+    "install_docker",
+    "instance_type",
+    "accelerator",
+    "container",
+    "container_base",
+)
 RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
 [ -n "$p" ] || exit 0"""  # noqa: E501
 SHAPING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
@@ -131,7 +140,7 @@ class HostStage(RehearsalStage):
 
     @property
     def unmount(self) -> str:
-        """A shell's words that take off what was mounted in the folder."""
+        """Returns shell words that unmount the mounts in the folder."""
         return UNMOUNT.format(folder=shlex.quote(self.shared))
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
@@ -221,26 +230,26 @@ def require_hosts(head: Head) -> Config:
 
 
 def lacking(config: Config) -> dict[str, str]:
-    """What faults need that the hosts of a config lack, and why."""
+    """Returns the needs of faults that the hosts of a config lack, and why."""
     nodes, row = nodes_of(config), config.fleet.node_type
     found = (
-        {SPARE: "a run on both of two hosts can't go on without one"}
+        {SPARE: "a run on both of two hosts can't continue without one"}
         if len(config.fleet.hosts) < 3
         else {}
     )
     if nodes < 3:
         found[MAJORITY] = "of two nodes none can be called the slow one: it takes four hosts"
     elif row and row.efa:
-        found[KERNEL] = "what ranks send by EFA goes past the kernel, whose tc can't slow it"
-    if config.fleet.image != "none":
+        found[KERNEL] = "ranks' messages by EFA bypass the kernel, so its tc can't slow them"
+    if config.fleet.container != "none":
         found[PYTHON_OF_NODES] = "the nodes' Python is in an image"
     return found
 
 
 @contextmanager
 def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
-    """A stage on the hosts of a located config, for the faults called `names`; nothing of it is
-    left behind.
+    """A stage on the hosts of a located config, for the faults called `names`; leaves no file or
+    process behind.
 
     Raises:
         BackendError: another rehearsal is under way there, or a host can't be reached or put back.
@@ -305,13 +314,13 @@ def _furnish(made: HostStage, config: Config) -> None:
 
 
 def nodes_of(config: Config) -> int:
-    """How many of the hosts run the run: all but a spare one, where there are three."""
+    """Counts the hosts that the run uses: all but a spare one, if three are named."""
     return max(2, len(config.fleet.hosts) - 1)
 
 
 def fleet_of(config: Config, shared: str) -> dict[str, object]:
-    """The fleet of the short run: the user's hosts and software, a rank a node, a folder of its
-    own.
+    """The fleet of the short run: the user's hosts and software, a rank per node, a separate
+    folder.
     """
     given: dict[str, Any] = {
         key: value for key, value in dataclasses.asdict(config.fleet).items() if key in KEPT

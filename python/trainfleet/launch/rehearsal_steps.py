@@ -1,10 +1,10 @@
-"""A stage in jobs of an engine (Slurm): a short run of two nodes in a folder of its own, struck by
+"""A stage in jobs of an engine (Slurm): a short run of two nodes in a separate folder, struck by
 steps beside its ranks.
 
-What is touched: jobs that work in that folder, and the folder. Both are gone at the end, also after
+It touches jobs that work in that folder, and the folder. Both are gone at the end, also after
 Ctrl-C and kill -9: a guard on this machine waits for the end of this process, cancels the jobs, and
 removes the folder. A fault of one rank is a change of that process alone (kill, prlimit), so
-nothing of it outlives its job.
+it ends with its job.
 
 What is not covered: this machine dies too, so that the jobs run to their end and the folder stays
 until the next rehearsal; jobs in an image; a login node that is reached by SSH (the command is
@@ -46,10 +46,10 @@ STEPS = 240
 PATIENCE = 1800.0  # seconds of a command, with its time in the queue
 LEFT_WITHIN = 60.0  # seconds in which Slurm ends a job: KillWait and the nodes' epilog
 # of the user's fleet
-KEPT = ("stack", "slurm", "instance_type", "accelerator", "exclusive", "device")
+KEPT = ("platform", "slurm", "instance_type", "accelerator", "exclusive", "device")
 ROOT = "root may write everywhere, and what a step mounts would outlive it"
 OWN = (
-    "runs of its own, in a folder of its own: none of yours is touched. First the one to which "
+    "separate runs, in a separate folder: none of yours is touched. First the one to which "
     "nothing happens"
 )
 ENGINES = (
@@ -90,7 +90,7 @@ class JobStage(RehearsalStage):
 
 @contextmanager
 def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
-    """A stage in jobs of a config's engine; nothing of it is left behind.
+    """A stage in jobs of a config's engine; leaves no job or file behind.
 
     Raises:
         BackendError: another rehearsal is under way, or a job can't be ended.
@@ -112,8 +112,8 @@ def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
 
 
 def _guard(beside: JobSteps, folder: Path) -> subprocess.Popen[str]:
-    """Who ends the folder's jobs once it is told to; by our death it is told too, and removes the
-    folder.
+    """Starts the guard that ends the folder's jobs on request; after our death it does so too, and
+    removes the folder.
     """
     words = beside.guard(folder, REMOVE.format(folder=shlex.quote(str(folder))))
     return subprocess.Popen(

@@ -21,9 +21,9 @@ from ..backends.node_script import values_of
 from ..checkpoints import changes
 from ..config import Config, dump_resolved, load_resolved
 from ..health.lease import TO_BEGIN, Vacancy, newest_holder, newest_standby, read_holder
-from ..nodes.gate import examine
-from ..nodes.head import Launcher
-from ..nodes.host_results import Host, by_host, grouped, names
+from ..hosts.head import Launcher
+from ..hosts.host_results import Host, by_host, grouped, names
+from ..hosts.preflight import examine
 from ..plan.bill import PAID, Bill
 from ..plan.plan import Plan
 from ..report import html
@@ -35,7 +35,7 @@ from ..watch.budget import Budget
 from ..watch.monitor import ENDS
 from ..watch.signals import SIGNALS
 from . import execution
-from .intent_watch import is_cancelled, leads
+from .launching import is_cancelled, leads
 
 STARTED = "TRAINFLEET_STARTED"  # when the command began, unix time (cli/)
 LOOK_EVERY = 1.0  # seconds
@@ -44,7 +44,7 @@ OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")  # the head knows the hosts by o
 
 
 def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
-    """Gives a verb to the fleet's head, or joins the launcher that is at work there; follows it
+    """Gives a verb to the fleet's head, or joins the launcher that runs there; follows it
     until it ends or is detached.
     """
     run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
@@ -61,7 +61,7 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
         if place.is_running():
             holder = read_holder(run.folder)
             print(
-                f"{run.name} is at work on {holder.host if holder else 'the fleet'}; looking on",
+                f"{run.name} is running on {holder.host if holder else 'the fleet'}; following it",
                 flush=True,
             )
             try:
@@ -72,7 +72,7 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
 
 
 def handed_over(place: Hosts) -> Config | None:
-    """The config with which the run was launched last; None where there is none, or one of another
+    """Returns the config with which the run was launched last; None if it is missing, or of another
     version of this.
     """
     text = place.read("launch.yaml")
@@ -84,8 +84,8 @@ def handed_over(place: Hosts) -> Config | None:
 
 
 def require_same(config: Config, there: Config, run: Run, finished: bool) -> None:
-    """RunError, naming what differs, where a run that is to be followed, or to be called finished,
-    has another config.
+    """Raises RunError, naming what differs, if a run that will be followed or called finished has
+    another config.
     """
     was, now = changes.flatten(there), changes.flatten(config)
     keys = [
@@ -106,8 +106,8 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
 
 
 def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
-    """What a launcher on a host can't ask of an account: when the machines are reclaimed, and what
-    was paid for them ahead.
+    """Returns what a launcher on a host can't ask of an account: when the machines are reclaimed,
+    and the sum paid for them ahead.
     """
     known = {ENDS: head.ends, PAID: bill.paid if bill and bill.paid else None}
     return {name: str(value) for name, value in known.items() if value is not None}
@@ -118,7 +118,8 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
 
     Raises:
         ConfigError: the run has cost all that it may.
-        BackendError: the gate is shut, another run is at work, or the launcher does not come up.
+        BackendError: the preflight failed, another run is at work, or the launcher does not come
+        up.
     """
     run, secrets, backend = place.run, values_of(plan.config.fleet.secrets), backend_of(plan.config)
     Budget(run, plan.config, backend.bill()).require()
@@ -133,7 +134,7 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     command = (head.interpreter, "-m", "trainfleet", verb, f"CONFIG={place.head.run}/launch.yaml")
     launcher = Launcher(command, {STARTED: str(started), **asked_of(head, backend.bill())}, secrets)
     place.head.start(sound[0], launcher)
-    print(f"launched on {sound[0].name}; it goes on there when this terminal closes", flush=True)
+    print(f"launched on {sound[0].name}; it continues there when this terminal closes", flush=True)
     appoint(place, sound[1:2], launcher, term)
     try:
         await_lease(place, sound[0], term, words)
@@ -150,19 +151,19 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
 
 
 def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
-    """The plan for hosts that fit together, and these; BackendError where they do not, or another
-    run is at work on them.
+    """Returns the plan for hosts that fit together, and these. Raises BackendError if they do not,
+    or another run uses them.
     """
     backend = backend_of(plan.config)
     sound, unsound = head.survey(head.transport.hosts)
     for hosts, why in grouped(unsound):
         print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} left out: {why}", flush=True)
     head.require_own_folder(sound)
-    # which the gate would disturb
+    # which the preflight would disturb
     if Can.EXAMINE not in backend.can or execution.left_running(plan.config, run):
         return plan, sound
-    head.refuse_other_runs(sound)  # before the gate, which would disturb them
-    if without := pass_gate(head, sound):
+    head.refuse_other_runs(sound)  # before the preflight, which would disturb them
+    if without := pass_preflight(head, sound):
         sound = [host for host in sound if host.name not in without]
         plan = replace(
             plan, requests=tuple(backend.plan(request.job, without) for request in plan.requests)
@@ -171,7 +172,7 @@ def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
 
 
 def appoint(place: Hosts, hosts: list[Host], launcher: Launcher, term: int) -> None:
-    """Lets these hosts stand by; where one can't, the launcher appoints another."""
+    """Lets these hosts stand by; if one can't, the launcher appoints another."""
     before = newest_standby(place.run.folder)
     for host in hosts:
         try:
@@ -202,12 +203,12 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
         if ended or late:
             words.show()
             raise BackendError(
-                "the launcher did not come up", where=host.name, next=f"less {words.logs[0]}"
+                "the launcher did not start", where=host.name, next=f"less {words.logs[0]}"
             )
         time.sleep(LOOK_EVERY / 2)
 
 
-def pass_gate(head: Head, sound: list[Host]) -> dict[str, str]:
+def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
     """Several nodes must fit together before a job starts on them; links are tried where the
     instance type promises some.
 
@@ -226,6 +227,7 @@ def pass_gate(head: Head, sound: list[Host]) -> dict[str, str]:
             if finding.blames_host and finding.host:
                 head.quarantine.add(finding.host, finding.message)
         if report.is_open:
+            print(f"preflight passed: {'; '.join(report.describe(None))}", flush=True)
             break
         unfit = {finding.host.name: str(finding) for finding in report.findings if finding.host}
         if unfit and len(fit) - len(unfit) >= nodes:
@@ -234,7 +236,7 @@ def pass_gate(head: Head, sound: list[Host]) -> dict[str, str]:
             without |= unfit
             continue
         of_all = [f"\n  fleet: {finding}" for finding in report.findings if finding.host is None]
-        what = f"the gate is shut: the nodes are not fit to train together{''.join(of_all)}"
+        what = f"the preflight failed: the nodes are not fit to train together{''.join(of_all)}"
         said = {
             host: "; ".join(map(str, report.against(host))) for host in fit if report.against(host)
         }
@@ -243,7 +245,7 @@ def pass_gate(head: Head, sound: list[Host]) -> dict[str, str]:
 
 
 class LeftAlone(Exception):
-    """The user detached; the run goes on."""
+    """The user detached; the run continues."""
 
 
 class LauncherLogs:
@@ -292,8 +294,8 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
             if (code := follow_launcher(place, words)) == execution.STOPPED:
                 print(f"{place.run.name} is stopped", flush=True)
             return code
-        print(f"{place.run.name} goes on without this terminal")
-        print("next: make train looks on again; make status, make logs FOLLOW=1, make stop")
+        print(f"{place.run.name} continues without this terminal")
+        print("next: make train follows it again; make status, make logs FOLLOW=1, make stop")
         return execution.STOPPED
     finally:
         for number, handler in zip(SIGNALS, before, strict=True):
@@ -337,7 +339,7 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
 
 
 class Leads:
-    """Whether somebody leads a run or is about to, as seen by looks at what has come here:
+    """Tells whether somebody leads a run or is about to, by looks at the files that are here:
     launchers and standbys beat.
     """
 

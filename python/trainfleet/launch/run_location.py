@@ -1,4 +1,4 @@
-"""Finds where a run is at work, for the verbs that look at it, and stops it: asks, waits, and
+"""Finds where a run is active, for the verbs that look at it, and stops it: asks, waits, and
 proves that nothing is left.
 """
 
@@ -14,7 +14,7 @@ from ..backends.base import Handle, Status, load_job
 from ..backends.run_storage import Here, Place
 from ..config import Config, export_formats, load_resolved
 from ..config.host_list import parse_hosts
-from ..host.processes import run_module
+from ..process.processes import run_module
 from ..report.history import History
 from ..run.run_folder import Run, is_locked
 from ..trust.errors import BackendError, ConfigError, RunError
@@ -58,9 +58,9 @@ def export(variables: Variables) -> int:
 
 
 def stop(place: Place, run: Run, variables: Variables) -> bool:
-    """Asks a run to stop at its next step; whether it has, or else no more came of it.
+    """Asks a run to stop at its next step; True if it has, False if it fell silent before.
 
-    It is given PATIENCE seconds from the last that was heard of it, with a launcher or without one.
+    It is given PATIENCE seconds from its last sign, with a launcher or without one.
     """
     place.ask_to_stop()
     print(f"asked {run.name} to stop at its next step, with a checkpoint", flush=True)
@@ -78,8 +78,8 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
 
 
 def require_over(run: Run) -> None:
-    """RunError where a launcher of this machine still holds the run, though nothing of it runs: it
-    was stopped itself.
+    """Raises RunError if a launcher of this machine still holds the run, though its ranks have
+    ended: it was stopped itself.
     """
     if is_locked(run.folder):
         then = "Ctrl-C twice where it runs; or kill it: fuser " + str(run.folder / "lock")
@@ -99,8 +99,8 @@ def bytes_written(run: Run) -> int:
 
 
 def nodes_at_work(variables: Variables) -> tuple[str, ...]:
-    """The nodes on which something of the run is at work, with a launcher or without; BackendError
-    where one can't be asked.
+    """Returns the nodes on which a process of the run is active, with a launcher or without. Raises
+    BackendError if a node can't be asked.
     """
     run = run_named(variables)
     if (backend := backend_known(run, variables)) is None:
@@ -123,17 +123,17 @@ def orphan_note(run: Run, variables: Variables) -> str:
     nodes = nodes_at_work(variables)
     if nodes:
         return (
-            f"\nits launcher is gone; {', '.join(nodes)} go on without it: make train takes "
+            f"\nits launcher is gone; {', '.join(nodes)} continue without it: make train takes "
             "over, make stop ends it"
         )
     return (
-        "\nits launcher is gone, and nothing of it runs: make train resumes from the last "
+        "\nits launcher is gone, and no process of it runs: make train resumes from the last "
         "checkpoint"
     )
 
 
 def heard_now(run: Run, variables: Variables) -> str | None:
-    """Says in the engine's words what a job does that waited when a launcher last heard of it.
+    """Says in the engine's words what a job does that waited at a launcher's last look.
 
     "" for any other job, and for a run that another machine leads; None when the engine gives no
     answer within ANSWERS, or before Ctrl-C.
@@ -181,8 +181,8 @@ def end(variables: Variables) -> None:
 
 
 def config_known(run: Run, variables: Variables) -> Config | None:
-    """The run's own config; where there is none, or one of another version of this, the file's;
-    None when neither can be read.
+    """Returns the run's own config; if that is missing, or of another version of this, the file's;
+    None if neither can be read.
     """
     if run.config.exists():
         with suppress(ConfigError):
@@ -196,23 +196,23 @@ def config_known(run: Run, variables: Variables) -> Config | None:
 
 
 def backend_known(run: Run, variables: Variables) -> Backend | None:
-    """The backend on which the run may be at work; None where its config is not known, or there is
-    no machine yet.
+    """Returns the backend on which the run may be active; None if its config is not known, or if it
+    has no machine yet.
     """
     config = config_known(run, variables)
     return None if config is None or is_nowhere(config) else backend_of(config)
 
 
 def is_nowhere(config: Config) -> bool:
-    """Whether there is no machine yet, so that its run can have been at work nowhere."""
+    """Tells whether the fleet has no machine yet, so that its run can have been active nowhere."""
     return not backend_of(config).lingers
 
 
 def runs_programs(config: Config) -> bool:
-    """Whether reaching the hosts runs a program on this machine, which a plan must not."""
+    """Tells whether reaching the hosts runs a program on this machine, which a plan must not."""
     if config.fleet.ssh.config is None:
         return False
-    from ..nodes import ssh_config  # loads SSH
+    from ..hosts import ssh_config  # loads SSH
 
     return ssh_config.runs_programs(config.fleet.ssh)
 
@@ -220,7 +220,7 @@ def runs_programs(config: Config) -> bool:
 def say_unheard(config: Config) -> None:
     """Names what ssh would go by on the way to the hosts, and this program does not."""
     if config.fleet.ssh.config:
-        from ..nodes import ssh_config  # loads SSH
+        from ..hosts import ssh_config  # loads SSH
 
         if words := ssh_config.unheard(config.fleet.ssh, parse_hosts(config.fleet.hosts)):
             print(

@@ -11,7 +11,7 @@ from ..report import lengths
 from ..run import run_folder
 from ..watch.signals import Interrupts
 from . import execution
-from .intent_watch import launching
+from .launching import launching
 
 
 def tokenize(plan: Plan, started: float) -> int:
@@ -35,7 +35,7 @@ def tokenize(plan: Plan, started: float) -> int:
 
 
 def _is_whole(launch: execution.Launch) -> bool:
-    """Whether every request of the plan has ended well; False after a stop."""
+    """Tells whether every request of the plan has ended well; False after a stop."""
     found = launch.following()
     if found is None:
         return False

@@ -10,10 +10,10 @@ from ..backends.base import Can, Handle
 from ..checkpoints.store import store_at
 from ..config import Config, dump_resolved, export_formats, load_resolved
 from ..health.lease import LEFT, Holder
-from ..host import install_paths
-from ..host.processes import run_module
 from ..plan.plan import Plan
 from ..plan.request import Request
+from ..process import install_paths
+from ..process.processes import run_module
 from ..report import compilation, html, plots
 from ..report.summary import print_summary
 from ..run import run_folder
@@ -27,7 +27,7 @@ from ..watch.time_accounting import goodput, ledger
 from . import execution, preflight
 from .command import was_handed_over
 from .execution import Launch
-from .intent_watch import launching
+from .launching import launching
 
 NOTHING = "nothing was compiled: neuron_parallel_compile says of no program what became of it"
 
@@ -73,18 +73,18 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
 
 
 def require_same(config: Config, run: Run) -> None:
-    """Refuses what the ranks would: to go on with a run as another one. Its folder stays as it is.
+    """Refuses what the ranks would: to continue a run as another one. Its folder stays as it is.
 
     Raises:
         RunError: naming what differs.
     """
-    in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)  # the plan did not ask it
+    in_bucket = (config.checkpoint.path or "").startswith(SCHEME)  # the plan did not ask it
     for line in preflight.resumption(config, run):
         print(f"{line}\n" * in_bucket, end="", flush=True)
 
 
 def mend_finished(plan: Plan, run: Run) -> None:
-    """Writes a finished run's config.yaml anew where it was lost or damaged: the verbs that use its
+    """Writes a finished run's config.yaml again if it was lost or damaged: the verbs that use its
     model need it.
 
     Raises:
@@ -92,7 +92,7 @@ def mend_finished(plan: Plan, run: Run) -> None:
     """
     saved = str(run.read_results().get("last_checkpoint") or "")
     if saved and not store_at(saved.rpartition("/")[0]).steps():
-        then = "bring them back; or train it anew: make clean PURGE=1, then make train"
+        then = "bring them back; or train it again: make clean PURGE=1, then make train"
         raise RunError(
             "is finished, and its checkpoints are gone",
             where=str(run.folder),
@@ -114,7 +114,7 @@ def require_able(config: Config, run: Run) -> None:
 
 
 def lead(launch: Launch) -> int:
-    """The command's exit code, once nothing of the run is running any more."""
+    """Returns the command's exit code, once no process of the run is left."""
     run, config, predecessor = launch.run, launch.config, launch.lease.predecessor
     found = launch.following()
     if found is None:
@@ -148,12 +148,12 @@ def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
         require_compiled(run, request.job.ahead)
     launch.lease.confirm()
     code = conclude(run, config, str(run.read_results().get("status")), seconds)
-    return export(run, config) if code == 0 and config.checkpoint.export else code
+    return export(run, config) if code == 0 and config.checkpoint.export_hf else code
 
 
 def prepare(plan: Plan, run: Run) -> None:
     """Leaves in the run folder what its ranks begin with. A request to stop that is there came
-    after the command (run/launch_intent.py).
+    after the command (launch/launching.py).
     """
     run_folder.write_atomic(run.config, dump_resolved(plan.config))
     if not was_handed_over():  # else it came with the requests
@@ -161,12 +161,12 @@ def prepare(plan: Plan, run: Run) -> None:
 
 
 def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
-    """Leaves in results.json what is known of a run before its ranks say more, and `state`."""
+    """Leaves in results.json the known facts of a run before its ranks say more, and `state`."""
     fleet, training = plan.config.fleet, plan.config.train
     versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
     run.update_results(
         predicted=plan.estimate.predicted(
-            training.steps * training.global_batch * training.sequence_length
+            training.steps * training.global_batch_size * training.sequence_length
         ),
         name=run.name,
         started=started,
@@ -202,7 +202,7 @@ def require_compiled(run: Run, ahead: bool) -> None:
 
 
 def restarts_of(run: Run, predecessor: Holder | None) -> int:
-    """How often the run has been restarted, now that the launcher before this one, if one did, died
+    """Counts the restarts of the run, now that the launcher before this one, if one did, died
     at its work.
     """
     if predecessor is None:
@@ -234,16 +234,16 @@ def export(run: Run, config: Config) -> int:
 
 
 def spending(run: Run) -> dict[str, object]:
-    """The ledger of the run's seconds for results.json; {} if there is none."""
+    """Returns the ledger of the run's seconds for results.json; {} if it has none."""
     spent = ledger(run.read_events(), run.read_metrics())
     return {"ledger": spent, "goodput": goodput(spent)} if spent else {}
 
 
 def report(run: Run, config: Config, status: str) -> None:
-    """Leaves status and cost in results.json, and plots and report.html of what has been logged,
+    """Leaves status and cost in results.json, and plots and report.html of the log so far,
     also of a run that failed.
 
-    A disk that is full fails none of it: the run is what matters, and `make report` draws again.
+    A full disk does not end it: the run is what matters, and `make report` draws again.
     """
     try:
         bill = backend_of(config).bill()

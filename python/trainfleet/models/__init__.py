@@ -1,10 +1,10 @@
-"""The networks, as plain modules: they know nothing of ranks or devices.
+"""The networks, as plain modules: they know nothing about ranks or devices.
 
-llama gpt2 bert roberta   a family each, the first also mistral, qwen2, qwen3, olmo2 and gemma,
+llama gpt2 bert roberta   one per family; llama also serves mistral, qwen2, qwen3, olmo2 and gemma,
                           which differ from it in data;
-         `model(tokens)` gives logits, `model(tokens, targets=...)` the loss
-layers   what the last three share         loss   what is minimised
-plan     how a model may be divided        huggingface   their folders, in and out
+         `model(tokens)` returns logits, `model(tokens, targets=...)` the loss
+layers   parts of the last three           loss   the training losses
+parallel_plan   how a model may be divided   huggingface_weights   their folders, in and out
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["GPT2", "Bert", "Encoder", "Llama", "Network", "Roberta", "build"]
 
 
 def build(shape: Model) -> Network:
-    """The module that `model.family` or `model.module` names, with uninitialized weights: call
+    """Builds the module of `model.family` or `model.module`, with uninitialized weights: call
     `initialize`.
     """
     if shape.module is None:

@@ -1,8 +1,8 @@
-"""BERT as a plain module: tokens hidden in the whole sequence are guessed, and whether B follows A
+"""BERT as a plain module: guesses tokens hidden in the entire sequence, and whether B follows A
 (arXiv:1810.04805).
 
-Shapes: B sequences, T tokens, D hidden size, V vocabulary. What goes in is tokens [B, T], or tokens
-and segments [B, T, 2]. The first token's target says whether B follows A (0: it does), as that
+Shapes: B sequences, T tokens, D hidden size, V vocabulary. The input is tokens [B, T], or tokens
+and segments [B, T, 2]. The first token's target tells whether B follows A (0: it does), as that
 token is never hidden.
 """
 
@@ -23,8 +23,8 @@ from .parallel_plan import ParallelPlan
 
 
 class Encoder(Network):
-    """tokens -> logits [B, T, V], or with targets the loss. RoBERTa is this, and BERT this with a
-    `Pooler`.
+    """Maps tokens to logits [B, T, V], or with targets to the loss. RoBERTa is this, and BERT is
+    this with a `Pooler`.
     """
 
     plan = ParallelPlan(
@@ -48,7 +48,7 @@ class Encoder(Network):
         self.dropout = nn.Dropout(shape.dropout)
         self.layers = nn.ModuleList(BertBlock(shape) for _ in range(shape.layers))
         self.head = MaskedTokenHead(shape)
-        if shape.tie_embeddings:
+        if shape.tie_word_embeddings:
             self.head.lm_head.weight = self.embed.tokens.weight
 
     def forward(
@@ -73,7 +73,7 @@ class Encoder(Network):
         )
 
     def guesses(self, targets: Tensor) -> int:
-        """How many tokens of a sequence are hidden, of which this rank may have a part."""
+        """Returns how many tokens of a sequence are hidden; this rank may have a part of them."""
         return self.family.guesses(self.parts * targets.shape[1])
 
     def initial(self, name: str) -> tuple[float, float]:
@@ -81,7 +81,7 @@ class Encoder(Network):
 
 
 class Bert(Encoder):
-    """An encoder that also says whether B follows A: its loss is the sum of both means."""
+    """An encoder that also guesses whether B follows A: its loss is the sum of both means."""
 
     plan = replace(Encoder.plan, last=("head", "pooler"), alike=("head", "pooler"))
 
@@ -91,10 +91,10 @@ class Bert(Encoder):
         self.total = Total()
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """The loss of features. A sum counts every sequence as often as its guesses: over these, it
-        is the mean.
+        """Returns the loss of features. A sum counts every sequence as often as its guesses:
+        divided by these, it is the mean.
         """
-        first = self.positions_of(targets)[:1] == 0  # whether this rank has the token that says it
+        first = self.positions_of(targets)[:1] == 0  # this rank has the token with that label
         words = torch.cat((torch.where(first, IGNORED, targets[:, :1]), targets[:, 1:]), 1)
         hidden: Tensor = self.total(super().loss(x, words, reduction))
         labels = targets[:, 0]
@@ -112,9 +112,9 @@ class BertBlock(nn.Module):
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.self_attn = MultiHeadAttention(shape)
-        self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
         self.mlp = FeedForward(shape)
-        self.mlp_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.mlp_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,13 +123,13 @@ class BertBlock(nn.Module):
 
 
 class MaskedTokenHead(nn.Module):
-    """x [B, T, D] -> logits [B, T, V], or [N, V] of the N `chosen` of all B T positions."""
+    """Maps x [B, T, D] to logits [B, T, V], or [N, V] for the N `chosen` of all B T positions."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.dense = nn.Linear(shape.hidden_size, shape.hidden_size)
-        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
-        self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size)
+        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size)
 
     def forward(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
         x = x if chosen is None else x.flatten(0, 1)[chosen]
@@ -137,7 +137,9 @@ class MaskedTokenHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """x [B, T, D] -> scores [B, 2], from the first token: B follows A, or is from elsewhere."""
+    """Maps x [B, T, D] to scores [B, 2], from the first token: B follows A, or is from
+    elsewhere.
+    """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()

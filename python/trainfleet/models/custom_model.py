@@ -1,9 +1,9 @@
-"""A family of your own (model.module): a Python file with a class `Model`, a Network like those
-here, whose plan is checked.
+"""Loads a user's own family (model.module): a Python file with a class `Model`, a Network like
+those here; checks its plan.
 
-The file is one of yours, in the folder where make runs: its path climbs nowhere, lies in no run or
-dataset folder, and ends in `_model.py` (the schema's pattern). So a run folder or a checkpoint that
-somebody sent brings no code with it.
+The file is a user's, in the folder where make runs: its path has no `..`, is not in a run or
+dataset folder, and ends in `_model.py` (the schema's pattern). So a run folder or a checkpoint from
+somebody else brings no code.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from types import ModuleType
 
 from ..config.types import Model
-from ..host.install_paths import page
+from ..process.install_paths import page
 from ..trust.errors import RunError
 from .network import Network
 
 
 def load(shape: Model) -> Callable[[Model], Network]:
-    """The class `Model` of the file.
+    """Returns the class `Model` of the file.
 
     Raises:
-        RunError: the file has none, or can't be loaded.
+        RunError: the file has no such class, or can't be loaded.
     """
     assert shape.module
     found = getattr(module_at(shape.module, "model.module"), "Model", None)
@@ -44,37 +44,37 @@ def load(shape: Model) -> Callable[[Model], Network]:
 
 
 def module_at(path: str, key: str) -> ModuleType:
-    """The module that a file of yours makes.
+    """Loads a user's file as a module.
 
     Raises:
-        RunError: it is not there, or fails when it is loaded.
+        RunError: it does not exist, or fails when it is loaded.
     """
     name = re.sub(r"\W", "_", path)
     spec = importlib.util.spec_from_file_location(name, Path(path).absolute())
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise RunError(
-            "is not there",
+            "does not exist",
             where=path,
             why=f"{key} names it, from the folder where make runs",
             next=f"ls {path}",
         )
     if (beside := str(Path(path).absolute().parent)) not in sys.path:
-        # it may import its neighbours; the last, so that none of them shadows a package
+        # it may import its neighbours; the last entry, so that they shadow no package
         sys.path.append(beside)
     # torch.compile looks it up by its name
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file does
+    except Exception as error:  # any error in a user's file
         why = f"{type(error).__name__}: {error}"
         raise RunError(
-            "can't be loaded", where=path, why=why, next=f"python {path} shows the whole error"
+            "can't be loaded", where=path, why=why, next=f"run python {path} to see the whole error"
         ) from error
     return module
 
 
 def check(model: Network, where: str) -> None:
-    """Refuses a model whose plan does not name its modules, before a layout trips over it.
+    """Refuses a model with a plan that does not name its modules, before a layout fails on it.
 
     Raises:
         RunError: with everything that is wrong.
@@ -85,7 +85,7 @@ def check(model: Network, where: str) -> None:
             "the plan of the model is wrong",
             where=where,
             why=why,
-            next="trainfleet/models/parallel_plan.py says what it means",
+            next="read trainfleet/models/parallel_plan.py",
         )
 
 
@@ -105,8 +105,8 @@ def _faults(model: Network) -> Iterator[str]:
             if not any(
                 re.fullmatch(re.escape(name).replace(r"\*", r"\d+"), known) for known in names
             ):
-                yield f"{field} names {name!r}, which is no module of it"
+                yield f"{field} names {name!r}, which is not a module of the model"
     prefixes = (*plan.first, *plan.last, plan.blocks)
     for name, _ in model.named_parameters():
         if not name.startswith(tuple(f"{prefix}." for prefix in prefixes)):
-            yield f"{name} is in none of blocks, first and last"
+            yield f"{name} is not in blocks, first or last"

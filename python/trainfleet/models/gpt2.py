@@ -1,4 +1,4 @@
-"""GPT-2 as a plain module: learnt positions, LayerNorm before each part of a block, GELU (Radford
+"""GPT-2 as a plain module: learned positions, LayerNorm before each part of a block, GELU (Radford
 et al. 2019).
 
 Shapes: B sequences, T tokens, D hidden size, V vocabulary.
@@ -18,7 +18,7 @@ from .network import causal_within, positions_within
 
 
 class GPT2(Decoder):
-    """tokens [B, T] -> logits [B, T, V], or with targets the loss."""
+    """Maps tokens [B, T] to logits [B, T, V], or with targets to the loss."""
 
     plan = replace(
         Llama.plan,
@@ -34,9 +34,9 @@ class GPT2(Decoder):
         self.embed = Embeddings(shape, norm=False)
         self.dropout = nn.Dropout(shape.dropout)
         self.layers = nn.ModuleList(Gpt2Block(shape) for _ in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
-        self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size, bias=False)
-        if shape.tie_embeddings:
+        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        if shape.tie_word_embeddings:
             self.lm_head.weight = self.embed.tokens.weight
 
     def features(
@@ -53,8 +53,8 @@ class GPT2(Decoder):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def initial(self, name: str) -> tuple[float, float]:
-        """What writes to the residual stream gets 1/sqrt(2 L) of the others' std, so that depth
-        does not make it grow.
+        """Returns mean and std of a parameter's first values. Layers that write to the residual
+        stream get 1/sqrt(2 L) of the others' std, so that it does not grow with depth.
         """
         mean, std = initial(name)
         writes = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -66,9 +66,9 @@ class Gpt2Block(nn.Module):
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.input_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.input_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
         self.self_attn = MultiHeadAttention(shape)
-        self.post_attention_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.post_attention_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
         self.mlp = FeedForward(shape)
         self.dropout = nn.Dropout(shape.dropout)
 

@@ -1,8 +1,8 @@
-"""A model's weights as Hugging Face's safetensors, both ways: which of our parameters is which of
-theirs, and the files.
+"""Reads and writes a model's weights as Hugging Face's safetensors: which of our parameters is
+which of theirs, and the files.
 
-Modules here are named alike in all families, so that one plan and one optimizer suit them; the
-names there are each family's own.
+Our modules have the same names in all families, so that one plan and one optimizer suit them. Their
+names differ per family.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from ..config.weight_files import (
 from ..trust.errors import RunError
 from .network import Network
 
-SHARD_BYTES = 5 * 10**9  # of a file, as the library itself splits them
+SHARD_BYTES = 5 * 10**9  # bytes of a file, the library's own limit
 
 
 @dataclass(frozen=True)
 class Counterpart:
-    """Where a parameter of ours stands there: the name, whether turned, and which of three that lie
-    side by side it is.
+    """The place of a parameter of ours in their files: its name, whether it is transposed, and
+    which of three joined parts it is.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Counterpart:
 
 
 def counterpart_of(family: str, ours: str) -> Counterpart:
-    """Where a parameter of ours stands in a folder of that family."""
+    """Returns the place of our parameter in a folder of that family."""
     folder = FAMILIES[family].folder
     for mine, theirs in folder.heads.items():
         if ours.startswith(mine):
@@ -70,7 +70,7 @@ def counterpart_of(family: str, ours: str) -> Counterpart:
 
 
 def outgoing(model: Network, family: str) -> dict[str, Tensor]:
-    """The weights under their names there, on the host: a tied one once, an untied output layer's
+    """Returns the weights under their names, on the host: a tied one once, an untied output layer's
     bias under both names.
     """
     parts: dict[str, list[Tensor]] = {}
@@ -82,13 +82,13 @@ def outgoing(model: Network, family: str) -> dict[str, Tensor]:
         name: torch.cat(several, -1).contiguous() if len(several) > 1 else several[0].contiguous()
         for name, several in parts.items()
     }
-    twice = {} if model.shape.tie_embeddings else BIASES
+    twice = {} if model.shape.tie_word_embeddings else BIASES
     return found | {other: found[name].clone() for name, other in twice.items() if name in found}
 
 
 def save(model: Network, family: str, folder: Path) -> list[str]:
-    """Writes the weights into a folder, over several files when they are large; the files' names.
-    Same weights, same bytes.
+    """Writes the weights into a folder, over several files if they are large. Returns the files'
+    names. Same weights, same bytes.
     """
     tensors = dict(sorted(outgoing(model, family).items()))
     shards: list[dict[str, Tensor]] = [{}]
@@ -117,7 +117,7 @@ def save(model: Network, family: str, folder: Path) -> list[str]:
 
 
 def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """The weights of a folder under our names, for those in `sizes`: all of a model's, or a
+    """Loads the weights of a folder under our names, for those in `sizes`: all of a model's, or a
     pipeline stage's.
 
     Raises:
@@ -132,13 +132,13 @@ def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, 
 def collect(
     files: Iterable[Any], folder: Path, shape: Model, sizes: dict[str, torch.Size]
 ) -> dict[str, Tensor]:
-    """`load` of open files, or of what answers as safetensors' do: keys, get_slice and
-    get_tensor.
+    """Loads like `load` from open files, or from objects with safetensors' methods: keys, get_slice
+    and get_tensor.
     """
     found = {key: file for file in files for key in file.keys()}  # noqa: SIM118 - it is no dict
     names = {current(key, shape.family, found): (file, key) for key, file in found.items()}
     for name, other in BIASES.items():
-        if other in names and (name not in names or not shape.tie_embeddings):
+        if other in names and (name not in names or not shape.tie_word_embeddings):
             names[name] = names.pop(other)
     refuse_others(folder, shape, set(names))
     return {
@@ -148,8 +148,8 @@ def collect(
 
 
 def current(key: str, family: str, keys: Iterable[str]) -> str:
-    """A name as today's library writes it: older files say gamma and beta, and GPT-2's lack the
-    trunk's name.
+    """Returns a name as today's library writes it: older files have gamma and beta, and GPT-2's
+    lack the trunk's name.
     """
     prefix = f"{FAMILIES[family].folder.trunk}."
     if not any(other.startswith(prefix) for other in keys) and not key.startswith("lm_head"):
@@ -160,7 +160,7 @@ def current(key: str, family: str, keys: Iterable[str]) -> str:
 
 
 def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
-    """RunError when a folder's weights are not exactly those of a model of that shape."""
+    """Raises RunError if a folder's weights are not exactly those of a model of that shape."""
     from . import build
 
     with torch.device("meta"):
@@ -173,7 +173,7 @@ def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
             "lacks weights",
             where=str(folder),
             why=some(missing),
-            next=f"model.preset: {folder} takes its shape",
+            next=f"set model.preset: {folder} to take its shape",
         )
     require_no_others(
         folder,
@@ -188,7 +188,7 @@ def take(
     ours: str,
     size: torch.Size,
 ) -> Tensor:
-    """One parameter, as it stands here."""
+    """Reads one parameter in our orientation."""
     file, key = names[wanted.name]
     there = file.get_slice(key)
     if len(there.get_shape()) != len(size) or there.get_dtype() not in FLOATS:
@@ -200,7 +200,7 @@ def take(
             "has weights of another kind",
             where=str(folder),
             why=why,
-            next=f"model.preset: {folder} takes its shape",
+            next=f"set model.preset: {folder} to take its shape",
         )
     value: Tensor = file.get_tensor(key)
     if wanted.third is not None:
@@ -212,7 +212,7 @@ def take(
             "has weights of another size",
             where=str(folder),
             why=why,
-            next=f"model.preset: {folder} takes its shape",
+            next=f"set model.preset: {folder} to take its shape",
         )
     return value
 

@@ -1,4 +1,4 @@
-"""What GPT-2, BERT and RoBERTa have in common: learnt positions, attention and feed-forward with
+"""Defines the layers of GPT-2, BERT and RoBERTa: learned positions, attention and feed-forward with
 biases.
 """
 
@@ -12,7 +12,7 @@ from ..config.types import Model
 from .llama import Cache, extend
 from .network import Attend
 
-INITIAL_STD = 0.02  # of every matrix
+INITIAL_STD = 0.02  # std of every matrix
 COLUMN = (
     "layers.*.self_attn.q_proj",
     "layers.*.self_attn.k_proj",
@@ -23,20 +23,22 @@ ROW = ("layers.*.self_attn.o_proj", "layers.*.mlp.down_proj")
 
 
 class Embeddings(nn.Module):
-    """Tokens [B, T], or tokens and segments [B, T, 2], at positions [T] or [B, T] -> [B, T, D]."""
+    """Embeds tokens [B, T], or tokens and segments [B, T, 2], at positions [T] or [B, T] -> [B, T,
+    D].
+    """
 
     def __init__(self, shape: Model, norm: bool) -> None:
         super().__init__()
         family = FAMILIES[shape.family]
         self.positions_from = family.positions_from
-        self.tokens = nn.Embedding(shape.vocabulary_size, shape.hidden_size)
+        self.tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.positions = nn.Embedding(
-            shape.max_sequence_length + family.positions_from, shape.hidden_size
+            shape.max_position_embeddings + family.positions_from, shape.hidden_size
         )
         self.segments = (
             nn.Embedding(family.segments, shape.hidden_size) if family.segments else None
         )
-        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon) if norm else None
+        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps) if norm else None
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         tokens, segments = (
@@ -50,13 +52,13 @@ class Embeddings(nn.Module):
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention: causal, or over the whole sequence (Vaswani et al. 2017,
+    """Multi-head attention: causal, or over the entire sequence (Vaswani et al. 2017,
     arXiv:1706.03762).
     """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.head_size = shape.hidden_size // shape.heads
+        self.head_dim = shape.hidden_size // shape.heads
         self.q_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
         self.k_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
         self.v_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
@@ -74,14 +76,14 @@ class MultiHeadAttention(nn.Module):
         return self.o_proj(self.attend(q, k, v, mask).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def split(self, x: Tensor) -> Tensor:
-        """[B, T, heads x E] -> [B, heads, T, E]; the number of heads is read off, since tensor
-        parallelism divides it.
+        """Splits [B, T, heads x E] into [B, heads, T, E]; reads the number of heads from the shape,
+        since tensor parallelism divides it.
         """
-        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
-    """down(gelu(up(x))) (Hendrycks and Gimpel 2016, arXiv:1606.08415); GPT-2 takes its tanh
+    """down(gelu(up(x))) (Hendrycks and Gimpel 2016, arXiv:1606.08415); GPT-2 uses its tanh
     approximation.
     """
 
@@ -96,8 +98,8 @@ class FeedForward(nn.Module):
 
 
 def initial(name: str) -> tuple[float, float]:
-    """Mean and standard deviation of a parameter's first values: matrices 0 and 0.02, biases 0, the
-    gains of norms 1.
+    """Returns mean and standard deviation of a parameter's first values: matrices 0 and 0.02,
+    biases 0, the gains of norms 1.
     """
     if name.endswith("bias"):
         return 0.0, 0.0

@@ -24,16 +24,15 @@ from .loss import next_token_loss
 from .network import Attend, Network, causal_within, positions_within
 from .parallel_plan import ParallelPlan
 
-INITIAL_STD = (
-    0.02  # of every matrix; those that write to the residual stream get less, see `initial`
-)
-STRETCHED_FROM = 8192  # tokens: the context that Llama 3 was first trained with
+# std of every matrix; those that write to the residual stream get less, see `initial`
+INITIAL_STD = 0.02
+STRETCHED_FROM = 8192  # tokens of context in Llama 3's first training
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [T, E] or [B, 1, T, E] each
 Cache = list[tuple[Tensor, Tensor]]  # keys and values of each block, [B, K, tokens so far, E]
 
 
 class Decoder(Network):
-    """tokens [B, T] -> logits [B, T, V] of what comes next, or with targets the loss."""
+    """Maps tokens [B, T] to logits [B, T, V] of the next tokens, or with targets to the loss."""
 
     lm_head: nn.Linear
 
@@ -50,11 +49,11 @@ class Decoder(Network):
         reduction: str = "mean",
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Logits of every position. With a cache, `tokens` come after those it holds, and it is
+        """Returns logits of every position. With a cache, `tokens` follow those in it, and it is
         extended in place.
 
-        With `documents` [B, T], the number of each token's document, every document is as if it
-        stood alone.
+        With `documents` [B, T], the number of each token's document, each document is computed as
+        if it were alone.
         """
         x = self.features(tokens, cache, documents)
         return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
@@ -64,8 +63,8 @@ class Decoder(Network):
 
 
 class Llama(Decoder):
-    """tokens [B, T] -> logits [B, T, V], or with targets the loss: Llama, and the families that
-    differ from it in data alone.
+    """Maps tokens [B, T] to logits [B, T, V], or with targets to the loss: Llama, and the families
+    that differ from it only in data.
     """
 
     plan = ParallelPlan(
@@ -90,12 +89,12 @@ class Llama(Decoder):
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.shape = shape
-        self.embed_tokens = nn.Embedding(shape.vocabulary_size, shape.hidden_size)
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         block = LateBlock if FAMILIES[shape.family].normed_after else LlamaBlock
         self.layers = nn.ModuleList(block(shape) for _ in range(shape.layers))
         self.norm = norm(shape)
-        self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size, bias=False)
-        if shape.tie_embeddings:
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        if shape.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
     def features(
@@ -109,7 +108,7 @@ class Llama(Decoder):
             rotary_table(self.shape, positions),
             None if documents is None else causal_within(documents),
         )
-        # a stage before this one may have done it
+        # an earlier pipeline stage may have embedded them
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, index, mask)
@@ -120,8 +119,8 @@ class Llama(Decoder):
         return x * self.shape.hidden_size**0.5 if FAMILIES[self.shape.family].scaled else x  # type: ignore[no-any-return]
 
     def initial(self, name: str) -> tuple[float, float]:
-        """Matrices have std 0.02, and 1/sqrt(2 L) of that where a block writes to the residual
-        stream; norms are 1.
+        """Returns mean and std: 0.02 for matrices, and 1/sqrt(2 L) of that if they write to the
+        residual stream; norms are 1.
 
         The scaling keeps the stream's variance from growing with depth (Radford et al. 2019, GPT-2,
         section 2.3).
@@ -135,16 +134,16 @@ class Llama(Decoder):
 
 
 class Norm(nn.RMSNorm):
-    """RMSNorm with a gain of 1 + weight, as Gemma has it."""
+    """RMSNorm with a gain of 1 + weight, like Gemma's."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, 1 + self.weight, self.eps)
 
 
 def norm(shape: Model, width: int | None = None) -> nn.RMSNorm:
-    """The family's norm of the residual stream, or of `width` features."""
+    """Returns the family's norm of the residual stream, or of `width` features."""
     kind = Norm if FAMILIES[shape.family].gains_from_one else nn.RMSNorm
-    return kind(width or shape.hidden_size, eps=shape.norm_epsilon)
+    return kind(width or shape.hidden_size, eps=shape.norm_eps)
 
 
 class LlamaBlock(nn.Module):
@@ -198,15 +197,15 @@ class GroupedQueryAttention(nn.Module):
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.head_size, family = shape.head_features, FAMILIES[shape.family]
-        width, keys = shape.heads * self.head_size, shape.kv_heads * self.head_size
+        self.head_dim, family = shape.head_features, FAMILIES[shape.family]
+        width, keys = shape.heads * self.head_dim, shape.kv_heads * self.head_dim
         self.together = family.normed == "all"
         self.q_proj = nn.Linear(shape.hidden_size, width, bias=family.biases)
         self.k_proj = nn.Linear(shape.hidden_size, keys, bias=family.biases)
         self.v_proj = nn.Linear(shape.hidden_size, keys, bias=family.biases)
         if family.normed:
-            self.q_norm = norm(shape, width if self.together else self.head_size)
-            self.k_norm = norm(shape, keys if self.together else self.head_size)
+            self.q_norm = norm(shape, width if self.together else self.head_dim)
+            self.k_norm = norm(shape, keys if self.together else self.head_dim)
         self.normed = bool(family.normed)
         self.attend = Attend(causal=True)
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
@@ -231,14 +230,14 @@ class GroupedQueryAttention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor) -> Tensor:
-        """[B, T, heads x E] -> [B, T, heads, E]; the number of heads is read off, since tensor
-        parallelism divides it.
+        """Splits [B, T, heads x E] into [B, T, heads, E]; reads the number of heads from the shape,
+        since tensor parallelism divides it.
         """
-        return x.view(*x.shape[:2], -1, self.head_size)
+        return x.view(*x.shape[:2], -1, self.head_dim)
 
 
 class GatedFeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)); Gemma takes gelu (Shazeer 2020, arXiv:2002.05202)."""
+    """SwiGLU: down(silu(gate(x)) * up(x)); Gemma uses gelu (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -255,7 +254,9 @@ class GatedFeedForward(nn.Module):
 
 
 class Olmo2(Llama):
-    """The family whose blocks norm what their parts give, and query and key over all heads."""
+    """The family with blocks that norm the output of their parts, and query and key over all
+    heads.
+    """
 
     plan = replace(
         Llama.plan,
@@ -265,15 +266,15 @@ class Olmo2(Llama):
 
 
 def rotary_table(shape: Model, positions: Tensor) -> Rotation:
-    """cos and sin of position x frequency, the E / 2 frequencies twice (Su et al. 2021,
-    arXiv:2104.09864): [T, E] of positions [T], and [B, 1, T, E] of [B, T].
+    """Returns cos and sin of position x frequency, the E / 2 frequencies twice (Su et al. 2021,
+    arXiv:2104.09864): [T, E] for positions [T], and [B, 1, T, E] for [B, T].
 
-    Computed in every forward, which is cheap, so that the model has no buffers for ranks to keep
+    They are computed in every forward pass, which is cheap, so that ranks need not keep buffers
     equal.
     """
     size = shape.head_features
     waves = shape.rope_theta ** (torch.arange(0, size, 2, device=positions.device).float() / size)
-    # as transformers rounds: a bit more or less is an angle at late positions
+    # rounded like in transformers: one bit changes an angle at late positions
     frequencies = stretched(1 / waves, shape)
     half = positions.float()[..., None] * frequencies
     angles = (
@@ -283,21 +284,20 @@ def rotary_table(shape: Model, positions: Tensor) -> Rotation:
 
 
 def stretched(frequencies: Tensor, shape: Model) -> Tensor:
-    """Llama 3.1's longer context: waves longer than the first training's context are slowed down by
-    `rope_scaling`.
+    """Applies Llama 3.1's longer context: slows waves longer than the first training's context down
+    by `rope_scaling`.
 
-    Those shorter than a quarter of it stay, and between the two lies a straight line (Grattafiori
-    et al. 2024, arXiv:2407.21783, section 3.4.2; the constants are those of the published
-    config.json).
+    Waves shorter than a quarter of it stay, and between the two the factor is linear (Grattafiori
+    et al. 2024, arXiv:2407.21783, section 3.4.2; constants from the published config.json).
     """
-    # of a wave within the first training's context
+    # turns of a wave within the first training's context
     turns = frequencies * (STRETCHED_FROM / (2 * math.pi))
     kept = ((turns - 1) / 3).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / shape.rope_scaling)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turns feature i together with feature i + E / 2 of x [B, heads, T, E] by its position's
+    """Rotates feature i together with feature i + E / 2 of x [B, heads, T, E] by its position's
     angle.
     """
     cos, sin = rotation
@@ -306,7 +306,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def extend(cache: Cache, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Appends new keys and values to block `index` of the cache; all of them come back."""
+    """Appends new keys and values to block `index` of the cache. Returns all of them."""
     if index == len(cache):
         cache.append((k, v))
     else:

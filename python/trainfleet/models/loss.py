@@ -1,5 +1,5 @@
-"""The losses: in nats per guessed token, over fp32 logits, since a sum over the vocabulary needs
-them.
+"""Computes the losses in nats per guessed token, over fp32 logits, since a sum over the vocabulary
+needs fp32.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch.nn import functional as F
 
 from ..config.memory import LOGITS_BYTES
 
-MOST = 2.0**15  # half of what fp16 ends at
+MOST = 2.0**15  # half of the largest number of fp16
 IGNORED = -100  # the target of a token that is not guessed
-# fp32 logits [N, V], targets [N] and how to reduce -> nats
+# fp32 logits [N, V], targets [N] and the reduction -> nats
 Surprise = Callable[[Tensor, Tensor, str], Tensor]
 
 
 def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Cross-entropy of logits that are whole, or a DTensor's slices."""
+    """Computes cross-entropy of complete logits, or of a DTensor's slices."""
     return F.cross_entropy(logits, targets, reduction=reduction)
 
 
@@ -31,18 +31,18 @@ def next_token_loss(
     reduction: str = "mean",
     surprise: Surprise = surprise,
 ) -> Tensor:
-    """Cross-entropy of every position of x [B, T, D] against targets [B, T].
+    """Computes cross-entropy of every position of x [B, T, D] against targets [B, T].
 
-    Where all logits would take more than LOGITS_BYTES, they are computed piece by piece, and once:
-    a piece's gradients are computed with its loss (`Pieces`). Where a rank has a part of the
-    sequence, it has a slice of the vocabulary too, and all goes at once.
+    If all logits would take more than LOGITS_BYTES, they are computed piece by piece, and once: a
+    piece's gradients are computed with its loss (`Pieces`). A rank with a part of the sequence also
+    has a slice of the vocabulary; then all logits are computed at once.
     """
     pieces = (
         -(-targets.numel() * head.out_features * 4 // LOGITS_BYTES)
         if x.shape[:2] == targets.shape
         else 1
     )
-    # no plain matrix, or a bias too
+    # not a plain matrix, or one with a bias
     if pieces == 1 or type(head) is not nn.Linear or len(list(head.parameters())) > 1:
         return _surprise(head, x, targets, reduction, surprise)
     x, targets = x.flatten(0, 1), targets.flatten()
@@ -55,12 +55,12 @@ def next_token_loss(
 
 
 class Pieces(torch.autograd.Function):
-    """The summed cross-entropy of x [N, D] through a matrix [V, D], in pieces of x, with the
-    gradients computed on the way.
+    """Computes the summed cross-entropy of x [N, D] through a matrix [V, D], in pieces of x, with
+    the gradients on the way.
 
-    So no piece's logits are kept or computed twice: the product x W is 1 of 3 that the head takes,
+    So no piece's logits are kept or computed twice: the product x W is 1 of 3 that the head needs,
     and a backward pass that computes the logits again makes it 4. torch.utils.checkpoint, which
-    would, does not run on PyTorch/XLA (2.9), and once it is compiled it saves nothing, as the
+    would do that, does not run on PyTorch/XLA (2.9). Once compiled it saves nothing, as the
     backward pass computes all logits before it uses any (torch 2.13). torch's own
     linear_cross_entropy (2.13) is not compiled.
     """
@@ -90,8 +90,8 @@ class Pieces(torch.autograd.Function):
 
 
 def surprise_and_slope(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed cross-entropy of fp32 logits [N, V], and its gradient to them, which takes their
-    place.
+    """Returns the summed cross-entropy of fp32 logits [N, V], and its gradient, which overwrites
+    them.
     """
     guessed = (targets != IGNORED)[:, None]
     places = torch.where(guessed, targets[:, None], 0)
@@ -103,10 +103,10 @@ def surprise_and_slope(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds a product of matrices to a total, in place; without a copy of it where all have one
-    number format.
+    """Adds a product of matrices to a total, in place; without a copy if all have one number
+    format.
 
-    `left` has numbers up to 1. In fp16 `right` is made so small that no sum overflows: the loss
+    `left` has numbers up to 1. In fp16 `right` is scaled down so that no sum overflows: the loss
     scale comes too late for that.
     """
     if left.dtype == torch.half:
@@ -133,11 +133,11 @@ def hidden_token_loss(
     reduction: str = "mean",
     surprise: Surprise = surprise,
 ) -> Tensor:
-    """Cross-entropy of the positions of x [B, T, D] whose target is not IGNORED: `guesses` of each
-    sequence at most.
+    """Computes cross-entropy of the positions of x [B, T, D] with a target other than IGNORED: at
+    most `guesses` per sequence.
 
     Only these go through the output layer, which for BERT-Large saves a tenth of all FLOPs. Their
-    number is given, as to count them would make the host wait for the device. Where x is one of
+    number is given, as counting them would make the host wait for the device. If x is one of
     `parts` of each sequence, the mean over the parts is the mean.
     """
     count, length = targets.shape
@@ -149,12 +149,12 @@ def hidden_token_loss(
 
 
 def first_positions(mask: Tensor, size: int) -> Tensor:
-    """Where a mask [N] is true: its first `size` positions, [size], filled up with N - 1.
+    """Returns the first `size` positions at which a mask [N] is true, [size], filled up with N - 1.
 
-    By a running count and a scatter: every device has these, while torch.nonzero_static (2.13) is
-    not among PyTorch/XLA's.
+    It uses a running count and a scatter: every device has these, while torch.nonzero_static (2.13)
+    is not among PyTorch/XLA's.
     """
-    # the last place is for all that does not count
+    # the last place takes everything that does not count
     turn = torch.where(mask, mask.long().cumsum(0) - 1, size).clamp(max=size)
     positions = torch.arange(len(mask), device=mask.device)
     return torch.full((size + 1,), len(mask) - 1, device=mask.device).scatter(0, turn, positions)[

@@ -1,4 +1,4 @@
-"""The base class of all families of models."""
+"""Defines the base class of all families of models."""
 
 from __future__ import annotations
 
@@ -17,45 +17,46 @@ from .parallel_plan import ParallelPlan
 
 
 class Network(nn.Module, ABC):
-    """tokens [B, T] -> logits [B, T, V], or with targets the loss; and what the engine must know to
-    divide it.
+    """Maps tokens [B, T] to logits [B, T, V], or with targets to the loss; also tells the engine
+    how to divide it.
 
-    Its modules are registered in the order of use: gradients then become ready in the reverse of
-    that order, as DDP assumes.
+    Its modules are registered in the order of use: gradients then become ready in the reverse
+    order, as DDP assumes.
     """
 
     plan: ClassVar[ParallelPlan]
     shape: Model
-    # Where this rank's tokens stand in their sequence, [T]; None: at 0, 1, 2 ... The engine says so
+    # Positions of this rank's tokens in their sequence, [T]; None: 0, 1, 2 ... The engine sets them
     # when it divides sequences.
     positions: Tensor | None = None
     parts: int = 1  # ranks over which the engine divides each sequence
-    # the engine may put one in its place that takes slices of the vocabulary
+    # the engine may replace it by one that takes slices of the vocabulary
     surprise: Surprise = staticmethod(surprise)
 
     @abstractmethod
     def features(self, tokens: Tensor) -> Tensor:
-        """What the head is given: [B, T, D].
+        """Returns the head's input: [B, T, D].
 
-        A stage of a pipeline is a model without the modules that other stages have: then this takes
-        the hidden state of the stage before instead of tokens, and what comes back is the next
-        one's.
+        A pipeline stage is a model without the modules of other stages. Then this takes the hidden
+        state of the stage before instead of tokens, and returns the next one's.
         """
 
     @abstractmethod
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """The loss of features."""
+        """Returns the loss of features."""
 
     def positions_of(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Where tokens [B, T], or a hidden state [B, T, D], stand in their sequence: [T]."""
+        """Returns the positions [T] of tokens [B, T], or of a hidden state [B, T, D], in their
+        sequence.
+        """
         if self.positions is not None:
             return self.positions
         return torch.arange(start, start + tokens.shape[1], device=tokens.device)
 
     @abstractmethod
     def initial(self, name: str) -> tuple[float, float]:
-        """Mean and standard deviation of the normal distribution that a parameter's first values
-        are drawn from.
+        """Returns mean and standard deviation of the normal distribution of a parameter's first
+        values.
         """
 
     @torch.no_grad()
@@ -68,7 +69,7 @@ class Network(nn.Module, ABC):
     def draw(
         self, name: str, size: Sequence[int], seed: int, generator: Callable[[int], torch.Generator]
     ) -> Tensor:
-        """First values of a parameter, where `generator` draws them: seeded by seed and name alone,
+        """Draws first values of a parameter on `generator`'s device, seeded only by seed and name,
         so that all ranks agree.
         """
         mean, std = self.initial(name)
@@ -79,8 +80,8 @@ class Network(nn.Module, ABC):
 
 
 class Total(nn.Module):
-    """A loss as it is: a module, so that the engine can make one whole that it had computed of
-    slices of the vocabulary.
+    """Passes a loss through: a module, so that the engine can complete a loss computed from slices
+    of the vocabulary.
     """
 
     def forward(self, loss: Tensor) -> Tensor:
@@ -88,9 +89,10 @@ class Total(nn.Module):
 
 
 class Attend(nn.Module):
-    """softmax(q k^T / sqrt(E)) v, a sum over the values of the positions that each query may see.
+    """Computes softmax(q k^T / sqrt(E)) v, a sum over the values of the positions that each query
+    may see.
 
-    A module of its own, so that the engine can put in its place one that also sees keys of other
+    It is a separate module, so that the engine can replace it by one that also sees keys of other
     ranks.
     """
 
@@ -99,12 +101,12 @@ class Attend(nn.Module):
         self.causal, self.dropout = causal, dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """q [B, H, T, E], k and v [B, K, S, E] -> [B, H, T, E]; H / K queries share a key and its
-        value.
+        """Maps q [B, H, T, E], k and v [B, K, S, E] to [B, H, T, E]; H / K queries share a key and
+        its value.
 
-        A mask [B, 1, T, S] says what each query sees. Without one, one new query sees all keys;
-        several see themselves causally, which SDPA takes from the top left corner: right only while
-        nothing is cached, which is how `generate` calls it.
+        A mask [B, 1, T, S] marks what each query sees. Without one, a single new query sees all
+        keys. Several see themselves causally, which SDPA applies from the top left corner: right
+        only while nothing is cached, which is how `generate` calls it.
         """
         causal, dropout = (
             mask is None and self.causal and q.shape[2] > 1,
@@ -117,13 +119,17 @@ class Attend(nn.Module):
 
 
 def positions_within(documents: Tensor) -> Tensor:
-    """Where each token stands in its document, [B, T], given the documents' numbers [B, T]."""
+    """Returns each token's position in its document, [B, T], given the documents' numbers [B,
+    T].
+    """
     positions = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
     begins = F.pad(documents.diff(dim=1) != 0, (1, 0), value=True)
     return positions - torch.where(begins, positions, 0).cummax(1).values
 
 
 def causal_within(documents: Tensor) -> Tensor:
-    """Which keys each query sees [B, 1, T, T]: those before it in its document, and its own."""
+    """Returns a mask of the keys that each query sees [B, 1, T, T]: those before it in its
+    document, and its own.
+    """
     same = documents[:, None, :, None] == documents[:, None, None, :]
     return same.tril()

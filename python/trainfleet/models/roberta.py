@@ -1,4 +1,4 @@
-"""RoBERTa: BERT without the second question, masked anew every time a sequence is seen (Liu et al.
+"""RoBERTa: BERT without the second question, masked again every time a sequence is seen (Liu et al.
 2019, arXiv:1907.11692).
 """
 
@@ -8,4 +8,4 @@ from .bert import Encoder
 
 
 class Roberta(Encoder):
-    """tokens [B, T] -> logits [B, T, V], or with targets the loss."""
+    """Maps tokens [B, T] to logits [B, T, V], or with targets to the loss."""

@@ -1,13 +1,13 @@
-"""Musters the nodes of a job before torchrun starts, or names the missing ones: torchrun would wait
-ten minutes and name none.
+"""Waits for all nodes of a job before torchrun starts, or names the missing ones: torchrun would
+wait ten minutes and name none.
 
-An engine starts nodes minutes apart, and sometimes never. Node 0 listens where the ranks will meet;
-every other node connects, says which it is and waits for node 0's answer. So this also tests the
-very address and port that the ranks need. Standard library only.
+An engine starts nodes minutes apart, and sometimes never. Node 0 listens at the address where the
+ranks will meet. Every other node connects, sends its number and waits for node 0's answer. So this
+also tests the exact address and port that the ranks need. Standard library only.
 
-The protocol is lines: the node's `JOB NODE`; then node 0's `wait N` (how many are there) every PACE
-seconds, and at last `go`, or `missing 3 5`. A node that hears nothing for SILENCE seconds
-reconnects.
+The protocol is lines: the node's `JOB NODE`; then node 0's `wait N` (the number of nodes there)
+every PACE seconds, and at last `go`, or `missing 3 5`. A node that receives nothing for SILENCE
+seconds reconnects.
 """
 
 from __future__ import annotations
@@ -20,59 +20,62 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from ..trust.errors import BackendError
-from .placement import Seat
+from .placement import Placement
 
 PACE = 5.0  # seconds
-SILENCE = 4 * PACE  # without a line from node 0 the connection counts as dead
+SILENCE = 4 * PACE  # seconds without a line from node 0 until the connection counts as dead
 AGAIN = 1.0  # seconds between two attempts to reach node 0
-LINE = 512  # bytes of a line at most
+LINE = 512  # most bytes of a line
 NAMED = 16  # missing nodes that a message lists
 Say = Callable[[str], None]
 
 
 class Missing(BackendError):
-    """Not all nodes of a job came in time."""
+    """Some nodes of a job did not arrive in time."""
 
-    # sysexits.h: a service is unavailable. The program is not at fault, so that another attempt may
-    # do
+    # sysexits.h: a service is unavailable. The program is not at fault, so another attempt may
+    # succeed
     exit_code = 69
 
 
-def muster(seat: Seat, job: str, seconds: float, say: Say) -> None:
+def wait_for_all(placement: Placement, job: str, seconds: float, say: Say) -> None:
     """Returns when all nodes of `job` are there; reports progress through `say`.
 
     Raises:
-        Missing: after `seconds` node 0 or others have not come; every node that came gets their
-            numbers.
+        Missing: nodes are missing after `seconds`; every node that arrived gets their numbers.
     """
-    if seat.nodes > 1:
+    if placement.nodes > 1:
         asyncio.run(
-            _gather(seat, job, seconds, say) if seat.node == 0 else _report(seat, job, seconds, say)
+            _gather(placement, job, seconds, say)
+            if placement.node == 0
+            else _report(placement, job, seconds, say)
         )
 
 
-async def _gather(seat: Seat, job: str, seconds: float, say: Say) -> None:
-    _allow_connections(seat.nodes)
-    roll, began, said = RollCall(job, seat.nodes), time.monotonic(), 0.0
-    async with await _listen(roll.greet, seat) as server:
-        while (count := len(roll.here) + 1) < seat.nodes and time.monotonic() - began < seconds:
+async def _gather(placement: Placement, job: str, seconds: float, say: Say) -> None:
+    _allow_connections(placement.nodes)
+    roll, began, said = RollCall(job, placement.nodes), time.monotonic(), 0.0
+    async with await _listen(roll.greet, placement) as server:
+        while (
+            count := len(roll.here) + 1
+        ) < placement.nodes and time.monotonic() - began < seconds:
             if time.monotonic() - said > PACE:
                 said = time.monotonic()
-                say(f"{count} of {seat.nodes} nodes are here after {said - began:.0f} s")
+                say(f"{count} of {placement.nodes} nodes are here after {said - began:.0f} s")
                 await roll.tell(f"wait {count}")
             await asyncio.sleep(0.05)
         server.close()
-        missing = [node for node in range(1, seat.nodes) if node not in roll.here]
+        missing = [node for node in range(1, placement.nodes) if node not in roll.here]
         await roll.tell(f"missing {' '.join(map(str, missing))}" if missing else "go")
         await roll.close()
     if missing:
-        _raise_missing(missing, seat, time.monotonic() - began)
-    say(f"all {seat.nodes} nodes are here after {time.monotonic() - began:.1f} s")
+        _raise_missing(missing, placement, time.monotonic() - began)
+    say(f"all {placement.nodes} nodes are here after {time.monotonic() - began:.1f} s")
 
 
 class RollCall:
-    """Node 0's connections. `here`: nodes of this job that are there; `visits`: all connections,
-    also of strangers.
+    """Node 0's connections. `here` has the nodes of this job that have arrived; `visits` has all
+    connections, also of strangers.
     """
 
     def __init__(self, job: str, nodes: int) -> None:
@@ -98,7 +101,7 @@ class RollCall:
             writer.close()
 
     def _node(self, line: bytes) -> int:
-        """The node that sent this line. ValueError: not a node that this job expects."""
+        """Returns the node that sent this line. ValueError: not a node that this job expects."""
         job, _, node = line.decode().strip().rpartition(" ")
         if job != self.job or not 0 < int(node) < self.nodes:
             raise ValueError(line)
@@ -114,7 +117,7 @@ class RollCall:
                 await asyncio.wait_for(writer.drain(), 1.0)
 
     async def close(self) -> None:
-        """Returns when all is sent and every connection is closed."""
+        """Returns when everything is sent and every connection is closed."""
         for writer in self.visits.values():
             writer.close()
         if self.visits:
@@ -122,89 +125,92 @@ class RollCall:
 
 
 async def _listen(
-    greet: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], seat: Seat
+    greet: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    placement: Placement,
 ) -> asyncio.Server:
     try:
         return await asyncio.start_server(
-            greet, "", seat.port, limit=LINE, backlog=4096, reuse_address=True
+            greet, "", placement.port, limit=LINE, backlog=4096, reuse_address=True
         )
     except OSError as error:
         why, then = (
             f"{error.strerror or error}: the nodes must meet there",
-            f"on it: ss -ltnp 'sport = :{seat.port}'",
+            f"on that host, run: ss -ltnp 'sport = :{placement.port}'",
         )
         raise BackendError(
-            f"port {seat.port} can't be used", where=f"node {seat.node}", why=why, next=then
+            f"port {placement.port} can't be used",
+            where=f"node {placement.node}",
+            why=why,
+            next=then,
         ) from error
 
 
-async def _report(seat: Seat, job: str, seconds: float, say: Say) -> None:
+async def _report(placement: Placement, job: str, seconds: float, say: Say) -> None:
     heard, why = time.monotonic(), ""
     while time.monotonic() - heard < seconds:
         try:
             reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(seat.meet, seat.port, limit=LINE), SILENCE
+                asyncio.open_connection(placement.meet, placement.port, limit=LINE), SILENCE
             )
         except (OSError, TimeoutError) as error:
             if str(error) != why:
                 why = str(error)
-                say(f"waiting for node 0 at {seat.meet}:{seat.port}: {why or 'no answer'}")
+                say(
+                    f"waiting for node 0 at {placement.meet}:{placement.port}: {why or 'no answer'}"
+                )
             await asyncio.sleep(AGAIN)
             continue
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             why = "another program listens there"
-            writer.write(f"{job} {seat.node}\n".encode())
+            writer.write(f"{job} {placement.node}\n".encode())
             while line := (await asyncio.wait_for(reader.readline(), SILENCE)).decode().split():
-                if _is_over(line, seat, say):
+                if _is_over(line, placement, say):
                     writer.close()
                     return
                 heard, why = time.monotonic(), ""
         writer.close()
         await asyncio.sleep(AGAIN)
-    remedy = "look at the log of node 0: has it started? make doctor looks at the links"
+    remedy = "check in the log of node 0 that it has started; make doctor checks the links"
     raise Missing(
-        f"node 0 of {seat.nodes} has not come in {seconds:.0f} s",
-        where=f"node {seat.node}",
-        why=f"no answer at {seat.meet}:{seat.port}: {why or 'it says nothing'}",
+        f"node 0 of {placement.nodes} did not arrive in {seconds:.0f} s",
+        where=f"node {placement.node}",
+        why=f"no answer at {placement.meet}:{placement.port}: {why or 'it sends nothing'}",
         next=remedy,
     )
 
 
-def _is_over(line: list[str], seat: Seat, say: Say) -> bool:
-    """Whether node 0 says that all are there.
+def _is_over(line: list[str], placement: Placement, say: Say) -> bool:
+    """Tells whether node 0 reports that all nodes are there.
 
     Raises:
-        Missing: it lists those that are not.
-        ValueError: node 0 sends no such line, so another program listens there.
+        Missing: it lists missing nodes.
+        ValueError: the line is not node 0's, so another program listens there.
     """
     match line:
         case ["go"]:
             return True
         case ["wait", count]:
-            say(f"{int(count)} of {seat.nodes} nodes are here")
+            say(f"{int(count)} of {placement.nodes} nodes are here")
             return False
         case ["missing", *nodes] if nodes:
-            _raise_missing([int(node) for node in nodes], seat, None)
+            _raise_missing([int(node) for node in nodes], placement, None)
     raise ValueError(line)
 
 
-def _raise_missing(missing: list[int], seat: Seat, seconds: float | None) -> NoReturn:
+def _raise_missing(missing: list[int], placement: Placement, seconds: float | None) -> NoReturn:
     who = (
         f"node {missing[0]}"
         if len(missing) == 1
         else f"nodes {', '.join(map(str, missing[:NAMED]))}"
     )
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-    within = f" in {seconds:.0f} s" if seconds is not None else ", says node 0"
-    what = f"{who}{more} of {seat.nodes} {'has' if len(missing) == 1 else 'have'} not come{within}"
-    remedy = (
-        "look at the log of the node that is missing, or at what its engine says of it; "
-        "then make train"
-    )
+    within = f" in {seconds:.0f} s" if seconds is not None else ", as node 0 reports"
+    what = f"{who}{more} of {placement.nodes} did not arrive{within}"
+    remedy = "check the log of the missing node, or its engine's message about it; then make train"
     raise Missing(
         what,
-        where=f"node {seat.node}",
-        why=f"{seat.nodes - len(missing)} nodes are here",
+        where=f"node {placement.node}",
+        why=f"{placement.nodes - len(missing)} nodes are here",
         next=remedy,
     )
 

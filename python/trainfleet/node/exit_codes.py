@@ -16,9 +16,9 @@ from ..storage import s3
 from ..storage.s3_sync_agent import EVERY, NODES, SIGN
 from ..trust.errors import S3Error
 
-ELSEWHERE = 76  # the exit code of node 0 when it has succeeded, and another node has failed
-SILENT = 6 * SIGN  # seconds without a sign after which a node that has not ended counts as lost
-NUMBER, CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,3}")  # of a node, and its exit code
+ELSEWHERE = 76  # exit code of node 0 when it has succeeded but another node has failed
+SILENT = 6 * SIGN  # seconds without a sign until a node that has not ended counts as lost
+NUMBER, CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,3}")  # a node, and its exit code
 LATE = 900.0  # seconds for a node's first sign
 Say = Callable[[str], None]
 
@@ -33,8 +33,8 @@ class ExitCodes:
         self.codes: dict[int, int | None] = {}
 
     def publish(self, node: int, code: int, say: Say) -> None:
-        """Writes a node's exit code. If S3 is away, node 0 concludes from the node's silence that
-        it is gone.
+        """Writes a node's exit code. If S3 is unavailable, node 0 treats the silent node as
+        gone.
         """
         try:
             s3.write(f"{self.exits}/{node}", str(code).encode())
@@ -42,10 +42,12 @@ class ExitCodes:
             say(f"node 0 does not know that this node has ended: {error.what}")
 
     def collect(self, nodes: int, say: Say) -> dict[int, int | None]:
-        """The exit codes of nodes 1 to `nodes` - 1, once all have ended; None for a silent node."""
+        """Returns the exit codes of nodes 1 to `nodes` - 1 when all have ended; None for a silent
+        node.
+        """
         began, said = time.monotonic(), False
         while True:
-            with suppress(S3Error):  # the next look finds out
+            with suppress(S3Error):  # the next round tries again
                 self._look()
                 away = set(range(1, nodes)) - set(self.codes)
                 silent = away and self._silent(away, time.monotonic() - began)
@@ -55,13 +57,13 @@ class ExitCodes:
                 if not said and time.monotonic() - began > SIGN:
                     said = True
                     say(
-                        f"this node's part is done; it stays until {len(away)} more have left, "
-                        "as its end would end them"
+                        f"this node's part is done; it waits until {len(away)} more have exited, "
+                        "as its exit would end them"
                     )
             time.sleep(EVERY)
 
     def _look(self) -> None:
-        """Reads the codes that are new."""
+        """Reads new exit codes."""
         for found in s3.list_objects(f"{self.exits}/"):
             node = found.address.rpartition("/")[2]
             if NUMBER.fullmatch(node) and int(node) not in self.codes:
@@ -69,7 +71,7 @@ class ExitCodes:
                 self.codes[int(node)] = int(code) if CODE.fullmatch(code) else 1
 
     def _silent(self, away: set[int], waited: float) -> set[int]:
-        """The nodes whose signs have stopped, and those that gave none in LATE seconds."""
+        """Returns the nodes with signs that have stopped, and those without any in LATE seconds."""
         signs = {
             entry.address.rpartition("/")[2]: entry.modified
             for entry in s3.list_objects(f"{self.folder}/{NODES}/")
@@ -83,8 +85,8 @@ class ExitCodes:
 
 
 def code_of(own: int, others: Mapping[int, int | None], again: int) -> int:
-    """Node 0's exit code: its own, or one that says how others have ended; `again` if a machine was
-    lost.
+    """Returns node 0's exit code: its own, or one that shows how others have ended; `again` if a
+    machine was lost.
     """
     if own:
         return own

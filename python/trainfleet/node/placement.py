@@ -1,9 +1,9 @@
-"""A node's seat: which node of a job this is, where its ranks meet the others, and its torchrun
-line, the same on every backend.
+"""A node's placement: its number in a job, the address where its ranks meet the others, and its
+torchrun line, the same on every backend.
 
-Each engine passes these to a node in its own way; its module in placements/ makes a `Seat` of them.
-`torchrun` is a pure function of the seat: `make plan` prints its words, and the node runs them.
-Standard library only: it is imported before anything else.
+Each engine passes these to a node in its own way; its module in placements/ makes a `Placement` of
+them. `torchrun` is a pure function of the placement: `make plan` prints its command, and the node
+runs it. Standard library only: it is imported before anything else.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 
 from ..trust.errors import BackendError
 
-PORT = 29400  # where the ranks meet when nobody says
+PORT = 29400  # default port where the ranks meet
 LOOPBACK = "127.0.0.1"
-LINK = "ip link set lo up"  # where this machine does not reach itself
-LOOPBACK_CARD = "lo"  # on Linux, which nodes of fleets run
-# starts torchrun, whose store it has listen at the meeting's address alone
+LINK = "ip link set lo up"  # remedy if this machine does not reach itself
+LOOPBACK_CARD = "lo"  # on Linux, the system of all nodes
+# starts torchrun with a store that listens only at the meeting's address
 MEETING = "trainfleet.devices.meeting"
-# `a[01-02,7]`: at most a million hosts
+# form of `a[01-02,7]`: at most a million hosts
 HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"
 NEXT = "start it as the backend does: make plan OUT=folder shows how"
 STARTS = (
@@ -37,9 +37,9 @@ Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Seat:
+class Placement:
     """Node `node` of `nodes`; the ranks meet at `meet`:`port`. Attempts count from 1; `address` is
-    this node's own, if known.
+    this node's address, if known.
     """
 
     node: int
@@ -51,14 +51,14 @@ class Seat:
 
     @property
     def master(self) -> str:
-        """Where its torchrun meets the others': on this machine alone, where there are no
-        others.
+        """Returns the address where its torchrun meets the others'; for a single node it is this
+        machine's loopback.
         """
         return self.meet if self.nodes > 1 else LOOPBACK
 
     def environment(self) -> dict[str, str]:
-        """What `of_fleet` reads this seat from. The attempt is left out: it is not known before the
-        job is submitted.
+        """Returns the variables from which `of_fleet` reads this placement, without the attempt,
+        which is unknown before the job is submitted.
         """
         values = {
             "NODE": self.node,
@@ -72,11 +72,11 @@ class Seat:
 
 @dataclass(frozen=True)
 class Terms:
-    """How an engine treats its nodes.
+    """An engine's treatment of its nodes.
 
-    wait     seconds in which all nodes must start; 0 where the launcher has seen to that
+    wait     seconds in which all nodes must start; 0 if the launcher ensures that
     grace    seconds from SIGTERM until all processes must be gone, a few less than the engine gives
-    echoes   whether it keeps what its nodes print
+    echoes   whether it keeps the output of its nodes
     failure  the file for the reason of a failure
     decides  whether the first node decides for all: the job ends when that node does, and is
              retried if its exit code is 75
@@ -90,73 +90,71 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Seating:
-    """How the nodes of an engine know which of them they are (`read`), and what the engine does
-    with them (`terms`).
+class PlacementSource:
+    """The way in which an engine's nodes learn their placement (`read`), and the engine's treatment
+    of them (`terms`).
 
-    `has_started_this` says whether it started this process; `name` is what the entry point on a
-    node calls it.
+    `has_started_this` tells whether it started this process; `name` is its name in the node's entry
+    point.
     """
 
     name: str
-    read: Callable[[], Seat]
+    read: Callable[[], Placement]
     has_started_this: Callable[[], bool]
     terms: Terms = Terms()
 
 
 def torchrun(
-    seat: Seat, ranks: int, module: str, python: str, scratch: Path | None = None
+    placement: Placement, ranks: int, module: str, python: str, scratch: Path | None = None
 ) -> tuple[str, ...]:
-    """torchrun's command line for one node, up to the module. With `scratch`, lines get a prefix
-    per rank, and logs lie there.
+    """Returns torchrun's command line for one node, up to the module. With `scratch`, lines get a
+    prefix per rank, and logs go there.
 
-    The rendezvous is static: node ranks are ours, and no host name is looked up.
+    The rendezvous is static: node ranks are ours, and no host name is resolved.
     """
-    own = [f"--local-addr={seat.address}"] if seat.address else []
+    own = [f"--local-addr={placement.address}"] if placement.address else []
     logs = ["--tee=3", f"--log-dir={scratch}"] if scratch else []
     return (
         python, "-m", MEETING, "torch.distributed.run",
-        f"--nnodes={seat.nodes}", f"--nproc-per-node={ranks}", f"--node-rank={seat.node}",
-        f"--master-addr={seat.master}", f"--master-port={seat.port}", *own,
+        f"--nnodes={placement.nodes}", f"--nproc-per-node={ranks}", f"--node-rank={placement.node}",
+        f"--master-addr={placement.master}", f"--master-port={placement.port}", *own,
         "--max-restarts=0", "--monitor-interval=0.5", *logs, "-m", module,
     )  # fmt: skip
 
 
 def require_numbers(*names: str) -> None:
-    """Refuses a job whose variables are not the numbers that they should be, before anything of it
-    has started.
-    """
+    """Refuses a job with variables that are not numbers, before it starts."""
     for name in names:
         if (value := os.environ.get(name)) and not re.fullmatch(
             r"[0-9]{1,18}(\.[0-9]{1,9})?", value
         ):
             raise BackendError(
-                f"{name} is {value[:80]!r}, which is no number", next=f"unset {name}; or {NEXT}"
+                f"{name} is {value[:80]!r}, not a number", next=f"unset {name}; or {NEXT}"
             )
 
 
-def lone_rank(seat: Seat) -> dict[str, str]:
-    """The environment that torchrun would give a node's only rank, for a job that need not wait for
-    torchrun to start.
+def lone_rank(placement: Placement) -> dict[str, str]:
+    """Returns the environment that torchrun would give a node's only rank, for a job that need not
+    wait for torchrun to start.
     """
     values = {
-        "RANK": seat.node,
-        "WORLD_SIZE": seat.nodes,
+        "RANK": placement.node,
+        "WORLD_SIZE": placement.nodes,
         "LOCAL_RANK": 0,
         "LOCAL_WORLD_SIZE": 1,
-        "GROUP_RANK": seat.node,
+        "GROUP_RANK": placement.node,
     }
     return {name: str(value) for name, value in values.items()} | {
-        "MASTER_ADDR": seat.master,
-        "MASTER_PORT": str(seat.port),
+        "MASTER_ADDR": placement.master,
+        "MASTER_PORT": str(placement.port),
     }
 
 
 def expand_hosts(words: str) -> Iterator[str]:
-    """The hosts of a Slurm node list in their order: `a[01-02,7],b` → a01, a02, a7, b."""
+    """Yields the hosts of a Slurm node list in their order: `a[01-02,7],b` → a01, a02, a7, b."""
     if not re.fullmatch(HOSTS, words):
         raise BackendError(
-            f"{words[:80]!r} is no list of hosts", where="SLURM_STEP_NODELIST", next=NEXT
+            f"{words[:80]!r} is not a list of hosts", where="SLURM_STEP_NODELIST", next=NEXT
         )
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", words):
         yield from _expand(part)
@@ -175,7 +173,9 @@ def _expand(part: str) -> Iterator[str]:
 
 
 def unlinked() -> str:
-    """Why this machine does not reach itself, where nodes meet that it plays; "" where it does."""
+    """Returns why this machine does not reach its loopback, where simulated nodes meet; "" if it
+    does.
+    """
     try:
         with (
             socket.create_server((LOOPBACK, 0)) as server,
@@ -187,21 +187,19 @@ def unlinked() -> str:
 
 
 def own_address() -> str:
-    """The address by which other machines reach this one: that of the interface by which it would
-    leave. Nothing is sent.
+    """Returns the address by which other machines reach this one: that of the interface of its
+    default route. Sends nothing.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
             probe.connect(("169.254.169.254", 80))
         except OSError:
-            return LOOPBACK  # it has no way out, so it is alone
+            return LOOPBACK  # it has no route, so it is alone
         return str(probe.getsockname()[0])
 
 
 def card(routes: Path = Path("/proc/net/route")) -> str:
-    """The network card by which this machine reaches others: that of its default route; "" where
-    there is none.
-    """
+    """Returns the network card of this machine's default route; "" if it has no default route."""
     try:
         rows = [line.split() for line in routes.read_text().splitlines()[1:]]
     except OSError:
@@ -214,7 +212,7 @@ def card(routes: Path = Path("/proc/net/route")) -> str:
 
 @dataclass(frozen=True)
 class Variables:
-    """What an engine says by variables that begin with `prefix`."""
+    """The variables of an engine, which begin with `prefix`."""
 
     prefix: str
     environment: Environment
@@ -232,15 +230,19 @@ class Variables:
     def number(self, name: str, default: int | None = None) -> int:
         value = self.word(name, None if default is None else str(default))
         if not re.fullmatch("[0-9]{1,18}", value):
-            raise BackendError(f"{self.prefix}{name} is {value!r}, which is no number", next=NEXT)
+            raise BackendError(f"{self.prefix}{name} is {value!r}, not a number", next=NEXT)
         return int(value)
 
 
-def checked(seat: Seat, where: str) -> Seat:
-    if not (0 <= seat.node < seat.nodes and seat.meet):
+def checked(placement: Placement, where: str) -> Placement:
+    if not (0 <= placement.node < placement.nodes and placement.meet):
         raise BackendError(
-            f"node {seat.node} of {seat.nodes} is no seat of a job", where=where, next=NEXT
+            f"node {placement.node} of {placement.nodes} is not a placement of a job",
+            where=where,
+            next=NEXT,
         )
-    if not 0 <= seat.port < 2**16:  # 0: a job whose ranks do not meet
-        raise BackendError(f"{seat.port} is no port where ranks can meet", where=where, next=NEXT)
-    return seat
+    if not 0 <= placement.port < 2**16:  # 0: the ranks of this job do not meet
+        raise BackendError(
+            f"{placement.port} is not a port for a rendezvous", where=where, next=NEXT
+        )
+    return placement

@@ -2,10 +2,10 @@
 each node of a fleet.
 
 neuron_parallel_compile starts the ranks with NEURON_EXTRACT_GRAPHS_ONLY set, so that they record
-what they would compute and compute nothing, and then compiles all of it at once into the cache that
-NEURON_COMPILE_CACHE_URL names. All nodes do so; what one of them compiles is locked for the others.
-Locks of a killed job are cleared first, which is safe only while nobody compiles: when no other
-run's ranks send heartbeats here.
+their computation and compute nothing. Then it compiles all of it at once into the cache that
+NEURON_COMPILE_CACHE_URL names. All nodes do so; a program that one of them compiles is locked for
+the others. Locks of a killed job are cleared first, which is safe only while no run compiles: when
+no other run's ranks send heartbeats here.
 
 https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0, pytorch-neuron-parallel-compile. Standard
 library only.
@@ -30,29 +30,29 @@ ALIVE = 60.0  # seconds without a heartbeat after which a run counts as ended
 
 
 def ahead(python: str, line: Sequence[str]) -> list[str]:
-    """A node's torchrun command line, wrapped in this module."""
+    """Returns a node's torchrun command line, wrapped in this module."""
     return [python, "-m", "trainfleet.node.precompile", *line]
 
 
 @telling
 def main(line: list[str]) -> int:
     tool = find()
-    # before its torchrun no other node's ranks can meet, so nothing is recorded yet
+    # no other node's ranks can meet before node 0's torchrun, so nothing is recorded yet
     if "--node-rank=0" in line:
         clear_locks(tool, Path(line[-1]).name)
     os.execv(tool, [tool, *line])
 
 
 def find() -> str:
-    """The path of neuron_parallel_compile, beside this Python or on the PATH.
+    """Returns the path of neuron_parallel_compile, next to this Python or on the PATH.
 
     Raises:
-        BackendError: torch-neuronx, which brings it, is not installed.
+        BackendError: torch-neuronx, which includes it, is not installed.
     """
     beside = Path(sys.executable).with_name(TOOL)
     if found := str(beside) if beside.exists() else shutil.which(TOOL):
         return found
-    why = "torch-neuronx brings it"
+    why = "torch-neuronx, which includes it, is not installed"
     raise BackendError(
         f"there is no {TOOL}",
         where=sys.executable,
@@ -62,14 +62,15 @@ def find() -> str:
 
 
 def clear_locks(tool: str, own: str) -> None:
-    """Clears stale locks in the cache, or prints why they stay. `own`: this run, which has not
+    """Clears stale locks in the cache, or prints why they stay. `own` is this run, which has not
     started.
     """
     busy = [name for name in at_work(run_folder.RUNS, time.time()) if name != own]
     if busy or os.environ.get("NEURON_COMPILE_CACHE_URL", "").startswith("s3://"):
         why = f"{', '.join(busy)} may hold some" if busy else "other machines may hold some"
         print(
-            f"locks in the cache stay: {why}; once nobody compiles: {TOOL} --command clear-locks",
+            f"locks in the cache stay: {why}; when no run compiles, run {TOOL} --command "
+            "clear-locks",
             flush=True,
         )
         return
@@ -78,7 +79,7 @@ def clear_locks(tool: str, own: str) -> None:
 
 
 def at_work(folder: Path, now: float) -> list[str]:
-    """The runs in a folder whose ranks have sent a heartbeat within ALIVE seconds."""
+    """Returns the runs in a folder with ranks that sent a heartbeat within ALIVE seconds."""
     found = (
         path for run in folder.glob("*") for path in (run / heartbeat_format.FOLDER).glob("node-*")
     )

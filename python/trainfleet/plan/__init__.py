@@ -1,1 +1,1 @@
-"""What will be done, computed and not done: jobs, estimates, the exact requests. Pure."""
+"""Plans a run without doing anything: jobs, estimates, the exact requests. Pure."""

@@ -1,4 +1,4 @@
-"""What a run will need, from arithmetic alone: parameters, memory per rank, time and money."""
+"""Estimates the needs of a run by arithmetic: parameters, memory per rank, time and money."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..hardware import cpu_speed, node_types
 from ..hardware.accelerators import Accelerator
 from .bill import Bill
 
-# four of five published rows, also of sources never fitted to, lie within this of what is foretold
+# four of five published speeds, including those never fitted to, are within this of the prediction
 # (tests/bench/LOG.md)
 LIKELY = 0.20
-# the same of the memory that 167 runs told, by each engine's own accounts; this one's is nearer to
+# likewise for the memory that 167 runs reported, by each trainer's own count; ours is closer to
 # torch's
 LIKELY_MEMORY = 0.16
 
 
 @dataclass(frozen=True)
 class Experience:
-    """How many runs of which kind ended on this hardware, and their speed over what was predicted
-    of them, the median.
+    """The number and kind of runs that ended on this hardware, and the median of their speed over
+    the predicted one.
 
-    `parts`: the seconds of each group of a step's parts over what was predicted, where the runs had
-    another layout.
+    `parts` has the measured over the predicted seconds of each group of a step's parts, if the runs
+    had another layout.
     """
 
     runs: int
@@ -38,18 +38,17 @@ class Experience:
     parts: Mapping[str, float] = field(default_factory=dict)
 
     def correct(self, step: StepTime) -> StepTime:
-        """The prediction, scaled so that it matches those runs."""
+        """Returns the prediction, scaled to match those runs."""
         return step.corrected(self.parts or dict.fromkeys(GROUPS, 1 / self.ratio))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Parameters; a rank's bytes, and those it has (None: not known); FLOPs per step; FLOP/s of all
-    ranks; seconds; US dollars.
+    """The estimate of a run: parameters; a rank's bytes, needed and usable (None: unknown); FLOPs
+    per step; FLOP/s of all ranks; seconds; US dollars.
 
-    `usd`: from set-up to teardown (bill.py). `nodes`: how many are paid for. `step`: the seconds of
-    a step by part; None on devices that nobody has figures of. `experience`: what corrected the
-    seconds.
+    `usd` covers set-up to teardown (bill.py). `nodes` is the number of paid nodes. `step` has the
+    seconds of a step by part; None on devices without figures. `experience` corrected the seconds.
     """
 
     parameters: int
@@ -67,27 +66,27 @@ class Estimate:
 
     @property
     def around(self) -> float:
-        """US dollars before training and after it."""
+        """Returns the US dollars before and after training."""
         return self.bill.whole(self.nodes, 0.0) if self.bill else 0.0
 
     def predicted(self, tokens: int) -> dict[str, float | None]:
-        """What results.json keeps, to be compared with what is measured; `tokens`: of the whole
-        run.
+        """Returns the predictions that results.json keeps for comparison with measurements.
+        `tokens` counts those of the whole run.
         """
         speed = round(tokens / self.seconds, 1) if self.seconds else None
-        # as much as is spent at its end
+        # the amount spent when training ends
         usd = self.usd - self.bill.idle(self.nodes) if self.usd and self.bill else self.usd
         return {"tokens_per_second": speed, "memory_bytes": float(self.memory.total), "usd": usd}
 
 
 def estimate(config: Config, bill: Bill | None, experience: Experience | None = None) -> Estimate:
-    """The estimate that `make plan` prints and the budget is checked against; `bill`: what the
-    fleet costs, None if unknown.
+    """Returns the estimate that `make plan` prints and the budget is checked against. `bill` is the
+    fleet's cost, None if unknown.
     """
     device, format_ = config.fleet.rank_device, format_of(config)
     flops = (
         flops_per_token(config.model, config.train.sequence_length)
-        * config.train.global_batch
+        * config.train.global_batch_size
         * config.train.sequence_length
     )
     step = predict(config)
@@ -113,8 +112,8 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
 
 
 def list_price(config: Config) -> float | None:
-    """US dollars for an hour of a node: as the config says, of an EC2 type the list price; None
-    where nobody knows it.
+    """Returns the US dollars per hour of a node: the config's price, or an EC2 type's list price;
+    None if neither exists.
     """
     own, row = config.fleet.accelerator, config.fleet.node_type
     if own and own.usd_per_hour is not None:
@@ -123,7 +122,7 @@ def list_price(config: Config) -> float | None:
 
 
 def _peak(config: Config, device: Accelerator | None, format_: str) -> float | None:
-    """FLOP/s of all ranks together; None for accelerators that the table does not have."""
+    """Returns the FLOP/s of all ranks together; None for accelerators that the table lacks."""
     if device is not None:
         return device.peak(format_) * config.world_size
     if not config.fleet.on_local_cpus:

@@ -1,4 +1,4 @@
-"""The fabric's environment, from what joins the nodes: which variables are set, why, and which
+"""The fabric's environment variables: which ones are set for a kind of network, why, and which
 well-known ones are not. Pure.
 
 Sources: libfabric's fi_efa(7); github.com/aws/aws-ofi-nccl;
@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from ..hardware.node_types import NodeType
 from ..node.placement import LOOPBACK_CARD
 
-# NCCL then logs over what it talks (watch/monitor.py)
+# makes NCCL log its network (watch/monitor.py)
 NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
-# of the line rate: sound links keep to it whatever the number of nodes; from reports, not measured
+# share of the line rate that sound links reach with any number of nodes; from reports, not measured
 # by us
 FLOOR = 0.6
-# the fabrics that NCCL itself speaks by verbs, in words
+# names of the fabrics that NCCL itself uses through verbs
 RDMA = {"infiniband": "InfiniBand", "roce": "RoCE"}
-PORTS = "<ports>"  # stands for what a node finds
+PORTS = "<ports>"  # placeholder for the ports that a node finds
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One environment variable and its reason; a value of None: known from recipes, and left out on
-    purpose.
+    """One environment variable and its reason. A value of None means known from recipes, and unset
+    on purpose.
     """
 
     name: str
@@ -40,18 +40,18 @@ class Setting:
 def fabric_settings(
     kind: NodeType | None, card: str, ports: str = PORTS, alone: bool = False
 ) -> tuple[Setting, ...]:
-    """What a rank on such a node needs to use its fabric.
+    """Returns the variables that a rank on such a node needs to use its fabric.
 
-    `card` is the network card of the nodes' own addresses; `ports`: those of InfiniBand or RoCE, as
-    mlx5_0:1,mlx5_1:1, "" where none was found; `alone`: there is no other node. The ranks of one
-    node meet on its loopback, where nobody else listens in.
+    `card` is the network card of the nodes' addresses. `ports` are its InfiniBand or RoCE ports,
+    like mlx5_0:1,mlx5_1:1, or "". `alone` means a job of one node; its ranks meet on loopback,
+    where no other machine can listen.
     """
     card = LOOPBACK_CARD if alone else card
     settings = [
         Setting(
             "GLOO_SOCKET_IFNAME",
             card,
-            "the card of the nodes' addresses; gloo would look the host name up",
+            "the card of the nodes' addresses; gloo would resolve the host name",
         )
     ]
     if kind is None or kind.accelerator is None:
@@ -65,7 +65,7 @@ def fabric_settings(
             )
         )
     if alone:
-        return tuple(settings)  # its ranks need no other card, and it may have no EFA interface
+        return tuple(settings)  # its ranks need no other card, and it may lack an EFA interface
     if kind.accelerator.kind != "cuda":
         settings.append(
             Setting("CCOM_SOCKET_IFNAME", card, "Neuron's collectives meet on this card only")
@@ -79,7 +79,7 @@ def fabric_settings(
 
 def _efa(kind: NodeType) -> Iterator[Setting]:
     has = f"{kind.name} has {kind.efa} EFA interfaces" if kind.efa else "the nodes have EFA"
-    yield Setting("FI_PROVIDER", "efa", f"{has}: without them fail, don't crawl over TCP")
+    yield Setting("FI_PROVIDER", "efa", f"{has}: without them, fail instead of using slow TCP")
     yield Setting(
         "FI_EFA_USE_HUGE_PAGE",
         "0",
@@ -97,11 +97,11 @@ def _efa(kind: NodeType) -> Iterator[Setting]:
 
 
 def _verbs(fabric: str, ports: str) -> Iterator[Setting]:
-    """InfiniBand and RoCE, which NCCL speaks by itself."""
+    """Yields the settings for InfiniBand and RoCE, which NCCL uses without a plug-in."""
     yield Setting(
         "NCCL_NET",
         "IB",
-        f"{RDMA[fabric]} by verbs, or an error: without it fail, don't crawl over TCP",
+        f"{RDMA[fabric]} through verbs: without it, fail instead of using slow TCP",
     )
     if ports:
         why = (
@@ -111,39 +111,39 @@ def _verbs(fabric: str, ports: str) -> Iterator[Setting]:
         yield Setting("NCCL_IB_HCA", f"={ports}", why)
     if fabric == "roce":
         yield Setting(
-            "NCCL_IB_GID_INDEX", None, "NCCL finds the address of RoCE v2 by itself since 2.21"
+            "NCCL_IB_GID_INDEX", None, "NCCL finds the address of RoCE v2 since version 2.21"
         )
     yield Setting(
-        "FI_PROVIDER", None, "libfabric's, for EFA: with efa, NCCL fails where there is none"
+        "FI_PROVIDER", None, "libfabric's, for EFA: with efa, NCCL fails on nodes without EFA"
     )
 
 
 def _plain(fabric: str) -> Iterator[Setting]:
-    """TCP, and a fabric that nobody has named."""
+    """Yields the settings for TCP, and for a fabric that the config does not name."""
     if fabric:
         yield Setting(
             "NCCL_IB_DISABLE",
             "1",
-            "plain Ethernet: a card that can do RDMA would be taken, and fail by its switches",
+            "plain Ethernet: NCCL would use a card with RDMA, and fail at the switches",
         )
     else:
         why = (
-            "what joins the nodes is not told (fleet.accelerator.network): NCCL takes RDMA "
-            "where it finds a port, else TCP"
+            "the config names no network (fleet.accelerator.network): NCCL uses RDMA if it "
+            "finds a port, else TCP"
         )
         yield Setting("NCCL_NET", None, why)
     yield Setting(
-        "FI_PROVIDER", None, "libfabric's, for EFA: with efa, NCCL fails where there is none"
+        "FI_PROVIDER", None, "libfabric's, for EFA: with efa, NCCL fails on nodes without EFA"
     )
 
 
 def _left_out(kind: NodeType) -> Iterator[Setting]:
     yield Setting(
-        "FI_OFI_RXR_RX_COPY_UNEXP", None, "in recipes for libfabric 1.8 (2019); the option is gone"
+        "FI_OFI_RXR_RX_COPY_UNEXP", None, "in recipes for libfabric 1.8 (2019); since removed"
     )
     yield Setting("FI_OFI_RXR_RX_COPY_OOO", None, "as above")
     if kind.kind == "cuda":
-        yield Setting("NCCL_TREE_THRESHOLD", None, "in recipes for NCCL 2.4; NCCL 2.5 took it out")
+        yield Setting("NCCL_TREE_THRESHOLD", None, "in recipes for NCCL 2.4; NCCL 2.5 removed it")
         yield Setting(
             "NCCL_PROTO",
             None,
@@ -153,21 +153,21 @@ def _left_out(kind: NodeType) -> Iterator[Setting]:
         yield Setting(
             "FI_EFA_USE_DEVICE_RDMA",
             None,
-            "on by itself where the instance can, since libfabric 1.18",
+            "on by default since libfabric 1.18, if the instance supports it",
         )
 
 
 def fabric_environment(
     kind: NodeType | None, card: str, ports: str = "", alone: bool = False
 ) -> dict[str, str]:
-    """The variables that are set."""
+    """Returns the variables that are set."""
     settings = fabric_settings(kind, card, ports, alone)
     return {setting.name: setting.value for setting in settings if setting.value is not None}
 
 
 def least_bandwidth(kind: NodeType | None) -> float | None:
-    """Bus GB/s that an all-reduce must reach; None where there is no accelerator's fabric to judge
-    by, or its rate is a guess.
+    """Returns the bus GB/s that an all-reduce must reach; None without an accelerator's fabric, or
+    if its rate is a guess.
     """
     if (
         kind is None
@@ -180,14 +180,14 @@ def least_bandwidth(kind: NodeType | None) -> float | None:
 
 
 def judge_nccl(lines: Iterable[str], kind: NodeType | None) -> list[str]:
-    """What NCCL's own words (NCCL_DEBUG=INFO) say against the fabric: it is not used, too few
-    interfaces, no GPUDirect.
+    """Returns the problems that NCCL's log (NCCL_DEBUG=INFO) shows: another network than the
+    fabric, too few interfaces, no GPUDirect.
     """
     if kind is None or kind.kind != "cuda" or kind.fabric not in ("efa", *RDMA):
         return []
     text = [line for line in lines if "NCCL INFO" in line or "NCCL WARN" in line]
     if not text:
-        return ["NCCL said nothing: was NCCL_DEBUG=INFO set?"]
+        return ["NCCL printed nothing: check that NCCL_DEBUG=INFO is set"]
     wrong = list(
         _judge_efa(text, kind) if kind.fabric == "efa" else _judge_verbs(text, kind.fabric)
     )
@@ -210,8 +210,8 @@ def _judge_efa(text: list[str], kind: NodeType) -> Iterator[str]:
 
 
 def _judge_verbs(text: list[str], fabric: str) -> Iterator[str]:
-    """`NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE`: which ports NCCL takes, and what each
-    speaks (NCCL, net_ib.cc).
+    """Parses `NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE`: the ports that NCCL uses, and the
+    link of each (NCCL, net_ib.cc).
     """
     spoken = {
         word
@@ -223,14 +223,14 @@ def _judge_verbs(text: list[str], fabric: str) -> Iterator[str]:
         yield f"NCCL did not choose {RDMA[fabric]}: {_chosen(text)}"
     elif spoken and {"infiniband": "IB", "roce": "RoCE"}[fabric] not in spoken:
         instead = (
-            f"NCCL speaks {' and '.join(sorted(spoken))}, not {RDMA[fabric]} "
+            f"NCCL uses {' and '.join(sorted(spoken))}, not {RDMA[fabric]} "
             "(fleet.accelerator.network)"
         )
         yield f"{instead}: {_first(text, 'NET/IB')}"
 
 
 def _chosen(text: list[str]) -> str:
-    """NCCL's own line on what it talks over."""
+    """Returns NCCL's own line about its network."""
     return next(
         (
             said

@@ -1,5 +1,5 @@
-"""A job: what every backend carries. Tokenizing and training are both jobs, so both run wherever a
-backend runs.
+"""A job, the work that every backend runs. Tokenizing and training are both jobs, so every backend
+can run both.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from . import neuron_environment
 Ranks = Annotated[int, Range(1, 2**20)]
 Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
 
-# what jobs did not have in earlier versions, whose run folders are read too
+# fields that jobs in run folders of earlier versions lack
 LATER = {"image": "", "after": "", "ahead": False}
 
 
 class JobRecord(TypedDict):
-    """A job as JSON takes it."""
+    """A job as a JSON record."""
 
     kind: Name
     name: Name
@@ -45,18 +45,20 @@ class JobRecord(TypedDict):
 
 @dataclass(frozen=True)
 class Job:
-    """`module arguments` on every rank of every node. What they print goes to logs/ in `folder`,
+    """Runs `module arguments` on every rank of every node. Its output goes to logs/ in `folder`,
     the run's or the dataset's.
 
-    torchrun   whether ranks meet through torchrun, or one plain process a node does its share
-    secrets    names of variables whose values the nodes get; the values stand in no job, request,
-               log or process list
-    launch     what tells this launch of the run from every other; "" in a plan that is only shown
+    torchrun   whether ranks meet through torchrun; otherwise one plain process per node does its
+        share
+    secrets    names of variables with values that the nodes get; no job, request, log or process
+        list
+               has the values
+    launch     the id of this launch of the run; "" in a plan that is only shown
     attempt    counts the attempts of a launch, from 1
-    image      what it runs in, as registry/name:tag; "" for the nodes' own environment
-    after      the id of the job's handle that must have ended well before this begins; "" for none
-    ahead      whether its ranks only record what they would compute, which is compiled once they
-               have left (node/precompile.py)
+    image      its container image, as registry/name:tag; "" for the nodes' own environment
+    after      the handle's id of the job that must succeed before this one begins; "" for no job
+    ahead      whether its ranks only record their computation, which is compiled after they
+               have exited (node/precompile.py)
     """
 
     kind: str  # tokenize or train
@@ -78,13 +80,11 @@ class Job:
 
     @property
     def beats(self) -> bool:
-        """Whether ranks give signs of life for as long as it lasts, and heed the request to
-        stop.
-        """
+        """Tells whether its ranks send heartbeats while they run, and obey the request to stop."""
         return self.torchrun and not self.ahead
 
     def record(self) -> dict[str, Any]:
-        """As JSON takes it; `of` makes the same job of it."""
+        """Returns the job as a JSON record, which `of` reads."""
         return asdict(self) | {
             "folder": str(self.folder),
             "arguments": list(self.arguments),
@@ -93,7 +93,7 @@ class Job:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Job:
-        """The job of a record. InputError when it is none."""
+        """Returns the job of a record. InputError if the record is not a job."""
         fields: dict[str, Any] = dict(fit(JobRecord, {**LATER, **record}))
         fields |= {
             "folder": Path(fields["folder"]),
@@ -104,7 +104,7 @@ class Job:
 
 
 def tokenize_job(config: Config) -> Job:
-    """Turns the sources into data/<name>: unit i is the work of node i mod N, one process a
+    """Turns the sources into data/<name>: node i mod N tokenizes unit i, with one process per
     core.
     """
     folder, arguments = (
@@ -126,7 +126,9 @@ def tokenize_job(config: Config) -> Job:
 
 
 def on_its_machines(config: Config, job: Job) -> Config:
-    """The config as a job has it, whose tokenizing may run on other machines than its training."""
+    """Returns the config for the job's machines: tokenizing may run on other machines than
+    training.
+    """
     return tokenizing(config) if job.kind == "tokenize" else config
 
 
@@ -142,7 +144,7 @@ def train_job(config: Config) -> Job:
         "trainfleet.engine",
         (str(run.folder),),
         True,
-        fleet.port,
+        fleet.rendezvous_port,
         neuron_environment.environment(config),
         fleet.secrets,
         image=_image(config),
@@ -151,4 +153,4 @@ def train_job(config: Config) -> Job:
 
 
 def _image(config: Config) -> str:
-    return "" if config.fleet.image == "none" else config.fleet.image
+    return "" if config.fleet.container == "none" else config.fleet.container

@@ -1,5 +1,5 @@
-"""Runs that only measure: a config's run, cut short, under a name of its own and with nothing
-saved.
+"""Runs that only measure: a config's run, cut short, under a separate name, without saving
+anything.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from ..config import Config
 from ..trust.errors import ConfigError
 
 WARM_UP = 3  # steps that are not timed: the first one compiles, and allocators grow
-PROFILED = "4-6"  # steps, when nobody says which
-# steps after the profiled ones, which the profiler does not slow down: the next plan is corrected
-# by them
+PROFILED = "4-6"  # default of train.profile_steps
+# steps after the profiled ones, which the profiler does not slow down: they correct the next plan
 TIMED = 10
 
 
 def measured(config: Config, name: str, steps: int, profile_steps: str | None = None) -> Config:
-    """The same job for so many steps. It saves nothing, so that no other run can ever go on from
-    it.
+    """Returns the same job for `steps` steps. It saves nothing, so no other run can ever resume
+    from it.
     """
     train = replace(
         config.train,
@@ -38,13 +37,13 @@ def measured(config: Config, name: str, steps: int, profile_steps: str | None = 
 
 
 def compile_only(config: Config, name: str) -> Config:
-    """The run that compiles what this one will compute, and does no more: it has validation's
-    programs too.
+    """Returns the run that only compiles this one's programs, including those of validation.
 
-    Those are of a first pass, of one that adds to it, and of a last one that may be smaller.
+    Validation has up to three programs: for the first pass, for one that adds to it, and for the
+    last, which may be smaller.
     """
     short, count = measured(config, name, WARM_UP), config.train.validation_sequences
-    full = config.train.micro_batch * config.data_parallel
+    full = config.train.micro_batch_size * config.data_parallel
     sequences = min(count, 2 * full + count % full)
     return replace(
         short, train=replace(short.train, compile_only=True, validation_sequences=sequences)
@@ -52,11 +51,11 @@ def compile_only(config: Config, name: str) -> Config:
 
 
 def counts_of(text: str, nodes: int) -> list[int]:
-    """The numbers of nodes in `NODES='1 2 4'`; without it the powers of two up to the fleet's, and
-    that itself.
+    """Returns the numbers of nodes in `NODES='1 2 4'`; by default the powers of two below the
+    fleet's number, and that number.
 
     Raises:
-        ConfigError: a word is no number of nodes, or there is but one.
+        ConfigError: a word is not a number of nodes, or there are fewer than two.
     """
     if not text:
         powers = [2**power for power in range(nodes.bit_length()) if 2**power < nodes]
@@ -73,8 +72,8 @@ def counts_of(text: str, nodes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Measure:
-    """What one size of the job came to; `efficiency` is its speed over that of the smallest times
-    how many more ranks it has.
+    """The result of one size of the job. `efficiency` is its speed per rank over that of the
+    smallest size.
     """
 
     nodes: int
@@ -87,13 +86,13 @@ class Measure:
 
     @property
     def ranks_speed(self) -> float:
-        """Tokens per second of a rank."""
+        """Returns the tokens per second of a rank."""
         return self.tokens_per_second / self.ranks
 
 
 def measures_of(runs: Iterable[tuple[Config, str, dict[str, object]]]) -> list[Measure]:
-    """The measures of finished runs: config, layout in words, and results.json; the smallest
-    first.
+    """Returns the measures of finished runs, given config, layout in words, and results.json; the
+    smallest first.
     """
     found: list[Measure] = []
     for config, layout, results in runs:
@@ -107,7 +106,7 @@ def measures_of(runs: Iterable[tuple[Config, str, dict[str, object]]]) -> list[M
                 config.fleet.nodes,
                 config.world_size,
                 layout,
-                config.train.global_batch,
+                config.train.global_batch_size,
                 speed,
                 known,
                 share,
@@ -117,5 +116,5 @@ def measures_of(runs: Iterable[tuple[Config, str, dict[str, object]]]) -> list[M
 
 
 def steady(lines: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    """The lines of metrics of the steps that count."""
+    """Returns the metrics of the steps after the warm-up."""
     return [line for line in lines if isinstance(line["step"], int) and line["step"] > WARM_UP]

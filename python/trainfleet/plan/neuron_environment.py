@@ -1,8 +1,8 @@
 """The environment variables for Neuron's software on a job's nodes: each value, and the page that
 documents it. Pure.
 
-AWS's pages are those of awsdocs-neuron.readthedocs-hosted.com for SDK 2.31, the last that trains on
-Trn1 (2026-07-07), and 2.33, the newest of TorchNeuron (2026-10-19), by their names there.
+AWS's pages are those of awsdocs-neuron.readthedocs-hosted.com, by their names there. SDK 2.31 is
+the last that trains on Trn1 (2026-07-07), and 2.33 the newest of TorchNeuron (2026-10-19).
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ RUNTIME = "nrt-configurable-parameters, 2.31"
 
 
 def settings(config: Config) -> tuple[Setting, ...]:
-    """What ranks on this stack need beside the fabric's (fabric_environment.py); nothing on stacks
-    that are not Neuron's.
+    """Returns the variables that ranks on this platform need in addition to the fabric's
+    (fabric_environment.py); empty on platforms without Neuron.
     """
     if is_xla(config):
         return (*_compiler(config), *_runtime(config), *_left_out())
-    return tuple(_native(config)) if config.fleet.stack == NATIVE else ()
+    return tuple(_native(config)) if config.fleet.platform == NATIVE else ()
 
 
 def environment(config: Config) -> dict[str, str]:
-    """The variables that are set."""
+    """Returns the variables that are set."""
     return {
         setting.name: setting.value for setting in settings(config) if setting.value is not None
     }
 
 
 def is_recorded(config: Config) -> bool:
-    """Whether ranks only record what they would compute, which neuron_parallel_compile then
+    """Tells whether ranks only record their computation, which neuron_parallel_compile then
     compiles.
     """
     return is_xla(config) and config.train.compile_only
 
 
 def compiles_ahead(config: Config) -> bool:
-    """Whether compiling takes so long that it is a job of its own before training, and a cache
-    keeps it for all nodes.
+    """Tells whether compiling is a separate job before training, because it takes long, with a
+    cache for all nodes.
     """
     return is_xla(config) or (
-        config.fleet.stack == NATIVE and not cache(config).startswith(s3.SCHEME)
+        config.fleet.platform == NATIVE and not cache(config).startswith(s3.SCHEME)
     )
 
 
 def cache(config: Config) -> str:
-    """Where compiled programs are kept, for all nodes: a folder, or s3://bucket/prefix where they
-    share no disk.
+    """Returns the address of compiled programs, for all nodes: a folder, or s3://bucket/prefix for
+    nodes without a shared disk.
     """
-    shared, stack = config.fleet.shared_folder, config.fleet.stack
+    shared, platform = config.fleet.shared_folder, config.fleet.platform
     if shared and shared.startswith(s3.SCHEME):
-        return f"{shared.rstrip('/')}/compiled/{stack}"
-    return f"{shared or COMPILED.parent.absolute()}/{COMPILED}/{stack}"
+        return f"{shared.rstrip('/')}/compiled/{platform}"
+    return f"{shared or COMPILED.parent.absolute()}/{COMPILED}/{platform}"
 
 
 def _compiler(config: Config) -> Iterator[Setting]:
@@ -72,9 +72,9 @@ def _compiler(config: Config) -> Iterator[Setting]:
     )
     flags = "--model-type=transformer --retry_failed_compilation"
     yield Setting(
-        "NEURON_CC_FLAGS", flags, "what failed once is tried again (neuron-caching, 2.31)"
+        "NEURON_CC_FLAGS", flags, "a failed compilation is tried again (neuron-caching, 2.31)"
     )
-    yield Setting("NEURON_FUSE_SOFTMAX", "1", f"a softmax of the compiler's own ({ENVVARS})")
+    yield Setting("NEURON_FUSE_SOFTMAX", "1", f"the compiler's own softmax ({ENVVARS})")
     if config.train.compile_only:
         yield Setting(
             "NEURON_PARALLEL_COMPILE_DUMP_RESULTS", "1", f"how long each program took ({ENVVARS})"
@@ -84,7 +84,7 @@ def _compiler(config: Config) -> Iterator[Setting]:
 def _runtime(config: Config) -> Iterator[Setting]:
     half = is_half(config)
     why = (
-        "weights in bf16 are rounded up or down by chance, their fp32 copies are exact"
+        "bf16 weights use stochastic rounding, their fp32 copies are exact"
         if half
         else "nothing is rounded to bf16"
     )
@@ -93,7 +93,7 @@ def _runtime(config: Config) -> Iterator[Setting]:
     )
     if half:
         yield Setting(
-            "NEURON_RT_STOCHASTIC_ROUNDING_SEED", "0", f"the same chances in every run ({ENVVARS})"
+            "NEURON_RT_STOCHASTIC_ROUNDING_SEED", "0", f"the same seed in every run ({ENVVARS})"
         )
     yield Setting(
         "NEURON_RT_EXEC_TIMEOUT",
@@ -103,7 +103,7 @@ def _runtime(config: Config) -> Iterator[Setting]:
     yield Setting(
         "MALLOC_ARENA_MAX",
         "64",
-        "the host's memory stays in few pieces (AWS's Llama 2 samples, 2026-05-07)",
+        "limits fragmentation of the host's memory (AWS's Llama 2 samples, 2026-05-07)",
     )
 
 
@@ -118,12 +118,12 @@ def _left_out() -> Iterator[Setting]:
         None,
         "torch_xla gives each rank the core of its LOCAL_RANK (torch_xla 2.9)",
     )
-    why = "in recipes; without effect from SDK 2.31 on (runtime release notes, 2026-07-07)"
+    why = "in recipes; no effect since SDK 2.31 (runtime release notes, 2026-07-07)"
     yield Setting("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS", None, why)
     yield Setting(
         "XLA_DOWNCAST_BF16",
         None,
-        "in recipes before torch 2.5, as XLA_USE_BF16; formats are the model's own here",
+        "in recipes before torch 2.5, like XLA_USE_BF16; here the model sets its formats",
     )
 
 
@@ -139,7 +139,7 @@ def _native(config: Config) -> Iterator[Setting]:
     yield Setting(
         "NEURON_RT_ROOT_COMM_ID",
         None,
-        "the process group finds a port of its own (torch-distributed guide, 2.33)",
+        "the process group finds its port (torch-distributed guide, 2.33)",
     )
     why = (
         "a program that can't be compiled is an error by default (environment variables of "

@@ -1,4 +1,4 @@
-"""The plan: what was derived, what it will take, and the exact commands. Pure: making it changes
+"""The plan: the derived values, the estimate, and the exact commands. Pure: making it changes
 nothing.
 """
 
@@ -15,14 +15,14 @@ from .request import Request
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that apply will do, in order, with what a user wants to know before it is done."""
+    """Everything that apply will do, in order, with the facts that a user wants to know first."""
 
     config: Config
     derived: tuple[Derived, ...]
     estimate: Estimate
     requests: tuple[Request, ...]
     notes: tuple[str, ...]
-    asked: str = ""  # the document that was asked for, as YAML
+    asked: str = ""  # the user's config, as YAML
 
 
 def make_plan(
@@ -34,25 +34,25 @@ def make_plan(
     experience: Experience | None = None,
     asked: str = "",
 ) -> Plan:
-    """The plan of these requests, on machines that cost what `bill` says (None: unknown).
+    """Returns the plan of these requests, on machines with the costs of `bill` (None: unknown).
 
     Raises:
-        ConfigError: the estimate is over budget.max_usd, or what the fleet costs can't be told.
+        ConfigError: the estimate is over budget.max_usd, or the fleet's cost is unknown.
     """
     needs = estimate(config, bill, experience)
     if problem := _over_budget(config, needs):
         raise ConfigError.of(
-            "budget.max_usd", problem, next="raise it, or null for none; make plan shows why"
+            "budget.max_usd", problem, next="raise it, or set null for no limit; see make plan"
         )
     return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes), asked)
 
 
 def degrees(config: Config) -> str:
-    """The degrees that are not 1, as a product: `32 data-parallel (state over 8, ZeRO 1) x 4
+    """Returns the degrees above 1, as a product: `32 data-parallel (state over 8, ZeRO 1) x 4
     tensor`.
     """
-    layout = config.train.layout
-    state = f" (state over {layout.shard}, ZeRO {layout.zero})" if layout.shard > 1 else ""
+    layout = config.train.parallelism
+    state = f" (state over {layout.fsdp}, ZeRO {layout.zero_stage})" if layout.fsdp > 1 else ""
     others = [
         f"{degree} {name}"
         for name in ("tensor", "pipeline", "context")
@@ -71,18 +71,18 @@ def _over_budget(config: Config, needs: Estimate) -> str:
             "fleet.accelerator.usd_per_hour"
         )
     if needs.bill.is_free and config.fleet.node_type and config.fleet.node_type.owned:
-        free = "machines of yours cost nothing until fleet.accelerator.usd_per_hour says what"
+        free = "your machines cost nothing until you set fleet.accelerator.usd_per_hour"
         return f"${limit:,.2f}: can't be enforced, as {free}"
     if needs.around > limit:
         ahead = f"{needs.bill.paid_for}, " if needs.bill.paid else ""
         return (
-            f"{ahead}set-up and idle time alone are estimated at ${needs.around:,.2f}, over "
+            f"{ahead}set-up and idle time are already estimated at ${needs.around:,.2f}, over "
             f"the limit of ${limit:,.2f}"
         )
     if needs.usd is None or needs.usd <= limit:
-        # what has a price and no estimate is stopped when it has cost so much (watch/budget.py)
+        # a run with a price but no estimate is stopped at its limit (watch/budget.py)
         return ""
     fit = int(config.train.steps * (limit - needs.around) / (needs.usd - needs.around))
     with_them = f", ${needs.around:,.2f} of it for set-up and idle time" if needs.around else ""
     what = f"the run is estimated at ${needs.usd:,.2f}{with_them}, over the limit of ${limit:,.2f}"
-    return f"{what}; train.steps {fit} keeps to it"
+    return f"{what}; train.steps: {fit} fits it"

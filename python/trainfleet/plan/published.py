@@ -2,7 +2,7 @@
 
 github.com/aws-neuron/aws-neuron-sdk,
 about-neuron/benchmarks/trn1/training_data_{decoder,encoder}.csv, page of 2026-02-19 and its
-history: the newest row of each model. None has ever been published of Trn2 or Trn3.
+history: the newest row of each model. AWS has never published any for Trn2 or Trn3.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ MEASURED = "trn1.32xlarge"
 
 @dataclass(frozen=True)
 class PublishedSpeed:
-    """Sequences a second of a model on so many MEASURED nodes. `sdk`: the Neuron that reached
-    it.
+    """Sequences per second of a model on `nodes` MEASURED nodes. `sdk` is the Neuron version that
+    reached it.
     """
 
     preset: str
@@ -37,7 +37,7 @@ ROWS = tuple(
 
 
 def beside(config: Config) -> str:
-    """AWS's figure for this model on this type of node, a node; "" where the nodes are not
+    """Returns AWS's speed per node for this model on this type of node; "" if the nodes are not
     Trainium's.
     """
     row = config.fleet.node_type
@@ -53,13 +53,13 @@ def beside(config: Config) -> str:
     ]
     if not same:
         return (
-            f"AWS has published none of this model on {family} with "
-            f"{config.train.sequence_length:,} tokens a sequence"
+            f"AWS has published no speed of this model on {family} with "
+            f"{config.train.sequence_length:,} tokens per sequence"
         )
     near = min(same, key=lambda one: abs(one.nodes - config.fleet.nodes))
     speed = near.sequences * near.length / near.nodes
     nodes = f"{near.nodes} nodes" if near.nodes > 1 else "one node"
     return (
-        f"AWS: {speed:,.0f} tokens/s a node, on {nodes} of {MEASURED} ({near.layout}; Neuron "
+        f"AWS: {speed:,.0f} tokens/s per node, on {nodes} of {MEASURED} ({near.layout}; Neuron "
         f"{near.sdk})"
     )

@@ -17,13 +17,13 @@ from ..trust.errors import InputError, RunError
 from ..trust.validation import Name, fit
 from .job import Job, Variable
 
-WIDTH = 120  # columns that a script's lines keep to where they can
+WIDTH = 120  # columns of a script's lines, unless a word is longer
 INDENT = "  "
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A named text that a backend hands to its engine as it is: a node's script, a template, the
+    """A named text that a backend passes to its engine unchanged: a node's script, a template, the
     body of a request.
     """
 
@@ -32,7 +32,7 @@ class Artifact:
 
 
 class RequestRecord(TypedDict):
-    """A request as JSON takes it."""
+    """A request as a JSON record."""
 
     job: dict[str, Any]
     artifacts: list[Artifact]
@@ -42,10 +42,11 @@ class RequestRecord(TypedDict):
 
 @dataclass(frozen=True)
 class Request:
-    """All that a backend will do for a job. `hosts`: the machines by node, where it chooses them.
+    """All that a backend will do for a job. `hosts` are the machines by node, if the backend
+    chooses them.
 
-    `environment` is of this attempt alone and in no artifact. Secrets are in neither: the job has
-    their names.
+    `environment` applies only to this attempt and is in no artifact. Secrets are in neither: the
+    job has their names.
     """
 
     job: Job
@@ -55,7 +56,7 @@ class Request:
 
     @property
     def token(self) -> str:
-        """16 hex digits: the same for the same attempt of the same launch, and for nothing else."""
+        """Returns 16 hex digits, which identify the attempt and its launch."""
         text = json.dumps(
             [self.job.record(), [asdict(artifact) for artifact in self.artifacts], self.hosts]
         )
@@ -63,35 +64,35 @@ class Request:
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """Where each node's output goes, by node."""
+        """Returns the log of each node, by node."""
         return tuple(run_folder.node_log(self.job.folder, node) for node in range(self.job.nodes))
 
     @property
     def engine_logs(self) -> tuple[Path, ...]:
-        """What the engine has kept of each node, by node, where it is needed."""
+        """Returns the file with the engine's own log of each node, by node."""
         return tuple(run_folder.engine_log(self.job.folder, node) for node in range(self.job.nodes))
 
     @property
     def job_log(self) -> Path:
-        """What the engine wrote of the job as a whole, where it did."""
+        """Returns the file with the engine's log of the job as a whole."""
         return run_folder.job_log(self.job.folder)
 
     def host(self, node: int | None) -> str:
-        """The machine of a node; "" where the plan names none."""
+        """Returns the machine of a node; "" if the plan names no machine."""
         return self.hosts[node] if node is not None and node < len(self.hosts) else ""
 
     def placed(self, hosts: Sequence[str]) -> Request:
-        """The request with the machines that its engine chose, where the plan has left that to
-        it.
+        """Returns the request with the machines that its engine chose, unless the plan has chosen
+        them.
         """
         return self if self.hosts else replace(self, hosts=tuple(hosts))
 
     def with_environment(self, environment: Mapping[str, str]) -> Request:
-        """The same request with more in the environment of every node."""
+        """Returns the same request with more variables for every node."""
         return replace(self, environment={**self.environment, **environment})
 
     def record(self) -> dict[str, Any]:
-        """As JSON takes it; `of` makes the same request of it."""
+        """Returns the request as a JSON record, which `of` reads."""
         return {
             "job": self.job.record(),
             "artifacts": [asdict(artifact) for artifact in self.artifacts],
@@ -101,10 +102,10 @@ class Request:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str) -> Request:
-        """The request of a record that stood at `where`.
+        """Returns the request of a record that was read from `where`.
 
         Raises:
-            RunError: it is none.
+            RunError: the record is not a request.
         """
         try:
             fields = fit(RequestRecord, record)
@@ -122,8 +123,8 @@ class Request:
 def script(
     heading: Iterable[str], folder: Path | str, environment: Mapping[str, str], words: Sequence[str]
 ) -> str:
-    """A shell script that becomes the command `words` in `folder`; it can be read, and run by
-    hand.
+    """Returns a shell script that replaces itself with the command `words` in `folder`; a user can
+    read it and run it.
     """
     comments = [f"# {' '.join(line.split())}" for line in heading]
     settings = [
@@ -136,7 +137,7 @@ def script(
 
 
 def fold(words: Sequence[str], width: int) -> Iterator[str]:
-    """A command over as many lines as it needs, so that a shell still takes it."""
+    """Yields the lines of a command that is split for a shell."""
     line = words[0]
     for word in words[1:]:
         if len(line) + len(word) + 3 > width:

@@ -1,5 +1,5 @@
-"""How many nodes, how long, how much: what a model's training takes over numbers of nodes, and the
-one that meets a wish.
+"""Sizes a fleet: the nodes, time and dollars of a training over numbers of nodes, and the size that
+meets a wish.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .estimate import LIKELY
 
 DAY = 86400.0
 LARGEST = 10_000  # nodes
-KNEE = 1.1  # times the least cost of a token, which the knee of the table may cost
-# tokens per parameter with which a given compute is spent best (Hoffmann et al. 2022,
+KNEE = 1.1  # cost of a token at the knee of the table, over the least cost
+# tokens per parameter that make the best use of a given compute (Hoffmann et al. 2022,
 # arXiv:2203.15556)
 CHINCHILLA = 20
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What was asked for; None: left open."""
+    """The user's limits; None: open."""
 
     days: float | None = None
     usd: float | None = None
@@ -37,8 +37,8 @@ class Wish:
 
 @dataclass(frozen=True)
 class Size:
-    """A fleet's size: its best layout, what it trains per second, the useful share of time, and
-    what a training takes on it.
+    """A fleet's size: its best layout, tokens per second, the useful share of time, and the tokens,
+    days and dollars of a training.
     """
 
     nodes: int
@@ -52,7 +52,9 @@ class Size:
 
     @property
     def each(self) -> float:
-        """US dollars of a token, of free machines its node-days: what sizes are compared by."""
+        """Returns the cost of a token, in US dollars or, for free machines, in node-days: the
+        measure that compares sizes.
+        """
         return (self.usd or self.nodes * self.days) / self.tokens
 
     @property
@@ -61,13 +63,12 @@ class Size:
 
 
 def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
-    """What the training takes at each number of nodes that holds the model, the fewest first.
+    """Returns the size for each number of nodes that holds the model, the fewest first.
 
-    Without TOKENS it is as long as USD and DAYS allow, and without USD too as long as train.steps
-    says.
+    Without TOKENS, USD and DAYS set the length of the training; without these, train.steps does.
 
     Raises:
-        ConfigError: nobody knows the device, or its price where USD is asked.
+        ConfigError: the device is unknown, or USD is given and the price is unknown.
     """
     device = config.fleet.rank_device
     if device is None:
@@ -75,11 +76,11 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
         what = (
             f"{kind.name} has no accelerator"
             if kind
-            else "without a type there is nothing to count nodes of"
+            else "without a type, there are no nodes to count"
         )
         asks = (
             "DAYS, USD and TOKENS size a fleet of GPU or Trainium nodes (fleet.accelerator, "
-            "of machines of yours)"
+            "for your own machines)"
         )
         typed = (
             "make plan DAYS=7 TOKENS=1e10 SET='fleet.backend=slurm fleet.instance_type=p5.48xlarge'"
@@ -89,8 +90,8 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
     if wish.usd is not None and (bill is None or bill.is_free):
         name = config.fleet.node_type.name if config.fleet.node_type else "this machine"
         what = (
-            f"no list price of {name} (fleet.accelerator.usd_per_hour says one), so USD can't "
-            "be turned into nodes"
+            f"{name} has no list price (set fleet.accelerator.usd_per_hour), so USD does not "
+            "give a number of nodes"
         )
         raise ConfigError.of("USD", what, next="make plan DAYS=... TOKENS=...")
     found = [
@@ -98,29 +99,32 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
     ]
     if not found and wish.usd is not None and bill and bill.whole(1, 0.0) >= wish.usd:
         what = (
-            f"${wish.usd:,.0f}: set-up and idle time of one node alone cost "
+            f"${wish.usd:,.0f}: set-up and idle time of one node already cost "
             f"${bill.whole(1, 0.0):,.0f}"
         )
-        raise ConfigError.of("USD", what, next="more USD, or a smaller fleet.idle_minutes")
+        raise ConfigError.of("USD", what, next="raise USD, or lower fleet.idle_minutes")
     if not found:
         what = (
-            f"no number of nodes up to {LARGEST:,} holds the model and divides train.global_batch"
+            f"no number of nodes up to {LARGEST:,} holds the model and divides "
+            "train.global_batch_size"
         )
         raise ConfigError.of(
-            "train.layout", what, next="a larger train.global_batch, or a smaller model"
+            "train.parallelism",
+            what,
+            next="set a larger train.global_batch_size, or a smaller model",
         )
     return found
 
 
 def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
-    """The size that meets the wish.
+    """Returns the size that meets the wish.
 
-    TOKENS alone asks about the `fleet` of that many nodes, or about the knee where it does not hold
-    the model. DAYS takes the cheapest in time, USD with TOKENS the fastest, USD without TOKENS the
-    most tokens.
+    With only TOKENS it is the `fleet` of that many nodes, or the knee if that does not hold the
+    model. With DAYS it is the cheapest in time, with USD and TOKENS the fastest, with USD and no
+    TOKENS the one with the most tokens.
 
     Raises:
-        ConfigError: none does; by how much, and what would.
+        ConfigError: no size meets it, with the nearest ones.
     """
     if wish.days is None and wish.usd is None:
         return next((size for size in found if size.nodes == fleet), knee(found))
@@ -130,14 +134,14 @@ def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
     if wish.tokens is None and wish.usd is not None:
         return max(meets, key=lambda size: size.tokens)
     if wish.days is not None:
-        # of what is free, the least use
+        # free machines: the fewest node-days
         return min(meets, key=lambda size: (size.usd or size.nodes * size.days, size.days))
     return min(meets, key=lambda size: size.days)
 
 
 def knee(found: Sequence[Size]) -> Size:
-    """The fastest size whose token costs at most 10 % more than the cheapest's (of machines without
-    a price, in node-days).
+    """Returns the fastest size with tokens that cost at most 10 % more than the cheapest (in
+    node-days for machines without a price).
     """
     least = min(size.each for size in found)
     return max(
@@ -147,11 +151,11 @@ def knee(found: Sequence[Size]) -> Size:
 
 
 def surely(found: Sequence[Size], wish: Wish) -> Size | None:
-    """The answer that is in time with 90 % confidence; None where DAYS and TOKENS are not both
-    asked, or no size is.
+    """Returns the size that is in time with 90 % confidence; None without DAYS and TOKENS, or if no
+    size is.
 
-    Four of five runs take `1 - LIKELY` to `1 + LIKELY` times what is foretold, so that one of ten
-    takes longer.
+    Four of five runs take `1 - LIKELY` to `1 + LIKELY` times the prediction, so one of ten takes
+    longer.
     """
     if wish.days is None or wish.tokens is None:
         return None
@@ -162,12 +166,12 @@ def surely(found: Sequence[Size], wish: Wish) -> Size | None:
 
 
 def shown(found: Sequence[Size], *chosen: Size) -> list[Size]:
-    """The sizes for a table: powers of two, and the chosen ones."""
+    """Returns the sizes for a table: powers of two, and the chosen ones."""
     return [size for size in found if size.nodes & (size.nodes - 1) == 0 or size in chosen]
 
 
 def remark(config: Config, tokens: float) -> str:
-    """How many tokens a parameter gets, beside what spends a given compute best."""
+    """Compares the tokens per parameter with the best use of a given compute."""
     ratio = tokens / count_parameters(config.model)
     return (
         f"{ratio:,.3g} tokens per parameter; {CHINCHILLA} make the best model of a given "
@@ -176,7 +180,9 @@ def remark(config: Config, tokens: float) -> str:
 
 
 def _counts(config: Config) -> Iterator[int]:
-    """1, 2, 3, 4, 6, 8, 12 ...: powers of two and what lies between, and the fleet's own number."""
+    """Yields 1, 2, 3, 4, 6, 8, 12 ...: powers of two and the values halfway, and the fleet's
+    number.
+    """
     powers = [2**power for power in range(LARGEST.bit_length())]
     counts = {count for power in powers for count in (power, power + power // 2)} | {
         config.fleet.nodes
@@ -195,8 +201,8 @@ def _size(
         return None
     choice, train = choose(choices), config.train
     useful = foresee(choice.config, choice.seconds).share
-    rate = train.global_batch * train.sequence_length / choice.seconds
-    dollars = bill.hour(nodes) * 24 if bill else None  # a day
+    rate = train.global_batch_size * train.sequence_length / choice.seconds
+    dollars = bill.hour(nodes) * 24 if bill else None  # per day
     tokens = _tokens(
         config, replace(wish, usd=wish.usd and wish.usd - around), rate * useful, dollars
     )
@@ -220,7 +226,7 @@ def _tokens(config: Config, wish: Wish, rate: float, dollars: float | None) -> f
         return wish.tokens
     if wish.usd is not None and dollars:
         return rate * DAY * min(wish.days or math.inf, wish.usd / dollars)
-    return float(config.train.steps * config.train.global_batch * config.train.sequence_length)
+    return float(config.train.steps * config.train.global_batch_size * config.train.sequence_length)
 
 
 def _in_time(size: Size, wish: Wish) -> bool:
@@ -242,7 +248,7 @@ def _unmet(found: Sequence[Size], wish: Wish) -> ConfigError:
         limit = (
             ""
             if fastest.nodes >= LARGEST
-            else "; more need a larger train.global_batch, which they divide"
+            else "; more nodes need a larger train.global_batch_size, which they must divide"
         )
         what = (
             f"{_days(wish.days)}: {_nodes(fastest)}, the fastest fleet, would need "
@@ -259,8 +265,8 @@ def _unmet(found: Sequence[Size], wish: Wish) -> ConfigError:
         one, other = min(in_time, key=_dollars), min(within, key=lambda size: size.days)
         what = f"{_days(wish.days)} cost ${_dollars(one):,.0f} ({_nodes(one)})"
         both = f"{what}, and ${wish.usd:,.0f} take {other.days:,.3g} days ({_nodes(other)})"
-        problems.append(Problem(0, "DAYS", "", f"not within USD too: {both}"))
-    return ConfigError(problems, next="fewer TOKENS, or what can be met")
+        problems.append(Problem(0, "DAYS", "", f"no size meets both DAYS and USD: {both}"))
+    return ConfigError(problems, next="lower TOKENS, or raise the limits as shown")
 
 
 def _days(days: float | None) -> str:
@@ -276,6 +282,6 @@ def _dollars(size: Size) -> float:
 
 
 def _up(value: float) -> str:
-    """Rounded up to three digits, so that what is offered can be met."""
+    """Rounds up to three digits, so that the offered value can be met."""
     digits = 10 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1
     return f"{math.ceil(value / digits) * digits:.12g}"

@@ -1,8 +1,8 @@
-"""Seeing a run: the live line, the plots, the one-page report and the closing summary; all read the
-run folder only.
+"""Shows a run: the live line, the plots, the one-page report and the closing summary. All read only
+the run folder.
 """
 
 import logging
 
-# it warns of a home that can't be written, and needs none
+# matplotlib warns about a read-only home, which it does not need
 logging.getLogger("matplotlib").setLevel(logging.ERROR)

@@ -1,10 +1,10 @@
-"""The result of compiling ahead, from the nodes' logs: how many programs, and which failed at which
-operator.
+"""Reads the result of compiling ahead from the nodes' logs: the number of programs, and which
+failed at which operator.
 
 The words are those of neuron_parallel_compile and neuronx-cc
 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0: pytorch-neuron-parallel-compile,
-compiler/error-codes; aws-neuron-sdk issue 1081). Programs are compiled side by side, so an error is
-taken for that of the program which was named last before it.
+compiler/error-codes; aws-neuron-sdk issue 1081). Programs are compiled in parallel, so an error is
+attributed to the last program named before it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SECONDS = re.compile(r'"compile_time": (\d{1,7}(?:\.\d{1,12})?)')
 NAME = r"['\"`]?([\w.:-]{1,80})['\"`]?"
 OPERATOR = re.compile(rf"[Uu]nsupported operator:? *{NAME}|[Oo]perator {NAME} is not supported")
 CODE = re.compile(r"\bNCC_[A-Z]{1,8}\d{1,5}\b")
-LETTERS = 200  # of an error that are shown
+LETTERS = 200  # most letters shown of an error
 
 
 @dataclass
 class Compilation:
-    """The programs by name: whether each was compiled (a node that found it compiled counts), its
-    seconds, its errors.
+    """The programs by name: whether each was compiled (a cached one counts), its seconds, its
+    errors.
     """
 
     compiled: dict[str, bool] = field(default_factory=dict)
@@ -43,18 +43,19 @@ class Compilation:
         return sorted(name for name, done in self.compiled.items() if not done)
 
     def explained(self) -> Iterator[str]:
-        """A line a failed program: its name, and the operator or the compiler's words."""
+        """Yields one line for each failed program: its name, and the operator or the compiler's
+        message.
+        """
         for name in self.failed:
             yield (
-                f"{name}: "
-                f"{'; '.join(self.errors.get(name, ())) or 'the compiler said nothing of it'}"
+                f"{name}: {'; '.join(self.errors.get(name, ())) or 'the compiler printed no error'}"
             )
         for words in self.errors.get("", ()):
             yield f"some program: {words}"
 
 
 def read(logs: Iterable[Iterable[str]]) -> Compilation:
-    """The compilation of which each node has left a log."""
+    """Reads the compilation from the log of each node."""
     found = Compilation()
     for lines in logs:
         name = ""
@@ -73,7 +74,7 @@ def read(logs: Iterable[Iterable[str]]) -> Compilation:
 
 
 def error_in(line: str) -> str:
-    """What a line of the compiler says against a program; "" for any other line."""
+    """Returns a compiler's error in a line; "" for any other line."""
     operator, code = OPERATOR.search(line), CODE.search(line)
     words = visible(line[code.start() :].strip())[:LETTERS] if code else ""
     if not operator:
@@ -84,7 +85,7 @@ def error_in(line: str) -> str:
 
 
 def read_run(run: Run) -> Compilation:
-    """The compilation of a run folder."""
+    """Reads the compilation of a run folder."""
     return read(map(_lines, sorted(run.logs.glob("node-*.log"))))
 
 
@@ -95,7 +96,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def describe(run: Run) -> Iterator[str]:
-    """A finished compilation for people, and what to type now."""
+    """Describes a finished compilation, and the next command."""
     found, seconds = read_run(run), number((run.read_results().get("seconds") or {}).get("compile"))
     programs = (
         f"{len(found.compiled)} programs"

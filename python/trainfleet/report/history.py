@@ -1,4 +1,4 @@
-"""The history of a run, read once from its folder, and how its numbers are written for people."""
+"""The history of a run, read once from its folder, and the format of its numbers."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from ..watch.time_accounting import ledger
 
 # the events at which a curve may break, as they follow each other
 BREAKS = ("fault", "stopped", "restarted", "resumed")
-# of results.json's seconds, in the order of a report
+# stages of results.json's seconds, in the order of a report
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")
-TELLING = ("message", "who", "cause", "words")  # fields of an event that need no name in front
+TELLING = ("message", "who", "cause", "words")  # fields of an event that are shown without a name
 UNKNOWN = "—"
-OPENING, LONGEST_OPENING = 3, 40  # words and letters of a beginning that is proposed
+OPENING, LONGEST_OPENING = 3, 40  # most words and letters of a proposed prompt
 
 
 @dataclass(frozen=True)
 class History:
-    """One reading of a run folder; whatever is not there yet is empty or None, never an error."""
+    """One reading of a run folder. Missing values are empty or None, never an error."""
 
     run: Run
     results: Record
-    # one a step, in the order of the steps: a step done twice counts as it was done last
+    # one per step, in the order of the steps; a repeated step has its last values
     metrics: list[Record]
     events: list[Record]
     status: str  # running, finished, failed, stopped, interrupted, or "not started"
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """The steps and values at which `key` was measured and finite."""
+        """Returns the steps and values at which `key` was measured and finite."""
         pairs = [
             (int(line["step"]), value)
             for line in self.metrics
@@ -48,8 +48,8 @@ class History:
         return [step for step, _ in pairs], [value for _, value in pairs]
 
     def measured(self, key: str) -> float | None:
-        """What results.json has for `key`, or else the newest metric; the other way round while the
-        run still goes.
+        """Returns `key` from results.json, or else the newest metric; the other way round while the
+        run continues.
         """
         values = [*self.series(key)[1][-1:], None]
         summed = number(self.results.get(key))
@@ -60,7 +60,7 @@ class History:
         )
 
     def steps_of(self, *kinds: str) -> list[int]:
-        """The steps at which events of these kinds were recorded."""
+        """Returns the steps at which events of these kinds were recorded."""
         return [
             int(event["step"])
             for event in self.events
@@ -69,16 +69,14 @@ class History:
 
     @cached_property
     def steps_total(self) -> int:
-        """The steps that the run's config asks for; what has been done already, where that is
-        more.
-        """
+        """Returns the steps that the run's config asks for, or the steps done, if that is more."""
         from ..config import load_steps  # loads YAML
 
         return max(load_steps(self.run.config) or self.results.get("steps") or 0, self.step)
 
     @property
     def started(self) -> float | None:
-        """When the run's first command began, by unix time: later ones went on with it."""
+        """Returns the unix time at which the run's first command began."""
         launched = [event for event in self.events if event["event"] == "launched"]
         first = launched[0] if launched else {}
         return (
@@ -89,11 +87,10 @@ class History:
 
     @property
     def waits_for(self) -> str:
-        """Why the job does not run yet, in its engine's words, and when that was noted; "" when it
-        does, or it is unknown.
+        """Returns why the job does not run yet, in its engine's words, and when that was noted; ""
+        if it runs, or the reason is unknown.
 
-        A launcher notes a reason once, when it hears it; where no launcher is there, nobody notes
-        that it has changed.
+        A launcher notes a reason once. Without a launcher, a change of the reason is not noted.
         """
         turns = [
             event
@@ -107,15 +104,15 @@ class History:
 
     @property
     def step(self) -> int:
-        """The last step that was logged; of a run that was stopped, the one that it was stopped and
-        saved at.
+        """Returns the last logged step; for a stopped run, the step at which it stopped and
+        saved.
         """
         logged = int(self.metrics[-1]["step"]) if self.metrics else 0
         return max(logged, self.results.get("steps") or 0) if self.status == "stopped" else logged
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens in one global batch; 0 while unknown."""
+        """Returns the tokens in one global batch; 0 while unknown."""
         batch, length = (
             self.results.get("global_batch_sequences"),
             self.results.get("sequence_length"),
@@ -128,13 +125,13 @@ class History:
 
     @property
     def epochs(self) -> str:
-        """How often the run has gone through its data, as `0.09 epochs`; "" while unknown."""
+        """Returns the number of passes through the data, like `0.09 epochs`; "" while unknown."""
         tokens, whole = self.measured("tokens"), number(self.results.get("dataset_tokens"))
         return f"{few_digits(tokens / whole)} epochs" if tokens and whole else ""
 
     @property
     def losses(self) -> tuple[float | None, float | None]:
-        """The first and the last finite training loss."""
+        """Returns the first and the last finite training loss."""
         values = self.series("loss")[1]
         first, last = number(self.results.get("first_loss")), number(self.results.get("final_loss"))
         if values and first is None:
@@ -143,7 +140,7 @@ class History:
 
     @property
     def broke_at(self) -> int | None:
-        """The first step whose loss was not a finite number."""
+        """Returns the first step with a loss that was not finite."""
         return next(
             (
                 int(line["step"])
@@ -155,7 +152,7 @@ class History:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the newest loss is no finite number: a run may find its way back."""
+        """Tells whether the newest loss is not finite; a run may recover."""
         return (
             bool(self.metrics)
             and "loss" in self.metrics[-1]
@@ -164,8 +161,8 @@ class History:
 
     @property
     def rose(self) -> str:
-        """A remark on a loss that ends above where it began; "" for one that does not, or that is
-        too young to tell.
+        """Returns a remark on a loss that ends above its start; "" for any other, or after too few
+        steps.
         """
         values = self.series("loss")[1]
         newest = median(values[-5:]) if len(values) >= 10 else None
@@ -178,17 +175,19 @@ class History:
 
     @property
     def unvalidated(self) -> str:
-        """A remark on a run that ended without a validation loss, which its last step has wherever
-        there is text for it.
+        """Returns a remark on a run that ended without a validation loss, because it has no text
+        for it.
         """
         if self.status != "finished" or not self.metrics or self.measured("valid_loss") is not None:
             return ""
         remedy = "raise data.validation_fraction or add text, under another data.name"
-        return f"no validation loss: too little text fell to validation; {remedy}"
+        return f"no validation loss: too little text is left for validation; {remedy}"
 
     @property
     def silent(self) -> list[str]:
-        """A remark on each service of train.loggers that gets nothing of the newest launch."""
+        """Returns a remark on each service of train.loggers that has failed in the newest
+        launch.
+        """
         launch = max(
             (
                 index
@@ -211,14 +210,16 @@ class History:
 
     @cached_property
     def ledger(self) -> dict[str, float]:
-        """What all seconds of the run were spent on so far; {} for a run that began before that was
-        written down.
+        """Returns the use of all seconds of the run so far; {} for a run from before these were
+        recorded.
         """
         return ledger(self.events, self.metrics, time.time() if self.status == "running" else None)
 
     @property
     def stages(self) -> dict[str, float]:
-        """Seconds of each use, or, of an older run, of each stage; no second is counted twice."""
+        """Returns the seconds of each use or, for an older run, of each stage; no second is counted
+        twice.
+        """
         if self.ledger:
             return self.ledger
         seconds = {
@@ -226,7 +227,7 @@ class History:
             for name, raw in (self.results.get("seconds") or {}).items()
             if (value := number(raw)) is not None
         }
-        # then startup begins at the command, and what it did before the ranks is within
+        # with `started`, startup begins at the command and includes tokenizing
         if self.results.get("started"):
             seconds["startup"] = max(
                 0.0, seconds.get("startup", 0.0) - seconds.get("tokenize", 0.0)
@@ -237,8 +238,8 @@ class History:
 
     @property
     def verdict(self) -> tuple[str, str] | None:
-        """Why the last attempt failed: who and the cause in one line, then the reasons and the last
-        words of that rank.
+        """Returns why the last attempt failed: who and the cause in one line, then the reasons and
+        the last words of that rank.
         """
         if self.status not in ("failed", "interrupted"):
             return None
@@ -262,7 +263,7 @@ class History:
 
     @property
     def next_commands(self) -> list[tuple[str, str]]:
-        """What to type now, each with what it does."""
+        """Returns the next commands, each with its effect."""
         if self.run.rehearsal.exists():
             return [
                 ("make rehearse", "breaks a run on purpose once more"),
@@ -272,13 +273,13 @@ class History:
         logs, train = f"make logs{which}", f"make train{which or _as_given(self.run)}"
         if self.status == "running":
             return [
-                (f"{logs} FOLLOW=1", "reads along"),
+                (f"{logs} FOLLOW=1", "shows new lines"),
                 (f"make stop{which}", "stops at a step, with a checkpoint"),
             ]
         if self.status == "finished":
             write = (
                 f"make sample{which} PROMPT={shlex.quote(opening(self.results))}",
-                "has the model continue a text",
+                "lets the model continue a text",
             )
             why = f"continues to step {more:,}; the learning rate may rise again: see make plan"
             return [(f"{train} SET='train.steps={more}'", why), write]
@@ -289,26 +290,26 @@ class History:
 
 
 def opening(results: Record) -> str:
-    """A beginning for the model to continue: some words of the validation text, by which the run's
-    own sample began.
+    """Returns a prompt for the model to continue: some words of the validation text that began the
+    run's own sample.
     """
     words = [
         word
         for word in str((results.get("sample") or {}).get("prompt", "")).split()
         if word.isprintable()
     ]
-    chosen = " ".join(words[1 : 1 + OPENING])  # of the first, a part may be missing
+    chosen = " ".join(words[1 : 1 + OPENING])  # the first may be cut
     return f"{chosen} " if chosen and len(chosen) < LONGEST_OPENING else "The "
 
 
 def read(run: Run) -> History:
-    """The run folder as it is now."""
+    """Reads the run folder as it is now."""
     results = run.read_results()
     status = str(results.get("status") or "not started")
-    # also while no launcher of this machine is at work
+    # a run may also continue without a launcher on this machine
     goes_on = results.get("unattended") or read_holder(run.folder)
     if status == "running" and not goes_on and not is_locked(run.folder):
-        status = "interrupted"  # its launcher died before it could say how the run ended
+        status = "interrupted"  # its launcher died before it could record the run's end
     by_step = {line["step"]: line for line in run.read_metrics()}
     return History(
         run, results, [by_step[step] for step in sorted(by_step)], run.read_events(), status
@@ -316,11 +317,11 @@ def read(run: Run) -> History:
 
 
 def _which_config(run: Run) -> str:
-    """The ` CONFIG=…` that a next command needs: nothing when this run's config is the one here, or
-    there is none yet.
+    """Returns the ` CONFIG=…` that a next command needs; "" if this run's config is the one here,
+    or does not exist yet.
     """
     lines: list[str] = []
-    with suppress(FileNotFoundError, InputError):  # what is no config names no run
+    with suppress(FileNotFoundError, InputError):  # without a config, no run is named
         lines = untrusted_input.read_text(
             Path("config.yaml"), untrusted_input.MEBIBYTE
         ).splitlines()
@@ -329,8 +330,8 @@ def _which_config(run: Run) -> str:
 
 
 def _as_given(run: Run) -> str:
-    """The ` CONFIG=…` that training needs to go on, where SET or NODES made this run another one
-    than config.yaml asks for.
+    """Returns the ` CONFIG=…` that training needs to continue, if SET or NODES made this run differ
+    from config.yaml.
     """
     from ..config import Settings, load, load_resolved  # loads YAML
 
@@ -341,7 +342,7 @@ def _as_given(run: Run) -> str:
 
 
 def describe(event: Record) -> str:
-    """What an event carries, as `step 200 · 0.4 s`: every plain field in its order, without times
+    """Describes an event, like `step 200 · 0.4 s`: every plain field in its order, without times
     and the kind.
     """
     if event["event"] == "verdict":
@@ -363,18 +364,18 @@ def _field(key: str, value: str | int | float) -> str:
 
 
 def number(value: object) -> float | None:
-    """A finite number, or None."""
+    """Returns a finite number, or None."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def predicted(history: History, what: str, write: Callable[[float], str]) -> str:
-    """What the plan predicted of something that was measured."""
+    """Returns the plan's prediction of a measured value."""
     predicted = number((history.results.get("predicted") or {}).get(what))
     return f" · predicted {write(predicted)}" if predicted else ""
 
 
 def quantity(value: float | None) -> str:
-    """Three digits and a decimal prefix: 950, 12.4k, 3.21M; — for None."""
+    """Formats a number with three digits and a decimal prefix: 950, 12.4k, 3.21M; — for None."""
     if value is None:
         return UNKNOWN
     size, prefix = next(
@@ -389,7 +390,7 @@ def quantity(value: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes: 950 B, 12.4 kB, 3.2 TB."""
+    """Formats bytes: 950 B, 12.4 kB, 3.2 TB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -398,7 +399,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """0.42 s, 45 s, 3 min 12 s, 2 h 05 min, 3 d 04 h; — for None."""
+    """Formats seconds: 0.42 s, 45 s, 3 min 12 s, 2 h 05 min, 3 d 04 h; — for None."""
     if seconds is None:
         return UNKNOWN
     if seconds < 9.95:
@@ -415,7 +416,7 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """0:14, 12:03 or 2:05:44; — for None."""
+    """Formats seconds like a clock: 0:14, 12:03 or 2:05:44; — for None."""
     if seconds is None:
         return UNKNOWN
     minutes, rest = divmod(round(seconds), 60)
@@ -427,7 +428,7 @@ def clock(seconds: float | None) -> str:
 
 
 def few_digits(value: float) -> str:
-    """Two digits of what is small, and no decimals of what is large: 0.093, 1.5, 12."""
+    """Formats small values with two digits, and large ones without decimals: 0.093, 1.5, 12."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
@@ -436,17 +437,17 @@ def percent(fraction: float | None) -> str:
 
 
 def decimal(value: object) -> str:
-    """A loss; `nan` and `inf` are said, not hidden."""
+    """Formats a loss, including `nan` and `inf`."""
     return f"{value:.3f}" if isinstance(value, (int, float)) else UNKNOWN
 
 
 def moment(seconds: float) -> str:
-    """A wall-clock time to the second, in UTC."""
+    """Formats a wall-clock time to the second, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
 
 
 def layout(degrees: Mapping[str, int]) -> str:
-    """`dp 4 tp 2`; what is 1 is left out."""
+    """Formats degrees, like `dp 4 tp 2`, without those of 1."""
     return (
         " ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one rank"
     )
@@ -455,8 +456,8 @@ def layout(degrees: Mapping[str, int]) -> str:
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str] = ()
 ) -> Iterator[str]:
-    """Aligned lines, the head first: the columns in `words` to the left, all others, which are
-    numbers, to the right.
+    """Yields aligned lines, the head first. The columns in `words` are aligned left, all others,
+    which are numbers, right.
     """
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):

@@ -1,4 +1,4 @@
-"""report.html: one self-contained page about a run, for someone who was not there."""
+"""report.html: one self-contained page about a run, for a reader who does not know the run."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).with_name("page.html")
 SHOWN_EVENTS = 14
-REFRESH = 15  # seconds after which a browser reads the page of a run that goes on again
-# the statuses that page.html has a colour for
+REFRESH = 15  # seconds after which a browser reloads the page of a running run
+# statuses with a colour in page.html
 BADGES = ("running", "finished", "failed", "stopped", "interrupted")
-# one colour a use of time, in every report: Okabe's and Ito's, and a brown and a light grey
+# one colour per use of time, the same in every report: by Okabe and Ito, a brown and a light grey
 COLOURS = {
     "useful": "#0072b2",
     "repeated": "#56b4e9",
@@ -62,7 +62,7 @@ CAPTIONS = {
 
 
 def write(run: Run) -> Path:
-    """report.html of a run, written anew from its folder as it is now."""
+    """Writes report.html of a run from its folder as it is now."""
     history, rehearsed = read(run), rehearsal_table.read(run)
     formula = history.results.get("mfu_formula")
     formula = f"{escape(formula)}<br>" if formula else ""
@@ -101,7 +101,7 @@ def write(run: Run) -> Path:
 
 
 def escape(text: object) -> str:
-    """Foreign words as the page may hold them: no markup, no secret, no control character."""
+    """Returns foreign text that is safe in the page: no markup, no secret, no control character."""
     return html.escape(shown(text))
 
 
@@ -146,10 +146,10 @@ def _header(history: History, rehearsed: rehearsal_table.Rehearsal | None) -> st
 
 
 def _verdicts(history: History) -> list[str]:
-    """What went wrong, in a box."""
+    """Returns a box for each problem."""
     findings = [history.verdict] if history.verdict else []
     if history.broke_at is not None and not findings:
-        cure = "A lower train.learning_rate or a longer train.warmup_steps is the usual cure."
+        cure = "A lower train.learning_rate or a longer train.warmup_steps usually helps."
         findings.append(
             (f"The loss stopped being a finite number at step {history.broke_at:,}.", cure)
         )
@@ -163,23 +163,20 @@ def _verdicts(history: History) -> list[str]:
 
 
 def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
-    """Of a run that was broken on purpose: what became of each fault."""
+    """Returns the table of faults for a run that was broken on purpose."""
     head = "".join(f"<th>{escape(name)}</th>" for name in rehearsal_table.HEAD)
     rows = (
         _cells(outcome.cells, "broken" if outcome.broken else "", outcome.what)
         for outcome in found.outcomes
     )
     title = f"Broken on purpose on {found.backend}: {found.summary}"
-    below = (
-        "<p>What follows is the run of the same kind to which nothing happened; each fault "
-        "has a run of its own.</p>"
-    )
+    below = "<p>The page shows an unbroken run of the same kind. Each fault has a separate run.</p>"
     return _section(title, f"<table><tr>{head}</tr>{''.join(rows)}</table>{below}", "rehearsal")
 
 
 def _cells(cells: Iterable[str], kind: str, what: str) -> str:
-    """A row, with what was done below the fault's name; a cell is as wide as the empty ones before
-    it.
+    """Returns a table row, with the fault's injection below its name; a cell also spans the empty
+    ones before it.
     """
     row, empty = "", 1
     for cell in cells:
@@ -193,7 +190,7 @@ def _cells(cells: Iterable[str], kind: str, what: str) -> str:
 
 
 def _seen(history: History) -> str:
-    """What the run has seen of its data, and what of that was skipped."""
+    """Returns the run's passes through its data, and the skipped records."""
     skipped = history.results.get("dataset_skipped")
     return "; ".join(
         [
@@ -205,7 +202,7 @@ def _seen(history: History) -> str:
 
 
 def _tiles(history: History) -> str:
-    """The key numbers, each with what it means."""
+    """Returns the key numbers, each with its meaning."""
     results, (first, last) = history.results, history.losses
     speed, tokens, world = (
         history.measured("tokens_per_second"),
@@ -263,14 +260,14 @@ def _tiles(history: History) -> str:
 
 def _memory(history: History) -> tuple[str, str]:
     bytes_ = history.measured("memory_bytes")
-    # where it is that of the whole process
+    # a CPU's figure is that of the whole process
     if not bytes_ or history.results.get("device") == "cpu":
         return UNKNOWN, ""
     return size(bytes_), f"of the device, at its peak{predicted(history, 'memory_bytes', size)}"
 
 
 def _way(seconds: Mapping[str, object]) -> str:
-    """How far the start had come when, in a run that has kept it."""
+    """Returns the times of the start's stages, if the run has recorded them."""
     words = {"loaded": "torch was loaded", "met": "ranks had met", "built": "the model was built"}
     parts = [
         f"{text} after {duration(number(seconds[name]))}"
@@ -288,7 +285,7 @@ def _cost(history: History) -> tuple[str, str]:
         return "$0", "this machine, no cloud"
     return (
         f"${usd:,.2f}",
-        f"prices × hours, from set-up on{predicted(history, 'usd', '${:,.2f}'.format)}",
+        f"prices × hours, including set-up{predicted(history, 'usd', '${:,.2f}'.format)}",
     )
 
 
@@ -300,7 +297,7 @@ def _figures(drawn: Mapping[str, Figure], captions: Mapping[str, str]) -> list[s
 
 
 def _stages(history: History) -> str:
-    """Where the seconds went: one bar, divided."""
+    """Returns one divided bar of where the seconds went."""
     if not history.stages:
         return ""
     bars, keys = "", ""
@@ -354,7 +351,9 @@ def _rows(title: str, rows: Iterable[tuple[str, ...]], kind: str = "facts") -> s
 
 
 def _settings(history: History) -> str:
-    """The config as it was understood, and no byte of the file itself: it may be anything."""
+    """Returns the config as it was resolved, and no byte of the file itself, which may be
+    anything.
+    """
     from ..config import dump_known  # loads YAML
 
     if not history.run.config.exists():
@@ -362,7 +361,7 @@ def _settings(history: History) -> str:
     try:
         text = dump_known(history.run.config).strip()
     except ConfigError:
-        text = f"is not what a run leaves; make plan CONFIG={history.run.config} says why"
+        text = f"is not a run's config; make plan CONFIG={history.run.config} says why"
     folded = (
         f'<summary>{len(text.splitlines())} lines</summary><pre class="config">{escape(text)}</pre>'
     )

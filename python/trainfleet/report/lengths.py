@@ -1,4 +1,4 @@
-"""The plot of a dataset's documents: how many have how many tokens."""
+"""Plots the lengths of a dataset's documents in tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .plots import BLUE, INK, STYLE, save, sheet
 
 
 def draw(name: str, manifest: Manifest, path: Path) -> None:
-    """Writes a PNG with a bar for each class of lengths; each begins at twice the length of the one
-    before.
+    """Writes a PNG with a bar for each class of lengths; each class begins at twice the length of
+    the one before.
     """
     from matplotlib import rc_context
 
@@ -43,5 +43,5 @@ def draw(name: str, manifest: Manifest, path: Path) -> None:
 
 
 def _power(number: int) -> str:
-    """2 to that power as people write it: 512, 1k, 64k, 1M."""
+    """Returns 2 to that power, like 512, 1k, 64k, 1M."""
     return f"{2 ** (number % 10)}{['', 'k', 'M', 'G'][number // 10]}"

@@ -1,4 +1,6 @@
-"""Compares runs: the table of all of them, and how some differ in config, figures and curves."""
+"""Compares runs: a table of all of them, and the differences of some in config, figures and
+curves.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,20 @@ from ..trust.errors import TrainfleetError
 from .history import History, decimal, duration, percent, quantity, read, table
 
 HEAD = ("run", "state", "step", "loss", "valid", "tokens/s", "cost", "age")
-NOTHING = ("name", "model.preset")  # keys whose difference says nothing of its own
-# Okabe and Ito
+NOTHING = ("name", "model.preset")  # keys with differences that other keys explain
+# by Okabe and Ito
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def known(root: Path = RUNS) -> list[Run]:
-    """The run folders here, by name."""
+    """Returns the run folders here, by name."""
     return [Run(path.parent) for path in sorted(root.glob("*/results.json"))]
 
 
 def describe_runs(runs: Sequence[Run]) -> Iterator[str]:
-    """A line a run, those heard of last at the end; of one on a fleet as it was last seen here."""
+    """Yields one line per run, the latest at the end. A run on a fleet shows the last state known
+    here.
+    """
     yield from table(
         HEAD,
         [row for _, row in sorted(map(_entry, runs), key=lambda entry: entry[0])],
@@ -35,7 +39,7 @@ def describe_runs(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _entry(run: Run) -> tuple[float, tuple[str, ...]]:
-    """When a run was last heard of, and its row in the table."""
+    """Returns the time of a run's last news, and its row in the table."""
     try:
         history, heard = read(run), run.results.stat().st_mtime
     except (TrainfleetError, OSError) as error:
@@ -55,7 +59,7 @@ def _entry(run: Run) -> tuple[float, tuple[str, ...]]:
 
 
 def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
-    """The keys in which the runs' configs differ, then what came of each."""
+    """Yields the keys in which the runs' configs differ, then the results of each."""
     configs = [dict(flat(asdict(load_resolved(run.config)))) for run in runs]
     keys = [
         key
@@ -74,7 +78,7 @@ def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
-    """What came of each run, a row a figure."""
+    """Returns the results of each run, one row per figure."""
     rows = {
         "state": [history.status for history in histories],
         "step": [f"{history.step:,}" for history in histories],
@@ -91,7 +95,7 @@ def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
 
 
 def _loss(history: History) -> str:
-    """The newest loss, which may be none that a number can tell."""
+    """Returns the newest loss, or nan."""
     return "nan" if history.is_lost else decimal(history.losses[1])
 
 
@@ -107,14 +111,14 @@ def _shown(value: object) -> str:
 
 
 def _short(name: str) -> str:
-    """A name that leaves the curves room: long ones lose their middle, as they often differ at an
-    end.
+    """Shortens a name to leave room for the curves: cuts the middle, as long names often differ at
+    an end.
     """
     return name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """Training loss against tokens, a line a run, named at its right."""
+    """Plots training loss against tokens, one line per run, with its name at its right."""
     import matplotlib
 
     from .plots import FAINT, STYLE, label_ends, save, sheet

@@ -1,6 +1,4 @@
-"""One live line for a job that runs: a bar on a terminal, plain aligned lines in a pipe or a
-log.
-"""
+"""The live line of a running job: a bar on a terminal, plain aligned lines in a pipe or a log."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ if TYPE_CHECKING:
     from ..data.progress import TokenizingProgress
 
 Part = tuple[str, str]  # a name, which may be empty, and its figure
-REMOTE_LOOK = 5.0  # seconds: progress in S3 is written no more often (data/dataset_store.py)
-# what comes of a step is said below its line
+REMOTE_LOOK = 5.0  # seconds between two updates of progress in S3 (data/dataset_store.py)
+# events that are shown below the line of their step
 AFTER_A_STEP = ("checkpointed", "stopped", "finished")
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 STYLES = {
@@ -49,7 +47,7 @@ STYLES = {
 
 
 class LiveLine:
-    """Where a live line is drawn: it replaces itself on a terminal; elsewhere only `say` prints."""
+    """The area of a live line: it replaces itself on a terminal; elsewhere only `say` prints."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -62,7 +60,7 @@ class LiveLine:
             self.console = Console(file=unguarded(stream), highlight=False)
             self.area = Area(console=self.console, auto_refresh=False)
         self.awaited = ""
-        self.unread = False  # whoever read the stream has left
+        self.unread = False  # whether the stream's reader has exited
 
     def say(self, text: str, style: str = "") -> None:
         """Prints one permanent line, above the live one if there is one."""
@@ -72,9 +70,7 @@ class LiveLine:
             self.draw(lambda: print(text, file=self.stream, flush=True))
 
     def draw(self, write: Callable[[], object]) -> None:
-        """Writes, and notices where nobody reads any more: a pipe's reader has left, or the
-        terminal was closed.
-        """
+        """Writes, and notices if a pipe's reader has exited or the terminal was closed."""
         try:
             write()
         except OSError as error:
@@ -85,8 +81,8 @@ class LiveLine:
                 discard(stream)
 
     def wait(self, what: str, seconds: float) -> None:
-        """Draws a spinner, what is waited for and for how long; elsewhere than on a terminal says
-        it once.
+        """Draws a spinner with the awaited event and the time so far; without a terminal prints the
+        event once.
         """
         if self.fancy:
             from rich.text import Text
@@ -99,9 +95,7 @@ class LiveLine:
             self.say(what)
 
     def bar(self, done: float, total: float, parts: list[Part]) -> None:
-        """Draws a bar and the parts behind it, as many of them, from the first, as the terminal is
-        wide for.
-        """
+        """Draws a bar and as many of the parts, from the first, as fit the terminal's width."""
         if self.fancy:
             self.draw(
                 lambda: self.area.update(_row(done, total, parts, self.console.width), refresh=True)
@@ -148,7 +142,7 @@ class Shown(ABC):
 
     @abstractmethod
     def update(self, waits_for: str = "") -> None:
-        """Reads what is new and draws it; or, while nothing runs yet, what it waits for."""
+        """Reads new progress and draws it, or the awaited event if the job does not run yet."""
 
     def __enter__(self) -> Self:
         if self.line.fancy:
@@ -165,7 +159,7 @@ class Shown(ABC):
 
 
 class Live(Shown):
-    """A training run: one line that is kept current, or a line each logged step; events stay as
+    """A training run: one line that is updated, or one line for each logged step; events stay as
     lines above it.
     """
 
@@ -176,8 +170,8 @@ class Live(Shown):
             Lines(run.metrics, check_metric),
             Feed(run.folder, from_end=True),
         )
-        # A resume cuts metrics.jsonl back, and Lines then starts over: what stood there before must
-        # not be shown again.
+        # A resume cuts metrics.jsonl back, and Lines then starts over: earlier lines must not be
+        # shown again.
         self.seen = set(map(json.dumps, self.metrics.new()))
         self.run, self.prepared = run, _written(run.results)
         self.page = Refresh(run)
@@ -185,7 +179,7 @@ class Live(Shown):
         self.valid: float | None = None
         self.failed = False
         self.pace: tuple[int, float] | None = (
-            None  # the first step seen and when: the time left is measured from it
+            None  # the first step seen and its time, from which the time left is measured
         )
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -210,7 +204,7 @@ class Live(Shown):
             self.line.bar(step, self.steps_total, self._parts(self.newest, step))
         elif not self.failed:
             # Rank 0 rewrites results.json when the ranks have met and the model and the data are
-            # there.
+            # loaded.
             stage = (
                 "starting ranks, loading data"
                 if _written(self.run.results) == self.prepared
@@ -219,8 +213,8 @@ class Live(Shown):
             self.line.wait(stage, time.monotonic() - self.started)
 
     def _steps_done(self) -> int:
-        """The steps done by the newest heartbeat, as metrics come once in several steps; 0 where
-        there is no bar to move.
+        """Returns the steps done by the newest heartbeat, as metrics come once in several steps; 0
+        without a bar to move.
         """
         at = (
             newest_step(self.run.folder, fence.current(self.run.folder).order)
@@ -232,8 +226,8 @@ class Live(Shown):
     def _show(self, event: Record) -> None:
         kind = event["event"]
         if kind in ("verdict", "queued") or (kind == "fault" and self.failed):
-            # the verdict is told whole when all have stopped, a wait is drawn, and when one rank
-            # fails all others do
+            # the verdict is printed when all have stopped, a wait is drawn, and one fault is shown
+            # for all, as every other rank then fails too
             return
         self.failed = kind == "fault" or (self.failed and kind != "restarted")
         self.line.say(f"  {kind:<12} {describe(event)}".rstrip(), STYLES.get(kind, "dim"))
@@ -270,8 +264,8 @@ class Live(Shown):
         ]
 
     def _left(self, metric: Record) -> float | None:
-        """Seconds to the last step at the pace since the first one seen, validation and checkpoints
-        included.
+        """Returns the seconds to the last step at the pace since the first one seen, including
+        validation and checkpoints.
         """
         first, began = self.pace or (metric["step"], 0.0)
         if metric["step"] <= first:
@@ -282,12 +276,12 @@ class Live(Shown):
 
 
 def _written(path: Path) -> int:
-    """When a file was last replaced, as a number to compare; 0 when it is not there."""
+    """Returns when a file was last replaced, as a number to compare; 0 if it does not exist."""
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
 class TokenizeLive(Shown):
-    """A tokenizing job, from the progress that its workers leave in the dataset's folder, or in S3
+    """A tokenizing job, from the progress that its workers write to the dataset's folder, or to S3
     at `address`.
     """
 
@@ -298,18 +292,16 @@ class TokenizeLive(Shown):
         stream: TextIO | None = None,
         every: float = 2.0,
     ) -> None:
-        """`every`: seconds between two lines where there is no bar."""
+        """`every` is the seconds between two lines without a bar."""
         super().__init__(stream)
         self.folder, self.address, self.every = folder, address, every
         self.look_every, self.looked = REMOTE_LOOK if address else 0.0, -math.inf
         self.progress: TokenizingProgress | None = None
         self.said, self.ended = self.started, False
-        self.first: int | None = (
-            None  # bytes done when first seen: what an earlier job did is not this one's speed
-        )
+        self.first: int | None = None  # bytes done when first seen, which an earlier job did
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.looked = -math.inf  # the last look is not put off
+        self.looked = -math.inf  # the last update is not delayed
         super().__exit__(kind, *rest)
 
     def update(self, waits_for: str = "") -> None:
@@ -351,5 +343,5 @@ class TokenizeLive(Shown):
     def _look(self) -> None:
         from ..data.progress import read_progress
 
-        with suppress(S3Error):  # S3 is away: the workers say so, and it is for them to end the job
+        with suppress(S3Error):  # S3 is unavailable: the workers report that, and end the job
             self.progress = read_progress(self.folder, self.address)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEIGHT = 2.6  # inches
-PARTS = {  # of a step, in its order, with the colours of Okabe and Ito
+PARTS = {  # parts of a step, in its order, with the colours of Okabe and Ito
     "data": "#999999",
     "forward": "#0173b2",
     "backward": "#56b4e9",
@@ -24,9 +24,9 @@ PARTS = {  # of a step, in its order, with the colours of Okabe and Ito
     "optimizer": "#009e73",
 }
 CAPTIONS = {
-    "parts": "Time of rank 0 in each part of a step. The first step may compile, and is cut off.",
-    "slowest": "Time of the slowest and the median rank in the forward pass. Ranks that share "
-    "tensors or a sequence wait in it.",
+    "parts": "Time of rank 0 in each part of a step. The first step may compile, so it is cut off.",
+    "slowest": "Time of the slowest and the median rank in the forward pass, in which ranks that "
+    "share tensors or a sequence wait.",
     "norm": "L2 norm of all gradients, before clipping.",
     "rate": "The rate that the schedule sets at each step.",
     "memory": "The most memory that rank 0 has used so far.",
@@ -34,7 +34,7 @@ CAPTIONS = {
 
 
 def panels(history: History) -> dict[str, Figure]:
-    """The figures for which something was measured, by name."""
+    """Returns the figures with measurements, by name."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -49,7 +49,7 @@ def panels(history: History) -> dict[str, Figure]:
 
 
 def _one(history: History, key: str, title: str, write: Callable[[float], str]) -> Figure | None:
-    """Each value as it was logged: a mean would cut off the schedule's peak and the spikes of a
+    """Plots each logged value: a mean would cut off the schedule's peak and the spikes of a
     norm.
     """
     steps, values = history.series(key)
@@ -65,10 +65,10 @@ def _one(history: History, key: str, title: str, write: Callable[[float], str]) 
 
 
 def _parts(history: History) -> Figure | None:
-    """A stack of what a timed step was spent on, named above it."""
+    """Plots the parts of each timed step, stacked, with a legend."""
     by_part = {name: dict(zip(*history.series(f"{name}_seconds"), strict=True)) for name in PARTS}
     steps = sorted({step for values in by_part.values() for step in values})
-    if len(steps) < 2:  # one has no width
+    if len(steps) < 2:  # a single step has no width
         return None
     figure, axes = frame("Where a step's time goes", history, HEIGHT)
     heights = [[values.get(step, 0.0) for step in steps] for values in by_part.values()]
@@ -87,11 +87,11 @@ def _parts(history: History) -> Figure | None:
 
 
 def _slowest(history: History) -> Figure | None:
-    """The slowest rank's own work beside the median rank's, with the rank that was it most often in
-    the title.
+    """Plots the slowest rank's own work next to the median rank's, with the most frequent slowest
+    rank in the title.
     """
     steps, seconds = history.series("slowest_own")
-    if len(steps) < 2:  # one says nothing of who is slow
+    if len(steps) < 2:  # a single step does not show who is slow
         return None
     rank, times = Counter(history.series("slowest_rank")[1]).most_common(1)[0]
     figure, axes = frame(
@@ -115,7 +115,7 @@ def _slowest(history: History) -> Figure | None:
 
 
 def _finish(figure: Figure, axes: Axes, named: list[str]) -> None:
-    """Seconds from zero on the left, and below the plot what was drawn."""
+    """Scales seconds from zero on the left, and adds a legend below the plot."""
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(
         lambda value, _: (

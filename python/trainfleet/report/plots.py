@@ -1,7 +1,7 @@
-"""The two plots of a run, as PNG files and as SVG whose colours a page can set.
+"""The two plots of a run, as PNG files and as SVG with colours that a page can set.
 
-Colours are the blue and vermilion of Okabe and Ito, told apart with every common colour vision
-(jfly.uni-koeln.de/color); lines are labelled where they end, so nothing depends on a legend.
+Colours are the blue and vermilion of Okabe and Ito, which people with any common colour vision can
+tell apart (jfly.uni-koeln.de/color). Lines are labelled at their ends, so no plot needs a legend.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BLUE, VERMILION, INK, FAINT, GRID, PAPER = (
     "#e3e6ea",
     "#ffffff",
 )
-# html.py sets them
+# CSS variables that html.py sets
 VARIABLES = {BLUE: "--blue", VERMILION: "--red", INK: "--ink", FAINT: "--faint", GRID: "--grid"}
 STYLE: dict[Any, Any] = {
     "figure.constrained_layout.w_pad": 0.1,  # inches
@@ -57,16 +57,16 @@ STYLE: dict[Any, Any] = {
     "ytick.major.size": 0,
     "svg.fonttype": "none",  # text stays text: crisp, searchable, in the font of the page
 }
-NAMED, LINE = 4, 12  # breaks that are named; points between two such names
-# of the axes' height and width: a line of text and a letter, both generously
+NAMED, LINE = 4, 12  # most breaks that are named; points between two such names
+# share of the axes' height for a line of text and of their width for a letter, both generous
 ROW, LETTER = (0.08, 0.014)
 MANY = 2000  # points beyond which a line in an SVG is smaller as an image
-Label = tuple[float, str, str]  # the height at which a line ends, its text and its colour
+Label = tuple[float, str, str]  # the height of a line's end, its text and its colour
 
 
 def draw(run: Run) -> list[Path]:
-    """plots/loss.png and plots/throughput.png of a run, drawn anew; none before there is a step to
-    draw.
+    """Draws plots/loss.png and plots/throughput.png of a run again; none before the first logged
+    step.
     """
     history = read(run)
     if not history.metrics:
@@ -78,7 +78,7 @@ def draw(run: Run) -> list[Path]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a plot in place of what was there, and through no link: a run folder may be somebody
+    """Writes a plot over the earlier one, never through a link: a run folder may be somebody
     else's.
 
     Raises:
@@ -86,7 +86,7 @@ def save(figure: Figure, path: Path) -> None:
     """
     folder = path.parent
     if folder.is_symlink():
-        what = "is a link, and plots belong into the run's own folder"
+        what = "is a link, but plots belong in the run's own folder"
         raise RunError(what, where=str(folder), next=f"rm {quote(str(folder))}")
     make_folder(folder)
     path.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def figures(history: History) -> dict[str, Figure]:
-    """The figures by name: loss and throughput."""
+    """Returns the figures by name: loss and throughput."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -102,21 +102,19 @@ def figures(history: History) -> dict[str, Figure]:
 
 
 def quietly(draw: Callable[[], object]) -> None:
-    """Draws without what matplotlib warns of: where there is next to nothing to draw, that its
-    layout came to nothing.
-    """
+    """Draws without matplotlib's warning that a nearly empty plot has no room for its layout."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         draw()
 
 
 def svg(figure: Figure, title: str) -> str:
-    """A figure as one <svg> element that scales with the page, in its font, coloured by its CSS
-    variables.
+    """Returns a figure as one <svg> element that scales with the page, in its font, coloured by its
+    CSS variables.
     """
     import matplotlib
 
-    # matplotlib takes it for a number, whatever it is; no date is kept here
+    # matplotlib parses it as a number and fails for other text; no date is kept here
     os.environ.pop("SOURCE_DATE_EPOCH", None)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "svg.id": title}):
@@ -154,7 +152,9 @@ def _draw_throughput(history: History) -> Figure:
     steps, speeds = history.series("tokens_per_second")
     axes.yaxis.set_major_formatter(lambda value, _: quantity(value))
     if speeds:
-        middle = median(speeds[1:] or speeds)  # the first one warms up; so does results.json count
+        middle = median(
+            speeds[1:] or speeds
+        )  # without the first, which warms up, like results.json
         curve(axes, steps, speeds)
         axes.axhline(middle, color=FAINT, lw=1, ls=(0, (4, 3)))
         axes.set_title(
@@ -162,14 +162,14 @@ def _draw_throughput(history: History) -> Figure:
         )
         axes.set_ylim(0, 1.15 * max(speeds))
         _show_mfu(axes, history)
-    mark_breaks(axes, history, named=False)  # they are named in the plot of the loss
+    mark_breaks(axes, history, named=False)  # the plot of the loss names them
     _mark_checkpoints(axes, history.steps_of("checkpointed"))
     return figure
 
 
 def _show_mfu(axes: Axes, history: History) -> None:
-    """MFU on the right: a second scale of the same line, or a line of its own where the two are not
-    proportional.
+    """Shows MFU on the right: as a second scale of the same line, or as a separate line if the two
+    are not proportional.
     """
     steps, shares = history.series("mfu")
     pairs = [
@@ -183,7 +183,7 @@ def _show_mfu(axes: Axes, history: History) -> None:
     ratios = [share / speed for share, speed in pairs]
     if max(ratios) < 1.01 * min(ratios):
         right.set_ylim(0, axes.get_ylim()[1] * median(ratios))
-    # a restart on another world size or other hardware changed what one token a second is worth
+    # a restart on another world size or other hardware changed the MFU of a token per second
     else:
         right.set_ylim(0, 2.2 * max(shares))  # below the speeds
         line(right, steps, shares, VERMILION)
@@ -197,7 +197,7 @@ def _show_mfu(axes: Axes, history: History) -> None:
 def sheet(
     title: str, width: float = 6.4, height: float = 3.8, pad: float = 8
 ) -> tuple[Figure, Axes]:
-    """A figure with one plot, of so many inches; `pad`: points below its title."""
+    """Returns a figure with one plot, in inches; `pad` is the points below its title."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -207,7 +207,7 @@ def sheet(
 
 
 def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Axes]:
-    """A figure of steps, `height` inches high."""
+    """Returns a figure of steps, `height` inches high."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = sheet(title, height=height)
@@ -219,7 +219,7 @@ def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Ax
 
 
 def curve(axes: Axes, steps: list[int], values: list[float]) -> None:
-    """What was logged; where that is more than 50 points, thin, with the moving mean over it."""
+    """Plots the logged values; with more than 50 points thin, with their moving mean on top."""
     noisy = len(values) > 50
     line(axes, steps, values, BLUE, alpha=0.3 if noisy else 1)
     if noisy:
@@ -236,7 +236,7 @@ def line(
     alpha: float = 1,
     dots: bool = False,
 ) -> None:
-    marker = "o" if dots or len(steps) == 1 else ""  # one point alone is no line
+    marker = "o" if dots or len(steps) == 1 else ""  # a single point is not a line
     many = len(steps) > MANY
     axes.plot(
         steps,
@@ -254,14 +254,14 @@ def line(
 def note(
     axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any
 ) -> None:
-    """Small text, `shift` points from a place on the axes."""
+    """Writes small text, `shift` points from a place on the axes."""
     look: dict[str, Any] = {"color": FAINT, "size": 9}
     axes.annotate(text, at, shift, textcoords="offset points", **(look | style))
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """The mean over a window of 2 % of the points, narrower towards both ends, so that it begins
-    and ends on the data.
+    """Returns the mean over a window of 2 % of the points, narrower towards both ends, so that it
+    begins and ends on the data.
     """
     import numpy
 
@@ -272,8 +272,8 @@ def _smooth(values: list[float]) -> list[float]:
 
 
 def label_ends(axes: Axes, ends: list[Label]) -> None:
-    """Names lines right of the axes, where no curve runs, in their colours, as high as their ends
-    or as near as there is room.
+    """Names lines right of the axes, away from the curves, in their colours, at the height of their
+    ends or as near as there is room.
     """
     low, high = axes.get_ylim()
     below = low - ROW * (high - low)
@@ -287,7 +287,7 @@ def label_ends(axes: Axes, ends: list[Label]) -> None:
 
 
 def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
-    """A dotted line at each step where the run stopped, was resumed or restarted, or lost its
+    """Draws a dotted line at each step where the run stopped, was resumed or restarted, or lost its
     loss.
     """
     marks = [(step, kind) for kind in BREAKS for step in history.steps_of(kind)]
@@ -303,8 +303,8 @@ def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
 
 
 def _name_breaks(axes: Axes, breaks: dict[int, str]) -> None:
-    """Names each break, a row below the one before; the scale goes as far up as it takes for no
-    curve to reach a name.
+    """Names each break, one row below the one before; extends the scale so that no curve reaches a
+    name.
     """
     (low, high), end = axes.get_ylim(), axes.get_xlim()[1]
     for row, (step, text) in enumerate(breaks.items()):
@@ -325,24 +325,24 @@ def _name_breaks(axes: Axes, breaks: dict[int, str]) -> None:
 
 
 def _peak(axes: Axes, begin: float, until: float) -> float:
-    """The highest place of a curve between two steps; -inf where there is none."""
+    """Returns the highest point of a curve between two steps; -inf without a curve."""
     import numpy
 
     found = [-math.inf]
     for line in axes.get_lines():
-        if line.get_linestyle() != ":":  # that of a break
+        if line.get_linestyle() != ":":  # the style of a break
             steps, values = (
                 numpy.asarray(line.get_xdata(), float),
                 numpy.asarray(line.get_ydata(), float),
             )
-            # a line between two logged steps passes, too
+            # a line between two logged steps counts too
             edges = numpy.interp([begin, until], steps, values)
             found += [*edges, *values[(steps >= begin) & (steps <= until)]]
     return float(max(found))
 
 
 def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
-    """A triangle on the axis at each checkpoint."""
+    """Draws a triangle on the axis at each checkpoint."""
     if steps:
         few = len(steps) <= 30
         axes.plot(
@@ -359,7 +359,7 @@ def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
 
 
 def _count_tokens(axes: Axes, tokens_per_step: float) -> None:
-    """A second scale on top: the tokens seen, by which runs of other batch sizes compare."""
+    """Adds a second scale on top with the tokens seen, to compare runs of other batch sizes."""
     if tokens_per_step:
         top = axes.twiny()
         top.set_xlim(0, axes.get_xlim()[1] * tokens_per_step)

@@ -1,4 +1,4 @@
-"""Where the time of the profiled steps went, on one screen."""
+"""The time of the profiled steps by part, on one screen."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ROWS = 12
 
 
 def describe(run: Run) -> Iterator[str]:
-    """The parts of the steps, the collectives' share, and the operations that took longest, each
-    with its share.
+    """Yields the parts of the steps, the collectives' share, and the operations that took longest,
+    each with its share.
 
     Raises:
-        RunError: no profile is there.
+        RunError: the run has no profile.
     """
     path = run.profile / "summary.json"
     if (record := read_json(path)) is None:
@@ -33,7 +33,7 @@ def describe(run: Run) -> Iterator[str]:
     first, last = found["steps"]
     yield (
         f"steps {first} to {last} of rank 0: {duration(total)} in all, "
-        f"{duration(total / max(1, last - first + 1))} a step"
+        f"{duration(total / max(1, last - first + 1))} per step"
     )
     yield ""
     rest = total - sum(found["parts"].values())
@@ -42,7 +42,7 @@ def describe(run: Run) -> Iterator[str]:
     talk = found["communication"]
     yield ""
     spent, shown = percent(talk["seconds"] / total), percent(talk["not_hidden"] / total)
-    yield f"communication  {spent:>7}  of the time, {shown} with nothing computed meanwhile"
+    yield f"communication  {spent:>7}  of the time, {shown} without computing in parallel"
     yield ""
     width = max((len(row["name"][:60]) for row in found["top"]), default=0)
     for row in found["top"][:ROWS]:

@@ -1,5 +1,5 @@
-"""Prints a plan: what would run, what was derived and why; and writes it as files to a folder of
-its own.
+"""Prints a plan, the derived values with their reasons and the requests, and writes it as files to
+a separate folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..trust.errors import ConfigError
 from .history import duration
 
 INDENT = "    "
-PARTS = {  # of a step, in words
+PARTS = {  # parts of a step, in words
     "products": "matrix products",
     "traffic": "memory traffic",
     "launches": "kernel launches",
@@ -42,12 +42,12 @@ PARTS = {  # of a step, in words
 }
 FILES = (
     r"config\.yaml|stack\.yaml|cluster\.yaml|policy(-\d)?\.json|([a-z]+-)?requests|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh"
-    r"|setup-[A-Za-z0-9._-]+\.sh|node\.sh|[a-z]+-job\.sbatch"  # what OUT receives
+    r"|setup-[A-Za-z0-9._-]+\.sh|node\.sh|[a-z]+-job\.sbatch"  # files that OUT receives
 )
 
 
 def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterator[str]:
-    """What is known without asking any machine, for people: aligned."""
+    """Yields aligned lines of everything that is known without asking any machine."""
     fleet = config.fleet
     kind = f" ({fleet.node_type.name})" if fleet.node_type else ""
     plural = "s" * (fleet.nodes > 1), "s" * (fleet.ranks_per_node > 1)
@@ -70,12 +70,12 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
         width = max(len(setting.name) for setting in settings)
         for setting in settings:
             yield from _row(
-                f"  {setting.name:{width}}  {setting.value or 'left out':8}  ", setting.why
+                f"  {setting.name:{width}}  {setting.value or 'unset':8}  ", setting.why
             )
 
 
 def _row(head: str, text: str) -> Iterator[str]:
-    """A line as `hung`; where its head takes most of the room, the text stands below."""
+    """Yields a line like `hung`; if its head takes most of the room, the text is below it."""
     if len(head) < columns() * 0.7:
         yield hung(head, text)
     else:
@@ -83,13 +83,12 @@ def _row(head: str, text: str) -> Iterator[str]:
 
 
 def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
-    """What make setup would do now, by host."""
+    """Yields the steps of make setup, by host."""
     for artifact in changes:
         if not artifact.name.endswith(".sh"):
             yield from (
                 "",
-                f"{artifact.name}: {len(artifact.text.encode()):,} bytes, as OUT=folder receives "
-                "it",
+                f"{artifact.name}: {len(artifact.text.encode()):,} bytes; OUT=folder receives it",
             )
             continue
         steps = [
@@ -105,8 +104,8 @@ def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
 def describe_requests(
     requests: Sequence[Request], notes: tuple[str, ...], whole: bool = True
 ) -> Iterator[str]:
-    """The exact artifacts, in the order in which they will run; unless `whole`, only how many there
-    are.
+    """Yields the exact artifacts, in the order in which they will run; unless `whole`, only their
+    number.
     """
     yield from ["", "data", *(f"  {note}" for note in notes)] if notes else []
     if not whole:
@@ -127,8 +126,8 @@ def describe_requests(
 
 
 def hung(head: str, text: str) -> str:
-    """A line that begins with `head`; what the terminal has no room for stands below, where the
-    text begins.
+    """Returns a line that begins with `head`; text beyond the terminal's width continues below,
+    aligned with the text.
     """
     return textwrap.fill(
         text,
@@ -140,8 +139,8 @@ def hung(head: str, text: str) -> str:
 
 
 def columns() -> int:
-    """How wide a line may be: the terminal's width, in a pipe 100, and no more than can be read
-    well.
+    """Returns the width of a line: the terminal's, 100 in a pipe, and at most 120 for
+    readability.
     """
     return max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
 
@@ -151,8 +150,10 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{needs.parameters / 1e6:,.2f} M"
     yield from zip(("node", ""), _node(config), strict=False)
     yield "layout", degrees(config)
-    passes = f"{config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch}"
-    yield "batch", f"{train.global_batch} sequences = {passes}"
+    passes = (
+        f"{config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch_size}"
+    )
+    yield "batch", f"{train.global_batch_size} sequences = {passes}"
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
     named = {"loss": "loss or gradient sums"}
     held = ", ".join(
@@ -162,14 +163,17 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     )
     yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank{_likely(config)}: {held}"
     if needs.usable and needs.memory.total > needs.usable:
-        yield "", "warning: that will hardly fit; train.layout: auto looks for what does"
+        yield (
+            "",
+            "warning: that will hardly fit; train.parallelism: auto searches for one that does",
+        )
     yield (
         "work",
-        f"{needs.step_flops:.2e} FLOPs per step, {train.global_batch * train.sequence_length:,} "
-        "tokens per step",
+        f"{needs.step_flops:.2e} FLOPs per step, "
+        f"{train.global_batch_size * train.sequence_length:,} tokens per step",
     )
     if needs.peak and needs.seconds is not None:
-        speed = train.global_batch * train.sequence_length * train.steps / needs.seconds
+        speed = train.global_batch_size * train.sequence_length * train.steps / needs.seconds
         mfu = needs.step_flops * train.steps / (needs.peak * needs.seconds)
         basis = _basis(config, needs)
         yield (
@@ -178,7 +182,7 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
             f"of {mfu:.0%}, {basis}",
         )
         if figure := beside(config):
-            yield "", f"{rough(speed / fleet.nodes)} a node; {figure}"
+            yield "", f"{rough(speed / fleet.nodes)} per node; {figure}"
         if needs.step:
             yield "step", f"{needs.step.total:.3g} s: {', '.join(shares(needs.step))}"
         peak = needs.peak / config.world_size / 1e12
@@ -204,16 +208,14 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
 
 
 def _free(config: Config) -> str:
-    """Why a run costs nothing."""
+    """Returns why a run costs nothing."""
     kind = config.fleet.node_type
-    own = (
-        "$0: machines of yours, until fleet.accelerator.usd_per_hour says what an hour of one costs"
-    )
+    own = "$0: your own machines, until you set fleet.accelerator.usd_per_hour"
     return own if kind and kind.owned else "$0 (this machine)"
 
 
 def _node(config: Config) -> Iterator[str]:
-    """What a node of machines that are no EC2 type is reckoned to have, and the source of it."""
+    """Yields the assumed parts of a node that is not an EC2 type, and their source."""
     kind = config.fleet.node_type
     if kind is None or not kind.owned or kind.accelerator is None:
         return
@@ -224,7 +226,7 @@ def _node(config: Config) -> Iterator[str]:
     )
     yield f"{kind.name}: {peaks} ({row.source}); {row.links or 'PCIe between them'}"
     if config.fleet.nodes > 1:
-        assumed = "" if not kind.assumed else ", as is usual" if kind.fabric else ", assumed"
+        assumed = "" if not kind.assumed else ", as usual" if kind.fabric else ", assumed"
         yield (
             f"{kind.fabric or 'an unknown network'} between nodes: {kind.network_gbps:,g} "
             f"Gbit/s each{assumed}"
@@ -232,36 +234,34 @@ def _node(config: Config) -> Iterator[str]:
 
 
 def _likely(config: Config) -> str:
-    """How far off a rank's memory may be."""
+    """Returns the likely error of a rank's memory."""
     device = config.fleet.rank_device
     if device is None:
-        return " in tensors"  # measured against torch's allocator, not against what a process takes
+        return " in tensors"  # measured against torch's allocator, not against the process's memory
     if device.kind == "neuron":
-        return ", assumed (none is published of Trainium)"
+        return ", assumed (none is published for Trainium)"
     return f", within {LIKELY_MEMORY:.0%} for four of five published runs"
 
 
 def _basis(config: Config, needs: Estimate) -> str:
-    """What the speed was predicted from, and how far off it may be."""
+    """Returns the basis of the predicted speed, and its likely error."""
     if found := needs.experience:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
-        by_parts = " (each part of a step by itself)" if found.parts else ""
+        by_parts = " (each part of a step separately)" if found.parts else ""
         return (
             f"measured here: corrected by {runs}{by_parts}, which had {found.ratio:.2f} times "
-            "what was predicted"
+            "the predicted speed"
         )
     device = config.fleet.rank_device
     if device is None:
-        return (
-            "predicted roughly: no run on this machine has been measured yet (make profile does it)"
-        )
+        return "predicted roughly: no run on this machine has been measured yet (run make profile)"
     if not device.fitted:
-        return "predicted from related devices: assumed, as no run of this one is published"
+        return "predicted from related devices: assumed, as no run on this one is published"
     return f"predicted from published runs: within {LIKELY:.0%} for four of five"
 
 
 def shares(step: StepTime) -> list[str]:
-    """The parts of a step that take at least 2 % of it, largest first."""
+    """Returns the parts of a step that take at least 2 % of it, largest first."""
     parts = sorted(
         ((seconds / step.total, name) for name, seconds in asdict(step).items()), reverse=True
     )
@@ -269,13 +269,13 @@ def shares(step: StepTime) -> list[str]:
 
 
 def rough(value: float) -> str:
-    """With the three digits that an estimate has: 492,000, 7,690, 1.25."""
+    """Formats with the three digits of an estimate: 492,000, 7,690, 1.25."""
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
-    """The names of the files left in `folder`: the resolved config, the plan as data, and each
-    artifact as it is.
+    """Writes the resolved config, the plan as data, and each artifact to `folder`. Returns the
+    names of the files.
     """
     files = {
         "config.yaml": dump_resolved(plan.config),
@@ -287,7 +287,7 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
         for artifact in request.artifacts
     }
     files |= {artifact.name: artifact.text for artifact in changes}
-    for old in folder.glob("requests/[0-9][0-9]-*.json"):  # an earlier plan's
+    for old in folder.glob("requests/[0-9][0-9]-*.json"):  # requests of an earlier plan
         old.unlink()
     for name, text in files.items():
         write_atomic(folder / name, text)
@@ -295,18 +295,18 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
 
 
 def require_own(folder: Path) -> None:
-    """ConfigError for a folder with something else than an earlier plan: your config.yaml would be
-    overwritten.
+    """Raises ConfigError for a folder with other files than an earlier plan's: your config.yaml
+    would be overwritten.
     """
     why = no_place(folder)
     if folder.exists() and not folder.is_dir():
-        why = "it is no folder"
+        why = "it is not a folder"
     elif folder.is_dir() and (
         other := sorted(
             path.name for path in folder.iterdir() if not re.fullmatch(FILES, path.name)
         )
     ):
-        why = f"it holds {other[0]}, which is no part of a plan"
+        why = f"it holds {other[0]}, which is not part of a plan"
     elif (folder / "config.yaml").exists() and not (folder / "plan.json").exists():
         why = "it holds a config.yaml that no plan wrote"
     if why:

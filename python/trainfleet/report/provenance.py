@@ -21,7 +21,7 @@ SHOWN_KEYS = 40
 
 
 def facts(history: History) -> Iterator[tuple[str, str]]:
-    """What one needs to know to do the run again."""
+    """Yields the facts needed to repeat the run."""
     results = history.results
     versions = results.get("versions") or {}
     if versions:
@@ -41,8 +41,8 @@ def facts(history: History) -> Iterator[tuple[str, str]]:
 
 
 def ranks(history: History) -> Iterator[tuple[str, ...]]:
-    """The ranks by their own work in the newest step, without waiting for others; none without
-    heartbeats.
+    """Yields the ranks by their own work in the newest step, without waiting for others; none
+    without heartbeats.
     """
     if history.status != "running":
         return
@@ -56,7 +56,7 @@ def ranks(history: History) -> Iterator[tuple[str, ...]]:
 
 
 def given(run: Run) -> Iterator[tuple[str, str]]:
-    """The keys that were given other values than their defaults."""
+    """Yields the keys with other values than their defaults."""
     from ..config import yaml_lines
     from ..config.schema import load_schema
 

@@ -1,8 +1,7 @@
-"""Keeps report.html of a run that trains up to date, in a process of its own with the lowest
-priority.
+"""Keeps report.html of a running run up to date, in a separate process with the lowest priority.
 
-`python -m trainfleet.report.refresh RUN_FOLDER` draws once and ends: nothing that goes wrong there
-reaches the launcher.
+`python -m trainfleet.report.refresh RUN_FOLDER` draws once and ends, so its errors do not reach the
+launcher.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..host.processes import die_with_parent
+from ..process.processes import die_with_parent
 from ..run.run_folder import Run
 from ..trust.errors import telling
 from ..trust.safe_output import install
 from .html import write
 
-# seconds after the first step, and between two drawings: one takes about 1.5 s of one core
+# seconds after the first step, and between two drawings, each of about 1.5 s of one core
 FIRST, EVERY = (10.0, 20.0)
 
 
 class Refresh:
-    """The drawing process, if one runs; `look` starts the next one where it is due and there is
-    something new.
+    """The drawing process, if one runs; `look` starts the next one if it is due and the run has new
+    metrics.
     """
 
     def __init__(self, run: Run) -> None:
@@ -34,8 +33,8 @@ class Refresh:
         self.process: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
-        """Costs one stat while nothing is due. Without a disk or a process to spare the page stays
-        as it is.
+        """Starts a due drawing; otherwise costs at most one stat. Without a disk or a process to
+        spare the page stays as it is.
         """
         if time.monotonic() < self.due or (self.process and self.process.poll() is None):
             return
@@ -45,7 +44,7 @@ class Refresh:
                 self.drawn, self.process = changed, _start(self.run)
 
     def close(self) -> None:
-        """Ends the drawing: what comes next draws the whole run."""
+        """Ends the drawing, as the final report draws the whole run."""
         if self.process and self.process.poll() is None:
             self.process.kill()
             self.process.wait()

@@ -1,6 +1,4 @@
-"""What a rehearsal came to: rehearsal.json in the run folder that it leaves, and the rows of its
-table.
-"""
+"""The results of a rehearsal: rehearsal.json in its run folder, and the rows of its table."""
 
 from __future__ import annotations
 
@@ -25,33 +23,33 @@ HEAD = (
     "left over",
     "promise",
 )
-KEPT = ("config.yaml", "results.json", "metrics.jsonl")  # of the unbroken run
+KEPT = ("config.yaml", "results.json", "metrics.jsonl")  # files copied from the unbroken run
 Seconds = Annotated[float, Range(0, 1e9)]
 
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """What became of one fault. `broken` are the promises that were not kept; `skipped` says why it
-    could not be played.
+    """The outcome of one fault. `broken` has the broken promises; `skipped` says why the fault
+    could not be injected.
     """
 
     name: Name
     noticed: Seconds | None = None  # seconds after the fault
     verdict: Name = "none"
-    right: bool = True  # the cause, and whom it blames
+    right: bool = True  # whether the cause and the blamed rank or host are right
     lost: Count = 0  # steps done twice
     again: Seconds | None = None  # seconds until ranks trained again
-    equal: bool = True  # the losses, to those of the unbroken run
-    left: Count = 0  # processes, hosts with some, or jobs that were left over
+    equal: bool = True  # whether the losses equal those of the unbroken run
+    left: Count = 0  # leftover processes, hosts with some, or jobs
     broken: tuple[Name, ...] = ()
     skipped: Name = ""
-    what: Name = ""  # was done
+    what: Name = ""  # the injected fault in words
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row of the table, by HEAD."""
+        """Returns the row of the table, by HEAD."""
         if self.skipped:
-            return (self.name, *("",) * (len(HEAD) - 2), f"not played here: {self.skipped}")
+            return (self.name, *("",) * (len(HEAD) - 2), f"not tried here: {self.skipped}")
         return (
             self.name,
             duration(self.noticed),
@@ -66,31 +64,29 @@ class FaultOutcome:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """All of it: on which backend, and the faults in the order in which they were played."""
+    """The backend, and the outcomes of the faults in their order."""
 
     backend: Name
     outcomes: tuple[FaultOutcome, ...]
 
     @property
     def is_broken(self) -> bool:
-        """Whether a promise was."""
+        """Tells whether any promise was broken."""
         return any(outcome.broken for outcome in self.outcomes)
 
     @property
     def summary(self) -> str:
-        """How it went, in one line."""
+        """Returns the outcome in one line."""
         broken = sum(bool(outcome.broken) for outcome in self.outcomes)
         skipped = sum(bool(outcome.skipped) for outcome in self.outcomes)
         kept = len(self.outcomes) - broken - skipped
         return f"{kept} of {kept + broken} faults were survived as promised" + (
-            f", {skipped} not played here" if skipped else ""
+            f", {skipped} not tried here" if skipped else ""
         )
 
 
 def write(run: Run, unbroken: Path, backend: str, outcomes: Sequence[FaultOutcome]) -> None:
-    """Leaves a rehearsal in a run's folder, which it makes, with what shows that the unbroken run
-    was one.
-    """
+    """Writes a rehearsal to a new run folder, with the files of the unbroken run."""
     run_folder.make_folder(run.folder)
     for name in KEPT:
         if (unbroken / name).is_file():
@@ -102,8 +98,8 @@ def write(run: Run, unbroken: Path, backend: str, outcomes: Sequence[FaultOutcom
 
 
 def read(run: Run) -> Rehearsal | None:
-    """The rehearsal that a run's folder holds, None where it holds none; InputError where the file
-    is not what one leaves.
+    """Returns the rehearsal of a run's folder, None if it has none; InputError if the file is
+    malformed.
     """
     record = run_folder.read_json(run.rehearsal)
     return (

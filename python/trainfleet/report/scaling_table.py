@@ -15,12 +15,12 @@ from ..run.run_folder import Run, write_atomic, write_json
 from .history import percent, quantity, table
 from .plots import BLUE, FAINT, INK, STYLE, note, save, sheet
 
-HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "a rank", "MFU", "efficiency")
-STRONG, WEAK = "strong scaling: the global batch stays", "weak scaling: the work of a rank stays"
+HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "per rank", "MFU", "efficiency")
+STRONG, WEAK = "strong scaling: constant global batch", "weak scaling: constant work per rank"
 
 
 def speed_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The median speed and MFU of lines of metrics; {} of none."""
+    """Returns the median speed and MFU of lines of metrics; {} without lines."""
     found = {
         key: [line[key] for line in lines if line.get(key) is not None]
         for key in ("tokens_per_second", "mfu")
@@ -29,13 +29,13 @@ def speed_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def describe(measures: Sequence[Measure], weak: bool) -> list[str]:
-    """The table as aligned lines."""
+    """Returns the table as aligned lines."""
     lines = table(HEAD, [_row(measure) for measure in measures], ("layout",))
     return [WEAK if weak else STRONG, "", *lines]
 
 
 def write(run: Run, measures: Sequence[Measure], weak: bool) -> None:
-    """Leaves scaling.md, scaling.json and plots/scaling.png in the run's folder."""
+    """Writes scaling.md, scaling.json and plots/scaling.png to the run's folder."""
     table = [HEAD, ("---",) * len(HEAD), *map(_row, measures)]
     lines = [
         f"{(WEAK if weak else STRONG).capitalize()}.",
@@ -51,8 +51,8 @@ def write(run: Run, measures: Sequence[Measure], weak: bool) -> None:
 
 
 def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
-    """Speed against nodes, both in powers of two, beside what as many times the ranks would reach
-    at best.
+    """Plots speed against nodes, both in powers of two, next to the ideal speed of as many
+    ranks.
     """
     import matplotlib
 
@@ -80,7 +80,7 @@ def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
             )
         note(
             axes,
-            "every rank as fast as in the first size",
+            "every rank as fast as at the first size",
             (nodes[-1], best[-1]),
             (0, 6),
             ha="right",

@@ -1,10 +1,10 @@
-"""Serves a run's report to this machine's browser: one page, read anew at each request, and nothing
-else of any folder.
+"""Serves a run's report to this machine's browser: one page, read again at each request, and no
+other file.
 
 Only the loopback interface listens, and only requests that name it are answered: a page elsewhere
-that has its own name lead here (DNS rebinding) reads nothing. Other users of the machine reach the
-loopback too, so a request must show the token that is in the printed address; the cookie that
-answers it lets the bare address do from then on.
+with a name that leads here (DNS rebinding) reads nothing. Other users of the machine can also reach
+the loopback, so a request must show the token of the printed address. The answer sets a cookie, so
+that the bare address works from then on.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from ..trust.safe_output import shown
 
 PORT = 8642
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.IGNORECASE)
-MOST = 16  # connections at once; a further one ends the oldest
-LONGEST = 30.0  # seconds that a connection may take: a page is read within milliseconds
+MOST = 16  # connections at once; one more ends the oldest
+LONGEST = 30.0  # most seconds of a connection: a page is read within milliseconds
 TOKEN = "token"
 ASKS = (
-    "This page opens with the whole address that <code>make watch</code> has printed: it ends "
+    "Open this page with the full address that <code>make watch</code> has printed: it ends "
     "in <code>/?token=…</code>"
 )
-ABSENT = "The report is not there at the moment; reload, or type <code>make report</code>"
+ABSENT = "The report is missing at the moment; reload, or run <code>make report</code>"
 
 
 class Server(ThreadingHTTPServer):
-    """`page` gives the bytes to answer with."""
+    """The server of one page. `page` returns its bytes."""
 
     daemon_threads = True
-    # connections that wait to be taken; beyond them the kernel lets the next one wait for a second
+    # connections that wait to be accepted; the kernel delays further ones by a second
     request_queue_size = 128
 
     def __init__(self, page: Callable[[], bytes], port: int | None = None) -> None:
-        """Listens on `port`; without one on PORT, or where that is in use on any other. OSError
-        where `port` is.
+        """Listens on `port`; by default on PORT or, if that is in use, on any other. OSError if
+        `port` is in use.
         """
         self.page, self.token = page, secrets.token_urlsafe(18)
         self.begun = dict[
             socket.socket, float
-        ]()  # the connections that are open, the oldest first, and since when
+        ]()  # the open connections, the oldest first, and their start
         try:
             super().__init__((LOOPBACK, PORT if port is None else port), Answer)
         except OSError:
@@ -64,9 +64,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/?{TOKEN}={self.token}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answers in a thread of the MOST that there are; the oldest connection makes way for a new
-        one.
-        """
+        """Answers in one of MOST threads; the oldest connection is ended for a new one."""
         while len(self.begun) >= MOST:
             for oldest in list(self.begun)[:1]:
                 _end(oldest)
@@ -79,17 +77,17 @@ class Server(ThreadingHTTPServer):
         self.begun.pop(request, None)
 
     def service_actions(self) -> None:
-        """Ends connections that take too long, however steadily they drip."""
+        """Ends connections that take too long, even if they still send bytes."""
         for request, began in list(self.begun.items()):
             if time.monotonic() - began > LONGEST:
                 _end(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """One line where the fault is ours; nothing where a browser has hung up. The terminal is
-        the user's.
+        """Prints one line for our own errors; nothing if a browser has disconnected. The terminal
+        is the user's.
         """
         if not isinstance(error := sys.exception(), OSError):
-            print(f"a request was not answered: {shown(repr(error))}", file=sys.stderr, flush=True)
+            print(f"a request failed: {shown(repr(error))}", file=sys.stderr, flush=True)
 
 
 def _end(request: socket.socket) -> None:
@@ -117,7 +115,7 @@ class Answer(BaseHTTPRequestHandler):
                 self._send(503, _note(ABSENT))
 
     def _is_known(self, token: str) -> bool:
-        """Whether the request shows the token, in its address or as its cookie."""
+        """Tells whether the request shows the token, in its address or as its cookie."""
         try:
             cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
         except CookieError:
@@ -130,8 +128,8 @@ class Answer(BaseHTTPRequestHandler):
 
     @property
     def _cookie(self) -> str:
-        """The cookie's name: cookies are not told apart by port, and several runs may be watched at
-        once.
+        """Returns the cookie's name, with the port: browsers share cookies between ports, and a
+        user may watch several runs.
         """
         return f"trainfleet-{self.server.server_port}"
 
@@ -158,7 +156,7 @@ class Answer(BaseHTTPRequestHandler):
         return "trainfleet"
 
     def log_message(self, format: str, *words: object) -> None:
-        """Nothing: the terminal is the user's."""
+        """Prints nothing: the terminal is the user's."""
 
 
 def _note(words: str) -> bytes:

@@ -18,13 +18,13 @@ from .plots import BLUE, INK, STYLE, note, save
 from .proposal import PARTS, rough
 
 ALTERNATIVES = 5  # layouts that are shown
-LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "a step", "cost", "limited by")
-SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "cost", "a billion tokens", "layout")
+LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "per step", "cost", "limited by")
+SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "cost", "per billion tokens", "layout")
 LEFT = ("layout", "recompute", "limited by")
 
 
 def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | None) -> Iterator[str]:
-    """The best layouts of this fleet, the fastest first; the one that the config has is marked."""
+    """Yields the best layouts of this fleet, the fastest first, with the config's own marked."""
     if not choices:
         return
     yield from ("", "layouts, the fastest first")
@@ -32,11 +32,11 @@ def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | Non
 
 
 def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> Iterator[str]:
-    """What the training takes over numbers of nodes, and how many meet the wish; `out` receives the
-    picture.
+    """Yields the table over numbers of nodes, and the size that meets the wish; `out` receives the
+    plot.
 
     Raises:
-        ConfigError: none does, or that is unknown.
+        ConfigError: no size meets it, or the device or price is unknown.
     """
     found = sizing.sizes(config, wish, bill)
     chosen = sizing.answer(found, wish, config.fleet.nodes)
@@ -50,7 +50,7 @@ def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> I
 def describe_sizes(
     config: Config, found: Sequence[Size], chosen: Size, wish: Wish
 ) -> Iterator[str]:
-    """The table over numbers of nodes, and the answer."""
+    """Yields the table over numbers of nodes, and the answer."""
     yield from (
         "",
         f"sizes: {rough(chosen.tokens)} tokens of {config.model.preset or config.model.family}",
@@ -59,17 +59,17 @@ def describe_sizes(
     marks = [(knee, "k"), (chosen, "*")]
     rows = shown(found, knee, chosen, *([sure] if sure else []))
     yield from indented(table(SIZES, [_size(size, marks) for size in rows], LEFT))
-    yield "  k: the knee, the fastest fleet whose token costs at most 10 % more than the cheapest's"
+    yield "  k: the knee, the fastest fleet with tokens at most 10 % above the lowest cost"
     yield from ("", f"answer: {_told(chosen)}", f"        {remark(config, chosen.tokens)}")
     if chosen is not knee and wish == Wish(tokens=wish.tokens):
         yield f"        the knee is {_told(knee)}"
     if wish.days is not None and wish.tokens is not None:
         yield (
             "        in time with 50 % confidence; with 90 %: "
-            f"{_told(sure) if sure else 'no fleet that was asked for'}"
+            f"{_told(sure) if sure else 'no fleet of these sizes'}"
         )
     if wish.tokens is not None:
-        batch = config.train.global_batch * config.train.sequence_length
+        batch = config.train.global_batch_size * config.train.sequence_length
         yield (
             f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on that "
             "many tokens"
@@ -88,7 +88,7 @@ def indented(lines: Iterable[str]) -> Iterator[str]:
 
 
 def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:
-    """Days, dollars and goodput against nodes; the answer is marked."""
+    """Plots days, dollars and goodput against nodes; marks the answer."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -128,8 +128,8 @@ def _layout(config: Config, choice: Choice, bill: Bill | None) -> tuple[str, ...
     return (
         "*" if train == config.train else "",
         degrees(choice.config),
-        str(train.micro_batch),
-        str(train.recompute),
+        str(train.micro_batch_size),
+        str(train.recomputation),
         f"{choice.bytes / 2**30:.1f} GiB",
         f"{choice.seconds:.3g} s",
         f"${rough(dollars)}" if dollars is not None else "",

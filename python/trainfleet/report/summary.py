@@ -1,4 +1,4 @@
-"""The summary of a run on the terminal: the block at its end, and the answer of `make status`."""
+"""The summary of a run on the terminal: the block at its end, and the output of `make status`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from ..run.run_folder import Run
 from .history import History, decimal, duration, number, percent, predicted, quantity, read, size
 
 Row = tuple[str, str]
-SKIPPED = (
-    "far above the usual (train.spike_sigmas) or not finite, so not learned from; a few are normal"
-)
+SKIPPED = "far above the usual (train.spike_sigmas) or not finite, so not applied; a few are normal"
 
 
 def print_summary(run: Run, stream: TextIO | None = None) -> None:
-    """Prints how the run ended, where its report is and, last, what to type next."""
+    """Prints how the run ended, the path of its report and, last, the next command."""
     history = read(run)
     rows = [(run.name, _headline(history)), *_outcome(history), *_places(history), *_next(history)]
     print("\n" + _aligned(rows), file=stream or sys.stdout, flush=True)
 
 
 def status(run: Run, heard: str = "") -> str:
-    """Says how the run stands now, as aligned lines; the next command is the last.
+    """Returns the run's state now, as aligned lines; the next command is the last.
 
-    `heard`: what its engine says now of a job that waited.
+    `heard` is its engine's current message about a waiting job.
     """
     history = read(run)
     rows = [*_outcome(history), *_freshness(history), *_led(history), *_next(history)]
@@ -74,7 +72,7 @@ def _outcome(history: History) -> list[Row]:
 
 
 def _data(history: History) -> list[Row]:
-    """How much of the data was seen, and what of it was skipped."""
+    """Returns the share of the data that was seen, and its skipped records."""
     told = [
         f"{history.epochs}: {quantity(history.measured('tokens'))} of {quantity(whole)} tokens"
         for whole in [number(history.results.get("dataset_tokens"))]
@@ -86,8 +84,8 @@ def _data(history: History) -> list[Row]:
 
 
 def _costs(history: History) -> list[Row]:
-    """Memory per rank and dollars beside what the plan predicted of them; a CPU's memory is the
-    whole process's, which is not.
+    """Returns memory per rank and dollars next to the plan's predictions. A CPU's memory is the
+    whole process's, which the plan does not predict.
     """
     memory, usd = history.measured("memory_bytes"), number(history.results.get("usd"))
     rows = []
@@ -101,8 +99,8 @@ def _costs(history: History) -> list[Row]:
 
 
 def _parts(history: History) -> list[Row]:
-    """The shares that the parts of a step have of it, the largest first, over the steps whose parts
-    were timed.
+    """Returns the shares of the parts of a step, the largest first, over the steps with timed
+    parts.
     """
     keys = sorted({key for line in history.metrics for key in line if key.endswith("_seconds")})
     middle = {
@@ -120,7 +118,7 @@ def _parts(history: History) -> list[Row]:
 
 
 def _left_out(history: History) -> list[Row]:
-    """The steps that were left out, if any were, and those of them that are fp16's."""
+    """Returns the skipped steps, if any, and those that overflowed fp16."""
     last = history.metrics[-1]
     skipped, overflowed, scale = (
         number(last.get(name)) or 0 for name in ("skipped", "overflowed", "loss_scale")
@@ -169,9 +167,7 @@ def _freshness(history: History) -> list[Row]:
 
 
 def _led(history: History) -> list[Row]:
-    """Who leads a run on other machines than this, and who stands by for that one, where hosts do
-    that.
-    """
+    """Returns the leading host of a run on other machines, and its standby, if hosts have one."""
     holder = newest_holder(history.run.folder)
     if history.status != "running" or holder is None or holder.code is not None:
         return []

@@ -8,9 +8,10 @@ made it: the number of links of the file that was to be linked tells (open(2), u
 would not do: flock(2) of a host that has died lives on at the server for 90 s and more, and Lustre
 may be mounted without it.
 
-A file that is rewritten in place has the same length each time, and is read by opening it anew: a
-client of NFS or Lustre asks the server then. One that were replaced (rename) could be seen for
-seconds as it was, by a client that remembers where its name led; and a listing, for up to a minute.
+A file that is rewritten in place has the same length each time, and readers open it again each
+time: a client of NFS or Lustre then asks the server. One that were replaced (rename) could be
+seen for seconds as it was, by a client that remembers where its name led; and a listing, for up to
+a minute.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from ..host import file_systems
+from ..process import file_systems
 from ..trust import untrusted_input
 from .run_folder import make_folder, unwritable
 
 ROOM = 512  # bytes of a file that is rewritten in place, if its text is no longer
 
 
-def rewrite(path: Path, text: str, durable: bool = False) -> None:
-    """Rewrites a file in place; blanks fill it up. `durable`: it outlives a power cut. OSError
-    where it can't be written.
+def rewrite(path: Path, text: str, durable: bool = False, start: int = 0) -> None:
+    """Rewrites a file in place, from the byte `start`; blanks fill it up. `durable`: it outlives a
+    power cut. OSError where it can't be written.
     """
     content = text.encode()
     file = untrusted_input.opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
     try:
-        os.pwrite(file, content.ljust(max(ROOM, os.fstat(file).st_size)), 0)
+        os.pwrite(file, content.ljust(max(ROOM, os.fstat(file).st_size - start)), start)
         if durable:
             os.fsync(file)
     finally:

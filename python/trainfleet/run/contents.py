@@ -1,7 +1,7 @@
-"""What the program writes into the folders of runs and datasets, and into the folder that hosts
-share: a row a kind of file.
+"""Lists the files that the program writes into the folders of runs and datasets, and into the
+folder that hosts share: a row per kind of file.
 
-Backends take the paths of what they write from these rows. `make clean` reads them, here, on hosts
+Backends take the paths of their files from these rows. `make clean` reads them, here, on hosts
 and in S3: what no row declares is somebody else's, and stays. A name is a path in the folder:
 {words} stand for what differs, and a name that ends with a slash for a folder with all that is in
 it. Standard library only.
@@ -78,7 +78,7 @@ def _declare(name: str, *folders: str, again: bool = False, signs: bool = False)
     return KINDS[-1]
 
 
-# Of a job, in the folder of its run or its dataset: backends/, entrypoint.py, supervisor.py
+# Of a job, in the folder of its run or its dataset: backends/, node/
 NODE_LOG = _declare("logs/node-{node}.log", RUN, DATASET)
 ENGINE_LOG = _declare("logs/engine-{node}.log", RUN, DATASET)
 JOB_LOG = _declare("logs/slurm.log", RUN, DATASET)
@@ -108,14 +108,13 @@ _declare("cache/{digest}-{number}", DATASET)
 _declare("cache/{digest}-{number}.{process}.partial", DATASET)
 _declare("lengths.png", DATASET)
 
-# Of a run: run/run_folder.py, launch/, health/lease.py, health/heartbeat.py, nodes/head.py,
+# Of a run: run/run_folder.py, launch/, health/lease.py, health/heartbeat.py, hosts/head.py,
 # engine/, report/
 _declare("config.yaml", RUN)
 _declare("given.yaml", RUN, signs=True)
 _declare("launch.yaml", RUN)
 _declare("launch.json", RUN)
 _declare("known_hosts", RUN)
-INTENT = _declare("intent.json", RUN)
 _declare("head.json", RUN, DATASET, signs=True)
 _declare("standby.json", RUN)
 _declare("handle.json", RUN, signs=True)
@@ -139,7 +138,7 @@ _declare("rehearsal.json", RUN)
 _declare("scaling.json", RUN)
 _declare("scaling.md", RUN)
 
-# Of the folder that hosts share, beside runs/ and data/: nodes/host_setup.py, nodes/gate.py
+# Of the folder that hosts share, beside runs/ and data/: hosts/host_setup.py, hosts/preflight.py
 _declare("env/", SHARED)
 _declare("code/", SHARED)
 _declare("ssh/", SHARED)

@@ -1,7 +1,7 @@
-"""The files of a run's events, and their one order. What events there are, with their fields:
+"""The files of a run's events, and their one order. The events and their fields are in
 events.yaml.
 
-events/<writer>.jsonl holds a line an event: its time (unix), its name and its fields. A file has
+events/<writer>.jsonl holds a line per event: its time (unix), its name and its fields. A file has
 one writer, because appending is not atomic over NFS:
 
 launcher-<host>    the launcher on that host; after a takeover another host has another file

@@ -1,6 +1,6 @@
 """Sends metrics to Weights & Biases, MLflow and Trackio (train.loggers).
 
-Each library runs in a thread of its own behind a queue, so that neither its errors nor a hanging
+Each library runs in a separate thread behind a queue, so that neither its errors nor a hanging
 network reach training. A failure is reported once, in the node's log and as an event; the run's own
 files have every line in any case. The libraries' own environment variables configure destination
 and key (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...); fleet.secrets passes them to the nodes.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from ..host.install_paths import installing_package
+from ..process.install_paths import installing_package
 
 PROJECT = "trainfleet"
 PATIENCE = 30.0  # seconds for the last lines to be sent at the end
@@ -100,13 +100,11 @@ SERVICES: dict[str, Callable[[str, str, Mapping[str, Any], Path], Service]] = {
 }
 
 
-Failed = Callable[[str, str], None]  # is told which service gets no more lines, and why
+Failed = Callable[[str, str], None]  # takes the service that gets no more lines, and why
 
 
 def lack(kind: str) -> str:
-    """Why a service can't be opened by this Python, in this environment, as far as that is known;
-    "" where it may be.
-    """
+    """Returns why this Python can't open a service in this environment; "" if it may."""
     if importlib.util.find_spec(kind) is None:
         return f"{kind} is not installed: {installing_package(kind)}"
     if (
@@ -122,7 +120,7 @@ def lack(kind: str) -> str:
 
 
 def _has_wandb_key() -> bool:
-    """Whether wandb finds a key where it looks for one:
+    """Tells whether wandb finds a key where it looks for one:
     docs.wandb.ai/models/track/environment-variables.
     """
     if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
@@ -173,7 +171,7 @@ class Logger:
             while not isinstance(item := self.lines.get(), str):
                 service.log(*item)
             service.close(item)
-        except BaseException as error:  # SystemExit too: whatever a library does, the run goes on
+        except BaseException as error:  # SystemExit too: whatever a library does, the run continues
             missing = isinstance(error, ModuleNotFoundError) and error.name == self.kind
             why = (
                 f"it is not installed: {installing_package(self.kind)}"

@@ -1,4 +1,4 @@
-"""What the files of a run folder hold, as types that are checked when they are read
+"""Defines the contents of a run folder's files, as types that are checked when they are read
 (trust/validation.py); other keys may be there too.
 """
 
@@ -24,7 +24,7 @@ class Shape(TypedDict, total=False):
 
 
 class Sample(TypedDict, total=False):
-    """What a model wrote."""
+    """A prompt and the text with which a model continued it."""
 
     prompt: str
     text: str
@@ -134,13 +134,13 @@ def require_object(line: Any) -> dict[str, Any]:
 
 
 def check_event(line: Any) -> dict[str, Any]:
-    """A line of events. InputError when it is none."""
+    """Returns a line of events. Raises InputError if it is not one."""
     return dict(fit(Event, line))
 
 
 def check_metric(line: Any) -> dict[str, Any]:
-    """A line of metrics: a step, and numbers, null or NaN where there is none. Checked by hand, as
-    there are many lines.
+    """Returns a line of metrics: a step, and numbers, null or NaN if a number is missing. Checked
+    by hand, as there are many lines.
     """
     record = require_object(line)
     if type(step := record.get("step")) is not int or not 0 <= step <= 10**12:

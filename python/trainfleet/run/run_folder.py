@@ -35,7 +35,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from ..host import file_systems
+from ..process import file_systems
 from ..trust import untrusted_input
 from ..trust.errors import InputError, RunError
 from ..trust.redaction import hide_all
@@ -85,8 +85,8 @@ class Run:
 
     @property
     def document(self) -> Path:
-        """The config by which a command goes on with this run: as it was asked for; where that is
-        lost, as it was resolved.
+        """Returns the config by which a command continues this run: as it was asked for, or as it
+        was resolved if that file is lost.
         """
         return self.given if self.given.exists() else self.config
 
@@ -99,13 +99,13 @@ class Run:
                 file.write(f"{ENGINE} {engine}\n" if engine else "")
 
     def is_asked_to_stop(self) -> bool:
-        """Whether a person wants the run to stop."""
+        """Tells whether a person wants the run to stop."""
         try:
             return (
                 untrusted_input.read_bytes(self.stop, untrusted_input.KIBIBYTE)[: len(ENGINE)]
                 != ENGINE.encode()
             )
-        except (FileNotFoundError, InputError):  # a link or a folder of that name is no request
+        except (FileNotFoundError, InputError):  # a link or a folder of that name does not ask
             return False
 
     def exported(self, step: int) -> Path:
@@ -130,8 +130,8 @@ class Run:
         return dict(fit(Results, results, str(self.results), remedy(self.results)))
 
     def read_metrics(self) -> Iterator[Record]:
-        """The lines of metrics.jsonl; of several about one step the last counts. InputError for a
-        line that is no such.
+        """Yields the lines of metrics.jsonl; of several about one step the last counts. Raises
+        InputError for any other line.
         """
         return read_lines(self.metrics, check_metric)
 
@@ -158,7 +158,7 @@ class Run:
             self.record(event, **fields)
 
     def read_events(self) -> list[Record]:
-        """What all writers recorded, by time."""
+        """Returns the events of all writers, by time."""
         return Feed(self.folder).new()
 
 
@@ -168,26 +168,26 @@ def run_of(name: str, root: Path = RUNS) -> Run:
 
 
 def step_name(step: int) -> str:
-    """What a folder of something made at a step is called."""
+    """Returns the name of a folder that was made at a step."""
     return f"step-{step:08d}"
 
 
 def node_log(folder: Path, node: int) -> Path:
-    """Where node `node` of a job in `folder` (a run's or a dataset's) writes all that its ranks
-    print.
+    """Returns the log to which node `node` of a job in `folder` (a run's or a dataset's) writes
+    all that its ranks print.
     """
     return contents.NODE_LOG.at(folder, node=node)
 
 
 def job_log(folder: Path) -> Path:
-    """Where the batch script's, srun's and slurmstepd's words go. Its folder must exist, or Slurm
-    ends the job without any.
+    """Returns the log for the batch script, srun and slurmstepd. Its folder must exist, or Slurm
+    ends the job without a word.
     """
     return contents.JOB_LOG.at(folder)
 
 
 def engine_log(folder: Path, node: int) -> Path:
-    """What an engine has kept of node `node`'s output, where the node itself has left no log
+    """Returns the log that an engine has kept for node `node`, if the node itself has left none
     (backends/container_logs.py).
     """
     return contents.ENGINE_LOG.at(folder, node=node)
@@ -228,14 +228,16 @@ def sync_folder(folder: Path) -> None:
 
 
 def no_place(folder: Path) -> str:
-    """Why a folder for a command's own files can't be made or written there; "" where it can."""
+    """Returns why a folder for a command's own files can't be made or written there; "" if it
+    can.
+    """
     if folder.parent.resolve() in (RUNS.resolve(), DATA.resolve()):
         return f"{folder.parent}/ has what runs leave"
     there = next(
         one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one)
     )
     if not there.is_dir():
-        return f"{there} is no folder"
+        return f"{there} is not a folder"
     return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} can't be written"
 
 
@@ -270,7 +272,7 @@ def size_of(path: Path) -> int:
         ) as file:
             return os.fstat(file.fileno()).st_size
     except OSError as error:
-        # whoever reads a link is told so
+        # a reader of the link reports it
         if isinstance(error, FileNotFoundError) or untrusted_input.is_in_the_way(error):
             return 0
         raise
@@ -326,7 +328,7 @@ def read_json(path: Path) -> Record | None:
 
 
 def remedy(path: Path) -> str:
-    """What to type where a file of a run is damaged."""
+    """Returns what to type if a file of a run is damaged."""
     return f"look at it, or remove it: rm {path}"
 
 
@@ -469,5 +471,5 @@ def take_lock(folder: Path) -> TextIO | None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a launcher of this machine is at work in this folder now."""
+    """Tells whether a launcher of this machine is running in this folder now."""
     return file_systems.is_locked(folder / LOCK)

@@ -1,1 +1,1 @@
-"""S3 and CloudWatch: the one door to S3, and a node's folders and log on their way there."""
+"""S3 and CloudWatch: the one way to S3, and the sync of a node's folders and log."""

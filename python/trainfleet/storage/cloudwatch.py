@@ -1,13 +1,13 @@
 """Forwards a node's log to Amazon CloudWatch while its job runs.
 
 TRAINFLEET_LOGS names the destination, `us-east-1 /trainfleet/my-run`: region and log group. The
-supervisor then starts `python -m trainfleet.storage.cloudwatch LOG START` beside its command. That
-polls for lines behind byte START every EVERY seconds, and once more when its stdin closes: when the
-supervisor ends, however it does. The stream is named as the log, `runs/x/node-0`.
+supervisor then starts `python -m trainfleet.storage.cloudwatch LOG START` next to its command. This
+polls for lines after byte START every EVERY seconds. It polls once more when its stdin closes: when
+the supervisor ends for any reason. The stream has the log's name, `runs/x/node-0`.
 
-It never ends the command, and delays it by TO_END at most: verdicts and reports read the log
-itself. A request that fails is retried; one that CloudWatch forbids is given up, and the node's log
-says so once.
+It never ends the command, and delays it by at most TO_END: verdicts and reports read the log
+itself. A failed request is retried. If CloudWatch forbids one, it gives up and reports that once in
+the node's log.
 
 Limits of a request and its size, by which this cuts: CloudWatch Logs' API reference, PutLogEvents
 (read 2026-11-22).
@@ -27,14 +27,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..host.node_log import say
+from ..process.node_log import say
 from ..run.run_folder import size_of
 from ..trust import untrusted_input
 from ..trust.safe_output import install
 from .s3_sync_agent import await_end
 
 LOGS = "TRAINFLEET_LOGS"
-FORWARDER = "logs"  # the author of its own lines in the node's log
+FORWARDER = "logs"  # the author of the forwarder's lines in the node's log
 EVERY = 5.0  # seconds between two polls
 TO_END = 20.0  # seconds for the last poll
 ANSWER = 3.0  # seconds for CloudWatch to answer
@@ -70,7 +70,9 @@ def forwarding(log: Path) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> int:
-    """`LOG START`: returns after the last poll, or once CloudWatch forbids it for good."""
+    """Runs with `LOG START`: returns after the last poll, or once CloudWatch forbids it
+    permanently.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides when this ends
     region, _, group = os.environ[LOGS].partition(" ")
@@ -91,7 +93,7 @@ def main(arguments: list[str]) -> int:
 
 
 class Forwarder:
-    """The position in a log up to which lines were sent, and the stream that they go to."""
+    """Sends the lines of one log to a stream, and keeps the position up to which they were sent."""
 
     def __init__(self, log: Path, start: int, client: Any, group: str, stream: str) -> None:
         self.log, self.start, self.client = log, start, client
@@ -99,7 +101,7 @@ class Forwarder:
         self.made = self.closed = self.troubled = False
 
     def look(self) -> bool:
-        """Sends the complete lines that are new; False once CloudWatch has forbidden it."""
+        """Sends the new complete lines. Returns False once CloudWatch has forbidden it."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         if not self.log.exists():
@@ -113,23 +115,23 @@ class Forwarder:
             code = error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
             self.closed = code in NEVER
             if not self.troubled:
-                goes = "this log is not sent there" if self.closed else "it is tried again"
+                goes = "this log is not sent there" if self.closed else "retrying"
                 say(
                     self.log,
-                    f"CloudWatch takes no lines ({' '.join(str(error).split())}); {goes}",
+                    f"CloudWatch accepts no lines ({' '.join(str(error).split())}); {goes}",
                     FORWARDER,
                 )
             self.troubled = True
         return not self.closed
 
     def _lines(self) -> list[bytes]:
-        """The next lines with their ends, as many as one request takes; [] where no line is
+        """Returns the next lines with their ends, as many as fit in one request; [] if no line is
         complete yet.
         """
         with open(self.log, "rb", opener=untrusted_input.opener) as file:
             file.seek(self.start)
             content = file.read(MOST_BYTES)
-        # the last is still being written
+        # the last line is still being written
         whole = content.rfind(b"\n") + 1 or (len(content) if len(content) == MOST_BYTES else 0)
         lines = io.BytesIO(content[:whole]).readlines()
         size = count = 0
@@ -152,7 +154,7 @@ class Forwarder:
 
 
 def _client(region: str) -> Any:
-    """A CloudWatch Logs client with the credentials of the node's role."""
+    """Makes a CloudWatch Logs client with the credentials of the node's role."""
     import boto3
     from botocore.config import Config
 

@@ -2,14 +2,14 @@
 
     <address>/results.json                    a file that is replaced is one object
     <address>/logs/node-0.log/1-00000042      a file that grows is numbered parts of PART bytes:
-    only the last is ever put again
+    only the last is ever written again
     <address>/asked/stop  asked/heartbeats/…  requests to nodes: one listing shows a node all of
-                          them
+                              them
 
-A file has one writer, so no two machines put the same object. When a growing file is replaced
-(metrics.jsonl is, by a resume), its parts get the next number before the dash. The state of both
-directions is kept in the folder (STATE), so that a process that was killed continues where it was,
-and a poll costs one listing and the new bytes.
+A file has one writer, so no two machines write the same object. If a growing file is replaced, as
+a resume does with metrics.jsonl, its parts get the next number before the dash. The state of both
+directions is kept in the folder (STATE). So a killed process continues where it was, and a poll
+costs one listing and the new bytes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ..trust import untrusted_input
 from ..trust.errors import S3Error
 from . import s3, sync_rules
 
-PART = 2**18  # bytes: the last part of a growing file is put again until it is full
-ROOM = 64  # parts of one file that one `push` sends at most; the rest goes with the next
+PART = 2**18  # bytes: the last part of a growing file is written again until it is full
+ROOM = 64  # parts of one file that one `push` sends at most; the rest follows in the next
 WHOLE = 2**24  # bytes: larger objects are downloaded in pieces
 SPARE = 1 << 30  # bytes of this disk that must stay free
 STATE = contents.SYNCED.name
@@ -40,7 +40,7 @@ ASKED = re.compile(
     r"stop|config\.yaml|given\.yaml|heartbeats/(?:dump|attempts/[0-9]{1,9}(?:\.taken)?)"
 )
 SIGNS = re.compile(r"heartbeats/node-[0-9]{1,9}|handle\.json|request\.json")
-SMALL = 16 * sync_rules.MIB  # bytes: the most of a file of these two kinds
+SMALL = 16 * sync_rules.MIB  # bytes: limit for a file of these two kinds
 FOLDERS = (
     "",
     "events",
@@ -56,7 +56,7 @@ _PART = re.compile(r"(.+)/([0-9]{1,9})-([0-9]{8})")
 
 @dataclass
 class Sent:
-    """What S3 has of a local file; of a growing file all before byte `start`, then part
+    """The part of a local file that is in S3: of a growing file all bytes before `start`, then part
     `number`.
     """
 
@@ -66,14 +66,13 @@ class Sent:
     generation: int = 1
     number: int = 0
     start: int = 0
-    # CRC-32 of the last PART bytes before `size`: a replaced file can have the inode of the one
-    # before
+    # CRC-32 of the last PART bytes before `size`: a replaced file can have the old one's inode
     ending: int = 0
 
 
 @dataclass
 class Brought:
-    """What this machine has of a file in S3: the object's ETag, or the size of each part."""
+    """The downloaded state of a file in S3: the object's ETag, or the size of each part."""
 
     version: str = ""
     generation: int = 0
@@ -91,33 +90,35 @@ class There:
 
 
 def travels(name: str) -> int | None:
-    """The most bytes of this file that are synchronized; None when it stays on its machine."""
+    """Returns the most bytes of this file that are synchronized; None if it stays on its
+    machine.
+    """
     return SMALL if ASKED.fullmatch(name) or SIGNS.fullmatch(name) else sync_rules.limit(name)
 
 
 def grows(name: str) -> bool:
-    """Whether a file is only ever appended to while a job runs."""
+    """Tells whether a file is only ever appended to while a job runs."""
     return name.endswith(sync_rules.GROWING) or name.startswith("tensorboard/")
 
 
 class FolderSync:
-    """One local folder and its address in S3."""
+    """Synchronizes one local folder with its address in S3."""
 
     def __init__(self, folder: Path, address: str) -> None:
         untrusted_input.seal(folder)
         self.folder, self.address = folder, address.rstrip("/")
         self.sent, self.brought = dict[str, Sent](), dict[str, Brought]()
-        self.there: dict[str, There] | None = None  # at this process's first listing
+        self.there: dict[str, There] | None = None  # files at this process's first listing
         self._recall()
         self.kept = self._state()
 
     def push(
         self, mine: Callable[[str], bool], obeyed: Callable[[str], bool] = lambda name: False
     ) -> None:
-        """Uploads what is new in files of these names, small ones first. After an S3Error the next
-        call sends the rest.
+        """Uploads new content of files with these names, small ones first. After an S3Error the
+        next call sends the rest.
 
-        `obeyed`: requests that are withdrawn when they are gone here, though they are not uploaded.
+        `obeyed`: requests that are withdrawn once they are gone here, though they are not uploaded.
         """
         self.there = self.look() if self.there is None else self.there
         names = [name for name in self._names() if mine(name)]
@@ -130,13 +131,13 @@ class FolderSync:
             if ASKED.fullmatch(name) and not (self.folder / name).exists()
         ]
         for name in [name for name in gone if mine(name) or obeyed(name)]:
-            s3.remove(self._object(name))  # a request that was withdrawn
+            s3.remove(self._object(name))  # a withdrawn request
             del self.sent[name]
         self._keep()
 
     def pull(self, theirs: Callable[[str], bool], below: str = "") -> None:
-        """Downloads what is new in files of these names `below` a prefix. RunError when it can't be
-        written here.
+        """Downloads new content of files with these names `below` a prefix. Raises RunError if it
+        can't be written here.
         """
         found = self.look(below)
         for name, there in found.items():
@@ -146,13 +147,13 @@ class FolderSync:
                 )
         for name in [name for name in self.brought if ASKED.fullmatch(name) and name not in found]:
             del self.brought[name]  # the next such request is new
-            if name == "stop":  # it was obeyed
+            if name == "stop":  # the nodes have stopped
                 sync_rules.remove(self.folder, name)
                 self.sent.pop(name, None)
         self._keep()
 
     def look(self, below: str = "") -> dict[str, There]:
-        """The files in S3 by name."""
+        """Lists the files in S3 by name."""
         parts: dict[str, dict[int, dict[int, s3.Object]]] = {}
         found: dict[str, There] = {}
         for entry in s3.list_objects(f"{self.address}/{below}"):
@@ -184,14 +185,14 @@ class FolderSync:
         return {name: there for name, there in found.items() if there.objects}
 
     def waits(self, mine: Callable[[str], bool]) -> bool:
-        """Whether a growing file has more than the last `push` sent."""
+        """Tells whether a growing file has more content than the last `push` sent."""
         return any(
             not sent.stamp and mine(name) and (self.folder / name).exists()
             for name, sent in self.sent.items()
         )
 
     def _names(self) -> Iterator[str]:
-        """The names of local files that are synchronized."""
+        """Yields the names of local files that are synchronized."""
         for inner in FOLDERS:
             folder = self.folder / inner
             for entry in (
@@ -219,7 +220,7 @@ class FolderSync:
                 version = s3.write(
                     self._object(name), untrusted_input.read_bytes(self.folder / name, WHOLE)
                 )
-                self.brought[name] = Brought(version)  # it is here already
+                self.brought[name] = Brought(version)  # this machine already has it
             self.sent[name] = Sent(stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
     def _push_parts(self, name: str, stat: os.stat_result) -> None:
@@ -230,8 +231,7 @@ class FolderSync:
             # after the parts of an earlier writer
             number = len(there.objects) if there and not before else 0
             self.sent[name] = Sent(stat.st_ino, 0, 0, after, number)
-            # so that a process that is killed now puts the same parts again, and not others after
-            # them
+            # if the process is killed now, it writes the same parts again and not others after them
             self._keep()
         sent = self.sent[name]
         with open(self.folder / name, "rb", opener=untrusted_input.opener) as file:
@@ -246,7 +246,7 @@ class FolderSync:
             self._forget_before(name, sent.generation)
 
     def _continues(self, name: str, before: Sent, stat: os.stat_result) -> bool:
-        """Whether a growing file still begins with the bytes that were sent."""
+        """Tells whether a growing file still begins with the bytes that were sent."""
         same = before.inode == stat.st_ino and before.size <= stat.st_size
         return same and before.ending == self._ending(name, before.size)
 
@@ -284,7 +284,7 @@ class FolderSync:
                 s3.ABSENT + s3.CHANGED,
             )
             if not data and found.size:
-                return  # it was replaced meanwhile: the next poll fetches the new one
+                return  # it was replaced in the meantime: the next poll fetches the new one
             self._land(name, start, data)
         self._note(name, Brought(found.version), 0)
 
@@ -304,13 +304,13 @@ class FolderSync:
                 continue
             data = s3.read_range(part.address, known, end, unless=s3.ABSENT)
             if len(data) != end - known:
-                break  # its file is being replaced there: the next poll fetches that
+                break  # its file is being replaced there: the next poll fetches it
             self._land(name, whole, data)
             have.sizes[number:] = [end]
             self._note(name, have, len(there.objects))
 
     def _land(self, name: str, offset: int, data: bytes) -> None:
-        """As travel.write, but RunError where it would fill this disk."""
+        """Writes like sync_rules.write, but raises RunError if that would fill this disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(self.folder).free - len(data) < SPARE:
             raise run_folder.unwritable(
@@ -320,7 +320,7 @@ class FolderSync:
         sync_rules.write(self.folder, name, offset, data)
 
     def _note(self, name: str, have: Brought, parts: int) -> None:
-        """Remembers what was downloaded, so that it is not uploaded again."""
+        """Records a downloaded file, so that it is not uploaded again."""
         self.brought[name] = have
         stat = (self.folder / name).stat()
         ending = self._ending(name, stat.st_size) if grows(name) else 0
@@ -351,7 +351,7 @@ class FolderSync:
                 self.brought = {
                     name: Brought(**fields) for name, fields in record["brought"].items()
                 }
-        except (KeyError, TypeError, AttributeError):  # of another version: start from nothing
+        except (KeyError, TypeError, AttributeError):  # written by another version: start over
             self.sent, self.brought = {}, {}
 
     def _keep(self) -> None:
@@ -369,7 +369,7 @@ class FolderSync:
 
 
 def file_of(key: str) -> str:
-    """The file that an object below a folder's address is, or is a part of."""
+    """Returns the file that an object below a folder's address holds, or holds a part of."""
     match = _PART.fullmatch(key)
     return match[1] if match and grows(match[1]) else key.removeprefix("asked/")
 

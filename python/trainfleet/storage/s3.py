@@ -1,13 +1,13 @@
-"""S3, or any server of its protocol (AWS_ENDPOINT_URL): the one door to sources, datasets,
+"""Accesses S3, or any server of its protocol (AWS_ENDPOINT_URL): the one way to sources, datasets,
 checkpoints and run folders there.
 
 An object is named by its address, s3://bucket/key. boto3 retries a request while S3 is busy or the
-connection breaks (ten times, about a minute, or AWS_MAX_ATTEMPTS times) and moves large objects in
-parts. What fails for good is an S3Error with the address, the cause and the next command. boto3 is
-loaded by the first request.
+connection breaks: ten times, about a minute, or AWS_MAX_ATTEMPTS times. It moves large objects in
+parts. A permanent failure is an S3Error with the address, the cause and the next command. The first
+request loads boto3.
 
-A server's answers are checked: a listing names only what is below its prefix, and ends; an object
-is no larger than its reader allows.
+A server's answers are checked: a listing has only names below its prefix, and ends; an object is
+not larger than its reader allows.
 """
 
 from __future__ import annotations
@@ -24,33 +24,27 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, BinaryIO, cast
 
-from ..host.install_paths import installing_package
+from ..process.install_paths import installing_package
 from ..trust.errors import S3Error
 
 SCHEME = "s3://"
-TRIES = (
-    10  # of a request, with boto3's back-off and jitter: S3 answers 503 while it splits a prefix
-)
-CONNECT, ANSWER = (
-    10,
-    20,
-    # seconds for a connection, and between two bytes of an answer: S3 sends blanks while it works
-    # on one
-)
-# tries of a request that nothing comes back to: an endpoint that is none would hold a command for
-# many minutes
+# tries of a request, with boto3's back-off and jitter: S3 answers 503 while it splits a prefix
+TRIES = 10
+# seconds for a connection, and between two bytes of an answer: S3 sends blanks while it works
+CONNECT, ANSWER = 10, 20
+# tries of a request without any answer: a wrong endpoint would hold a command for many minutes
 SILENCES = 3
 PART = 2**24  # bytes of a part of a large object; S3 takes 10,000 of them
-AT_ONCE = 4  # parts of one object: enough for the bandwidth of a node whose ranks all write
+AT_ONCE = 4  # parts of one object: enough for the bandwidth of a node on which all ranks write
 SMALL = 2**28  # bytes of an object that is read at once, at most
 LARGEST = (
     2**46
     # bytes of an object: S3 takes 50 TB,
     # https://docs.aws.amazon.com/AmazonS3/latest/userguide/upload-objects.html
 )
-LISTED = 10**7  # entries of one listing, at most: a server may go on for ever
+LISTED = 10**7  # entries of one listing, at most: a server may never end it
 BATCH = 1000  # objects that S3 removes in one request
-# a page has some of these
+# a page has some of these keys
 LISTING = {"IsTruncated", "KeyCount", "Name", "Contents", "CommonPrefixes", "Uploads"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 ABSENT = ("404", "NoSuchKey", "NotFound")
@@ -63,7 +57,7 @@ REASONS = {
     "NoSuchBucket": "there is no such bucket",
     "RequestTimeTooSkewed": "this machine's clock is wrong",
     "InvalidObjectState": "it is archived (Glacier), and has to be restored first",
-    "NotImplemented": "this server knows no conditional writes, which keep two jobs apart",
+    "NotImplemented": "this server does not support conditional writes, which keep two jobs apart",
 }
 ELSEWHERE = (
     "301",
@@ -80,7 +74,7 @@ OF_CREDENTIALS = {
 
 @dataclass(frozen=True)
 class Object:
-    """An object as it was listed; `version` is its ETag, `modified` the time of its last change by
+    """An object as it was listed. `version` is its ETag, `modified` the time of its last change by
     S3's clock (unix).
     """
 
@@ -91,14 +85,16 @@ class Object:
 
 
 def list_objects(prefix: str) -> list[Object]:
-    """Every object whose address begins so, in the order of their keys."""
+    """Returns every object with an address that begins with `prefix`, in the order of their
+    keys.
+    """
     bucket = split(prefix)[0]
     entries = _pages("list_objects_v2", "Contents", prefix)
     return [_object(f"{SCHEME}{bucket}/{entry['Key']}", entry) for entry in entries]
 
 
 def list_folders(prefix: str) -> list[str]:
-    """What stands between `prefix` and the next slash in the keys that begin so."""
+    """Returns the parts between `prefix` and the next slash in the keys that begin with it."""
     begins = len(split(prefix)[1])
     return [
         entry["Prefix"][begins:-1]
@@ -107,30 +103,30 @@ def list_folders(prefix: str) -> list[str]:
 
 
 def stat(address: str) -> Object | None:
-    """Size and ETag of an object; None when there is none."""
+    """Returns the size and ETag of an object; None if it does not exist."""
     with explained(address):
         head = request("head_object", address, unless=ABSENT)
         return head and Object(address, head["ContentLength"], head["ETag"])
 
 
 def read(address: str, most: int = SMALL) -> bytes | None:
-    """The whole of an object of at most `most` bytes; None when there is none."""
+    """Reads an entire object of at most `most` bytes; None if it does not exist."""
     found = read_version(address, most)
     return found and found[0]
 
 
 def read_version(address: str, most: int = SMALL) -> tuple[bytes, str] | None:
-    """As `read`, with its ETag."""
+    """Reads like `read`, and returns the ETag too."""
     return _get(address, most, unless=ABSENT)
 
 
 def read_range(
     address: str, start: int, end: int, version: str = "", unless: tuple[str, ...] = ()
 ) -> bytes:
-    """Bytes [start, end) of an object; none when S3 answers with an error of one of the codes in
-    `unless`.
+    """Reads bytes [start, end) of an object; none if S3 answers with an error of one of the codes
+    in `unless`.
 
-    S3Error when the bytes are not there, or it no longer has the ETag `version`.
+    Raises S3Error if the bytes do not exist, or if the object no longer has the ETag `version`.
     """
     if end <= start:
         return b""
@@ -139,19 +135,21 @@ def read_range(
     if found is None:
         return b""
     if len(found[0]) != end - start:
-        raise _unbelievable(address, f"bytes {start} to {end} were asked for, and others came")
+        raise _unbelievable(address, f"bytes {start} to {end} were requested, and others arrived")
     return found[0]
 
 
 def write(address: str, content: bytes) -> str:
-    """Puts a small object; its ETag. Others see the old one or the whole new one."""
+    """Writes a small object and returns its ETag. Others see the old one or the complete new
+    one.
+    """
     with explained(address):
         return str(request("put_object", address, Body=content)["ETag"])
 
 
 def write_if(address: str, content: bytes, version: str) -> str:
-    """Puts a small object in place of the one with the ETag `version`, "" for none; its own ETag.
-    "" when another was there.
+    """Writes a small object over the one with the ETag `version`, "" for a new one. Returns its
+    ETag, or "" if another one exists.
     """
     condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
     with explained(address):
@@ -160,8 +158,8 @@ def write_if(address: str, content: bytes, version: str) -> str:
 
 
 def upload(address: str, source: str) -> None:
-    """Puts a local file, in parts when it is large; nothing is visible before all of it is
-    there.
+    """Uploads a local file, in parts if it is large; it becomes visible when all of it has
+    arrived.
     """
     bucket, key = split(address)
     with explained(address):
@@ -169,7 +167,7 @@ def upload(address: str, source: str) -> None:
 
 
 def download(address: str) -> BinaryIO:
-    """An object as a temporary local file, which is gone once it is closed."""
+    """Downloads an object to a temporary local file, which is deleted once it is closed."""
     bucket, key = split(address)
     copy = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
     with explained(address):
@@ -179,13 +177,13 @@ def download(address: str) -> BinaryIO:
 
 
 def copy(source: str, address: str) -> None:
-    """Puts an object of the same bytes at `address`."""
+    """Writes an object with the same bytes to `address`."""
     bucket, key = split(source)
     request("copy_object", address, CopySource={"Bucket": bucket, "Key": key})
 
 
 def remove(address: str, version: str = "") -> None:
-    """Removes an object, if it is there; with an ETag only the one that has it."""
+    """Removes an object if it exists; with an ETag, only the one that has it."""
     request(
         "delete_object",
         address,
@@ -195,9 +193,7 @@ def remove(address: str, version: str = "") -> None:
 
 
 def remove_all(addresses: Iterable[str]) -> None:
-    """Removes objects of one bucket, a thousand a request; one that is not there counts as
-    removed.
-    """
+    """Removes objects of one bucket, a thousand per request; a missing one counts as removed."""
     found = list(addresses)
     for first in range(0, len(found), BATCH):
         some = found[first : first + BATCH]
@@ -210,9 +206,7 @@ def remove_all(addresses: Iterable[str]) -> None:
 
 
 def abort_uploads(prefix: str) -> None:
-    """Removes the parts of every upload that was begun below `prefix` and never ended: S3 bills
-    them.
-    """
+    """Removes the parts of every unfinished upload below `prefix`: S3 bills them."""
     for entry in _pages("list_multipart_uploads", "Uploads", prefix):
         request(
             "abort_multipart_upload",
@@ -222,20 +216,20 @@ def abort_uploads(prefix: str) -> None:
 
 
 def clock(address: str) -> float:
-    """S3's clock now (unix), by which `modified` is."""
+    """Returns S3's current time (unix), the clock of `modified`."""
     with explained(address):
         answer = client().head_bucket(Bucket=split(address)[0])
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
 
 def split(address: str) -> tuple[str, str]:
-    """Bucket and key."""
+    """Returns bucket and key."""
     bucket, _, key = address.removeprefix(SCHEME).partition("/")
     return bucket, key
 
 
 def request(call: str, address: str, *, unless: tuple[str, ...] = (), **words: Any) -> Any:
-    """The answer to one request about an object; None when S3 answers with an error of one of the
+    """Makes one request about an object. Returns None if S3 answers with an error of one of the
     codes in `unless`.
     """
     bucket, key = split(address)
@@ -252,8 +246,8 @@ def request(call: str, address: str, *, unless: tuple[str, ...] = (), **words: A
 
 @contextmanager
 def explained(address: str) -> Iterator[None]:
-    """Whatever boto3 raises here is raised as an S3Error."""
-    client()  # says what is missing
+    """Converts boto3's errors within `with` to an S3Error."""
+    client()  # reports a missing package
     from boto3.exceptions import Boto3Error
     from botocore import exceptions as boto
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
@@ -273,28 +267,28 @@ def explained(address: str) -> Iterator[None]:
             f", {SILENCES if silent else TRIES} times" if isinstance(error, HTTPClientError) else ""
         )
         raise S3Error(
-            "S3 gives no good answer", where=address, why=f"{error}{often}", next=_look(address)
+            "S3 gives no valid answer", where=address, why=f"{error}{often}", next=_look(address)
         ) from error
     except (
         LookupError,
         TypeError,
         ValueError,
-    ) as error:  # a number or a time that is none; a part that is missing
+    ) as error:  # an invalid number or time; a missing part
         raise _unbelievable(
             address, f"it can't be read: {type(error).__name__}: {error}"
         ) from error
 
 
 def client() -> Any:
-    """One S3 client a process: threads may share it, a fork of the process may not."""
+    """Returns this process's S3 client: threads may share it, a fork of the process may not."""
     return _client(os.getpid())
 
 
 def _get(
     address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any
 ) -> tuple[bytes, str] | None:
-    """What a GET brings, and the ETag. boto3 does not retry a body that is cut off, so that is done
-    here.
+    """Returns the body of a GET, and the ETag. boto3 does not retry a body that is cut off, so this
+    does.
     """
     from botocore.exceptions import HTTPClientError, IncompleteReadError, ReadTimeoutError
 
@@ -303,7 +297,7 @@ def _get(
             return None
         if answer["ContentLength"] > most:
             raise _unbelievable(
-                address, f"{answer['ContentLength']:,} bytes came, {most:,} at most were expected"
+                address, f"{answer['ContentLength']:,} bytes came, at most {most:,} expected"
             )
         with explained(address):
             try:
@@ -315,29 +309,27 @@ def _get(
 
 
 def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str, Any]]:
-    """The entries of a listing, all below `prefix`: they go on to be paths here, or are deleted
+    """Returns the entries of a listing, all below `prefix`: they become paths here, or are deleted
     there.
     """
     (bucket, key), found = split(prefix), list[dict[str, Any]]()
     with explained(prefix):
         for page in client().get_paginator(call).paginate(Bucket=bucket, Prefix=key, **words):
-            # a proxy's page, or nothing: not the listing of an empty prefix
+            # a proxy's page, or an empty one: not the listing of an empty prefix
             if not LISTING & page.keys():
-                raise _unbelievable(prefix, "it is no listing")
+                raise _unbelievable(prefix, "it is not a listing")
             if (
                 page.get("IsTruncated")
                 and not {"NextContinuationToken", "NextKeyMarker"} & page.keys()
             ):
-                raise _unbelievable(
-                    prefix, "the listing is cut off, and names no page that follows"
-                )
+                raise _unbelievable(prefix, "the listing is cut off, and names no next page")
             found += page.get(content, [])
             if len(found) > LISTED:
                 raise _unbelievable(prefix, f"the listing has more than {LISTED:,} entries")
     for entry in found:
         name = str(entry.get("Prefix" if content == "CommonPrefixes" else "Key"))
         if not name.startswith(key) or ".." in name.split("/") or CONTROL.search(name):
-            raise _unbelievable(prefix, f"the listing has {name!r}, which is no object below it")
+            raise _unbelievable(prefix, f"the listing has {name!r}, which is not below it")
     return found
 
 
@@ -384,7 +376,7 @@ def _client(process: int) -> Any:
     except (
         BotoCoreError,
         ValueError,
-    ) as error:  # an endpoint, a profile or a number of AWS's variables
+    ) as error:  # an invalid endpoint, profile or number in AWS's variables
         raise S3Error(
             "can't be reached",
             where=SCHEME,
@@ -394,8 +386,8 @@ def _client(process: int) -> Any:
 
 
 def _end_silence(attempts: int, caught_exception: Exception | None, **_: Any) -> None:
-    """Ends the tries of a request to which nothing has come back SILENCES times; all else is for
-    boto3 to decide.
+    """Ends the tries of a request after SILENCES tries without any answer; boto3 decides all other
+    cases.
     """
     from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
@@ -417,7 +409,7 @@ def _transfer() -> Any:
 
 
 def _reason(answer: dict[str, Any]) -> str:
-    """Why S3 said no, and how often."""
+    """Returns the reason of S3's refusal, and how often it was tried."""
     code, often = (
         str(answer["Error"].get("Code")),
         answer.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1,
@@ -427,8 +419,8 @@ def _reason(answer: dict[str, Any]) -> str:
     )
     if region and code in ELSEWHERE:
         return (
-            f"the bucket is in another region ({code}): AWS_REGION={shlex.quote(region)} in "
-            "the environment names it"
+            f"the bucket is in another region ({code}); set AWS_REGION={shlex.quote(region)} in "
+            "the environment"
         )
     if known := (REASONS | OF_CREDENTIALS).get(code):
         return f"{known} ({code})"
@@ -441,7 +433,7 @@ def _refused(address: str, why: str, code: str = "") -> S3Error:
 
 
 def _unbelievable(address: str, why: str) -> S3Error:
-    return S3Error("S3's answer is not to be believed", where=address, why=why, next=_look(address))
+    return S3Error("S3's answer can't be trusted", where=address, why=why, next=_look(address))
 
 
 def _look(address: str) -> str:

@@ -1,4 +1,4 @@
-"""Large objects of S3 as streams: written in parts, read by ranges."""
+"""Streams large objects of S3: writes in parts, reads by ranges."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BUFFER = 2**18
 
 @contextmanager
 def create(address: str) -> Iterator[BinaryIO]:
-    """A stream that becomes an object when the context is left, and leaves nothing when that is by
-    an error.
+    """Opens a stream that becomes an object when the context is left; after an error it leaves no
+    object.
     """
     stream = Upload(address)
     try:
@@ -31,8 +31,8 @@ def create(address: str) -> Iterator[BinaryIO]:
 
 
 def open_object(found: s3.Object, start: int = 0) -> BinaryIO:
-    """A buffered, seekable stream over an object, which reads ahead; S3Error once it is no longer
-    the one that was listed.
+    """Opens a buffered, seekable stream over an object, which reads ahead. Raises S3Error once the
+    object has changed since it was listed.
     """
     stream = io.BufferedReader(Ranges(found), BUFFER)
     stream.seek(start)
@@ -40,8 +40,8 @@ def open_object(found: s3.Object, start: int = 0) -> BinaryIO:
 
 
 class Upload(io.RawIOBase):
-    """One object on its way: a large one in parts, several at once, so that memory holds a few
-    parts and not the object.
+    """Uploads one object: a large one in parts, several at once, so that memory holds only a few
+    parts.
     """
 
     def __init__(self, address: str) -> None:
@@ -60,7 +60,7 @@ class Upload(io.RawIOBase):
         return len(data)
 
     def finish(self) -> None:
-        """Returns when S3 has all of it; it is visible from then on."""
+        """Returns when S3 has the complete object; it is visible from then on."""
         if self.id:
             self._send(bytes(self.waiting))
             parts = {"Parts": [part.result() for part in self.sent]}
@@ -72,7 +72,7 @@ class Upload(io.RawIOBase):
         self.threads.shutdown()
 
     def abort(self) -> None:
-        """Leaves nothing of it. When S3 is away, parts stay until abort_uploads."""
+        """Removes the uploaded parts. If S3 can't be reached, they stay until abort_uploads."""
         self.threads.shutdown(cancel_futures=True)
         if self.id:
             with suppress(S3Error):
@@ -81,7 +81,8 @@ class Upload(io.RawIOBase):
     def _send(self, part: bytes) -> None:
         self.id = self.id or s3.request("create_multipart_upload", self.address)["UploadId"]
         if len(self.sent) >= s3.AT_ONCE:
-            self.sent[-s3.AT_ONCE].result()  # raises what went wrong, and bounds the memory
+            # raises the error of an earlier part, and bounds the memory
+            self.sent[-s3.AT_ONCE].result()
         self.sent.append(self.threads.submit(self._put, part, len(self.sent) + 1))
 
     def _put(self, part: bytes, number: int) -> dict[str, Any]:
@@ -97,8 +98,8 @@ class Upload(io.RawIOBase):
 
 
 class Ranges(io.RawIOBase):
-    """An object as a raw stream: ranges of RANGE bytes, the next one prefetched while this one is
-    read.
+    """Reads an object as a raw stream: ranges of RANGE bytes, the next one prefetched while this
+    one is read.
     """
 
     def __init__(self, found: s3.Object) -> None:

@@ -1,14 +1,15 @@
 """A node's uplink: while a job runs, it synchronizes the node's folders with S3, and fetches
 requests to the node from there.
 
-Where nodes share no disk, TRAINFLEET_BUCKET is the S3 prefix of runs/<name> and data/<name> for all
-machines. The supervisor then starts `python -m trainfleet.storage.s3_sync_agent ...` beside its
-command. That first downloads what the command needs, then polls every EVERY seconds, and once more
-when its stdin closes: when the supervisor ends, however it does. So engine, data and heartbeat know
-only their local folder. A node costs S3 a listing and about three small writes every EVERY seconds.
+If nodes share no disk, TRAINFLEET_BUCKET is the S3 prefix of runs/<name> and data/<name> for all
+machines. The supervisor then starts `python -m trainfleet.storage.s3_sync_agent ...` next to its
+command. The uplink first downloads the files that the command needs, then polls every EVERY
+seconds. It polls once more when its stdin closes: when the supervisor ends for any reason. So
+engine, data and heartbeat use only their local folder. A node costs S3 one listing and about three
+small writes every EVERY seconds.
 
-It never ends the command: while S3 is away, the node's log says so, and what waits is sent
-afterwards. An uplink that is killed is restarted, and continues where it was
+It never ends the command: while S3 can't be reached, the node's log reports it, and waiting files
+are sent afterwards. A killed uplink is restarted, and continues where it was
 (storage/folder_sync.py).
 """
 
@@ -24,27 +25,28 @@ import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from ..host.node_log import say
+from ..process.node_log import say
 from ..run.run_folder import RUNS
 from ..trust.errors import BackendError, S3Error, TrainfleetError, telling
 from . import s3
 from .folder_sync import ASKED, FolderSync
 
-# s3://bucket/prefix, and whose config the command reads
+# s3://bucket/prefix, and the run with the config that the command reads
 BUCKET, RUN = ("TRAINFLEET_BUCKET", "TRAINFLEET_RUN")
 EVERY = 2.0  # seconds between two polls
 SIGN = 5.0  # seconds between two signs that this node is alive
-TO_BEGIN = 600.0  # seconds for S3 to deliver what the command needs
+TO_BEGIN = 600.0  # seconds for S3 to deliver the files that the command needs
 TO_END = 120.0  # seconds for the last poll, when the command has ended
-# what rank 0 continues from on an empty node
+# files from which rank 0 continues on an empty node
 RESTORED = re.compile(r"results\.json|search\.json|metrics\.jsonl")
-# Files that no node uploads. The `stop` of a SIGTERM is for this node's ranks alone: no later
+# Files that no node uploads. The `stop` of a SIGTERM is only for this node's ranks: no later
 # attempt may see it.
 OTHERS = re.compile(
     r"stop|head\.json|heartbeats/dump|(?:config|given)\.yaml|(?:handle|request)\.json"
 )
-AUTHOR = "uplink"  # of its own lines in the node's log
-# <address>/nodes/<i>: put every SIGN seconds while node i is at work, removed when it has ended
+AUTHOR = "uplink"  # author of the uplink's lines in the node's log
+# <address>/nodes/<i>: written every SIGN seconds while node i runs its job, removed when it has
+# ended
 NODES = "nodes"
 
 
@@ -59,19 +61,19 @@ class UplinkProcess:
         self.closing = threading.Event()
 
     def __enter__(self) -> None:
-        """Returns when the command's files are here.
+        """Returns when the command's files have arrived.
 
         Raises:
-            BackendError: they will not come.
+            BackendError: they will not arrive.
         """
         self.process = self._start("restore")
         assert self.process.stdout is not None
         if not self.process.stdout.readline():
             raise BackendError(
-                "what this node's command needs did not come from S3",
+                "the files that this node's command needs did not arrive from S3",
                 where=os.environ[BUCKET],
-                why=f"its uplink ended with {self.process.wait()}",
-                next="its own words stand above",
+                why=f"its uplink ended with exit code {self.process.wait()}",
+                next="read the uplink's messages above",
             )
         self.keeping = threading.Thread(target=self._keep, name="uplink", daemon=True)
         self.keeping.start()
@@ -91,7 +93,7 @@ class UplinkProcess:
 
     def _keep(self) -> None:
         while (code := self.process.wait()) and not self.closing.wait(1.0):
-            say(self.log, f"the uplink ended with {code} and is started again", AUTHOR)
+            say(self.log, f"the uplink ended with exit code {code}; restarting it", AUTHOR)
             self.process = self._start("go on")
             if self.closing.is_set():
                 self._close()
@@ -103,13 +105,13 @@ class UplinkProcess:
 
 
 def uplink_for(log: Path) -> AbstractContextManager[None]:
-    """The uplink of a node whose job has its folders in S3; else a null context."""
+    """Returns the uplink of a node if its job has its folders in S3, otherwise a null context."""
     return UplinkProcess(log) if BUCKET in os.environ else nullcontext()
 
 
 @telling
 def main(arguments: list[str]) -> int:
-    """`restore|go on LOG FOLDER...`: returns after the last poll."""
+    """Runs with `restore|go on LOG FOLDER...`: returns after the last poll."""
     how, log, *folders = arguments
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides when this ends
@@ -147,8 +149,8 @@ class Uplink:
         self.signed, self.trouble = 0.0, ""
 
     def fetch(self, restore: bool) -> None:
-        """Downloads requests, and for a rank 0 that starts on an empty node the record that it
-        continues from.
+        """Downloads requests. For a rank 0 that starts on an empty node, also downloads the record
+        from which it continues.
 
         Raises:
             S3Error: S3 has not delivered them in TO_BEGIN seconds.
@@ -166,8 +168,8 @@ class Uplink:
             time.sleep(EVERY)
 
     def look(self) -> bool:
-        """Uploads what is new and downloads requests; whether that succeeded. The node's log says
-        when that changes.
+        """Uploads new content, downloads requests, and returns whether that succeeded. The node's
+        log reports when that changes.
         """
         try:
             for folder in self.folders:
@@ -180,19 +182,19 @@ class Uplink:
             if not self.trouble:
                 say(
                     self.log,
-                    f"S3 is not brought up to date: {' '.join(str(error).split())}",
+                    f"S3 can't be updated: {' '.join(str(error).split())}",
                     AUTHOR,
                 )
             self.trouble = str(error)
             return False
         if self.trouble:
-            say(self.log, "S3 is brought up to date again", AUTHOR)
+            say(self.log, "S3 is up to date again", AUTHOR)
         self.trouble = ""
         return True
 
     def end(self) -> bool:
-        """The last poll, repeated while S3 is away, and the removal of the sign; False after TO_END
-        seconds.
+        """Polls a last time, repeats that while S3 can't be reached, and removes the sign. Returns
+        False after TO_END seconds.
         """
         until = time.monotonic() + TO_END
         while not self.look() or any(folder.waits(is_node_s) for folder in self.folders):
@@ -209,12 +211,12 @@ def is_asked(name: str) -> bool:
 
 
 def is_node_s(name: str) -> bool:
-    """Whether a file is a node's to write."""
+    """Tells whether nodes write this file."""
     return not OTHERS.fullmatch(name)
 
 
 def is_obeyed(name: str) -> bool:
-    """Whether the node that obeys a request withdraws it."""
+    """Tells whether the node that follows a request withdraws it."""
     return name == "stop"
 
 

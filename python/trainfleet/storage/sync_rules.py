@@ -1,8 +1,8 @@
-"""The files of a run folder that are copied between machines, and how they are written at their
+"""Defines which files of a run folder are copied between machines, and writes them at their
 destination.
 
-What comes is not trusted: only these names are written, none larger than such a file may be, and no
-link below the run folder is followed, not even one made meanwhile. Standard library only.
+Arriving content is not trusted. Only these names are written, each up to its largest size. No link
+below the run folder is followed, not even one made in the meantime. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..host import file_systems
+from ..process import file_systems
 from ..run.run_folder import unwritable
 from ..trust import untrusted_input
 from ..trust.errors import RunError
 
 MIB = 1 << 20
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}"
-# The small files of a run folder, and the most bytes that are copied of one. Everything else stays
-# on its machine: checkpoints, heartbeats, locks; configs, as each side has its own; report.html,
-# which each side draws for itself, as a browser runs it.
+# The small files of a run folder, and the most bytes that are copied of each. Everything else stays
+# on its machine: checkpoints, heartbeats, locks, and configs, as each side has its own. Also
+# report.html, which each side draws for itself, as a browser runs it.
 KINDS = {
     r"(results|search|head|standby|handle|request|scaling|rehearsal)\.json|scaling\.md": 16 * MIB,
     r"stop": 0,
@@ -34,13 +34,15 @@ KINDS = {
     rf"tensorboard/{NAME}": 1024 * MIB,
     rf"profile/{NAME}\.json(\.gz)?": 1024 * MIB,
 }
-GROWING = (".log", ".jsonl")  # these are truncated when too large; others are then not sent
-FILES = 50_000  # of one run folder
+GROWING = (".log", ".jsonl")  # these are truncated if too large; others are then not sent
+FILES = 50_000  # files of one run folder
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def limit(name: str) -> int | None:
-    """The most bytes that are copied of this file of a run folder; None when it is not copied."""
+    """Returns the most bytes that are copied of this file of a run folder; None if it is not
+    copied.
+    """
     return next((most for pattern, most in KINDS.items() if re.fullmatch(pattern, name)), None)
 
 
@@ -49,9 +51,9 @@ def write(root: Path, name: str, offset: int, data: bytes, stamp: float | None =
     `stamp`: its time, unix.
 
     Raises:
-        FileNotFoundError: it was to be continued, and is not there.
-        RunError: the folder can't be written, or a link, a folder or a device is where the file
-            belongs.
+        FileNotFoundError: it should be continued, and does not exist.
+        RunError: the folder can't be written, or a link, a folder or a device is in the file's
+            place.
     """
     with _folder_of(root, name) as (folder, last):
         if offset:
@@ -82,15 +84,15 @@ def write(root: Path, name: str, offset: int, data: bytes, stamp: float | None =
 
 
 def remove(root: Path, name: str) -> None:
-    """Removes a file, if it is there. RunError as `write`."""
+    """Removes a file if it exists. Raises RunError like `write`."""
     with contextlib.suppress(FileNotFoundError), _folder_of(root, name) as (folder, last):
         os.unlink(last, dir_fd=folder)
 
 
 @contextlib.contextmanager
 def _folder_of(root: Path, name: str) -> Iterator[tuple[int, str]]:
-    """The open folder of a file, made if need be, and the file's name in it. The run folder itself
-    may be a link.
+    """Opens the folder of a file, creates it if needed, and returns it with the file's name in it.
+    The run folder itself may be a link.
     """
     untrusted_input.seal(root)
     try:
@@ -107,7 +109,7 @@ def _folder_of(root: Path, name: str) -> Iterator[tuple[int, str]]:
 def _fill(descriptor: int, offset: int, data: bytes, stamp: float | None) -> None:
     with open(descriptor, "wb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.ELOOP, "it is no plain file")
+            raise OSError(errno.ELOOP, "it is not a plain file")
         file.seek(offset)
         file.write(data)
         file.truncate()
@@ -117,10 +119,10 @@ def _fill(descriptor: int, offset: int, data: bytes, stamp: float | None) -> Non
 
 
 def _refused(path: Path, error: OSError) -> RunError:
-    """The error for a file from elsewhere that can't be left here."""
+    """Returns the error for a file from elsewhere that can't be written here."""
     if untrusted_input.is_in_the_way(error):
         return RunError(
-            "is not what a run folder has there, so nothing from elsewhere is written to it",
+            "is not a plain file or folder; copied files are not written to it",
             where=str(path),
             why="a link, a folder or a device is in the way",
             next=f"ls -ld {path.parent} {path}",

@@ -1,3 +1,1 @@
-"""What comes in from elsewhere is checked, and what goes out hides secrets. Imports no other
-room.
-"""
+"""Checks input from elsewhere, and hides secrets in output. Imports no other room."""

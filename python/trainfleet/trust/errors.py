@@ -1,28 +1,28 @@
 """Every error a user can meet, in one tree.
 
-    TrainfleetError         says what, where, why and what to type next; the process exits with
+    TrainfleetError         one message: what, where, why and the command to type next; the exit code is
                             `exit_code`
     ├── ConfigError         config.yaml, SET or a make variable: all problems at once (exit 2)
     ├── InputError          a file or text that was written elsewhere, with its line and key (trust/untrusted_input.py)
     ├── DataError           a source, a tokenizer or a dataset
-    │   ├── NoSource        an entry of data.sources names nothing that can be read
+    │   ├── NoSource        an entry of data.sources names no readable file
     │   ├── BadText         a record of a source (data/bad_records.py)
     │   └── OtherField      a record of a source without text in the field of data.text_field
     ├── RunError            a run folder or a checkpoint
-    │   ├── Broken          a checkpoint that is not whole (checkpoints/marker.py)
+    │   ├── Broken          an incomplete or damaged checkpoint (checkpoints/marker.py)
     │   ├── CheckpointError another rank could not save or load its part (engine/checkpoint/checkpoint_group.py)
     │   ├── Fenced          another attempt has begun (health/fence.py)
-    │   └── LauncherGone    nobody leads the run any more (launch/remote_launch.py)
+    │   └── LauncherGone    no launcher leads the run any more (launch/remote_launch.py)
     ├── BackendError        a backend, a node or a process on it
     │   ├── JobFailed       a job ended badly: the verdict
-    │   ├── CloudError      AWS refuses a control request, or gives no answer (cloud/calls.py)
-    │   │   └── NotAsked    it could not be asked at all: no credentials, or no way there
-    │   ├── CutOff          this machine reaches no other host, and another is to lead (watch/monitor.py)
-    │   └── Missing         not all nodes of a job came in time (node/barrier.py)
+    │   ├── CloudError      AWS refuses a control request, or does not answer (cloud/calls.py)
+    │   │   └── NotAsked    it could not be asked at all: no credentials, or no connection
+    │   ├── CutOff          this machine reaches no other host, and another must lead (watch/monitor.py)
+    │   └── Missing         not all nodes of a job arrived in time (node/barrier.py)
     ├── ImageError          an image can't be built, pushed or used
-    └── S3Error             S3 refuses a request, or gives no answer for too long; an OSError too, as of a disk
+    └── S3Error             S3 refuses a request, or does not answer for too long; an OSError too, like a disk's
 
-Anything else that escapes is a defect of ours and keeps its traceback.
+Any other exception is a defect of trainfleet and keeps its traceback.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class TrainfleetError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
-        # a file's name may have one, and begin a line of its own
+        # a file's name may contain a newline, and so begin a separate line
         where = where.replace("\n", "\\n")
         self.what, self.where, self.why, self.next = what, where, why, next
         super().__init__(what)
 
     @property
     def head(self) -> str:
-        """Where and what, in one line."""
+        """The place and the problem, in one line."""
         return f"{self.where}: {self.what}" if self.where else self.what
 
     def __str__(self) -> str:
@@ -66,8 +66,8 @@ class TrainfleetError(Exception):
 
 
 def tell(error: TrainfleetError) -> int:
-    """Prints the error to stderr; the exit code of a process that ends with it."""
-    sys.stdout.flush()  # in a pipe, what was said before must come before
+    """Prints the error to stderr. Returns the exit code of a process that ends with it."""
+    sys.stdout.flush()  # in a pipe, earlier output must come first
     error.next = completed(error.next)
     print(f"error: {hide(visible(error))}", file=sys.stderr, flush=True)
     return error.exit_code
@@ -88,8 +88,8 @@ def telling(main: Callable[P, int]) -> Callable[P, int]:
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing wrong with the config: its place (`config.yaml:12`, `SET`, `NODES`), its key, and
-    what would be right.
+    """One problem of the config: its place (`config.yaml:12`, `SET`, `NODES`), its key, and the
+    correct form.
     """
 
     line: int
@@ -102,7 +102,7 @@ class Problem:
 
 
 class ConfigError(TrainfleetError):
-    """All that is wrong with a config, in the order of its lines."""
+    """All problems of a config, in the order of its lines."""
 
     exit_code = 2
 
@@ -113,17 +113,17 @@ class ConfigError(TrainfleetError):
 
     @classmethod
     def of(cls, name: str, message: str, *, next: str = "") -> ConfigError:
-        """The error about one key or variable, whose place is its name: no line of the file is to
-        blame.
+        """Makes the error about one key or variable. The name is the place too: no line of the file
+        is to blame.
         """
         return cls([Problem(0, name, "", message)], next=next)
 
 
 class InputError(TrainfleetError, ValueError):
-    """Text that was written elsewhere is invalid: `where` is its file and line, `key` the key in
-    it.
+    """Reports invalid text that was written elsewhere: `where` is its file and line, `key` the key
+    in it.
 
-    It is a ValueError too, so that readers can turn it into the error of what the file is for.
+    It is a ValueError too, so that readers can turn it into an error about the file's purpose.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class InputError(TrainfleetError, ValueError):
 
     @property
     def head(self) -> str:
-        """Where, which key, and what, in one line."""
+        """The place, the key and the problem, in one line."""
         return ": ".join(filter(None, (self.where, self.key, self.what)))
 
 
@@ -145,7 +145,7 @@ class DataError(TrainfleetError):
 
 
 class NoSource(DataError):
-    """An entry of data.sources, by its number from 0, names nothing that can be read."""
+    """An entry of data.sources, by its number from 0, names no readable file."""
 
     def __init__(self, error: DataError, entry: int) -> None:
         self.entry = entry
@@ -171,7 +171,7 @@ class JobFailed(BackendError):
 
 
 class CloudError(BackendError):
-    """AWS refuses a control request, or gives no answer; `code` is AWS's, or the name of botocore's
+    """AWS refuses a control request, or does not answer; `code` is AWS's, or the name of botocore's
     error.
     """
 
@@ -183,7 +183,7 @@ class CloudError(BackendError):
 
 
 class NotAsked(CloudError):
-    """AWS could not be asked at all: there are no credentials, or no way there. A plan goes on
+    """AWS could not be asked at all: there are no credentials, or no connection. A plan continues
     without an account.
     """
 
@@ -193,8 +193,8 @@ class ImageError(TrainfleetError):
 
 
 class S3Error(TrainfleetError, OSError):
-    """S3 refuses a request, or gives no answer for too long. What writes to a bucket or a disk
-    catches both as OSError.
+    """S3 refuses a request, or does not answer for too long. Writers to a bucket or a disk catch
+    both as OSError.
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:

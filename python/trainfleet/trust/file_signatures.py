@@ -1,5 +1,5 @@
-"""What a file is that is no text, by how it begins: pictures, archives and programs that were
-called .txt.
+"""Names the kind of a file that is not text by its first bytes: pictures, archives and programs
+that were called .txt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ KINDS = {
     b"II*\x00": "a TIFF picture",
     b"MM\x00*": "a TIFF picture",
     b"%PDF": "a PDF",
-    b"PK\x03\x04": "a zip archive, as .docx and .xlsx files are",
+    b"PK\x03\x04": "a zip archive, like .docx and .xlsx files",
     b"\xd0\xcf\x11\xe0": "an old Word or Excel file",
     b"BZh": "compressed by bzip2",
     b"\xfd7zXZ": "compressed by xz",
@@ -21,8 +21,8 @@ KINDS = {
     b"\x00asm": "a program",
     b"\xca\xfe\xba\xbe": "a Java class",
     b"SQLite format 3": "a SQLite database",
-    b"PAR1": "a Parquet file, to be called .parquet",
-    b"ARROW1": "an Arrow file, to be called .arrow",
+    b"PAR1": "a Parquet file; name it .parquet",
+    b"ARROW1": "an Arrow file; name it .arrow",
     b"\x89HDF": "an HDF5 file",
     b"\x93NUMPY": "a NumPy array",
     b"\x80\x02": "a pickle",
@@ -38,7 +38,7 @@ LONGEST = max(map(len, KINDS))
 
 
 def kind_of(content: bytes) -> str:
-    """What content is that begins as no text does; "" where that is unknown."""
+    """Names the kind of content that does not begin like text; "" if unknown."""
     if content[4:8] == b"ftyp":
         return "a film"
     return next((kind for magic, kind in KINDS.items() if content.startswith(magic)), "")

@@ -1,11 +1,11 @@
-"""What is secret, and text without it: by the name of the variable that holds it, and by its form.
+"""Finds secrets and hides them in text: by the name of their variable, and by their form.
 
-Secret are the values of variables that TRAINFLEET_SECRETS names (fleet.secrets), and of those whose
-names end as a secret's do. A value is hidden as it is and in the spellings of JSON, Python, HTML,
-URLs, hexadecimal and base64, also as a part of what was base64-encoded, as in headers; of a value
-of several lines each longer line too, as logs are written line by line. Where secrets overlap,
-their union is hidden. What no variable here holds is known by its form: the prefix that its maker
-gives it, or what stands before it. Standard library only: supervisors start with it.
+Values are secret if TRAINFLEET_SECRETS names their variables (fleet.secrets), or if the names end
+like a secret's. A value is hidden as it is and in the spellings of JSON, Python, HTML, URLs,
+hexadecimal and base64. It is also hidden inside longer base64, as in headers. If a value has
+several lines, each longer line is hidden too, as logs are written line by line. Overlapping secrets
+are hidden together. A secret that no variable here holds is recognized by its form: its maker's
+prefix, or the text before it. Standard library only: supervisors start with it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ NAMES = "TRAINFLEET_SECRETS"
 HIDDEN = "***"
 # characters of a value, and of one of its lines: shorter ones would hide half of every text
 LEAST, LEAST_LINE = (4, 8)
-LEAST_UNNAMED = 12  # of a value that nothing but its variable's name calls a secret
-WRAPPED = (64, 76)  # letters of a line of base64: RFC 7468's, RFC 2045's
-UNFINISHED = 4096  # characters of an unfinished line among which a secret may begin
-# Variables that hold a secret; those of ours name jobs, and a public key is not secret.
+LEAST_UNNAMED = 12  # characters of a value that only its variable's name marks as secret
+WRAPPED = (64, 76)  # letters per line of base64: RFC 7468's, RFC 2045's
+UNFINISHED = 4096  # characters of an unfinished line in which a secret may begin
+# Variables that hold a secret; ours name jobs, and a public key is not secret.
 TELLING = re.compile(
     r"(?!TRAINFLEET_)(?!.*PUBLIC).*(_TOKEN|_KEY|_SECRET|_PASSWORD)|AWS_ACCESS_KEY_ID"
 )
-PATH = re.compile(r"~?/[\w.+@-]+(/[\w.+@-]+)*/?")  # such a variable may name a file instead
-# Prefix → what follows it: AWS's access keys, Hugging Face, OpenAI and Anthropic, GitHub, GitLab,
-# Slack, Google, PyPI, npm, NVIDIA, JSON Web Tokens (RFC 7519). Each as its maker documents it.
+PATH = re.compile(r"~?/[\w.+@-]+(/[\w.+@-]+)*/?")  # a path: such a variable may name a file instead
+# Prefix → the rest of the secret: AWS's access keys, Hugging Face, OpenAI and Anthropic, GitHub,
+# GitLab, Slack, Google, PyPI, npm, NVIDIA, JSON Web Tokens (RFC 7519). Each as its maker documents
+# it.
 PREFIXES = {
     "AKIA": "[A-Z2-7]{16}",
     "ASIA": "[A-Z2-7]{16}",
@@ -50,14 +51,15 @@ PREFIXES = {
     "nvapi-": r"[\w-]{40,}",
     "eyJ": r"[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
 }
-# Between a name and its value, in URLs, headers, JSON, Python and shell; and such a value.
+# Text between a name and its value in URLs, headers, JSON, Python and shell; then such a value.
 _IS = r"[\\\"']{0,3}\s{0,4}(?:=|%3D|:)\s{0,4}b?[\\\"']{0,3}"
 _VALUE = r"(?![/~$<{*.])[^\s&\"'<>,;`\\]"
 _NAMES = r"(?<!TRAINFLEET)_(?:TOKEN|KEY|SECRET|PASSWORD)"
-_SIGNED = "Signature|sig|AWSAccessKeyId|GoogleAccessId|access_token|api_key|apikey"  # in an address
+# parameters in an address
+_SIGNED = "Signature|sig|AWSAccessKeyId|GoogleAccessId|access_token|api_key|apikey"
 _AUTHORIZED = rf"Authorization{_IS}(?:Basic|Bearer|token)\s"
 _ADDRESSED = r"[^/\s@:]*:[^/\s@]+(?=@)|(?<=https://)[^/\s@]+(?=@)|(?<=http://)[^/\s@]+(?=@)"
-_CONTEXTS = tuple(  # what stands before a secret, and the secret
+_CONTEXTS = tuple(  # the text before a secret, and the secret
     re.compile(f"({before})({secret})", flags)
     for before, secret, flags in (
         (rf"X-(?:Amz|Goog)-(?:Signature|Security-Token|Credential){_IS}", f"{_VALUE}+", re.I),
@@ -75,7 +77,7 @@ _CONTEXTS = tuple(  # what stands before a secret, and the secret
 _FORMS = re.compile(
     "|".join(rf"(?<![A-Za-z0-9]){prefix}{rest}" for prefix, rest in PREFIXES.items())
 )
-_HINTS = (  # a text without one of these holds no form: most lines are passed by this alone
+_HINTS = (  # a text without one of these holds no form: this check passes most lines
     *(prefix.lower() for prefix in PREFIXES),
     "://",
     "_token",
@@ -99,7 +101,7 @@ _HINTS = (  # a text without one of these holds no form: most lines are passed b
 
 
 def _begin(word: str, behind: str) -> str:
-    """A pattern of this word's beginnings, and of the word with what may stand `behind` it."""
+    """Returns a pattern for this word's beginnings, and for the word followed by `behind`."""
     for letter in reversed(word[1:]):
         behind = f"(?:{re.escape(letter)}{behind})?"
     return re.escape(word[0]) + behind
@@ -112,7 +114,7 @@ def _any(words: Iterable[str], behind: str) -> str:
 _WORDS = ("Signature", "aws_", "SecretAccessKey", "SessionToken", "AccessKeyId", "Authorization",
           "Bearer", "wandb", "api_key", "api key", "api-key", "apikey")  # fmt: skip
 _ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
-# the end of a line that is still being written, from where a secret may begin in it
+# the end of an unfinished line, from the place where a secret may begin
 _OPEN = re.compile(
     rf"(?:(?<![A-Za-z0-9])(?:{_any(PREFIXES, '[^ ]*')}|(?i:{_any(_WORDS, '.*')}))"
     rf"|(?i:{_any(('X-Amz-', 'X-Goog-'), '.*')})|{_any(_ENDINGS, '.*')}"
@@ -121,8 +123,8 @@ _OPEN = re.compile(
 
 
 def keep_secret(names: Iterable[str]) -> None:
-    """Registers variables whose values are hidden from now on, here and in every process that this
-    one starts.
+    """Registers variables with values to hide from now on, here and in every process that this one
+    starts.
     """
     known = filter(None, os.environ.get(NAMES, "").split(","))
     if all_names := list(dict.fromkeys((*known, *names))):
@@ -130,7 +132,7 @@ def keep_secret(names: Iterable[str]) -> None:
 
 
 def hide(text: str) -> str:
-    """The text with *** for every secret in it."""
+    """Returns the text with *** for every secret in it."""
     covered = sorted(part for pattern in _patterns() for part in _places(text, pattern))
     if forms := list(_forms(text)):
         covered = sorted([*covered, *forms])
@@ -145,17 +147,17 @@ def hide(text: str) -> str:
 
 
 def looks_secret(text: str) -> bool:
-    """Whether a text holds what has a secret's form."""
+    """Tells whether a text contains a secret's form."""
     return any(True for _ in _forms(text))
 
 
 def hide_bytes(line: bytes) -> bytes:
-    """As `hide`, for bytes, which need not be UTF-8."""
+    """Hides secrets like `hide`, in bytes that need not be UTF-8."""
     return hide(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def hide_all(value: Any) -> Any:
-    """A JSON value with the secrets hidden in all its strings; keys are ours."""
+    """Hides secrets in all strings of a JSON value; keys are ours."""
     match value:
         case str():
             return hide(value)
@@ -167,7 +169,9 @@ def hide_all(value: Any) -> Any:
 
 
 def begun(text: str) -> int:
-    """How many of the last characters must be held back, as a secret may begin in them."""
+    """Returns how many of the last characters must be held back because a secret may begin in
+    them.
+    """
     keep = _begun_form(text)
     for pattern in _patterns():
         longest = min(len(pattern) - 1, len(text))
@@ -186,15 +190,15 @@ def begun(text: str) -> int:
 
 
 def _begun_form(text: str) -> int:
-    """As `begun`, for secrets that are known by their form: of the last line what follows something
-    that may come before one.
+    """Counts like `begun`, for secrets recognized by their form: the end of the last line, after
+    text that may come before a secret.
     """
     line = text[text.rfind("\n") + 1 :][-UNFINISHED:]
     return len(line) - found.start() if line and (found := _OPEN.search(line)) else 0
 
 
 def _forms(text: str) -> Iterator[tuple[int, int]]:
-    """Where something stands that has a secret's form."""
+    """Yields the places of text with a secret's form."""
     lower = text.lower()
     if not any(hint in lower for hint in _HINTS):
         return
@@ -213,13 +217,13 @@ def _patterns() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _telling(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The variables among these that hold a secret by their name."""
+    """Returns the variables that hold a secret according to their name."""
     return tuple(name for name in names if TELLING.fullmatch(name))
 
 
 @functools.lru_cache(maxsize=4)
 def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, ...]:
-    """All strings to hide for these values."""
+    """Returns all strings to hide for these values."""
     values = [value.strip() for value in named]
     values += [
         value
@@ -248,13 +252,13 @@ def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, .
 
 
 def _is_plain(value: str) -> bool:
-    """Whether a value is no secret for all its variable's name: the path of a file."""
+    """Tells whether a value is a file's path, and so not secret despite its variable's name."""
     return bool(PATH.fullmatch(value)) and Path(value).expanduser().exists()
 
 
 def _encoded(value: bytes) -> Iterator[str]:
-    """A value in hexadecimal and base64: the digits that depend on it alone at each offset, and
-    wrapped lines at offset 0.
+    """Yields a value in hexadecimal and base64: at each offset the digits that depend only on it,
+    and wrapped lines at offset 0.
     """
     texts = [value.hex(), value.hex().upper()]
     for before in range(3):
@@ -274,7 +278,7 @@ def _encoded(value: bytes) -> Iterator[str]:
 
 
 def _places(text: str, pattern: str) -> Iterable[tuple[int, int]]:
-    """Where a pattern occurs, overlapping itself too."""
+    """Yields the places of a pattern, including overlapping ones."""
     start = text.find(pattern)
     while start >= 0:
         yield start, start + len(pattern)

@@ -1,5 +1,5 @@
-"""Guards what a process prints: secrets are hidden (trust/redaction.py), and control characters in
-foreign text are made visible.
+"""Guards a process's output: hides secrets (trust/redaction.py), and makes control characters in
+foreign text visible.
 
 Standard library only: supervisors start with it.
 """
@@ -16,14 +16,14 @@ from typing import Any, TextIO
 
 from .redaction import begun, hide
 
-COMMANDS = re.compile(  # of our Makefile, wherever a text names one
+COMMANDS = re.compile(  # commands of our Makefile, anywhere in a text
     r"\bmake "
     r"(setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|explain|stop"
     r"|new-backend|image|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
-# has the words of the command that say which config and run it is about (cli)
+# words of the command that name its config and run (cli)
 TYPED = "TRAINFLEET_TYPED"
-LONGEST = 500  # characters that a next command takes over from the one that was typed
+LONGEST = 500  # characters that a next command copies from the typed one
 OF_NO_RUN = ("config", "recipes", "runs", "compare", "explain", "ls", "new-backend")
 NEXT = re.compile(r"^ *next: .*", re.MULTILINE)
 # Control characters except newline and tab; characters that change the direction of text; Unicode
@@ -34,8 +34,8 @@ CONTROLS = re.compile(
 
 
 def visible(text: object) -> str:
-    r"""Foreign text made safe for a terminal: characters that move the cursor or change direction
-    are written as \x1b, \u202e.
+    r"""Makes foreign text safe for a terminal: characters that move the cursor or change direction
+    become \x1b, \u202e.
     """
     return CONTROLS.sub(lambda match: _escaped(match[0]), str(text).replace("\r\n", "\n"))
 
@@ -45,8 +45,8 @@ def _escaped(letter: str) -> str:
 
 
 def shown(text: object) -> str:
-    """Foreign text without secrets and control characters: for code that draws on a terminal
-    itself.
+    """Returns foreign text without secrets and control characters, for code that draws on a
+    terminal.
     """
     return visible(hide(str(text)))
 
@@ -54,7 +54,7 @@ def shown(text: object) -> str:
 class SafeStream:
     """A text stream that hides secrets and makes control characters visible.
 
-    A secret may be split over several writes: text that may begin one is held back.
+    A secret may be split over several writes, so text that may begin one is held back.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -64,7 +64,7 @@ class SafeStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Takes all of the text."""
+        """Writes the text, and holds back the end that may begin a secret."""
         with self._turn:
             whole = self._held + text
             keep = begun(whole)
@@ -80,7 +80,7 @@ class SafeStream:
         self._stream.flush()
 
     def release(self) -> None:
-        """Writes what was held back, which turned out to be no secret."""
+        """Writes the text that was held back and turned out not to be a secret."""
         with self._turn:
             held, self._held = self._held, ""
             self._stream.write(shown(held))
@@ -88,8 +88,8 @@ class SafeStream:
 
 
 def completed(then: str) -> str:
-    """The commands in it with the config or run that was typed; without, they would be about the
-    one in config.yaml.
+    """Adds the typed config or run to the commands in it; without it they would mean the one in
+    config.yaml.
     """
     typed = os.environ.get(TYPED, "")
     if not typed or len(typed) > LONGEST or re.search("(CONFIG|RUN|SET)=", then):
@@ -100,8 +100,8 @@ def completed(then: str) -> str:
 
 
 def _as_typed(text: str) -> str:
-    """The text with commands as their user types them: `trainfleet train` where that is installed,
-    and about the same config.
+    """Writes commands the way their user types them, `trainfleet train` if that is installed, and
+    with the same config.
     """
     if "next: " in text:
         text = NEXT.sub(lambda line: completed(line[0]), text)
@@ -112,15 +112,15 @@ def _as_typed(text: str) -> str:
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """The stream behind a guarded one: for code that moves the cursor itself, and passes foreign
+    """Returns the stream behind a guarded one, for code that moves the cursor and passes foreign
     text through `shown`.
     """
     return stream._stream if isinstance(stream, SafeStream) else stream
 
 
 def is_agreed(question: str) -> bool:
-    """Whether the person at the terminal says yes; without a terminal nobody is asked, and the
-    answer is no.
+    """Asks the person at the terminal, and tells whether they agree. Without a terminal the answer
+    is no.
     """
     if not sys.stdin.isatty():
         return False
@@ -131,23 +131,21 @@ def is_agreed(question: str) -> bool:
 
 
 def discard(stream: TextIO) -> None:
-    """From now on what is written to a stream goes nowhere, and what it still holds too: whoever
-    read it has left.
-    """
+    """Discards later output to a stream, and its buffer too: its reader has left."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def install() -> None:
-    """Guards this process's stdout and stderr until it ends, and has it print its Python stacks if
+    """Guards this process's stdout and stderr until it ends. Also prints its Python stacks if
     native code crashes.
     """
     import atexit
     import faulthandler
 
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        # closed by whoever started this: the next file that is opened must not take its place
+        # the parent process closed it: the next opened file must not take its place
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
     faulthandler.enable(sys.stderr)
@@ -158,11 +156,11 @@ def install() -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Guards stdout and stderr within `with`, and flushes what is held back at its end."""
+    """Guards stdout and stderr within `with`, and flushes held-back text at its end."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
         if getattr(stream, "errors", "") == "strict" and hasattr(stream, "reconfigure"):
-            # a terminal that knows ASCII alone gets a ? where others get a dot
+            # an ASCII terminal gets a ? for a dot
             stream.reconfigure(errors="replace")
         setattr(sys, name, stream if isinstance(stream, SafeStream) else SafeStream(stream))
     try:
@@ -174,8 +172,8 @@ def guarded() -> Iterator[None]:
 
 
 def _ended(name: str, stream: TextIO) -> OSError | None:
-    """Writes what a guarded stream still holds, and puts the stream itself back; the error where
-    that does not fit on a disk.
+    """Writes the rest of a guarded stream, and restores the original one. Returns the error if the
+    disk is full.
     """
     full = None
     try:
@@ -185,6 +183,6 @@ def _ended(name: str, stream: TextIO) -> OSError | None:
     except OSError as error:
         full = None if isinstance(error, BrokenPipeError) else error  # its reader has left
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())  # else Python itself tries again at its end
+            os.dup2(nowhere.fileno(), stream.fileno())  # otherwise Python tries again when it ends
     setattr(sys, name, stream)
     return full

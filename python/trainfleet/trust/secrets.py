@@ -1,9 +1,9 @@
-"""Secrets by reference, for engines that pass none to a node: TRAINFLEET_SECRET_AT_<NAME> says
-where NAME's value is.
+"""Reads secrets by reference, for schedulers that pass none to a node: TRAINFLEET_SECRET_AT_<NAME>
+says where NAME's value is.
 
 A reference is the ARN of a secret in Secrets Manager, or the ARN or name of a parameter in SSM. The
-node's role reads it; the value is in this process's environment and in those of the processes that
-it starts, and nowhere else.
+node's role reads it. The value is only in this process's environment and in those of the processes
+that it starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import MutableMapping
 from .errors import BackendError
 
 PREFIX = "TRAINFLEET_SECRET_AT_"
-SECONDS = 10  # for an answer; boto3 tries again by itself
+SECONDS = 10  # seconds for an answer; boto3 retries
 TRIES = 5
 
 
@@ -47,7 +47,7 @@ def take(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def read(where: str) -> str:
-    """The value at a reference. Raises what botocore raises."""
+    """Returns the value at a reference. Raises botocore's errors."""
     import boto3
     from botocore.config import Config
 

@@ -1,4 +1,4 @@
-"""Did you mean: the known word closest to an unknown one, for keys, values, verbs, variables and
+"""Suggests the known word closest to an unknown one, for keys, values, verbs, variables and
 recipes.
 """
 
@@ -8,22 +8,22 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-CLOSE = 0.6  # of the letters must be right, for a word to be taken for another
-SLIP = 0.75  # of them, for nothing else to be looked for
-ONE = 1.1  # the distance of a word of which one letter is wrong, be it the first
-# Cyrillic and Greek ones that look like Latin ones
+CLOSE = 0.6  # share of the letters that must be right for a suggestion
+SLIP = 0.75  # share of the letters that makes a suggestion sure
+ONE = 1.1  # distance of a word with one wrong letter, even the first
+# Cyrillic and Greek letters that look like Latin ones
 LETTERS = str.maketrans("аеорсухіѕјԁԛԝοανικτρυ", "aeopcyxisjdqwoaviktpu")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the word that was probably meant, or nothing."""
+    """Returns `; did you mean X?` for the word that was probably meant, or ""."""
     near = nearest(word, known)
     return f"; did you mean {near}?" if near else ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was probably meant: by its letters, whatever their case and signs; else
-    one that it abbreviates.
+    """Returns the known word that was probably meant: by its letters, regardless of case and signs;
+    otherwise one that it abbreviates.
     """
     names = {plain(name): name for name in known}
     form = plain(word)
@@ -44,8 +44,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def slip(word: str, known: Iterable[str]) -> str | None:
-    """The known word of which the word is a typo, by one letter or few; None if it could be
-    several.
+    """Returns the known word of which this one is a typo, by a few letters; None if there are
+    several candidates.
     """
     form = plain(word)
     names = {plain(name): name for name in known}
@@ -62,7 +62,7 @@ def slip(word: str, known: Iterable[str]) -> str | None:
 
 
 def plain(word: str) -> str:
-    """A word in lower case with `_` between its parts: learningRate, Learning-Rate and
+    """Returns a word in lower case with `_` between its parts: learningRate, Learning-Rate and
     LEARNING_RATE are learning_rate.
     """
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word[:80])
@@ -73,17 +73,18 @@ def plain(word: str) -> str:
 
 
 def likeness(word: str, other: str) -> float:
-    """1 for the same word, less for each letter that was left out, put in, changed, or swapped with
-    its neighbour.
+    """Returns 1 for the same word, less for each letter that is missing, added, changed, or swapped
+    with its neighbour.
     """
     return 1 - distance(word, other) / max(len(word), len(other), 1)
 
 
 def distance(word: str, other: str) -> float:
-    """Letters to change from one word to the other (Damerau and Levenshtein, each place once); a
-    swap counts as one.
+    """Counts letters to change from one word to the other (Damerau and Levenshtein, each place
+    once); a swap counts as one.
 
-    What differs at the beginning counts a little more, and a `_` a little less, as fingers err.
+    Differences at the beginning count a little more, and a `_` a little less, like typical typing
+    errors.
     """
     before: list[float] = []
     row = [float(index) for index in range(len(other) + 1)]
@@ -100,7 +101,7 @@ def distance(word: str, other: str) -> float:
 
 
 def _has_parts(name: str, form: str) -> bool:
-    """Whether all parts of `form` are parts of a name, in this order, and one of them has a
+    """Tells whether all parts of `form` are parts of a name, in this order, and one of them has a
     digit.
     """
     parts = iter(name.split("_"))
@@ -110,6 +111,6 @@ def _has_parts(name: str, form: str) -> bool:
 
 
 def _is_within(word: str, name: str) -> bool:
-    """Whether the letters of `word` come in `name` in this order."""
+    """Tells whether the letters of `word` occur in `name` in this order."""
     letters = iter(name)
     return all(letter in letters for letter in word)

@@ -1,9 +1,8 @@
 """The one checked way in for text that was written elsewhere: by a user, a node, another program,
 an earlier run.
 
-Only regular files of a bounded size are read, as UTF-8; JSON is bounded in depth, and its strings
-in content. Anything else is an InputError with file and line. FileNotFoundError is left to the
-caller.
+Reads only regular files of a bounded size, as UTF-8. JSON is bounded in depth, and its strings in
+content. Anything else is an InputError with file and line. FileNotFoundError is left to the caller.
 """
 
 from __future__ import annotations
@@ -25,65 +24,65 @@ from .errors import InputError
 from .file_signatures import kind_of
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
-RECORD = 16 * MEBIBYTE  # of results.json and similar files
-LINE = MEBIBYTE  # of a line of events or metrics
-DEEPEST = 32  # objects and lists within one another; what trainfleet writes has at most six
-LARGEST_COUNT = 10**18  # that a foreign text may tell
+RECORD = 16 * MEBIBYTE  # bytes of results.json and similar files
+LINE = MEBIBYTE  # bytes per line of events or metrics
+DEEPEST = 32  # nested objects and lists; trainfleet writes at most six
+LARGEST_COUNT = 10**18  # largest number accepted from untrusted input
 SHOWN = 60  # characters of a wrong value in a message
 _SEALED = set[Path]()
 _HOME: list[str] = []  # the working folder of a process that enters it again
 IN_THE_WAY = "a link, a file or a device is where the file or its folder belongs"
-# to pass through: to list it may be forbidden
+# flags to pass through a folder: listing it may be forbidden
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-_LOOK = "ls -l, on its path"
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a surrogate pair
-MISTAKEN = (  # what a text has that is a file of another kind → what it is
+_LOOK = "run ls -l on its path"
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half of a surrogate pair
+MISTAKEN = (  # text of a file of another kind → its kind
     (
         r"\A\s*version https://git-lfs",
-        "is a pointer of Git LFS, and the file itself is not here: git lfs pull",
+        "is a pointer of Git LFS, not the file: git lfs pull",
     ),
     (
         r"\A\s*<(!DOCTYPE html|html|head|body)",
-        "is a web page: what should be here was not downloaded",
+        "is a web page: the file was not downloaded",
     ),
     (r"\A\s*<(\?xml|Error>)", "is XML"),
-    (r"^(<<<<<<<|>>>>>>>) ", "has a merge conflict that is not settled"),
+    (r"^(<<<<<<<|>>>>>>>) ", "has an unresolved merge conflict"),
 )
-# of a config; JSON holds some, for chats
-TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is a template that nobody has filled in")
-# how a compressed file begins → its suffix
+# templates in a config; JSON holds some, for chats
+TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is a template that has not been filled in")
+# first bytes of a compressed file → its suffix
 PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
-# what stands in a text of Latin letters
+# bytes of a text in Latin letters
 PLAIN = bytes({*range(32, 127), *range(160, 256), 9, 10, 13})
-# make a line look like another one
+# characters that make a line look like another one
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def seal(folder: Path) -> None:
-    """From now on no link below `folder` is followed: it is a run's, and somebody else may have
-    made it. Itself it may be one.
+    """Stops following links below `folder` from now on: it is a run's, and another user may have
+    made them. The folder itself may be a link.
     """
     _SEALED.update((folder, folder.absolute()))
 
 
 def stay() -> None:
-    """From now on this process enters its working folder again when that is stale. For ranks, from
-    whom nobody takes over.
+    """Makes this process enter its working folder again from now on if that becomes stale. For
+    ranks, which have no successor.
     """
     _HOME[:] = [str(Path.cwd())]
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether a file is below a sealed folder."""
+    """Tells whether a file is below a sealed folder."""
     return not _SEALED.isdisjoint(path.parents)
 
 
 @contextlib.contextmanager
 def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, Path]]:
-    """The open folder of a file of a sealed folder, and the file's name in it; (None, the path) for
-    any other file.
+    """Opens the folder of a file in a sealed folder, and returns it with the file's name in it;
+    (None, the path) for any other file.
 
-    `make`: folders that are not there are made. OSError with ELOOP or ENOTDIR where one is a link.
+    `make`: creates missing folders. Raises OSError with ELOOP or ENOTDIR if one is a link.
     """
     root = next((one for one in reversed(path.parents) if one in _SEALED), None)
     if root is None:
@@ -105,8 +104,8 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, P
 
 
 def _open_root(root: Path) -> int:
-    """Whoever mounts a file server anew makes stale what was open, the working folder too: it is
-    entered again by its name.
+    """Opens a sealed folder. If a file server was mounted again, open folders are stale, including
+    the working folder: this enters it again by its name.
     """
     try:
         return os.open(root, _FOLDER)
@@ -118,10 +117,10 @@ def _open_root(root: Path) -> int:
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open(path, mode, opener=door.opener)`: as os.open, and through no link of a sealed
-    folder.
+    """Opens a file for `open(path, mode, opener=untrusted_input.opener)`: like os.open, but through
+    no link of a sealed folder.
 
-    OSError with ELOOP where the file is one, or ENOTDIR where a folder on the way is.
+    Raises OSError with ELOOP if the file is a link, or ENOTDIR if a folder on the way is.
     """
     with folder_of(Path(path)) as (folder, name):
         linked = 0 if folder is None else os.O_NOFOLLOW | os.O_NONBLOCK
@@ -129,13 +128,13 @@ def opener(path: str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A stream over a regular file; what could block a reader (a pipe, a device, a socket) is
-    refused unopened.
+    """Opens a stream over a regular file. Refuses files that could block a reader: a pipe, a
+    device, a socket.
 
     Raises:
         FileNotFoundError: there is no such file.
-        InputError: it is no regular file, is reached through a link in a sealed folder, or can't be
-            opened.
+        InputError: it is not a regular file, is reached through a link in a sealed folder, or can't
+            be opened.
     """
     try:
         with folder_of(path) as (folder, name):
@@ -154,8 +153,8 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def is_in_the_way(error: Exception) -> bool:
-    """Whether a file was not opened because something else than a plain file or folder is where it
-    belongs.
+    """Tells whether a file was not opened because its place is taken by something other than a
+    plain file or folder.
     """
     return isinstance(error, OSError) and error.errno in (
         errno.ELOOP,
@@ -166,7 +165,7 @@ def is_in_the_way(error: Exception) -> bool:
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
-    """The error for a file that the system refuses to read."""
+    """Returns the error for a file that the system refuses to read."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return InputError(
         f"can't be read: {why}", where=shortened(printable(str(path)), 255), next=_LOOK
@@ -174,8 +173,8 @@ def unreadable(path: Path, error: Exception) -> InputError:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes. Raises as `open_regular`, InputError
-    for a larger one.
+    """Reads a regular file of at most `most` bytes. Raises like `open_regular`, and InputError for
+    a larger one.
     """
     try:
         with open_regular(path) as stream:
@@ -186,20 +185,20 @@ def read_bytes(path: Path, most: int) -> bytes:
     except OSError as error:
         raise unreadable(path, error) from error
     if len(content) > most:
-        what = f"has more than {_size(most)}, which is more than any such file has"
+        what = f"has more than {_size(most)}, the limit for such a file"
         raise InputError(what, where=str(path), next=f"ls -l {shlex.quote(str(path))}")
     return content
 
 
 def read_text(path: Path, most: int) -> str:
-    """The text of a regular file, without a byte order mark. Raises as `read_bytes`, InputError
-    where it is not UTF-8.
+    """Reads the text of a regular file, without a byte order mark. Raises like `read_bytes`, and
+    InputError if it is not UTF-8.
     """
     return decode(read_bytes(path, most), str(path))
 
 
 def decode(content: bytes, where: str) -> str:
-    """The bytes as UTF-8 text. InputError with the line when they are not."""
+    """Decodes bytes as UTF-8 text. Raises InputError with the line if they are not."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -211,13 +210,13 @@ def decode(content: bytes, where: str) -> str:
 
 
 def read_json(path: Path, most: int = RECORD) -> Any:
-    """The value in a JSON file. Raises as `read_text`, and InputError where `parse_json` does."""
+    """Reads a JSON file. Raises like `read_text` and `parse_json`."""
     return parse_json(read_text(path, most), str(path))
 
 
 def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
-    """Strict JSON: finite numbers, no key twice, text that can be printed as UTF-8, at most `depth`
-    levels deep.
+    """Parses strict JSON: finite numbers, no key twice, text that can be printed as UTF-8, at most
+    `depth` levels deep.
     """
     first = f"{where}:1"
     try:
@@ -243,7 +242,7 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
 
 
 def parse_line(line: bytes, where: str) -> Any:
-    """The value of one line of a .jsonl file of ours, where a number may be NaN. InputError for
+    """Parses one line of our .jsonl files, in which a number may be NaN. Raises InputError for
     anything else.
     """
     try:
@@ -260,7 +259,9 @@ def parse_line(line: bytes, where: str) -> Any:
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines of a stream with their ends; a line longer than LINE is cut and has none."""
+    """Yields the lines of a stream with their ends; a line longer than LINE is cut and has no
+    end.
+    """
     while line := stream.readline(LINE + 1):
         cut = line
         while cut and not cut.endswith(b"\n"):
@@ -269,35 +270,37 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def line_of(text: str, key: str) -> int:
-    """The first line of a JSON text that has this (dotted) key's last name; 1 where none does."""
+    """Returns the first line of a JSON text with this (dotted) key's last name; 1 if it does not
+    occur.
+    """
     name = re.sub(r"\[\d+\]$", "", key).rpartition(".")[2]
     match = re.search(re.escape(json.dumps(name)) + r"\s*:", text) if name else None
     return text.count("\n", 0, match.start()) + 1 if match else 1
 
 
 def converting(content: bytes, at: int) -> str:
-    """What to do about bytes that are not UTF-8 from `at` on: a wrong conversion would make text of
-    anything.
+    """Suggests a fix for bytes that are not UTF-8 from `at` on: a wrong conversion would make text
+    of anything.
     """
     begin = content[:4]
     if kind := kind_of(content):
-        return f"leave it out: it is {kind}"
+        return f"exclude it: it is {kind}"
     if begin[:2] in (b"\xff\xfe", b"\xfe\xff") or content.count(0) > len(content) / 4:
         return f"convert it (iconv -f utf-{32 if bytes(2) in begin else 16} -t utf-8)"
     if known := next((suffix for magic, suffix in PACKED.items() if begin.startswith(magic)), None):
-        return f"call it {known}, as it is compressed"
+        return f"name it {known}, as it is compressed"
     if content[at] > 0xC1 and all(byte & 0xC0 == 0x80 for byte in content[at + 1 :]):
-        return "get it again, as it ends in the middle of a character"
+        return "download it again, as it ends in the middle of a character"
     if len(content.translate(None, PLAIN)) < len(content) / 100:
         return "convert it (iconv -f latin1 -t utf-8)"
-    return "see what it is (`file` tells)"
+    return "find its type with `file`"
 
 
 def mistaken(
     text: str, where: str, forms: Iterable[tuple[str, str]] = MISTAKEN
 ) -> InputError | None:
-    """The error for a text that is a file of another kind, with its line; None where nothing is
-    known of it.
+    """Returns the error, with its line, for a text that is a known kind of other file; None for any
+    other text.
     """
     for form, what in forms:
         if match := re.search(form, text[: 64 * KIBIBYTE], re.IGNORECASE | re.MULTILINE):
@@ -306,7 +309,7 @@ def mistaken(
 
 
 def unprintable(text: str) -> str | None:
-    """The first forbidden character of a one-line text, in words: a control, a lone surrogate, a
+    """Describes the first forbidden character of a one-line text: a control, a lone surrogate, a
     change of direction; or None.
     """
     if text.isascii() and text.isprintable():
@@ -320,9 +323,10 @@ def unprintable(text: str) -> str | None:
 
 
 def whole(text: str, most: int = LARGEST_COUNT) -> int | None:
-    """The number that a text of ASCII digits is, from 0 to `most`; None for any other text.
+    """Converts a text of ASCII digits to a number from 0 to `most`; None for any other text.
 
-    Foreign digits are read here alone: int() takes other alphabets' too, and raises at the 4,301st.
+    Only this reads digits from elsewhere: int() accepts other alphabets' too, and raises at the
+    4,301st.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(most))):
         return None
@@ -330,7 +334,7 @@ def whole(text: str, most: int = LARGEST_COUNT) -> int | None:
 
 
 def show(value: Any) -> str:
-    """A wrong value as a message quotes it: JSON, shortened, in printable characters."""
+    """Quotes a wrong value for a message: as JSON, shortened, in printable characters."""
     try:
         text = json.dumps(value, default=str, ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -339,7 +343,7 @@ def show(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """A text in which unprintable characters are escaped as \\uXXXX."""
+    r"""Escapes unprintable characters of a text as \\uXXXX."""
     return (
         text
         if unprintable(text) is None
@@ -348,7 +352,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, most: int = SHOWN) -> str:
-    """A text cut to `most` characters."""
+    """Cuts a text to `most` characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
@@ -382,13 +386,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen = set[str]()
         key = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise InputError("stands there twice", key=key)
+        raise InputError("is there twice", key=key)
     return found
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Whether objects and lists are nested more than `depth` deep; a loop, as deep values would
-    overflow recursion.
+    """Tells whether objects and lists are nested more than `depth` deep. A loop, as deep values
+    would overflow recursion.
     """
     level = [value] if type(value) in (dict, list) else []
     for _ in range(depth):
@@ -400,8 +404,8 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def _require_text(text: str, value: Any, where: str) -> None:
-    """InputError where a string holds half of a surrogate pair, which JSON can spell and nothing
-    can print.
+    """Raises InputError if a string has half of a surrogate pair, which JSON can spell but no
+    program can print.
     """
     if _HALF.search(text):
         try:

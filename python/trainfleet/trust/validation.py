@@ -1,9 +1,9 @@
 """Converts plain values of JSON or YAML to a type hint's types, checked at every level, or raises
 an InputError.
 
-Hints are those of dataclasses (which are built), TypedDicts (which stay dicts; keys that they do
-not name pass), tuples, lists, dicts, unions, Literal, Annotated with a Range or Pattern, and the
-plain types. A whole number is no bool, and a number is finite.
+Hints may be dataclasses (which are built) and TypedDicts (which stay dicts; other keys pass). They
+may also be tuples, lists, dicts, unions, Literal, Annotated with a Range or Pattern, and the plain
+types. A bool is not a whole number, and a number is finite.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .errors import InputError
 from .untrusted_input import show
 
 T = TypeVar("T")
-LARGEST = 2**63  # of whole numbers: what a file says of itself fits a machine's word
+LARGEST = 2**63  # limit of whole numbers: a file's own figures fit in a machine word
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """What a number may be, both ends included."""
+    """The bounds of a number, both included."""
 
     least: float
     most: float
@@ -34,7 +34,7 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """What all of a text must match."""
+    """The pattern that an entire text must match."""
 
     text: str
 
@@ -45,7 +45,7 @@ Name = Annotated[str, Pattern(r"[^\x00-\x1f\x7f-\x9f]{0,4096}")]  # one line
 
 
 def fit(kind: type[T], value: Any, where: str = "", then: str = "") -> T:
-    """`value` as `kind`.
+    """Returns `value` as `kind`.
 
     Raises:
         InputError: it is not; with the key that is wrong.
@@ -106,7 +106,7 @@ def _sequence(hints: Any, value: Any, key: str) -> tuple[Any, ...]:
         if hints[0] is int and all(
             type(item) is int and -LARGEST <= item < LARGEST for item in value
         ):
-            return tuple(value)  # of checksums there are many
+            return tuple(value)  # checksums have many numbers
         return tuple(_fit(hints[0], item, f"{key}[{index}]") for index, item in enumerate(value))
     _plain(f"a list of {len(hints)}", value, len(value) == len(hints), key)
     return tuple(
@@ -145,8 +145,8 @@ _PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {
 
 
 def _any_of(hints: tuple[Any, ...], value: Any, key: str) -> Any:
-    """The first kind that fits the value; for a mapping, the error is about its keys, not about all
-    kinds.
+    """Converts to the first kind that fits the value; for a mapping, the error is about its keys,
+    not about all kinds.
     """
     if value is None and type(None) in hints:
         return None
@@ -188,7 +188,7 @@ def _built(kind: type, value: Any, key: str) -> Any:
     _plain("an object", value, isinstance(value, dict), key)
     kinds = kinds_of(kind)
     if unknown := sorted(value.keys() - kinds.keys()):
-        raise InputError("is no key that belongs here", key=_joined(key, unknown[0]))
+        raise InputError("is not a key here", key=_joined(key, unknown[0]))
     found = {}
     for field in dataclasses.fields(kind):
         if field.name in value:
@@ -210,7 +210,7 @@ def _record(kind: Any, value: Any, key: str) -> Any:
 
 @cache
 def _required(kind: Any) -> frozenset[str]:
-    """The keys that a TypedDict must have. Where annotations are strings, Python does not see
+    """Returns the keys that a TypedDict must have. If annotations are strings, Python does not see
     Required[...] in them.
     """
     marked = {
@@ -221,7 +221,7 @@ def _required(kind: Any) -> frozenset[str]:
 
 @cache
 def kinds_of(kind: type) -> dict[str, Any]:
-    """The types of a class's fields, with their metadata."""
+    """Returns the types of a class's fields, with their metadata."""
     return typing.get_type_hints(kind, include_extras=True)
 
 

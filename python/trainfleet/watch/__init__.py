@@ -1,1 +1,1 @@
-"""Staying with a job: progress, stops, and the verdict when it fails."""
+"""Follows a job: its progress, its stops, and the verdict when it fails."""

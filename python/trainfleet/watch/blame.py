@@ -1,5 +1,5 @@
-"""Which node the others blame: each node's names and addresses, the pids of its ranks, and the
-votes against its peers.
+"""Finds the node that the others blame: names and addresses of nodes, pids of ranks, and votes
+against peers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-_OWN = (  # what a node says of itself
+_OWN = (  # lines in which a node reports its own name
     re.compile(r"^(?P<name>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] .*NCCL "),
     re.compile(r"NCCL INFO .*Using .*?:(?P<name>\d+\.\d+\.\d+\.\d+)<"),
     re.compile(r"SocketImpl\(fd=\d+, addr=\[(?P<name>[^\]]+)\]"),
@@ -28,7 +28,7 @@ class Book:
 
     nodes: dict[str, int] = field(default_factory=dict)
     pids: dict[tuple[int, int], int] = field(default_factory=dict)
-    # by node, the rank of it that torchrun saw fail first
+    # the rank that torchrun saw fail first, by node
     failed: dict[int, int] = field(default_factory=dict)
 
     def note(self, node: int, rank: int | None, text: str) -> None:
@@ -46,12 +46,12 @@ class Book:
                     self.pids.setdefault((node, int(match[1])), rank)
 
     def node_of(self, peer: str | None) -> int | None:
-        """The node of that name or address; None when there is none."""
+        """Returns the node with this name or address, or None if it is unknown."""
         return None if peer is None else self.nodes.get(plain(peer))
 
 
 def plain(name: str) -> str:
-    """A host's name in one form: without port, domain and process, and with EC2's `ip-10-0-0-1` as
+    """Returns a host's name in one form: without port, domain and process; EC2's `ip-10-0-0-1` as
     an address.
     """
     if name.startswith("fi_addr"):
@@ -68,7 +68,7 @@ def plain(name: str) -> str:
 
 
 def votes(accusations: Iterable[tuple[int | None, int | None]]) -> Counter[int]:
-    """By node, how many other nodes blame it; of (accuser, accused) pairs."""
+    """Counts for each node how many other nodes blame it, from (accuser, accused) pairs."""
     accusers: Mapping[int, set[int]] = defaultdict(set)
     for accuser, accused in accusations:
         if accuser is not None and accused is not None and accuser != accused:
@@ -77,7 +77,7 @@ def votes(accusations: Iterable[tuple[int | None, int | None]]) -> Counter[int]:
 
 
 def most_blamed(counted: Counter[int]) -> int | None:
-    """The node that most others blame; None where two have as many votes, or none has any."""
+    """Returns the node that most others blame, or None after a tie or without votes."""
     ranking = counted.most_common(2)
     if not ranking or (len(ranking) > 1 and ranking[0][1] == ranking[1][1]):
         return None

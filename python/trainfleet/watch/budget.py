@@ -1,11 +1,11 @@
-"""What a run has cost so far, and whether its budget is spent: hours times prices, from the run's
-events alone.
+"""Computes a run's cost so far, and whether its budget is spent: hours times prices, from the run's
+events only.
 
-As only events count, no cent is lost when a launcher dies, and every reader gets the same sum.
-Where machines are made for the run, the plan's bill (plan/bill.py) counts: set-up as it is
-estimated there, nodes by their hours, also between launches until they go by themselves
-(fleet.idle_minutes), and what there is beside nodes as long, and in queues too. A run is stopped
-while the budget still pays for its nodes until they are gone.
+As only events count, no cent is lost when a launcher dies, and every reader gets the same sum. If
+machines are made for the run, the plan's bill (plan/bill.py) counts. It has an estimate for set-up,
+and nodes by their hours. Between launches, nodes count until fleet.idle_minutes ends them.
+Resources other than nodes count for the same hours, and in queues too. A run is stopped while the
+budget still pays for its nodes until they are gone.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..run.run_folder import Record, Run
 from ..trust.errors import ConfigError
 
 LOOK_EVERY = 5.0  # seconds
-# events that end a wait in the queue; ranks record `began` also without a launcher
+# events that end a wait in the queue; ranks record `began` even without a launcher
 RUNS = ("running", "launched", "began")
-NEAR = 0.8  # of the limit: the user is warned from here on
+NEAR = 0.8  # fraction of the limit from which the user is warned
 
 
 class Budget:
-    """The money of one run. Without a bill nothing is counted: with a limit, such a fleet is
-    refused (plan/plan.py).
+    """The money of one run. Without a bill nothing is counted; plan/plan.py refuses such a fleet if
+    the budget has a limit.
     """
 
     def __init__(
@@ -38,11 +38,13 @@ class Budget:
 
     @property
     def reserve(self) -> float:
-        """US dollars that are needed when training has ended, until the nodes are gone."""
+        """US dollars that the nodes cost from the end of training until they are gone."""
         return self.bill.idle(self.nodes)
 
     def spent(self, now: float | None = None, under_way: bool = True) -> float:
-        """US dollars, from set-up on; `now` (unix time), and whether a launch is under way."""
+        """Returns US dollars spent since set-up until `now` (unix time). `under_way`: a launch is
+        running.
+        """
         events, lingers = self.run.read_events(), self.bill.lingers
         if not any(event["event"] == "launched" for event in events):
             return 0.0
@@ -56,14 +58,14 @@ class Budget:
         )
 
     def words(self) -> str:
-        """Why the run stops."""
+        """Returns the reason why the run stops."""
         if not self.reserve:
             return f"the run has cost ${self.limit:,.2f}, its budget.max_usd"
         rest = f"${self.reserve:,.2f} of its budget.max_usd ${self.limit:,.2f} are left"
         return f"{rest}, for its nodes until they are gone"
 
     def is_spent(self, say: Callable[[str], None] = lambda words: None) -> bool:
-        """Whether a run that is under way has reached its limit. Warns once when it is near; looks
+        """Tells whether a running run has reached its limit. Warns once when it is near. Checks
         every LOOK_EVERY seconds.
         """
         now = self.clock()
@@ -80,7 +82,7 @@ class Budget:
         return spent >= self.limit
 
     def require(self) -> None:
-        """ConfigError when the budget is spent before the launch."""
+        """Raises ConfigError if the budget is spent before the launch."""
         if self.limit is None:
             return
         if (
@@ -96,19 +98,18 @@ class Budget:
                 f"${self.limit:,.2f}"
             )
             raise ConfigError.of(
-                "budget.max_usd", message, next="raise it to train on; make report shows the run"
+                "budget.max_usd", message, next="raise it to continue; make report shows the run"
             )
 
 
 def node_hours(
     events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
 ) -> float:
-    """The hours of all nodes in a run's launches: each from its `launched` event to its last, or to
-    `now` where it is under way.
+    """Returns the hours of all nodes in a run's launches. Each launch counts from its `launched`
+    event to its last one, or to `now` if it is under way.
 
-    Between launches, and from the last to `now` where none is under way, nodes count for `lingers`
-    hours at most. What a job waits in an engine's queue costs nothing: from `queued` to `running`
-    no node is ours.
+    After a launch, nodes count for at most `lingers` hours. Waiting in a scheduler's queue costs
+    nothing: from `queued` to `running` the run has no node.
     """
     hours, nodes, since, waits = 0.0, 0, 0.0, False
     for event in events:
@@ -128,8 +129,8 @@ def node_hours(
 def hours_beside(
     events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
 ) -> float:
-    """The hours of a run in which what there is beside its nodes is paid for: as its nodes' hours,
-    and those in queues too.
+    """Returns the hours for which a run pays for resources other than nodes: its nodes' hours and
+    those in queues.
     """
     alone = (
         {**event, "nodes": 1} if "nodes" in event else event
@@ -140,8 +141,8 @@ def hours_beside(
 
 
 def _waits(event: Record, waits: bool) -> bool:
-    """Whether the job waits in a queue after this event, as it did before it or not. Machines that
-    start are ours already.
+    """Tells whether the job waits in a queue after this event; `waits`: it did before. Machines
+    that start already cost money.
     """
     if event["event"] == "queued":
         return bool(event.get("phase") == "queued")

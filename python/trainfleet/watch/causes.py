@@ -1,5 +1,5 @@
-"""Why jobs die: the causes that a verdict can name, what each decides, and the one command that
-helps (causes.yaml).
+"""Defines why jobs die: the causes that a verdict can name, what each decides, and the one command
+that helps (causes.yaml).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ FILE = Path(__file__).with_name("causes.yaml")
 
 
 class Weight(IntEnum):
-    """What a line is worth: its writer lost a peer; it may mean this; it says so; a machine, not a
-    program, says so.
+    """The value of a line as evidence: its writer lost a peer; it may mean this; it reports this; a
+    machine, not a program, reports this.
     """
 
     VICTIM = 0
@@ -25,8 +25,8 @@ class Weight(IntEnum):
 
 
 class Then(Enum):
-    """What follows from a cause: another attempt, one without the node that is to blame, or none as
-    it would fail alike.
+    """The decision after a cause: another attempt, one without the node to blame, or none because
+    it would fail the same way.
     """
 
     HERE = "retry here"
@@ -36,10 +36,10 @@ class Then(Enum):
 
 @dataclass(frozen=True)
 class Cause:
-    """A class of failures: in words, what to type, and what follows.
+    """A class of failures: words, the command to type, and the decision.
 
-    `of_a_node`: it goes with one node, which another can replace. Where several nodes fail alike it
-    would fail there too.
+    `of_a_node`: it depends on one node, which another can replace. If several nodes fail the same
+    way, a new node would too.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Cause:
     of_a_node: bool = False
 
     def then_on(self, nodes: int) -> Then:
-        """What follows when so many nodes show it."""
+        """Returns the decision if that many nodes show it."""
         return Then.STOP if self.of_a_node and nodes > 1 else self.then
 
 

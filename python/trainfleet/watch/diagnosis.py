@@ -1,28 +1,29 @@
-"""From the lines of all nodes to one finding: which rank failed first, and of what; or None, where
-they do not tell.
+"""Finds one cause in the lines of all nodes: the rank that failed first, and why.
+
+Returns None if the lines do not show a cause.
 
 The order of evidence, and why:
-1. What its process outlived is no cause: it wrote of a later step, others did, or the complaint was
-   taken back.
-2. Of one process its own last exception counts. One that names nothing (RuntimeError) yields to
-   what a library said just before, or the kernel of a file system. A mount that failed explains the
-   file that is missing.
-3. A machine's word (kernel, engine, watchdog) is proof. What a rank prints never is, as its text
-   may quote anything.
-4. Then come words that name a cause, then hints; ranks that only lost a peer come last, though they
+1. A complaint that its process survived is not the cause: the process reported a later step, others
+   did, or the complaint was withdrawn.
+2. The last exception of a process counts. One that names no cause (RuntimeError) yields to what a
+   library reported just before, or the kernel about a file system. A failed mount explains a
+   missing file.
+3. A machine's line (kernel, scheduler, watchdog) is proof. A rank's line never is, as its text may
+   quote anything.
+4. Then come words that name a cause, then hints. Ranks that only lost a peer come last, though they
    complain first and loudest.
-5. Among equals: what names its cause before what is only not understood; then whom most other nodes
-   blame; then the earliest.
+5. Among equals, a named cause comes before an unknown one; then comes the node that most others
+   blame; then the earliest line.
 6. Time decides last, as clocks of nodes differ. Midnight is one of the differences.
-7. Who is meant is not always who said it: a pid, a rank, a host or an address in the words leads to
-   them. Victims accuse nobody but the peer that most of them lost, and ranks that timed out
-   together only the one that did not, or that is behind.
-8. A finding is sure if a machine says it, or a process in words that mean nothing else (`closed` in
-   the catalogues), and no other cause rivals it, nor was named by that process just before. Thin
-   evidence is told as likely; without any, nothing is named. An exception in which no catalogue has
-   a word is the program's where Python itself raises it, its own line does, or it argues about
-   arguments; else its cause is `unknown`: it tells who failed first and its words, and yields to
-   every cause that is named.
+7. The rank to blame is not always the writer: a pid, rank, host or address in the words leads to
+   it. Victims accuse only the peer that most of them lost. Ranks that timed out together accuse
+   only the one that did not, or that is behind.
+8. A finding is sure if a machine reports it, or a process in words that mean nothing else (`closed`
+   in the catalogues). No other cause may rival it, and its process may not have named one just
+   before. Thin evidence is reported as likely; without evidence, no cause is named. An exception
+   without words in a catalogue is the program's if Python or its own line raises it, or if it is
+   about arguments. Otherwise its cause is `unknown`: it names who failed first and its words, and
+   yields to every named cause.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from .log_reader import read
 from .prefixes import MOST
 
 __all__ = ["Diagnosis", "LogLine", "diagnose", "parse", "quote", "read_lines"]
-JUST_BEFORE = 60.0  # seconds in which a library's word explains an exception that follows
+JUST_BEFORE = 60.0  # seconds in which a library's message explains an exception that follows
 TOGETHER = 5.0  # seconds in which the exceptions of one process belong together
-# what a library said, and the exception that only followed
+# a library's message, and the exception that only followed
 EXPLAINS = (("mount", "data"), ("environment", "compiler"))
 TAIL = 8  # lines that a finding quotes
 _PID = re.compile(r"\b(?:pid[=:]? ?|[Pp]rocess )(\d+)")
@@ -68,7 +69,9 @@ OF_A_NODE = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What explains the failure. `sure`: it may be acted on; `nodes`: all that show the same."""
+    """The evidence that explains the failure. `sure`: it may be acted on; `nodes`: all that show
+    the same.
+    """
 
     weight: Weight
     line: LogLine
@@ -86,10 +89,10 @@ def diagnose(
     hosts: Mapping[str, int] | None = None,
     nodes: int = 0,
 ) -> Diagnosis | None:
-    """The finding that explains the others; None when no line gives anything away.
+    """Returns the finding that explains the others, or None if no line shows a cause.
 
-    `pids`: known ranks by node and pid; `hosts`: nodes by name or address; `nodes`: how many there
-    are.
+    `pids`: known ranks by node and pid; `hosts`: nodes by name or address; `nodes`: the number of
+    nodes.
     """
     book = blame.Book(
         {blame.plain(name): node for name, node in (hosts or {}).items()}, dict(pids or {})
@@ -116,9 +119,11 @@ def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, bool, int, 
 
 
 def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
-    """What a program took for the file system, as the kernel of its node knows it: the disk below.
-    An exception that names nothing is of the file system of which the kernel had just complained. A
-    process was killed for memory where the node has counted one.
+    """Corrects a cause by the kernel log of the same node: the disk below a file system, for
+    example.
+
+    An exception that names no cause belongs to the file system about which the kernel had just
+    complained. A process was killed for memory if the node counted such a kill.
     """
     if best.error and not best.firm and best.cause in TELLING:
         complaints = [
@@ -146,8 +151,8 @@ def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
 
 
 def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence that means anything, was not taken back by its author, and did not only follow
-    from another's failure.
+    """Returns the evidence that has a meaning, was not withdrawn by its writer, and did not only
+    follow from another failure.
     """
     marks = [one for one in evidence if one.cause[0] in "-+"]
     meant = (one for one in evidence if one.cause[0] not in "-+" and one.cause != "none")
@@ -165,8 +170,8 @@ def _annuls(mark: Evidence, one: Evidence) -> bool:
 
 
 def settle(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence without what a process said before its own last exception, where that one speaks
-    for itself.
+    """Drops the lines of a process before its own last exception, if that exception names a
+    cause.
     """
     by_writer: dict[object, list[Evidence]] = {}
     for one in evidence:
@@ -183,7 +188,7 @@ def _last_words(mine: list[Evidence]) -> list[Evidence]:
         (one for one in errors if one.time > end.time - TOGETHER),
         key=lambda one: (one.weight, one.firm, one.cause != "unknown", one.index),
     )
-    if last.cause == "unknown":  # then what it had named before, and did not outlive
+    if last.cause == "unknown":  # then the exception that it named before and did not survive
         last = next(
             (
                 one
@@ -219,10 +224,9 @@ def _find(
     counted: Counter[int],
     nodes: int,
 ) -> Diagnosis:
-    """The finding that the best evidence makes: whom it is about, and how sure that is.
+    """Makes the finding from the best evidence: whom it blames, and how sure it is.
 
-    `heard`: all that could rival it, which is also what its own process had complained of just
-    before.
+    `heard`: all evidence that could rival it, including earlier complaints of that process.
     """
     node, rank, words = _whom(best, standing, record, counted, nodes)
     alike = frozenset(
@@ -243,7 +247,7 @@ def _find(
 def _whom(
     best: Evidence, standing: Sequence[Evidence], record: Record, counted: Counter[int], nodes: int
 ) -> tuple[int | None, int | None, str]:
-    """Node and rank that are to blame, and why, in words."""
+    """Returns the node and rank to blame, and the reason in words."""
     named = record.book.node_of(best.groups.get("peer"))
     if best.cause == "victim":
         return blame.most_blamed(counted), None, _loss(standing, counted) or best.words
@@ -256,7 +260,7 @@ def _whom(
         return _who_hangs(best, standing, record)
     if (rank := untrusted_input.whole(best.groups.get("rank", ""), MOST)) is not None:
         ended = ENDED.search(best.words) and " on node " not in best.words
-        # it speaks of its own node
+        # it blames its own node
         here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended
         return record.homes.get(rank, best.node if here else None), rank, best.words
     if best.cause == "rendezvous":
@@ -282,7 +286,7 @@ def _whom(
 
 
 def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> int | None:
-    """The rank that evidence about a node is about: by its pid, or the one of that node that
+    """Returns the rank that evidence about a node blames: by its pid, or the one of that node that
     complained first.
     """
     if best.rank is not None or best.cause in OF_A_NODE or best.node is None:
@@ -307,16 +311,13 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
 
 
 def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
-    """Who is missed by whom, in words; "" where no line names a peer."""
+    """Describes which node is missing for how many others; "" if no line names a peer."""
     node = blame.most_blamed(counted)
     if node is not None:
-        return (
-            f"node {node} went away and left no word; {counted[node]} other nodes lost their "
-            "links to it"
-        )
+        return f"node {node} went away silently; {counted[node]} other nodes lost their links to it"
     peers = Counter(blame.plain(one.groups["peer"]) for one in standing if "peer" in one.groups)
     return (
-        f"the peer {peers.most_common(1)[0][0]} went away, as {peers.total()} lines say"
+        f"the peer {peers.most_common(1)[0][0]} went away, according to {peers.total()} lines"
         if len(peers) == 1
         else ""
     )
@@ -325,10 +326,10 @@ def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
 def _absent(
     best: Evidence, record: Record, nodes: int, alike: bool
 ) -> tuple[int | None, int | None]:
-    """The one node that never came to the rendezvous, as no rank of it wrote a line, or the one
-    rank that missed the others.
+    """Finds the one node that never joined the rendezvous, or the one rank that missed the others.
 
-    (None, None) where it is not one; `alike`: others say the same.
+    No rank of such a node wrote a line. (None, None) if it is not one; `alike`: others report the
+    same.
     """
     here = {node for node in record.homes.values() if node is not None} | {
         node
@@ -348,10 +349,10 @@ def _absent(
 def _who_hangs(
     best: Evidence, standing: Sequence[Evidence], record: Record
 ) -> tuple[int | None, int | None, str]:
-    """Of ranks that timed out together, the one that did not even notice, or the one whose
-    collectives are behind the others'.
+    """Finds, among ranks that timed out together, the one that did not notice, or the one with
+    collectives behind the others'.
 
-    Where neither is there, nobody is named.
+    Names no rank if there is neither.
     """
     waited = sorted(
         (one for one in standing if one.cause == "hang" and one.rank is not None),
@@ -364,7 +365,7 @@ def _who_hangs(
     if 0 < len(missing) < len(late):
         who, why = (
             missing[0],
-            f"rank {missing[0]} never came to the collective that the others waited in",
+            f"rank {missing[0]} never joined the collective in which the others waited",
         )
     elif len(set(behind.values())) > 1:
         who = min((rank for rank in behind if rank is not None), key=lambda rank: behind[rank])
@@ -380,7 +381,9 @@ def _sequence(text: str) -> int:
 
 
 def quote(finding: Diagnosis, lines: Sequence[LogLine]) -> tuple[str, ...]:
-    """The line that gave it away, with what the same rank wrote just before."""
+    """Returns the line that showed the cause, and the lines that the same rank wrote just
+    before.
+    """
     writer = finding.line.node, finding.line.rank, finding.line.who
     mine = [line for line in lines if (line.node, line.rank, line.who) == writer]
     ends = (index for index, line in enumerate(mine) if line.text == finding.line.text)

@@ -1,5 +1,5 @@
-"""Evidence: what a line of the logs gives away, by whom and when it was said, and whether its
-process outlived it.
+"""Defines evidence: the cause that a log line shows, its writer, its time, and whether its process
+survived it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from .line_classifier import OUTSIDE, Found
 from .lines import LogLine
 from .tracebacks import Tracebacks
 
-SKEW = 60.0  # seconds that clocks of two nodes may be apart
+SKEW = 60.0  # seconds by which the clocks of two nodes may differ
 SAME_CLOCK = 2.0  # seconds within which ranks of a node notice each other's failures
-ONE_MORE = 30.0  # seconds after which even a single step more shows that the job went on
-BREATH = 5.0  # seconds behind a mere warning; a calm line after that shows that it was no more
+ONE_MORE = 30.0  # seconds after which a single further step shows that the job continued
+BREATH = 5.0  # seconds after a mere warning; a calm line later than that shows that it was harmless
 Writer = tuple[int | None, int | None, str]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a line gives away. `node` and `rank` are those it is about, `line` is by whom it was
-    said.
+    """The cause that a line shows. `node` and `rank` are those it blames, `line` has its writer.
 
-    `error`: a process's exception. `firm`: the words say so, it is not inferred from the lack of
-    others; `closed`: they mean nothing else.
+    `error`: a process's exception. `firm`: the words say it, it is not inferred because others are
+    missing. `closed`: they mean nothing else.
     """
 
     weight: Weight
@@ -36,49 +35,49 @@ class Evidence:
     time: float
     line: LogLine
     writer: Writer
-    index: int  # of its line among those of its node
+    index: int  # index of its line among those of its node
     node: int | None
     rank: int | None
     words: str
     error: bool = False
     firm: bool = True
     closed: bool = False
-    guessed: bool = False  # of an exception in which no catalogue has a word
-    # what the sign's groups matched: peer, rank, pid, joined, all
+    guessed: bool = False  # an exception with words that no catalogue has
+    # text matched by the sign's groups: peer, rank, pid, joined, all
     groups: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class ProcessLines:
-    """What is kept of one process's lines."""
+    """The state kept for one process's lines."""
 
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     signed: list[Evidence] = field(default_factory=list)
-    progress: int = -1  # the index of its last line about a step
-    calm: float = -math.inf  # when it last wrote what is no complaint
+    progress: int = -1  # index of its last line about a step
+    calm: float = -math.inf  # time of its last line that is not a complaint
 
 
 @dataclass
 class Record:
-    """All that was read."""
+    """All evidence that was read."""
 
     book: Book
     evidence: list[Evidence] = field(default_factory=list)
-    # by node: when it told of its last two steps
+    # times of each node's last two steps
     steps: dict[int | None, tuple[float, float]] = field(default_factory=dict)
-    closed: float | None = None  # when the work was said to be ended well
+    closed: float | None = None  # time at which the work was reported as ended well
     streams: dict[Writer, ProcessLines] = field(default_factory=lambda: defaultdict(ProcessLines))
 
     @property
     def homes(self) -> dict[int, int | None]:
-        """The node of each rank that wrote anything."""
+        """Maps each rank that wrote a line to its node."""
         return {rank: node for node, rank, _ in self.streams if rank is not None}
 
 
 def signed(
     sign: Found, line: LogLine, time: float, writer: Writer, index: int, words: str
 ) -> Evidence:
-    """The evidence that a sign in a line is: from a process itself, never proof."""
+    """Makes the evidence from a sign in a line; a process's own line is never proof."""
     what, match = sign
     weight, closed = what.weight, what.closed
     if weight == Weight.PROOF and writer[2] == "rank" and what.cause not in ("busy", "preempted"):
@@ -104,10 +103,10 @@ def signed(
 
 
 def survived(evidence: Evidence, record: Record) -> bool:
-    """Whether the job went on after it: its process wrote of a step later, or others did of more
-    than the one they were in.
+    """Tells whether the job continued after it: its process reported a later step, or others did at
+    least two more steps.
     """
-    # it stood among lines that may be anybody's
+    # its line was among lines that any process may have written
     untold = evidence.writer[2] == "kernel" and evidence.line.who == "agent"
     stream = record.streams[(evidence.writer[0], None, "agent") if untold else evidence.writer]
     if stream.progress > evidence.index:

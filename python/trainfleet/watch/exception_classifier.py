@@ -1,5 +1,5 @@
-"""What a process's exceptions mean, by their words, by where they were raised, and by what was done
-there.
+"""Classifies a process's exceptions by their words, and by where and during which operation they
+were raised.
 """
 
 from __future__ import annotations
@@ -19,48 +19,50 @@ RESTORING = re.compile(
     r"(?i)(?:load|restore|resume|read)_?\w*(?:checkpoint|ckpt|state)|\bresume\b|(?:torch/distributed/checkpoint|/orbax|/tensorstore)/"
     r"|torch/serialization\.py \w*load"
 )
-# a program
+# code that starts a program
 STARTING = re.compile(
     r"subprocess\.py "
     r"_execute_child|\bsubprocess\.\w+\(|\bPopen\(|\bcheck_(?:output|call)\(|\bos\.exec\w+\("
 )
-# errno(3), as Rust and C tell it
+# errno(3) numbers as Rust and C print them
 _NUMBER = re.compile(
     r"\bOs \{ code: (?P<code>\d+),|\(os error (?P<number>\d+)\)|(?<![\w.])(?P<name>E[A-Z]{3,12})\b"
 )
 _LAST = re.compile(r"Last error:\n(?!NCCL WARN)(.+)")
-# functions that write
+# names of functions that write
 SAVING = re.compile(r"(?im) _?(?:save|write|dump)(?:$|_\w*$|checkpoint|state)")
-# a file of the program's own
+# a file of the program itself
 OWN = re.compile(
     r"^(?!.*(?:/(?:site|dist)-packages/|/lib/python\d|\.pxi\b|\.pyx\b|<frozen|<string))\S"
 )
-# but what calls back
+# libraries, except those that call the program back
 LIBRARY = re.compile(
     r"/(?:site|dist)-packages/(?!torch/(?:nn/modules/module|multiprocessing|utils/data)|torch_xla)"
 )
-MISFIT = re.compile(  # a library that calls another, which is older or newer than it takes it for
+MISFIT = re.compile(  # errors of a library that expects an older or newer version of another one
     r"unexpected keyword argument|takes (?:from )?\d+ .{0,30}positional arguments? but"
     r"|(?:module|type object) '[\w.]+' has no attribute"
     r"|'(?!NoneType|DataFrame|Series|Namespace|Tensor|Parameter|Dataset)[A-Z][a-z]\w+' object "
     r"has no attribute"
 )
-# a line that takes a checkpoint apart
+# source lines that take a checkpoint apart
 KEYS = re.compile(r"(?i)load_state_dict\(|\b\w*(?:checkpoint|ckpt|state_dict)\w*\[")
-# torch and numpy as they check what they were called with: all else that can fail in them has words
+# torch and numpy where they check their arguments; their other failures have words in the
+# catalogues
 CALLED = re.compile(
     r"/(?:site|dist)-packages/(?:torch/(?:functional|_tensor\.py|autograd|optim|amp|linalg|fft|nn/(?!parallel))|numpy/|einops/)"
 )
-WIDE = ("storage", "data")  # whose wide words, as "timed out" and "not found", any failure has
-# by a program itself, where its own line is the innermost
+# causes with wide words such as "timed out" and "not found", which any failure may use
+WIDE = ("storage", "data")
+# exceptions that the program itself raises if its own line is the innermost
 RAISED = ("Exception", "RuntimeError", "ValueError")
-TELLING = {"unknown": 0, "code": 1}  # causes that are named where nothing says more
-# exceptions that only the program's text can cause
+TELLING = {"unknown": 0, "code": 1}  # causes that are named only if no other is known
+# exceptions that only an error in the program's text can cause
 SLIPS = ("NameError", "UnboundLocalError", "RecursionError")
 
 
 def errors(writer: Writer, stream: ProcessLines) -> Iterator[Evidence]:
-    """The root of each of a process's chains of exceptions."""
+    """Yields the root of each of a process's chains of exceptions."""
     for chain in stream.tracebacks.chains:
         causes = [_error(writer, block, block is chain[0]) for block in chain]
         if found := max(
@@ -89,7 +91,7 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
         False,
     )
     text = numbered(stated(block.text))
-    if last := _LAST.search(text):  # what NCCL had warned of
+    if last := _LAST.search(text):  # the warning that NCCL quotes
         text = f"{text[: last.start()]}\nNCCL WARN {last[1]}"
     sign = firmer(
         first_sign(by, stated(block.inner)) if block.inner else None, first_sign(by, text)
@@ -102,7 +104,7 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
         sign = told
     where = first_sign(("frame",), block.where)
     if sign and not sign[0].firm and where and sign[0].cause in WIDE and "[Errno " not in text:
-        sign = None  # what they were about, the frame tells better
+        sign = None  # the frame shows more exactly what failed
     if sign and (sign[0].firm or block.name not in BUGS):
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
         found = replace(signed(sign, line, line.time, writer, block.index, said), error=True)
@@ -118,8 +120,8 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
 
 
 def numbered(text: str) -> str:
-    """A text with the numbers of errno(3) as Python writes them, in whatever form another language
-    does.
+    """Returns a text with errno(3) numbers written the way Python does, for those that other
+    languages wrote.
     """
     return _NUMBER.sub(_number, text)
 
@@ -130,8 +132,8 @@ def _number(match: re.Match[str]) -> str:
 
 
 def _handled(cause: str, firm: bool, block: PrintedException) -> str:
-    """What was wrong, by what was done with the file: data that is read as a checkpoint, a
-    checkpoint that is written.
+    """Returns the cause corrected by the operation on the file: data read as a checkpoint, a
+    checkpoint being written.
     """
     missing = cause in ("data", "disk") and re.search(r"\[Errno (?:2|13)\]", block.text)
     if missing and STARTING.search(f"{block.frames}\n{block.source}"):
@@ -142,8 +144,8 @@ def _handled(cause: str, firm: bool, block: PrintedException) -> str:
 
 
 def _guess(blank: Evidence, block: PrintedException, text: str, root: bool) -> Evidence:
-    """An exception in which no catalogue has a word: the program's, where Python or its own line
-    raises it, or where it argues about arguments; else nobody knows its cause.
+    """Classifies an exception that no catalogue knows. It is the program's if Python or the
+    program's own line raises it, or if it is about arguments; otherwise its cause is unknown.
     """
     if block.panicked:
         return replace(blank, cause="code")
@@ -168,7 +170,7 @@ def _guess(blank: Evidence, block: PrintedException, text: str, root: bool) -> E
 
 
 def _misfits(block: PrintedException, text: str) -> bool:
-    """Whether a library failed over another of a version that it was not made for, or as it was
+    """Tells whether a library failed because of another library's version, or while it was
     imported.
     """
     frames = block.frames.split("\n")

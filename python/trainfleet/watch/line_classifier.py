@@ -1,4 +1,4 @@
-"""What a line means that is no exception, of what its writer may say: a library's word, a log's
+"""Classifies lines that are not part of an exception, by their writer: a library's message, a log's
 complaint, a process's exit.
 """
 
@@ -32,11 +32,11 @@ COMPLAINT = re.compile(
     r".*\b(?:fail(?:ed|ure)|error|fatal|unable|can ?not|could "
     r"not|can.t|denied|refused|lost|killed|corrupt(?:ed)?|\w+(?:Error|Exception))\b"
 )
-# an exception behind other words
+# an exception quoted behind other words
 QUOTED = re.compile(
     r"^(?![\w.]*(?:Error|Exception): ).*?[^\w.]((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b.*)"
 )
-ENDED = re.compile(  # a process, as its launcher tells
+ENDED = re.compile(  # the end of a process, reported by its launcher
     r"(?i)(?:\brank (?P<rank>\d+)\b.{0,200}?)?\b"
     r"(?:(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?|ended|crashed)[ "
     r"a-z_(]{0,20}(?:code|status)?\W{0,4}(?P<code>-\d{1,2}|1[2-9]\d)"
@@ -44,17 +44,19 @@ ENDED = re.compile(  # a process, as its launcher tells
     r"(?P<signal>\d+))\b"
 )
 CUDA = re.compile(r"Cuda failure (?:\d+ )?'(?P<what>[^']+)'")
-FOLLOWED = re.compile(  # a launcher's word on processes that it ended itself
+FOLLOWED = re.compile(  # a launcher's line about processes that it ended itself
     r"(?i)\b(?:clean|terminat|stopp|kill|end|cancel)\w* (?:up )?(?:the )?(?:\w+ "
     r"){0,2}(?:other|remaining|rest)\b"
 )
-# who sees processes from outside: their lines are no process's output
+# writers that see processes from outside: their lines are not a process's output
 OUTSIDE = ("kernel", "watch")
 Found = tuple[Sign, re.Match[str]]
 
 
 def meant(who: str, text: str) -> Found | None:
-    """What a line that is no exception means, of what its writer may say."""
+    """Returns the meaning of a line that is not part of an exception, by what its writer may
+    say.
+    """
     if who in OUTSIDE:
         return first_sign((who, "any"), text)
     by = ("library", "any") if who == "rank" else ("library", "any", "agent")
@@ -77,14 +79,14 @@ def meant(who: str, text: str) -> Found | None:
     found = first_sign(by, text)
     if (told := implied(text, by)) and (found is None or found[0].weight < told[0].weight):
         found = told
-    # engines put one reason behind another
+    # schedulers put one reason behind another
     if found is None and who == "agent" and (parts := text.split(" - ")[1:]):
         return next(filter(None, (first_sign(by, part) for part in parts)), None)
     return _reasoned(found, by, text)
 
 
 def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | None:
-    """What a line quotes as the reason of its complaint, where that is another cause: `Failed
+    """Returns the reason that a line quotes for its complaint if that is another cause: `Failed
     compilation: no such library`.
     """
     if (
@@ -105,8 +107,8 @@ def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | No
 
 
 def implied(text: str, by: tuple[str, ...]) -> Found | None:
-    """What a line means in which no library speaks: a CUDA error that another quotes, an exit code,
-    last words.
+    """Returns the meaning of a line that no library wrote: a quoted CUDA error, an exit code, last
+    words.
     """
     if match := CUDA.search(text):
         return first_sign(("error",), f"CUDA error: {match['what']}")
@@ -132,8 +134,8 @@ def _unsure(found: Found | None) -> Found | None:
 
 
 def firmer(inner: Found | None, whole: Found | None) -> Found | None:
-    """What an exception's message means, of its last named part and the whole: that part where it
-    is as weighty.
+    """Chooses between an exception's last named part and the entire message: the part if it weighs
+    as much.
     """
     return (
         inner
@@ -143,7 +145,7 @@ def firmer(inner: Found | None, whole: Found | None) -> Found | None:
 
 
 def stated(text: str) -> str:
-    """A text without the guesses at its causes that some libraries add: they would be taken for
+    """Returns a text without the guesses at causes that some libraries add: they would be read as
     causes.
     """
     match = CONJECTURE.search(text)
@@ -151,7 +153,7 @@ def stated(text: str) -> str:
 
 
 def _mild(found: Found | None) -> Found | None:
-    """What a program only logged, as a hint: it may have got over it."""
+    """Weakens a complaint that a program only logged to a hint: it may have recovered."""
     return found and (
         replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False, closed=False),
         found[1],
@@ -160,6 +162,6 @@ def _mild(found: Found | None) -> Found | None:
 
 @functools.cache
 def _words(group: str) -> tuple[str, ...]:
-    """Words of which one is in every line with a sign of this group."""
+    """Returns words, at least one of which is in every line with a sign of this group."""
     every = {word for sign in signs().get(group, ()) for word in sign.about}
     return (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)

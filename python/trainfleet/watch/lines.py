@@ -1,5 +1,5 @@
-"""The lines of the nodes' logs: who wrote each, when, and what it says behind the prefixes that
-launchers put before it.
+"""Reads the lines of the nodes' logs: the writer of each, its time, and the text behind the
+launchers' prefixes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..trust.errors import InputError
 from .prefixes import MOST, opened
 
 DAY = 86400.0
-HEAD, TAIL = 1 << 18, 7 << 20  # bytes of a log that are read behind its start and before its end
+HEAD, TAIL = 1 << 18, 7 << 20  # bytes of a log that are read after its start and before its end
 ALL = 96 << 20  # bytes of all logs together
-LONGEST = 4000  # characters of a line that are looked at
+LONGEST = 4000  # characters of a line that are examined
 _STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
-# but not a progress bar's `elapsed<remaining`
+# a clock, but not a progress bar's `elapsed<remaining`
 _CLOCK = re.compile(r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")
-# and what else moves a cursor or links
+# colours, cursor moves and links
 _COLOURS = re.compile(
     r"\x1b\[[\d;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\]8;[^\x1b\x07]*(?:\x1b\\\\|\x07)"
 )
@@ -41,8 +41,8 @@ _CAUTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a node's log: seconds of the day, the rank that wrote it, or else who did (agent,
-    kernel, node).
+    """One line of a node's log: seconds of the day, and its writer: a rank, or else agent, kernel
+    or node.
     """
 
     time: float
@@ -53,8 +53,8 @@ class LogLine:
 
 
 def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> list[LogLine]:
-    """The lines of a node's log behind byte `start`; of one that is too long, one of `logs`, the
-    first and the last.
+    """Reads the lines of a node's log after byte `start`. If it is too long, reads its first and
+    last lines; `logs` logs share the limit.
     """
     try:
         with untrusted_input.open_regular(log) as file:
@@ -67,14 +67,14 @@ def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> li
                 data = file.read(head).rpartition(b"\n")[0] + b"\n"
                 file.seek(size - tail)
                 data += file.read().partition(b"\n")[2]
-    except (FileNotFoundError, InputError):  # none, or a link: a log that no node has written
+    except (FileNotFoundError, InputError):  # missing, or a link: a log that no node has written
         return []
     return list(parse(data.decode(errors="replace").splitlines(), node))
 
 
 def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
-    """The stamped lines; one without a stamp belongs to the line before it, and has that one's time
-    if it tells none itself.
+    """Splits lines into stamp and text. A line without a stamp belongs to the line before it, and
+    has that one's time unless it shows another.
     """
     lines = list(lines)
     time, rank, who = (
@@ -100,7 +100,7 @@ def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
         text = (_COLOURS.sub("", text) if "\x1b" in text else text)[:LONGEST]
         if match := _STAMP.fullmatch(text):
             number, other, clock, text = match.groups()
-            if other == FORWARDER:  # which says nothing of the job
+            if other == FORWARDER:  # it writes nothing about the job
                 continue
             time, rank, who = (
                 _seconds(clock),
@@ -113,8 +113,8 @@ def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
 
 
 def _clock_of(text: str) -> float | None:
-    """The clock of a line, if it has one: lines before the first that does are taken for as old as
-    that.
+    """Returns the clock of a line, if it has one. Lines before the first clock count as having the
+    same time.
     """
     match = _STAMP.fullmatch(text[:LONGEST])
     if match is None and (match := _CLOCK.search(text[:60])):
@@ -123,35 +123,37 @@ def _clock_of(text: str) -> float | None:
 
 
 def stamp_of(text: str) -> float | None:
-    """The clock of a line of a node's log, in seconds of the day; None where it has no stamp."""
+    """Returns the clock of a line of a node's log, in seconds of the day; None without a stamp."""
     match = _STAMP.fullmatch(text.rstrip("\n"))
     return _seconds(match[3]) if match else None
 
 
-@functools.lru_cache(maxsize=1024)  # lines that follow each other have the same
+@functools.lru_cache(maxsize=1024)  # consecutive lines have the same clock
 def _seconds(clock: str) -> float:
     hours, minutes, seconds = clock.split(":")
     return (int(hours) * 3600 + int(minutes) * 60 + float(seconds.replace(",", "."))) % DAY
 
 
 def time_of_day(moment: float) -> float:
-    """Seconds of the local day, as stamps in logs have it; `moment`: unix time."""
+    """Returns seconds of the local day, like stamps in logs; `moment`: unix time."""
     local = localtime(moment)
     return (local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + moment % 1) % DAY
 
 
 def is_closing(text: str) -> bool:
-    """Whether this says that the work was ended as it should be."""
+    """Tells whether the line reports that the work ended as it should."""
     return _CLOSING.search(text) is not None
 
 
 def is_progress(text: str) -> bool:
-    """Whether this tells of a step, as training loops do: its number with a measure."""
+    """Tells whether the line reports a step the way training loops do: its number with a
+    measure.
+    """
     return is_closing(text) or (
         _COUNT.search(text) is not None and _MEASURE.search(text) is not None
     )
 
 
 def is_calm(text: str) -> bool:
-    """Whether this is neither a complaint nor a part of one."""
+    """Tells whether the line is neither a complaint nor a part of one."""
     return bool(text.strip()) and not text[0].isspace() and _CAUTION.search(text) is None

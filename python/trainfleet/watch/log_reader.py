@@ -1,5 +1,5 @@
-"""The intake of all nodes' lines: each is read as a traceback's, a launcher's report's, a sign of a
-cause, or one of life.
+"""Reads all nodes' lines: each is part of a traceback, part of a launcher's report, a sign of a
+cause, or a sign of life.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from .line_classifier import OUTSIDE, meant
 from .lines import DAY, LogLine, is_calm, is_closing, is_progress
 from .prefixes import TRACEBACK, learned, strip
 
-# a record of the kernel's log, by what syslog or dmesg put before it, or by the part of it that
-# speaks
+# a record of the kernel's log: by the prefix that syslog or dmesg wrote, or by the driver's name
 KERNEL = re.compile(
     r"^(?:(?:<\d+>)?\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ "
     r")?(?:\S+ )?kernel: |kern: +\w+: +(?:\[\S+\]: )?|"
@@ -38,7 +37,9 @@ _EXITS = {
 
 
 def read(lines: Iterable[LogLine], book: Book) -> Record:
-    """What the lines give away; those of one node are in the order in which they were written."""
+    """Collects the evidence in the lines; those of one node are in the order in which they were
+    written.
+    """
     record, nodes = Record(book), defaultdict[int | None, list[LogLine]](list)
     for line in lines:
         nodes[line.node].append(line)
@@ -51,8 +52,8 @@ def read(lines: Iterable[LogLine], book: Book) -> Record:
 
 
 def _days(nodes: Mapping[int | None, list[LogLine]]) -> dict[int | None, list[float]]:
-    """For each line what to add to its clock, so that a node's times rise over midnight and the
-    nodes' ends lie together.
+    """Returns for each line the seconds to add to its clock, so that a node's times rise over
+    midnight and the nodes' ends agree.
     """
     shifts, reference = {}, None
     for node in sorted(nodes, key=lambda node: -1 if node is None else node):
@@ -91,7 +92,7 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
             and writer[2] == "agent"
             and (sign := first_sign(("agent",), text.partition(TRACEBACK)[0]))
         ):
-            # an engine quotes the program
+            # a scheduler quotes the program
             stream.signed.append(signed(sign, line, time, writer, index, text.strip()))
         if shift:
             line = replace(line, time=time)
@@ -118,7 +119,7 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
 def _note_life(
     record: Record, stream: ProcessLines, writer: Writer, index: int, time: float, text: str
 ) -> None:
-    """Remembers that a process went on."""
+    """Records that a process continued."""
     if writer[2] in (*OUTSIDE, "node"):
         return
     if is_progress(text):
@@ -132,15 +133,17 @@ def _note_life(
 
 @dataclass
 class TorchrunReport:
-    """torchrun's report of a node's first failed rank: `rank : 3 (local_rank: 1)`, `exitcode : -9
-    (pid: 771)`.
+    """The report of torchrun on a node's first failed rank: `rank : 3 (local_rank: 1)`, `exitcode :
+    -9 (pid: 771)`.
     """
 
     entry: int = 0
     rank: int | None = None
 
     def take(self, line: LogLine, index: int, time: float, text: str, book: Book) -> list[Evidence]:
-        """What a line of it gives away; [] where it is none, or tells nothing."""
+        """Returns the evidence in a line; [] if the line is not part of the report or shows no
+        cause.
+        """
         if match := re.fullmatch(r"\s*\[(\d+)\]:", text):
             self.entry = int(match[1])
         elif match := re.match(r"\s*rank\s+: (\d+) \(local_rank", text):
@@ -157,7 +160,7 @@ class TorchrunReport:
             ):
                 words = f"rank {self.rank} was killed by signal {match[1][1:]}"
                 writer: Writer = (line.node, None, line.who)
-                # by whom, nobody tells here
+                # these lines do not show who killed it
                 return [
                     Evidence(
                         fate[1],

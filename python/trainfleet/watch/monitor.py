@@ -1,4 +1,4 @@
-"""Runs one attempt of a request and follows it: shows progress, passes stops on, ends all nodes
+"""Runs one attempt of a request and follows it: shows progress, forwards stops, and ends all nodes
 when one part has failed.
 """
 
@@ -23,40 +23,35 @@ from .budget import Budget
 from .signals import Interrupts
 
 POLL = 0.2  # seconds
-ENDS = "TRAINFLEET_ENDS"  # unix time at which all machines are reclaimed, where that is known
-TO_SAVE = 300.0  # seconds before that at which a run is asked to save and stop
+ENDS = "TRAINFLEET_ENDS"  # unix time at which all machines are reclaimed, if known
+TO_SAVE = 300.0  # seconds before that time at which a run is asked to save and stop
 CONCLUDED = ("finished", "stopped")  # events of ranks that completed their work
 TURNS = ("launched", "restarted", "queued", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
-STILL = (
-    1800.0  # seconds: training a tokenizer on its sample is the longest stretch without progress
-)
-STUCK = 300.0  # the same once it is trained: of what tokenizes then, every MiB of text is progress
-# seconds without a beat after which a node that can't be reached counts as lost, and not as slow
+# seconds: training a tokenizer on its sample is the longest stretch without progress
+STILL = 1800.0
+STUCK = 300.0  # the same once the tokenizer is trained: from then on every MiB of text is progress
+# seconds without a beat after which an unreachable node counts as lost, not slow
 ALIVE = 5.0
 CUT_OFF = 143  # the exit code of SIGTERM
-SILENT_GRACE = 60.0  # seconds that a node which does not answer gets once the ranks are done
-FAILED_GRACE = (
-    3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
-)
-MOST = 1 << 22  # bytes of a log's beginning that are read
+SILENT_GRACE = 60.0  # seconds to wait for a node that does not answer once the ranks are done
+# seconds for the other nodes, once one has failed, to report why they fail too
+FAILED_GRACE = 3.0
+MOST = 1 << 22  # bytes read from the beginning of a log
 SAID = "NCCL INFO"
 
 
 class CutOff(BackendError):
-    """This machine reaches no other host of the fleet, and another stands by: that one is to
-    lead.
-    """
+    """Reports that this machine reaches no other host, and that a standby host will take over."""
 
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """How an attempt ended: its last status, the alarm that ended it, if one did, and the nodes
-    whose ranks still beat then.
+    """The end of an attempt: its last status, the alarm that ended it, if any, and the nodes with
+    ranks that still beat.
 
-    `concluded`: the ranks had completed their work; what happened to their nodes afterwards does
-    not count. `cut_off`: this machine's name, where it reached no other host then. `asked`: it was
-    asked to stop.
+    `concluded`: the ranks had completed their work; later events on their nodes do not count.
+    `cut_off`: this machine's name, if it reached no other host then. `asked`: it was asked to stop.
     """
 
     status: Status
@@ -73,10 +68,10 @@ class AttemptOutcome:
 
 @dataclass(frozen=True)
 class Sequel:
-    """What is to start once a job has succeeded.
+    """The job that starts once another has succeeded.
 
-    submitted         is called with the job of each attempt, as soon as that is submitted
-    is_asked_to_stop  whether the sequel was, and with it what goes before
+    submitted         called with the job of each attempt, as soon as it is submitted
+    is_asked_to_stop  tells whether the sequel, and so the job before it, was asked to stop
     """
 
     submitted: Callable[[Handle], None]
@@ -85,17 +80,17 @@ class Sequel:
 
 @dataclass(frozen=True)
 class Watch:
-    """What follows the attempts of one request's job, and stays the same over them.
+    """Follows the attempts of one request's job, and stays the same over them.
 
-    show      shows progress; its argument is what the job waits for, "" if nothing
-    progress  of a job without beats: any value that changes while it advances; None for a job that
-              sends beats
-    still     seconds without a change of that after which such a job counts as stalled
-    replaces  nodes whose links slow the others down are replaced (fleet.slow)
+    show      shows progress; its argument is the reason why the job waits, or ""
+    progress  for a job without beats: any value that changes while it advances; None for a job
+              that sends beats
+    still     seconds without such a change after which the job counts as stalled
+    replaces  nodes with links that slow the others down are replaced (fleet.on_slow_node)
     ends      unix time at which all machines are reclaimed
-    kind      of the nodes
-    confirm   ends this process where another launcher has taken over
-    standby   the host that stands by, as far as this machine sees it
+    kind      type of the nodes
+    confirm   ends this process if another launcher has taken over
+    standby   the standby host that this machine sees
     """
 
     backend: Backend
@@ -116,24 +111,25 @@ class Watch:
 
 
 class MonitoredAttempt:
-    """One attempt of a request's job, as its watch sees it."""
+    """Follows one attempt of a request's job."""
 
     def __init__(self, watch: Watch, request: Request) -> None:
         self.watch, self.request = watch, request
         self.run, self.backend, self.say = watch.run, watch.backend, watch.say
-        self.asked = False  # to stop
-        # its last value, and since when
+        self.asked = False  # asked to stop
+        # the last value, and the time since when
         self.progress: tuple[object, float] = (None, time.monotonic())
         self.seen: Status | None = None
         self.sentry: Sentry | None = None
         self.nccl: FabricLog | None = None
-        self.refreshed = 0.0  # by the monotonic clock
+        self.refreshed = 0.0  # monotonic time of the last refresh
         self.trouble = False  # the run folder can't be brought up to date
-        self.unreachable = frozenset[int]()  # nodes that do not answer but whose ranks still beat
+        # nodes that do not answer although their ranks still beat
+        self.unreachable = frozenset[int]()
 
     def follow(self, running: Handle | None = None) -> AttemptOutcome:
-        """Its outcome; when this returns or raises, no process of it is left on any reachable
-        node.
+        """Returns the outcome. When this returns or raises, all its processes on reachable nodes
+        have ended.
         """
         self.watch.place.refresh()
         self.watch.confirm()
@@ -166,7 +162,7 @@ class MonitoredAttempt:
             failed = self._is_broken(status)
             alarm = None if failed else self.sentry.look() if self.sentry else self._still(status)
             if alarm:
-                status = self.backend.status(handle)  # a node that is lost explains a silent rank
+                status = self.backend.status(handle)  # a lost node explains a silent rank
                 break
             if failed:
                 failed_at = failed_at or time.monotonic()
@@ -183,8 +179,8 @@ class MonitoredAttempt:
         return self._outcome(handle, status, alarm)
 
     def _outcome(self, handle: Handle, status: Status, alarm: Alarm | None) -> AttemptOutcome:
-        """How it ended, as it was before the rest were stopped: that they were killed says
-        nothing.
+        """Returns the outcome, with the status before the others were stopped: their kill does not
+        count.
         """
         status = self._with_cut_off(status)
         if alarm or status.failed:
@@ -199,7 +195,7 @@ class MonitoredAttempt:
         )
         if concluded:
             self.say(
-                "the ranks are done; what had not ended on their nodes is ended "
+                "the ranks are done; stopping the processes left on their nodes "
                 f"now{f' ({alarm.words})' if alarm else ''}"
             )
         failed = (alarm is not None or status.failed) and not concluded
@@ -207,8 +203,8 @@ class MonitoredAttempt:
         return AttemptOutcome(status, alarm, alive, concluded, cut_off, self.asked)
 
     def _await_silent(self, handle: Handle, silent: frozenset[int]) -> None:
-        """Waits for nodes that do not answer while the ranks are done: what is left on them can be
-        ended only once they do.
+        """Waits for nodes that do not answer while the ranks are done: their processes can be ended
+        only once they answer.
         """
         deadline, who = (
             time.monotonic() + SILENT_GRACE,
@@ -216,18 +212,18 @@ class MonitoredAttempt:
         )
         if silent:
             self.say(
-                f"no answer from {who}: waiting up to {SILENT_GRACE:.0f} s, to end what is left "
+                f"no answer from {who}: waiting up to {SILENT_GRACE:.0f} s to end the processes "
                 "there"
             )
         while silent and time.monotonic() < deadline:
             time.sleep(POLL)
             silent = self.backend.status(handle).silent
         if silent:
-            self.say(f"still no answer from {who}: make clean ends what is left there")
+            self.say(f"still no answer from {who}: run make clean to end the processes there")
 
     def _with_cut_off(self, status: Status) -> Status:
-        """The status; where another user had the engine end the job, ranks that had not concluded
-        count as cut off.
+        """Returns the status. If another user had the scheduler end the job, ranks that had not
+        concluded count as cut off.
         """
         if not status.ended_by or self.asked:
             return status
@@ -236,8 +232,8 @@ class MonitoredAttempt:
         return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
 
     def _with_absent(self, status: Status) -> Status:
-        """The status, with the nodes that are gone without the engine's knowing: no exit code, no
-        beat, and no answer.
+        """Returns the status with the nodes that are gone unknown to the scheduler: no exit code,
+        no beat, no answer.
         """
         if status.ended or not (
             unheard := set(range(len(status.hosts))) - set(status.exits) - set(status.lost)
@@ -256,11 +252,11 @@ class MonitoredAttempt:
         return replace(status, lost={**status.lost, **gone})
 
     def _supplement(self) -> None:
-        """Fetches the output that only the engine has: the verdict reads it."""
+        """Fetches the output that only the scheduler has: the verdict reads it."""
         try:
             self.watch.place.supplement(self.request.job.folder)
         except BackendError as error:
-            self.say(f"what the engine keeps of the nodes' output is not seen: {error}")
+            self.say(f"the scheduler's copy of the nodes' output can't be read: {error}")
 
     def _refresh(self) -> None:
         """Brings the run folder up to date. While that fails, stale heartbeats do not count against
@@ -273,13 +269,13 @@ class MonitoredAttempt:
             self.trouble = False
         except BackendError as error:
             if not self.trouble:
-                self.say(f"lost sight of the nodes: {error}")
+                self.say(f"the run folder can't be updated: {error}")
             self.trouble, self.seen, self.sentry = True, None, None
         self.refreshed = time.monotonic()
 
     def _notice(self, status: Status) -> None:
         """Records changes: why the job waits, and that it runs. From then on its ranks are watched,
-        in each attempt anew.
+        again in each attempt.
         """
         if self.trouble:
             return
@@ -305,22 +301,20 @@ class MonitoredAttempt:
             )
 
     def _hear_nccl(self) -> None:
-        """Reports what is wrong with the fabric by NCCL's log: the run goes on, but slower than it
-        could.
-        """
+        """Reports fabric problems from NCCL's log: the run continues, but slower than possible."""
         for why in self.nccl.wrong() if self.nccl else ():
             self.say(f"node 0: {why}")
             self.run.note("fabric", node=0, why=why)
 
     def _is_broken(self, status: Status) -> bool:
-        """Whether a part of the job has failed. A node that does not answer while its ranks beat
-        has not: only SSH is down.
+        """Tells whether a part of the job has failed. A node that does not answer while its ranks
+        beat has not failed: only SSH is down.
         """
         lost = set(status.lost)
         if lost and self.sentry:
             alive = status.silent & self.sentry.alive(ALIVE)
             for node in sorted(alive - self.unreachable):
-                why = f"{status.lost[node]}; its ranks beat, and the run goes on"
+                why = f"{status.lost[node]}; its ranks beat, and the run continues"
                 self.say(f"node {node} ({self.request.host(node)}): {why}")
                 self.run.note("unreachable", node=node, host=self.request.host(node), why=why)
             self.unreachable = alive
@@ -328,8 +322,8 @@ class MonitoredAttempt:
         return bool(lost) or any(status.exits.values())
 
     def _still(self, status: Status) -> Alarm | None:
-        """An alarm where a job whose processes send no heartbeats, as tokenizing, has made no
-        progress for too long.
+        """Returns an alarm if a job without heartbeats, like tokenizing, has made no progress for
+        too long.
         """
         done, now = self.watch.progress(), time.monotonic()
         if (
@@ -347,18 +341,18 @@ class MonitoredAttempt:
         )
 
     def _is_concluded(self) -> bool:
-        """Whether the ranks' last event is that they finished, or stopped as they were asked to."""
+        """Tells whether the ranks' last event is that they finished, or stopped when asked to."""
         names = [event["event"] for event in self.run.read_events()]
         return next((name for name in reversed(names) if name in TURNS), "") in CONCLUDED
 
     def _stops(self, handle: Handle) -> bool:
-        """Passes a request to stop on; True when all ends at once: it was the second one, or no
+        """Forwards a request to stop. True if all ends at once: it was the second request, or no
         rank runs that could save.
         """
         if self.watch.interrupts.count > 1:
             self.say("stopping now, as asked twice")
             return True
-        # what goes before it has nothing to save
+        # the job before the sequel has nothing to save
         if self.watch.sequel and self.watch.sequel.is_asked_to_stop():
             self.asked = True
             self.say("stopping")
@@ -370,7 +364,9 @@ class MonitoredAttempt:
             or self._is_over()
         ):
             self.asked = True
-            gently = "stopping at the next step, with a checkpoint (Ctrl-C again: at once)"
+            gently = (
+                "stopping at the next step, with a checkpoint (press Ctrl-C again to stop at once)"
+            )
             self.say(gently if self.request.job.beats else "stopping")
             self.run.ask_to_stop() if self.request.job.beats else self.backend.stop(
                 handle, at_once=False
@@ -378,12 +374,10 @@ class MonitoredAttempt:
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
 
     def _is_over(self) -> bool:
-        """Whether the machines are about to be reclaimed, at a time that was known from the
-        start.
-        """
+        """Tells whether the machines will soon be reclaimed, at a time known from the start."""
         if over := self.watch.ends is not None and time.time() > self.watch.ends - TO_SAVE:
             self.say(
-                "the capacity block ends; next: make setup with another one, then make train "
+                "the capacity block ends; next: run make setup with another one; make train then "
                 "resumes from the checkpoint"
             )
         return over
@@ -394,8 +388,8 @@ class MonitoredAttempt:
         return spent
 
     def _note_slow(self) -> Alarm | None:
-        """Records ranks and links that slow the others down; an alarm where a node with such links
-        is to be replaced.
+        """Records ranks and links that slow the others down. Returns an alarm if a node with such
+        links must be replaced.
         """
         for beat in self.sentry.newly_slow() if self.sentry else ():
             self.run.note(
@@ -425,11 +419,12 @@ class MonitoredAttempt:
 
 
 class FabricLog:
-    """What the ranks of node 0 log of NCCL from now on: of the fabric, its interfaces, GPUDirect.
+    """The NCCL log lines of node 0's ranks from now on: about the fabric, its interfaces and
+    GPUDirect.
 
-    Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/request_json.py), as no gate
-    tests their nodes first. On hosts `make doctor` and the gate have judged the same lines already
-    (nodes/gate.py), and jobs do not log them.
+    Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/request_json.py), as no preflight
+    tests their nodes first. On hosts `make doctor` and the preflight have already judged the same
+    lines (hosts/preflight.py), so jobs do not log them.
     """
 
     def __init__(self, run: Run, folder: Path, kind: NodeType | None) -> None:
@@ -438,8 +433,8 @@ class FabricLog:
         self.since, self.heard = time.time(), False
 
     def wrong(self) -> list[str]:
-        """What is wrong with the fabric, returned once: after the first step, as NCCL connects on
-        the first collective.
+        """Returns the fabric's problems, once: after the first step, as NCCL connects on the first
+        collective.
         """
         if (
             self.heard

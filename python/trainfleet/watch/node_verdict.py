@@ -1,12 +1,12 @@
-"""Node 0's own verdict on a failed job, for engines that retry by themselves: is another attempt
-worth it?
+"""Judges a failed job on node 0, for schedulers that retry automatically: is another attempt worth
+it?
 
     python -m trainfleet.watch.node_verdict FOLDER NODES CODE BEGAN
 
-Node 0 runs it with the job's exit code and the time at which this attempt began. It downloads what
-all nodes wrote from S3 into a temporary folder, judges it as a launcher would (verdict.py) and
-prints the verdict. The exit code is AGAIN where another attempt may succeed, and 0 where the
-program would fail the same way, or the cause is unknown.
+Node 0 runs it with the job's exit code and the time at which this attempt began. It downloads the
+files that all nodes wrote from S3 into a temporary folder. It judges them like a launcher would
+(verdict.py) and prints the verdict. The exit code is AGAIN if another attempt may succeed. It is 0
+if the program would fail the same way, or if the cause is unknown.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 
 from ..backends.base import REQUEST, Phase, Status
-from ..entrypoint import AGAIN
-from ..host import temporary_folders
+from ..node.entrypoint import AGAIN
 from ..plan.job import Job
 from ..plan.request import Request
+from ..process import temporary_folders
 from ..run.run_folder import Run, read_json
 from ..storage.folder_sync import FolderSync
 from ..storage.s3_sync_agent import BUCKET, EVERY
@@ -32,7 +32,7 @@ from .lines import DAY, stamp_of, time_of_day
 from .monitor import AttemptOutcome
 from .verdict import Start, judge
 
-SAME = 2.0  # seconds: the most by which the clocks of two AWS machines differ
+SAME = 2.0  # seconds by which the clocks of two AWS machines differ at most
 SETTLE = 2 * EVERY + 1.0  # seconds after which the other nodes' last lines are in S3
 
 
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 
 def is_since(line: str, began: float) -> bool:
-    """Whether an event is of this attempt, as far as clocks agree."""
+    """Tells whether an event belongs to this attempt, within the precision of the clocks."""
     try:
         return float(parse_line(line.encode(), "")["time"]) > began - SAME
     except (InputError, KeyError, TypeError, ValueError):
@@ -75,7 +75,7 @@ def is_since(line: str, began: float) -> bool:
 
 
 def cut(log: Path, began: float) -> None:
-    """Removes what earlier attempts left in a log: all before the first line of this one."""
+    """Removes all lines from a log before the first one of this attempt."""
     first = time_of_day(int(began))
     lines = log.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines):
@@ -86,7 +86,7 @@ def cut(log: Path, began: float) -> None:
 
 
 def request_of(folder: Path, nodes: int) -> Request:
-    """The request that the launcher wrote; without one, a plain request for as many nodes."""
+    """Returns the request that the launcher wrote, or a plain request for that many nodes."""
     record = read_json(folder / REQUEST)
     if record is not None:
         return Request.of(record, str(folder / REQUEST))

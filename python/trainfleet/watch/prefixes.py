@@ -1,5 +1,5 @@
-"""What launchers, loggers and shippers put before a line: forms that are known, and those that a
-log gives away itself.
+"""Strips the text that launchers, loggers and shippers put before a line: known forms, and those
+that a log shows.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from ..trust import untrusted_input
 
 TRACEBACK = "Traceback (most recent call last)"
-MOST = 10**7  # ranks: a larger number is none
-SHAPES = 16  # prefixes of a log's own that are learned
+MOST = 10**7  # ranks; a larger number is not a rank
+SHAPES = 16  # prefixes that are learned from one log
 _FRAME = '  File "'
 _FAR = 200  # characters that a prefix may have
-_JSON = 1 << 16  # characters of a line of JSON that is opened
+_JSON = 1 << 16  # characters of a JSON line that is parsed
 _MESSAGES = ("message", "msg", "log", "text", "event", "textPayload", "MESSAGE", "@message", "line")
 _STACKS = ("exc_info", "exception", "stack_trace", "traceback", "stack", "exc_text")
 # Colours, ISO stamps (with CRI's stream and flag; not Slurm's daemons', which say who speaks), bare
@@ -56,15 +56,15 @@ _TOKEN = re.compile(
 )
 _LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)"
 _WARNS = re.compile(r"\bW(?:ARN(?:ING)?)?\b|\[W")
-# a progress bar that was not ended by a line's end
+# a progress bar without a line end
 _GLUED = re.compile(r".{0,300}\[\d+:\d\d(?::\d\d)?<[^\]]*\](?=[A-Z\[])")
 _BOX = re.compile(r"\s*[│|]$")
 Shapes = tuple[re.Pattern[str], ...]
 
 
 def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
-    """The rank that prefixes of a line tell, if they do, and what stands behind them, with its
-    indentation. `own`: the log's.
+    """Returns the rank that a line's prefixes name, if any, and the text behind them with its
+    indentation. `own`: the log's own prefixes.
     """
     rank, text = None, text.removesuffix("\r").removesuffix("\x1b[0m")
     if "<" in text and (match := _GLUED.match(text)):
@@ -95,8 +95,8 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
 
 
 def learned(texts: Iterable[str]) -> Shapes:
-    """The prefixes of a log that are in no list: what stands before heads and frames of its
-    tracebacks alike.
+    """Finds a log's prefixes that are in no list: text that is before both heads and frames of its
+    tracebacks.
     """
     heads, frames, margin = dict[str, None](), set[str](), _FAR
     for text in texts:
@@ -117,7 +117,7 @@ def learned(texts: Iterable[str]) -> Shapes:
 
 
 def _shape(before: str) -> str:
-    """A pattern of prefixes that differ from this one in numbers and levels only."""
+    """Returns a pattern for prefixes that differ from this one only in numbers and levels."""
     shape, told = "", False
     for token in _TOKEN.finditer(before):
         if token["rank"]:
@@ -137,8 +137,8 @@ def _shape(before: str) -> str:
 
 
 def opened(text: str) -> tuple[list[str], int | None, str]:
-    """The lines in a line of JSON, as shippers and structured loggers write it, with its rank and
-    stamp; [] if it is none.
+    """Returns the lines, rank and stamp in a line of JSON, as shippers and structured loggers write
+    it; [] if it is not one.
     """
     if not (
         text[:1] == "{" and '"' in text[:4] and len(text) < _JSON and text.rstrip().endswith("}")

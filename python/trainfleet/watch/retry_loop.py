@@ -1,13 +1,13 @@
 """Runs attempts of a job until it is done, is stopped, or fails in a way that another attempt would
-not mend.
+not fix.
 
 The cause decides (causes.py). Failures of machines and services are retried from the last
-checkpoint (a node lost, a rank killed or silent, storage that throttles), and failures of one node
-on other nodes (a broken device, a missing environment). What the program would do again is not
-retried (a bug, no device memory, broken data, numbers that are not finite).
+checkpoint: a node lost, a rank killed or silent, storage that throttles. Failures of one node are
+retried on other nodes: a broken device, a missing environment. Failures that the program would
+repeat are not retried: a bug, no device memory, broken data, numbers that are not finite.
 
-An attempt whose ranks saved and left because a machine is about to be reclaimed did not fail: the
-next runs without that machine.
+An attempt did not fail if its ranks saved and left because a machine will soon be reclaimed: the
+next one runs without that machine.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .causes import CAUSES, Then, Weight
 from .monitor import AttemptOutcome, CutOff, MonitoredAttempt, Watch
 from .verdict import Start, Verdict, judge, start_now
 
-ATTEMPTS = 4  # in a row without a new checkpoint
+ATTEMPTS = 4  # attempts in a row without a new checkpoint
 BACK_OFF = (1.0, 5.0, 20.0)  # seconds before the second, third and later of them
-PATIENCE = 900.0  # seconds in which lost nodes may come back when there are no others
+PATIENCE = 900.0  # seconds in which lost nodes may return if there are no others
 ASK_AGAIN = 3.0
-TAKEN_BACK = ("cancelled", "preempted")  # causes that an engine reports
+TAKEN_BACK = ("cancelled", "preempted")  # causes that a scheduler reports
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended after its last attempt: with which verdict, if it failed, and whether it was
-    asked to stop.
+    """The end of a job after its last attempt: the verdict, if it failed, and whether it was asked
+    to stop.
     """
 
     verdict: Verdict | None
@@ -53,11 +53,11 @@ def persevere(
     refit: Callable[[Job], None],
     running: Handle | None = None,
 ) -> Ended:
-    """No verdict when every node ended well, or stopped as it was asked to; else the one that ended
-    the last attempt.
+    """Returns the verdict that ended the last attempt, or none if every node ended well or stopped
+    when asked to.
 
-    `jobs` are what may run in the request's place: the same job for as many nodes, then for fewer;
-    `refit` makes the run folder's config that of one of them. `running`: another launcher has
+    `jobs` may run in the request's place: the same job for as many nodes, then for fewer. `refit`
+    changes the run folder's config to that of one of them. `running`: another launcher has
     submitted the request, and it is only followed.
     """
     run, broken, fruitless, restarts = watch.run, dict[str, str](), 0, 0
@@ -94,8 +94,8 @@ def persevere(
 
 
 def await_next(watch: Watch, verdict: Verdict, fruitless: int, broken: dict[str, str]) -> None:
-    """Says that another attempt follows, and waits before it; a host that is to blame joins the
-    `broken` ones.
+    """Reports that another attempt follows, and waits before it. A host to blame joins the `broken`
+    ones.
     """
     if verdict.then is Then.ELSEWHERE:
         broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
@@ -115,13 +115,13 @@ def await_next(watch: Watch, verdict: Verdict, fruitless: int, broken: dict[str,
 def explain(
     watch: Watch, request: Request, outcome: AttemptOutcome, since: Start
 ) -> tuple[Verdict, bool]:
-    """The verdict on an attempt that failed, and whether it is on this machine itself.
+    """Returns the verdict on an attempt that failed, and whether it blames this machine.
 
     Raises:
-        CutOff: it is, and another host stands by.
+        CutOff: it blames this machine, and a standby host exists.
     """
     standby = watch.standby()
-    # others show that they live, if this one is what went away
+    # if this machine is the one that went away, others show that they live
     if not outcome.cut_off or not (standby or outcome.alive):
         return judge(request, outcome, watch.run, since), False
     verdict = blame_itself(request, outcome, standby)
@@ -131,11 +131,11 @@ def explain(
 
 
 def blame_itself(request: Request, outcome: AttemptOutcome, standby: str) -> Verdict:
-    """The verdict on this machine, which reaches no other."""
+    """Returns the verdict that blames this machine, which reaches no other."""
     here, others = outcome.cut_off, [str(request.host(node)) for node in sorted(outcome.alive)]
     lives = " and ".join(dict.fromkeys(filter(None, [standby, *others])))
     why = (
-        f"the launcher on it reaches no other host over SSH, while {lives} can be seen at work "
+        f"its launcher reaches no other host over SSH, while {lives} still beats "
         "on the shared folder"
     )
     node = request.hosts.index(here) if here in request.hosts else None
@@ -143,15 +143,15 @@ def blame_itself(request: Request, outcome: AttemptOutcome, standby: str) -> Ver
 
 
 def lost_hosts(request: Request, status: Status) -> dict[str, str]:
-    """The machines that can't be reached any more, each with why; of an engine's choice too, where
-    it can leave some out.
+    """Returns the machines that can't be reached any more, each with the reason. Includes those
+    that a scheduler chose, if it can exclude some.
     """
     placed = request.placed(status.hosts if status.leaves else ())
     return {placed.host(node): why for node, why in status.lost.items() if placed.host(node)}
 
 
 def following_of(request: Request, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs that may follow a request: of its launch, one attempt later."""
+    """Returns the jobs that may follow a request: of the same launch, one attempt later."""
     return [
         replace(job, launch=request.job.launch, attempt=request.job.attempt + 1) for job in jobs
     ]
@@ -165,7 +165,7 @@ def begin_again(
     cause: str,
     who: str,
 ) -> None:
-    """Records the next attempt in the run folder, and why there is one."""
+    """Records the next attempt and its reason in the run folder."""
     if request.job.nodes != run.read_results().get("nodes"):
         refit(request.job)
     run.update_results(restarts=restarts)
@@ -180,7 +180,7 @@ def begin_again(
 
 
 def notices(run: run_folder.Run) -> list[int]:
-    """The nodes that gave notice of being reclaimed, in the order in which they did."""
+    """Returns the nodes that gave notice of being reclaimed, in that order."""
     return [int(event["node"]) for event in run.read_events() if event["event"] == "notice"]
 
 
@@ -192,11 +192,11 @@ def without_taken(
     broken: dict[str, str],
     noticed: int,
 ) -> Request | None:
-    """The next request, without the machines that AWS reclaims; None when the attempt ended for
-    another reason.
+    """Returns the next request without the machines that AWS reclaims, or None if the attempt ended
+    for another reason.
 
-    Those machines are added to `broken`. `noticed`: how many notices there were before this
-    attempt. It does not wait for replacements: they are new machines, which `make setup` makes.
+    Adds those machines to `broken`. `noticed`: the number of notices before this attempt. It does
+    not wait for replacements: they are new machines, which `make setup` makes.
     """
     status = outcome.status
     placed = request.placed(status.hosts if status.leaves else ())
@@ -204,23 +204,24 @@ def without_taken(
     over = watch.run.read_results().get("status") == "finished" or outcome.failed or outcome.asked
     if over or not hosts or watch.interrupts.count:
         return None
-    broken |= dict.fromkeys(hosts, "AWS takes it away")
+    broken |= dict.fromkeys(hosts, "AWS reclaims it")
     try:
         following = first_that_fits(watch.backend, following_of(request, jobs), [broken])
     except BackendError as error:
         watch.say(
-            f"saved, and stopped: {', '.join(hosts)} is taken away, and there are no "
-            f"others\n{error}"
+            f"saved, and stopped: AWS reclaims {', '.join(hosts)}, and there are no others\n{error}"
         )
-        watch.say("next: make setup replaces it, then make train resumes from the checkpoint")
+        watch.say("next: run make setup to replace it, then make train to resume")
         return None
-    watch.say(f"saved: {', '.join(hosts)} is taken away; going on with {following.job.nodes} nodes")
+    watch.say(
+        f"saved: AWS reclaims {', '.join(hosts)}; continuing with {following.job.nodes} nodes"
+    )
     return following
 
 
 def is_taken_back(watch: Watch, request: Request, outcome: AttemptOutcome) -> bool:
-    """Whether ranks saved and left because the engine ended their job (`slurm: job 7 CANCELLED`)
-    unasked by any user here.
+    """Tells whether ranks saved and left because the scheduler ended their job (`slurm: job 7
+    CANCELLED`), and no user here asked for that.
     """
     status, asked = outcome.status, outcome.asked or watch.interrupts.count
     sign = (
@@ -238,8 +239,8 @@ def is_taken_back(watch: Watch, request: Request, outcome: AttemptOutcome) -> bo
 
 
 def worth_it(verdict: Verdict, fruitless: int, run: run_folder.Run) -> bool:
-    """Whether another attempt can succeed. An unexplained failure is retried only if its ranks had
-    started to run.
+    """Tells whether another attempt can succeed. An unexplained failure is retried only if its
+    ranks had started.
     """
     return (
         verdict.then is not Then.STOP
@@ -249,13 +250,13 @@ def worth_it(verdict: Verdict, fruitless: int, run: run_folder.Run) -> bool:
 
 
 def has_started(run: run_folder.Run) -> bool:
-    """Whether ranks of the newest attempt have sent a heartbeat."""
+    """Tells whether ranks of the newest attempt have sent a heartbeat."""
     return bool(read_beats(run.folder, fence.current(run.folder).number))
 
 
 def conclude(run: run_folder.Run, verdict: Verdict, done: str) -> Verdict:
-    """The verdict with what was done about it, recorded as an event and, if the disk has room, in
-    results.json.
+    """Adds the action taken to the verdict, and records it as an event and, if the disk has room,
+    in results.json.
     """
     verdict = replace(verdict, done=done)
     run.note("verdict", **verdict.record())
@@ -267,13 +268,13 @@ def conclude(run: run_folder.Run, verdict: Verdict, done: str) -> Verdict:
 def another(
     watch: Watch, jobs: Sequence[Job], broken: Mapping[str, str], lost: Mapping[str, str]
 ) -> Request:
-    """A request for the next attempt: without the `broken` hosts and, if possible, without the
-    `lost` ones.
+    """Makes a request for the next attempt: without the `broken` hosts and, if possible, without
+    the `lost` ones.
 
-    Waits for lost nodes to come back when no others can replace them.
+    Waits for lost nodes to return if no others can replace them.
 
     Raises:
-        BackendError: they did not come back in time, or it was stopped meanwhile.
+        BackendError: they did not return in time, or the run was stopped in the meantime.
     """
     deadline, said = time.monotonic() + PATIENCE, False
     while True:
@@ -297,11 +298,11 @@ def another(
 def first_that_fits(
     backend: Backend, jobs: Sequence[Job], choices: Iterable[Mapping[str, str]]
 ) -> Request:
-    """The plan of the first job for which there are nodes; `choices` are sets of hosts to leave
-    out, the preferred one first.
+    """Plans the first job for which there are nodes; `choices` are sets of hosts to exclude, the
+    preferred one first.
 
     Raises:
-        BackendError: there are nodes for none of them; says what the last one lacked.
+        BackendError: no job has enough nodes; names what the last one lacked.
     """
     refused = BackendError("no job is left to try")
     for without in choices:
@@ -322,5 +323,5 @@ def pause(watch: Watch, seconds: float) -> None:
 
 
 def progress(run: run_folder.Run) -> int:
-    """How many checkpoints this run has committed."""
+    """Returns the number of checkpoints that this run has committed."""
     return sum(event["event"] == "checkpointed" for event in run.read_events())

@@ -1,9 +1,9 @@
-"""Requests to stop: Ctrl-C, SIGTERM and a closed terminal all mean a clean stop; a second Ctrl-C
-means at once.
+"""Handles requests to stop: Ctrl-C, SIGTERM and a closed terminal mean a clean stop; a second
+Ctrl-C means at once.
 
-One SIGTERM to a process group, as timeouts and service managers send it, comes twice: make hands
-its own on to us. A closed terminal's SIGHUP comes from the kernel and again from the shell. So
-these count as one request, however often they come.
+One SIGTERM to a process group, as timeouts and service managers send it, arrives twice: make
+forwards its own to us. A closed terminal's SIGHUP comes from the kernel and again from the shell.
+So these count as one request, however often they arrive.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts the requests that come within `with`, so that they do not kill the process."""
+    """Counts the requests that arrive within `with`, so that they do not kill the process."""
 
     def __init__(self) -> None:
-        self.pressed, self.signalled = 0, False  # Ctrl-C, and by another process
+        self.pressed, self.signalled = 0, False  # by Ctrl-C, and by another process
 
     @property
     def count(self) -> int:

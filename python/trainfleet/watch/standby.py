@@ -1,9 +1,9 @@
-"""A host that stands by: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` replaces a
+"""Runs the standby host: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` replaces a
 launcher that dies.
 
-The launcher is only a command that resumes (`make train`), so taking over is running it again. The
-host beats meanwhile (health/lease.py: standby.json), and the launcher appoints another when it
-falls silent; of two the one that was appointed later stays.
+The launcher is only a command that resumes (`make train`), so taking over means running it again.
+Until then the host beats (health/lease.py: standby.json). The launcher appoints another one when it
+falls silent; of two, the one appointed later stays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..health.lease import (
     newest_standby,
     write_standby,
 )
-from ..host.processes import die_with_parent
+from ..process.processes import die_with_parent
 from ..run.run_folder import Run, make_folder
 from ..trust import untrusted_input
 from ..trust.errors import TrainfleetError
@@ -39,9 +39,9 @@ from ..trust.safe_output import install
 LOOK_EVERY = 1.0
 TYPE_AGAIN = (5.0, 10.0, 30.0)  # seconds before the second, third and later tries to take over
 HOSTS_MAY_RETURN = 900.0  # seconds in which a takeover is tried
-UNHEARD = f"the launcher has not been heard of for {PATIENCE:.0f} s"
-TRIES = 20  # to take over, of all hosts together
-STOPPED = 130  # the exit code of a command that was stopped
+UNHEARD = f"the launcher has been silent for {PATIENCE:.0f} s"
+TRIES = 20  # takeovers that all hosts together may try
+STOPPED = 130  # exit code of a command that was stopped
 
 
 def main(arguments: list[str]) -> int:
@@ -52,39 +52,40 @@ def main(arguments: list[str]) -> int:
 
 
 class StandbyWatch:
-    """Stands by for the launcher of one run."""
+    """Replaces the launcher of one run if it dies."""
 
     def __init__(self, folder: Path, command: list[str]) -> None:
         self.folder, self.command = folder, command
         before, standby = newest_holder(folder), newest_standby(folder)
         number, term = os.environ.get(APPOINTED, "").split() or ("", "")
         self.number = int(number or (standby.number + 1 if standby else 1))
-        self.term = int(term or (before.term if before else 0))  # before the launcher's
+        self.term = int(term or (before.term if before else 0))  # term of the launcher before
         self.begun = term == "" and before is not None and before.code is None
 
     def keep(self) -> int:
-        """Stands by and takes over, as often as need be; the exit code of the launcher that ended
-        the run, or 0.
+        """Stands by and takes over as often as needed. Returns the exit code of the launcher that
+        ended the run, or 0.
         """
         while silent := self.await_vacancy():
-            gone = f"{silent.host} does not lead it any more" if silent.time == VACATED else UNHEARD
+            gone = f"{silent.host} no longer leads it" if silent.time == VACATED else UNHEARD
             print(f"{gone}; this host takes over", flush=True)
             if (code := self.take_over(silent)) is not None:
                 return code
         return 0
 
     def await_vacancy(self) -> Holder | None:
-        """The last renewal of a launcher that has fallen silent at its work; None when nobody is
-        needed here any more.
+        """Returns the last renewal of a launcher that fell silent while it led the run.
 
-        It counts polls and compares no clocks, so that a file system that pauses for a minute costs
-        one poll and is no death.
+        Returns None when the run needs no standby any more.
+
+        It counts polls and compares no clocks. So if a file system pauses for a minute, that costs
+        one poll and does not count as a death.
         """
         silent, last = 0.0, newest_holder(self.folder)
         self.begun = self.begun or (last is not None and last.term > self.term)
         while True:
             if not self.beat():
-                print("another host stands by", flush=True)
+                print("another host is the standby now", flush=True)
                 return None
             if (
                 self.begun
@@ -94,7 +95,7 @@ class StandbyWatch:
                 return last if last.code is None else None
             if not self.begun and silent >= TO_BEGIN:
                 print(
-                    f"no launcher has begun within {TO_BEGIN:.0f} s; nobody stands by any more",
+                    f"no launcher has begun within {TO_BEGIN:.0f} s; this host stops standing by",
                     flush=True,
                 )
                 return None
@@ -105,8 +106,8 @@ class StandbyWatch:
             last = newest or last
 
     def _look(self) -> Holder | None:
-        """The launcher, as the file server knows it: this client may remember for long that there
-        was none.
+        """Reads the launcher's lease from the file server: this client may have cached for long
+        that no file exists.
         """
         with suppress(OSError):
             os.close(
@@ -117,7 +118,7 @@ class StandbyWatch:
         return newest_holder(self.folder)
 
     def beat(self) -> bool:
-        """Shows that this host stands by; False when another was appointed after it."""
+        """Shows that this host stands by. Returns False if another was appointed after it."""
         mine = Standby(platform.node(), os.getpid(), self.number, time.time())
         newest = newest_standby(self.folder)
         if (
@@ -131,14 +132,15 @@ class StandbyWatch:
         return True
 
     def take_over(self, silent: Holder) -> int | None:
-        """The exit code of the launcher that concluded the run; None when another leads it now.
+        """Returns the exit code of the launcher that concluded the run, or None when another one
+        leads it now.
 
-        A launcher that could not begin, say as hosts are missing, is started again for
-        HOSTS_MAY_RETURN seconds.
+        If a launcher could not begin, for example because hosts are missing, it is started again
+        for HOSTS_MAY_RETURN seconds.
         """
         deadline, tries = time.monotonic() + HOSTS_MAY_RETURN, 0
         while True:
-            # the first try looks at what is still running
+            # the first try checks the ranks that are still running
             if tries and Run(self.folder).is_asked_to_stop():
                 return self.conclude(STOPPED)
             code = self.launch(silent)
@@ -148,7 +150,8 @@ class StandbyWatch:
             if newest.renewal != silent.renewal and newest.time != VACATED:
                 self.begun = True
                 return None
-            found_finished = code == 0  # by ranks that went on alone: it took no lease
+            # ranks finished without a launcher: this one took no lease
+            found_finished = code == 0
             if found_finished or time.monotonic() > deadline or newest.tries >= TRIES:
                 return self.conclude(code)
             pause = TYPE_AGAIN[min(tries, len(TYPE_AGAIN) - 1)]
@@ -162,8 +165,8 @@ class StandbyWatch:
             silent, tries = newest, tries + 1
 
     def launch(self, silent: Holder) -> int:
-        """The exit code of a launcher that succeeds the silent one. This host stands by until that
-        one has the lease.
+        """Returns the exit code of a launcher that succeeds the silent one. This host stands by
+        until it has the lease.
         """
         environment = os.environ | {SUCCEEDS: silent.renewal}
         with subprocess.Popen(self.command, env=environment, preexec_fn=die_with_parent) as process:
@@ -176,7 +179,9 @@ class StandbyWatch:
         return code if code >= 0 else 128 - code
 
     def pause(self, seconds: float) -> bool:
-        """Waits; a request to stop ends that. False when another host was appointed meanwhile."""
+        """Waits; a request to stop ends the wait. Returns False if another host was appointed in
+        the meantime.
+        """
         until = time.monotonic() + seconds
         while (
             (mine := self.beat())
@@ -187,7 +192,7 @@ class StandbyWatch:
         return mine
 
     def conclude(self, code: int) -> int:
-        """Leaves the exit code where all who follow the run look for it."""
+        """Writes the exit code into the lease, which all followers of the run read."""
         with suppress(TrainfleetError), Lease(self.folder) as lease:
             lease.code = code
         return code

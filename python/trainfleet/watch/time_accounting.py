@@ -1,11 +1,11 @@
-"""What a run's seconds were spent on: each second from a command's start to its end, counted once.
+"""Accounts for a run's seconds: each second from a command's start to its end, counted once.
 
-There are moments, by the clocks of the launcher and rank 0: a command began, ranks were launched,
-an engine let them run, training began, an attempt failed and another followed, the last step was
-done. And there are spans: each line of metrics says how long it took since the line before, and how
-much of that was a checkpoint, a validation or a compiler. Time between spans goes to what was under
-way then. Where two clocks disagree, a moment counts as no earlier than the one before it, so the
-sum stays exact.
+Moments come from the clocks of the launcher and rank 0: a command began, ranks were launched, a
+scheduler let them run, training began, an attempt failed and another followed, the last step was
+done. Spans come from the metrics: each line reports the time since the line before, and how much of
+it a checkpoint, a validation or a compiler took. Time between spans counts for the activity of that
+moment. If two clocks disagree, a moment counts as no earlier than the one before it, so the sum
+stays exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ USES = (
     "start",
     "down",
 )
-AFTER = {  # what is under way after an event, until the next one
+AFTER = {  # the activity after an event, until the next one
     "launched": "start",
     "queued": "queue",
     "running": "start",
@@ -43,8 +43,8 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """Seconds of training that ended at `time` (unix), and what of them other things took. `kept`:
-    no crash lost its steps.
+    """Seconds of training that ended at `time` (unix), and the parts that other activities took.
+    `kept`: no crash lost its steps.
     """
 
     time: float
@@ -56,7 +56,9 @@ class Span:
 
     @classmethod
     def of(cls, line: Record, kept: bool) -> Span | None:
-        """The span of a line of metrics; None where that tells none, as before format 2."""
+        """Returns the span of a line of metrics; None if it has none, like lines before format
+        2.
+        """
         if not isinstance(line.get("time"), (int, float)) or not isinstance(
             line.get("span"), (int, float)
         ):
@@ -68,8 +70,8 @@ class Span:
         return cls(float(line["time"]), max(0.0, float(line["span"])), kept, **apart)
 
     def uses(self, seconds: float, step: float) -> Iterator[tuple[str, float]]:
-        """How so many seconds of it, of which `step` are its first step's own work, divide among
-        the uses.
+        """Divides that many seconds among the uses; `step` of them are the first step's own
+        work.
         """
         rest = seconds
         for name, wanted in (
@@ -86,11 +88,11 @@ class Span:
 def ledger(
     events: Sequence[Record], metrics: Iterable[Record], now: float | None = None
 ) -> dict[str, float]:
-    """Seconds by use, which add up to the time from each command's start to its end; {} where no
-    command said when it began.
+    """Returns seconds by use, which add up to the time from each command's start to its end; {} if
+    no command recorded its start.
 
-    `now` (unix): the run still goes. What a crash lost comes from the `lost` events, as its lines
-    are removed from the metrics.
+    `now` (unix): the run is still running. Time that a crash lost comes from the `lost` events, as
+    its lines are removed from the metrics.
     """
     timed = [(line, span) for line in metrics if (span := Span.of(line, True))]
     spans = [span for _, span in timed]
@@ -111,13 +113,13 @@ def ledger(
 
 
 def _of_a_step(line: Record, span: Span) -> float:
-    """Seconds of one of the steps that a line reports."""
+    """Returns the seconds of one of the steps that a line reports."""
     seconds = line.get("seconds")
     return min(float(seconds), span.seconds) if isinstance(seconds, (int, float)) else span.seconds
 
 
 def _launches(events: Sequence[Record]) -> list[list[Record]]:
-    """The events of each command that recorded its start, from `launched` on."""
+    """Returns the events of each command that recorded its start, from `launched` on."""
     launches: list[list[Record]] = []
     for event in events:
         if event["event"] == "launched":
@@ -134,10 +136,10 @@ def _sweep(
     now: float | None,
     spent: dict[str, float],
 ) -> None:
-    """Adds the seconds of one command: from moment to moment, each with what was under way."""
+    """Adds the seconds of one command: from moment to moment, each to its activity."""
     begin = float(launch[0]["started"])
     last = max((span.time for span in spans), default=begin)
-    # a launcher that was killed has no last word
+    # a killed launcher records no end
     end = max(now or 0.0, last, *(event["time"] for event in launch))
     ended = {event["event"] for event in launch} & {*ENDS}
     at, use, stepping = begin, "prepare", False
@@ -149,7 +151,7 @@ def _sweep(
         if isinstance(what, Span):
             from_ = max(at, time - what.seconds)
             work = "useful" if what.kept else "repeated"
-            # between two spans there is but the rounding
+            # only rounding separates two spans
             spent[work if stepping else use] += max(0.0, from_ - at)
             for name, seconds in what.uses(max(0.0, time - from_), usual):
                 spent[name] += seconds
@@ -164,8 +166,8 @@ def _sweep(
 
 
 def goodput(spent: dict[str, float]) -> float | None:
-    """The fraction of all seconds that went into steps which were kept; None where nothing is
-    known.
+    """Returns the fraction of all seconds that went into steps which were kept, or None without any
+    seconds.
     """
     total = sum(spent.values())
     return round(spent.get("useful", 0.0) / total, 4) if total else None

@@ -1,5 +1,5 @@
-"""The exceptions in one process's output: each traceback's own, of whatever name, with its message
-and what it was chained to.
+"""Collects the exceptions in one process's output: each with its name, its message and its
+chain.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from .lines import LogLine, is_progress
 from .prefixes import TRACEBACK
 
-# how far the message of an exception may reach behind its first line
+# lines and seconds by which an exception's message may continue after its first line
 MESSAGE_LINES, MESSAGE_SECONDS = (16, 1.5)
-CHAINS = 16  # of each process, the last
-FRAMES = 8  # of each traceback, the innermost
+CHAINS = 16  # chains kept per process, the last ones
+FRAMES = 8  # frames kept per traceback, the innermost ones
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_FRAME = "│╭╰❱|+"  # of rich's boxes and of exception groups
+_FRAME = "│╭╰❱|+"  # borders of rich's boxes and of exception groups
 _POINTED = re.compile(r"-+> ?\d+(?: |$)|-{20}")  # IPython's arrow to the line that failed
 _BARE = re.compile(
     r"(?:error: "
     r")?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
     r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |Error: |error: "
 )
-# a frame of a traceback whose head was cut off
+# a frame of a traceback without its head
 _HEADLESS = re.compile(r'\s+File "[^"]+", line \d+, in \S+$')
 _FLAT = re.compile(
     r'File "[^"]+", line \d+, in (?:(?!File '
@@ -33,7 +33,7 @@ _LAUNCHER = re.compile(
     r"(?:srun|slurmstepd|sbatch|mpirun\S*|prterun|orterun|kubelet): |[IWEF]\d{4} "
     r"\d\d:|(?:ERROR|WARNING|INFO):torch\."
 )
-_FOREIGN = re.compile(  # how others than Python's begin their last words: C++, Rust, Go, Java, glog
+_FOREIGN = re.compile(  # last words of languages other than Python: C++, Rust, Go, Java, glog
     r"(?P<head>terminate called (?:after|recurs)|libc\+\+abi: terminating|thread '.*' (?:\(\d+\) "
     r")?panicked at |panic: )"
     r'|Exception in thread "[^"]*" (?P<java>(?:[a-z_]\w*\.)+[A-Z][\w$]*)|Caused by: '
@@ -41,11 +41,11 @@ _FOREIGN = re.compile(  # how others than Python's begin their last words: C++, 
     r"|(?:[\d-]+ [\d:.]+: )?F(?:\d{4,8} [\d:.]+ +\d+)? ?[\w/.+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] "
     r"(?P<check>.)"
 )
-# a bug, where they say no more
+# words that show a bug if nothing else is reported
 _PANIC = re.compile(
     r"thread '.*' (?:\(\d+\) )?panicked at |panic: |Check failed: |\w*\.?PanicException: "
 )
-# ranks that write over each other
+# output of ranks that write over each other
 _WOVEN = re.compile(r"^(\s*)([\w.]*?(?:Error|Exception))(?:(?:: )?\2)+(?:: ?)*")
 _DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*: ")
 # a frame: Python's, IPython's (`File x.py:3, in f()`, `~/x.py in f()`), rich's (`x.py:3 in f`)
@@ -55,11 +55,11 @@ _IN = re.compile(
     r"|((?:[~/]|[A-Z]:\\)\S*?|<ipython-\S+>)(?::\d+)? in\b ?([\w.<>]*)"
 )
 _NESTED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
-# where an interpreter's packages lie
+# folders with an interpreter's packages
 _HOME = re.compile(r"^.*(?=/(?:site|dist)-packages/)|^.*/lib(?:64)?/python[\d.]+(?=/\w)")
 _NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
 BUGS = frozenset(
-    {  # whatever their message says
+    {  # bugs, regardless of their message
         "AttributeError",
         "IndentationError",
         "IndexError",
@@ -79,10 +79,11 @@ PROGRAM = BUGS | {"ImportError", "NotImplementedError", "StopIteration", "StopAs
 
 @dataclass
 class PrintedException:
-    """An exception as it was printed: its line, where that stands among its node's, and the message
-    with the lines behind it.
+    """An exception as it was printed: its line, that line's index among its node's, and the message
+    with its further lines.
 
-    `bare`: without a traceback. `aside`: of a destructor or a thread, which its process outlives.
+    `bare`: without a traceback. `aside`: raised in a destructor or a thread, which its process
+    survives.
     """
 
     line: LogLine
@@ -91,7 +92,7 @@ class PrintedException:
     bare: bool = False
     aside: bool = False
     frames: str = ""  # files and functions, the innermost last
-    source: str = ""  # the line of the innermost frame, as far as it was printed
+    source: str = ""  # source line of the innermost frame, if it was printed
 
     @property
     def text(self) -> str:
@@ -99,13 +100,13 @@ class PrintedException:
 
     @property
     def panicked(self) -> bool:
-        """Whether a program ended itself as what its text takes for impossible has happened."""
+        """Tells whether a program ended itself because its own check failed."""
         return _PANIC.match(self.message[0]) is not None
 
     @property
     def inner(self) -> str:
-        """The message, from the last exception that it names within, as wrappers do: `X raised:`,
-        and `RuntimeError: …` below.
+        """The message from the last exception that it quotes, as wrappers do: `X raised:`, and
+        `RuntimeError: …` below.
         """
         last = max(
             (index for index, line in enumerate(self.message) if index and _NESTED.match(line)),
@@ -129,24 +130,23 @@ class PrintedException:
 
 @dataclass
 class Tracebacks:
-    """Reads the lines of one process in their order. A chain is the exceptions of one failure, the
+    """Reads the lines of one process in their order. A chain has the exceptions of one failure, the
     likeliest root first.
     """
 
     chains: deque[list[PrintedException]] = field(default_factory=lambda: deque(maxlen=CHAINS))
     base: int | None = None  # the indentation of the open traceback's head
-    last: PrintedException | None = None  # takes up message lines
-    link: str = (
-        ""  # how the next traceback belongs to the last one: "chained", "original", or not at all
-    )
+    last: PrintedException | None = None  # the exception that takes further message lines
+    # relation of the next traceback to the last one: "chained", "original", or none
+    link: str = ""
     aside: bool = False
     dropped: bool = False  # the open traceback is one that Python ignored
-    headless: bool = False  # the open traceback has no head, so perhaps no exception either
+    headless: bool = False  # the open traceback has no head, so perhaps not an exception either
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=FRAMES))
     source: str = ""
 
     def take(self, line: LogLine, index: int, text: str) -> bool:
-        """Whether the line was a part of a traceback or of an exception's message."""
+        """Tells whether the line was a part of a traceback or of an exception's message."""
         if text.count("Error") > 1:
             text = _WOVEN.sub(r"\1\2: ", text)
         if TRACEBACK in text:
@@ -154,7 +154,7 @@ class Tracebacks:
             self._open(head)
             if not pieces and (flat := _FLAT.search(head)):
                 self.take(line, index, flat[1])
-            for piece in pieces:  # a traceback in one line, as in JSON
+            for piece in pieces:  # a traceback in one line, like in JSON
                 if re.search(r"\w", piece):
                     self.take(line, index, piece)
             return True
@@ -201,7 +201,7 @@ class Tracebacks:
             self.link = "original"
 
     def _inside(self, line: LogLine, index: int, text: str) -> bool:
-        """A line behind a traceback's head: a frame, or the exception."""
+        """Takes a line after a traceback's head: a frame, or the exception."""
         stripped = text.strip()
         indent = len(text) - len(text.lstrip())
         frame = _IN.match(stripped.lstrip("│|+ "))
@@ -247,7 +247,7 @@ class Tracebacks:
         self.last, self.link = block, ""
 
     def _goes_on(self, line: LogLine, text: str) -> bool:
-        """Whether the line belongs to the message of the last exception."""
+        """Tells whether the line belongs to the message of the last exception."""
         block = self.last
         if (
             block is None

@@ -1,4 +1,4 @@
-"""The verdict: who failed first, of what, the last lines, what was done about it, and what to
+"""Defines the verdict: who failed first, why, the last lines, the action taken, and the command to
 type.
 """
 
@@ -14,10 +14,10 @@ from signal import SIGTERM
 from ..backends.base import Status
 from ..health import fence
 from ..health.heartbeat_format import read_beats
+from ..node.supervisor import ASKED, LATE, SEVERED, UNLOGGED
 from ..plan.request import Request
 from ..run import run_folder
 from ..run.claims import look_again
-from ..supervisor import ASKED, LATE, SEVERED, UNLOGGED
 from .causes import CAUSES, Cause, Then
 from .diagnosis import Diagnosis, diagnose, quote
 from .evidence import SKEW
@@ -26,9 +26,11 @@ from .monitor import AttemptOutcome
 from .prefixes import TRACEBACK
 
 TAIL = 12  # lines
-FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")  # causes of a healthy node's end
-UNRUN = {126: "a command could not be run", 127: "a command was not found"}  # by POSIX's shells
-# no cause of anything
+# causes by which a healthy node ends
+FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")
+# exit codes of POSIX's shells
+UNRUN = {126: "a command could not be run", 127: "a command was not found"}
+# lines that are only consequences
 FOLLOWED = re.compile(r"\*\*\* STEP |Terminat|^srun: cluster configuration lacks|^trainfleet: ")
 OURS = re.compile(
     r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Trainfleet)Error|Broken|BadText): "
@@ -37,14 +39,14 @@ OURS = re.compile(
 
 @dataclass(frozen=True)
 class Start:
-    """The moment before an attempt: older events and log lines have no part in its verdict."""
+    """The moment before an attempt: older events and log lines do not count for its verdict."""
 
     time: float
     ends: Mapping[Path, int]
 
 
 def start_now(request: Request) -> Start:
-    """A Start at this moment."""
+    """Returns a Start for this moment."""
     logs = (*request.logs, request.job_log)
     look_again(*{log.parent for log in logs})
     return Start(time.time(), {log: size for log in logs if (size := run_folder.size_of(log))})
@@ -52,8 +54,8 @@ def start_now(request: Request) -> Start:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The one block that a user reads after a failure. `sure`: it may be acted on without a look at
-    the logs.
+    """The one block that a user reads after a failure. `sure`: the user may act on it without
+    reading the logs.
     """
 
     cause: str  # a key of CAUSES
@@ -65,7 +67,7 @@ class Verdict:
     next: str
     done: str = ""
     sure: bool = False
-    nodes: int = 1  # that show the same
+    nodes: int = 1  # nodes that show the same
 
     @property
     def who(self) -> str:
@@ -85,8 +87,8 @@ class Verdict:
 
     @property
     def then(self) -> Then:
-        """What follows. No host is left out on mere suspicion, nor for what another attempt
-        elsewhere would only repeat.
+        """The decision that follows. A host is excluded only if the cause is sure, and only if
+        another host would not fail the same way.
         """
         then = self.kind.then_on(self.nodes)
         if then is Then.ELSEWHERE and not (self.host and self.sure):
@@ -96,7 +98,7 @@ class Verdict:
     def __str__(self) -> str:
         said = [line for line in self.lines if line != self.words]
         if said and said[-1] == f"{TRACEBACK}:":
-            said.pop()  # its head alone tells nothing
+            said.pop()  # its head is not information
         quoted = [f"  | {line}" for line in said]
         doubt = "" if self.sure or self.cause == "unknown" else "most likely "
         head = f"failed: {self.who}: {doubt}{self.kind.words} ({self.cause})"
@@ -110,12 +112,12 @@ class Verdict:
         return "\n".join(filter(None, block))
 
     def record(self) -> run_folder.Record:
-        """What events and results.json keep of it."""
+        """Returns the record for events and results.json."""
         return {"who": self.who, "then": self.then.value, **asdict(self)}
 
 
 def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since: Start) -> Verdict:
-    """The verdict on a job that failed, from the logs, events and status since its start."""
+    """Judges a job that failed, from the logs, events and status since its start."""
     status = outcome.status
     request = request.placed(status.hosts if status.leaves else ())
     attempt = fence.current(run.folder)
@@ -156,7 +158,7 @@ def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since:
 def _with_others(
     verdict: Verdict, status: Status, request: Request, alive: frozenset[int]
 ) -> Verdict:
-    """The verdict on a lost node, with the other nodes that were lost."""
+    """Adds the other lost nodes to the verdict on a lost node."""
     others = [node for node in status.lost if node != verdict.node and node not in alive]
     if verdict.node not in status.lost or not others:
         return verdict
@@ -167,7 +169,7 @@ def _with_others(
 
 
 def _cut_short(lines: list[LogLine], node: int | None) -> str:
-    """A sentence on a node, this one or any, that was asked to leave and ended before its ranks had
+    """Describes a node, this one or any, that was asked to leave and ended before its ranks had
     saved; "" for none.
     """
     stops = (
@@ -180,12 +182,12 @@ def _cut_short(lines: list[LogLine], node: int | None) -> str:
     after = [line for line in lines if line.node == asked.node and line.time >= asked.time]
     if any(line.text.startswith(LATE) for line in after):
         return (
-            f"node {asked.node} had not saved when its time to leave was over: steps since "
-            "the last checkpoint are done again"
+            f"node {asked.node} did not finish saving before its deadline: training "
+            "resumes from the last checkpoint"
         )
     lived = max(line.time for line in after) - asked.time
     limit = (
-        "the engine kills before the grace time (ECS_CONTAINER_STOP_TIMEOUT on its "
+        "the scheduler kills before the grace time (ECS_CONTAINER_STOP_TIMEOUT on its "
         "instances, Slurm's KillWait)"
     )
     return (
@@ -195,16 +197,16 @@ def _cut_short(lines: list[LogLine], node: int | None) -> str:
 
 
 def _is_of(event: run_folder.Record, order: int, since: Start) -> bool:
-    """Whether a fault is of this attempt. A node's clock may be behind ours, so the time alone does
-    not tell.
+    """Tells whether a fault belongs to this attempt. A node's clock may be behind ours, so the time
+    is not enough.
     """
     own = event.get("order")
     return bool(event["time"] >= since.time - SKEW) if own is None else own == order
 
 
 def of_finding(finding: Diagnosis, lines: list[LogLine], host: str) -> Verdict:
-    """The verdict that a finding in these lines makes; `host`: the name of its node, "" if it is
-    not known.
+    """Makes the verdict for a finding in these lines; `host`: the name of its node, "" if
+    unknown.
     """
     cause = CAUSES[finding.cause]
     quoted = tuple(map(plain, quote(finding, lines)))
@@ -222,8 +224,8 @@ def of_finding(finding: Diagnosis, lines: list[LogLine], host: str) -> Verdict:
 
 
 def _abstained(named: Verdict | None, silent: Verdict, request: Request) -> Verdict:
-    """No cause, but who seems to have failed first, of what, and the last words of all: an
-    exception that nobody knows, unless another node was killed and left no word.
+    """Makes a verdict without a cause: who seems to have failed first, its exception, and all last
+    lines. If another node was killed silently, that node is named instead.
     """
     if named is None or (silent.cause == "killed" and silent.node != named.node):
         return silent
@@ -234,15 +236,15 @@ def _abstained(named: Verdict | None, silent: Verdict, request: Request) -> Verd
 
 
 def plain(words: str) -> str:
-    """A message of ours without the name of its class, which says nothing to a user."""
+    """Returns one of our messages without the name of its class, which does not help a user."""
     return OURS.sub("", words)
 
 
 def _unexplained(request: Request, status: Status, lines: list[LogLine], since: Start) -> Verdict:
-    """The verdict when no line names a cause: the node that a signal ended, or the first that
+    """Makes the verdict when no line names a cause: the node that a signal ended, or the first that
     failed, with all last lines.
 
-    SIGTERM comes last: an engine asks the other nodes of a failed job to end.
+    SIGTERM comes last: a scheduler asks the other nodes of a failed job to end.
     """
     ended = sorted(
         (code == 128 + SIGTERM, _exit(code)[1] != "killed", node)
@@ -252,7 +254,7 @@ def _unexplained(request: Request, status: Status, lines: list[LogLine], since: 
     node = ended[0][2] if ended else None
     words, cause = _exit(status.exits.get(node) if node is not None else None)
     log, said = request.logs[node or 0], last_words([*lines, *_said_of_all(request.job_log, since)])
-    said = tuple(line for line in said if line != status.reason)  # which is told as the cause
+    said = tuple(line for line in said if line != status.reason)  # it is reported as the cause
     reason, _, remedy = status.reason.partition(" next: ")
     then = (
         remedy
@@ -268,11 +270,11 @@ def _exit(code: int | None) -> tuple[str, str]:
         return f"was killed by signal {code - 128 if code > 128 else -code}", "killed"
     if code in UNRUN:
         return f"ended with exit code {code}: {UNRUN[code]}", "environment"
-    return f"ended with exit code {code}, and no line says why", "unknown"
+    return f"ended with exit code {code} without an error message", "unknown"
 
 
 def last_words(lines: list[LogLine]) -> tuple[str, ...]:
-    """The last line of each rank or other writer, of those that wrote last."""
+    """Returns the last line of each rank or other writer, for those that wrote last."""
     last = {(line.node, line.rank, line.who): line for line in lines if line.text.strip()}
     newest = sorted(last.values(), key=lambda line: line.time)[-TAIL:]
     if len(newest) == 1:
@@ -288,8 +290,8 @@ def _writer(line: LogLine) -> str:
 
 
 def _said_of_all(log: Path, since: Start) -> Iterator[LogLine]:
-    """The lines of the engine's log of the job, which has no clock, but for those on nodes ended
-    because another failed.
+    """Yields the lines of the scheduler's log of the job, which has no clock. Skips nodes that were
+    ended because another failed.
     """
     lines = read_lines(log, None, since.ends.get(log, 0))
     moment = time_of_day(log.stat().st_mtime) if lines else 0.0
@@ -297,11 +299,11 @@ def _said_of_all(log: Path, since: Start) -> Iterator[LogLine]:
 
 
 def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
-    """What the backend and the watchdog observed, as lines with the time at which they did."""
+    """Yields the observations of the backend and the watchdog, as lines with their time."""
     now, status, alarm = time_of_day(time.time()), outcome.status, outcome.alarm
     if alarm:
         yield LogLine(now, alarm.node, alarm.rank, "watch", alarm.words)
-    # the engine's: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's state
+    # reasons of the scheduler: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's state
     for words in status.reason.splitlines():
         yield LogLine(now - 1, None, None, "agent", words)
     for node, why in status.lost.items():
@@ -327,7 +329,7 @@ def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
             None,
             None,
             "watch",
-            "severed nodes: their parts failed, and none of them reaches the run folder",
+            "severed nodes: their parts failed, and they do not reach the run folder",
         )
         severed = []
     for node in severed:
@@ -341,7 +343,7 @@ def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
 
 
 def _faults(faults: list[run_folder.Record]) -> Iterator[LogLine]:
-    """The faults that ranks recorded, as the last lines of their tracebacks."""
+    """Yields the faults that ranks recorded, as the last lines of their tracebacks."""
     for event in faults:
         words = f"{event['error']}: {event['message']}" + (
             f"; why: {event['why']}" if event.get("why") else ""

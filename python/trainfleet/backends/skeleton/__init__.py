@@ -1,5 +1,5 @@
-"""A backend that a package of yours adds: its files as `make new-backend` writes them, whole enough
-to be planned on.
+"""The files of a backend that your package adds, which `make new-backend` writes, complete enough
+to plan with.
 """
 
 from __future__ import annotations
@@ -14,41 +14,39 @@ from .. import BACKENDS
 
 FORM = "[a-z][a-z0-9_]{0,30}"
 FILES = Path(__file__).parent
-PLACE, CLASS = "NAME", "CLASS"  # in the templates
+PLACE, CLASS = "NAME", "CLASS"  # placeholders in the templates
 MADE = {  # template → file of the package
     "pyproject.toml.txt": "pyproject.toml",
     "backend.py.txt": "src/trainfleet_NAME/__init__.py",
-    "seat.py.txt": "src/trainfleet_NAME/seat.py",
+    "placement.py.txt": "src/trainfleet_NAME/placement.py",
     "bench.py.txt": "src/trainfleet_NAME/bench.py",
 }
 
 
 def require_name(name: str) -> None:
-    """ConfigError for what can't be the name of a new backend."""
+    """Raises ConfigError if this can't be the name of a new backend."""
     problem = ""
     if not re.fullmatch(FORM, name):
-        problem = (
-            f"must be of the form {FORM}: small letters, digits and _, as Python names a module"
-        )
+        problem = f"must match {FORM}: lower-case letters, digits and _, like a Python module"
     elif keyword.iskeyword(name):
-        problem = f"{name} is a word of Python's own"
+        problem = f"{name} is a Python keyword"
     elif name in [*BACKENDS]:
-        problem = f"there is a backend of the name {name} already"
+        problem = f"there already is a backend named {name}"
     if problem:
         raise ConfigError.of("NAME", problem, next="make new-backend NAME=kubernetes")
 
 
 def write(name: str, where: Path) -> list[Path]:
-    """Writes the package below `where`, in a new folder; its files.
+    """Writes the package below `where`, in a new folder. Returns its files.
 
     Raises:
-        ConfigError: the name is not one, or the folder is there already.
+        ConfigError: the name is not valid, or the folder exists.
     """
     require_name(name)
     folder = where / f"trainfleet-{name}"
     if folder.exists():
         raise ConfigError.of(
-            "NAME", f"{folder} is there already", next="another NAME; or move it away"
+            "NAME", f"{folder} already exists", next="set another NAME, or move it away"
         )
     made = []
     for template, path in MADE.items():

@@ -1,15 +1,15 @@
 """A cluster that Slurm manages: a job is one sbatch, its nodes' parts are the tasks of one srun;
-Slurm says when and where.
+Slurm decides when and where.
 
-Two places run this. Where sbatch is (a login node, in a folder that every node sees) it plans,
-submits, follows and stops. Anywhere else, with that machine as fleet.hosts, what is typed is handed
-to it (launch/remote_launch.py), as to an ssh fleet's head.
+This runs in two places. A machine with sbatch (a login node, in a folder that every node sees)
+plans, submits, follows and stops. Any other machine, with that one as fleet.hosts, hands its
+commands to it (launch/remote_launch.py), as to an ssh fleet's head.
 
-A job goes on without its launcher: Slurm starts it again when a node fails and when it was
-preempted, and its own script when its time limit comes, or a failure is worth it (sbatch.py).
+A job continues without its launcher. Slurm starts it again when a node fails and after preemption.
+Its own script does at its time limit, or after a failure that is worth a retry (sbatch.py).
 
-What is covered: a real Slurm of four nodes is in the tests (tests/fleet/slurmlab.py), with and
-without accounting. What is not: pyxis, apptainer, nodes that are made when a job needs them.
+Tested: a real Slurm of four nodes (tests/fleet/slurmlab.py), with and without accounting. Not
+tested: pyxis, apptainer, nodes that are made when a job needs them.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from ...cloud.region import through_agent
 from ...cloud.template_inputs import cluster_name
 from ...config import Config
 from ...config.host_list import Host
-from ...entrypoint import CARD, CARDS, LOCK, PORTS
-from ...host.install_paths import CODE, python_path
+from ...hosts import host_setup
+from ...hosts.fleet import hosts_of
+from ...hosts.host_results import HostFailure
+from ...hosts.install_steps import lock_name
+from ...hosts.platform import load_platform
+from ...hosts.quarantine import Quarantine
+from ...hosts.transport import Transport
+from ...node.entrypoint import CARD, CARDS, LOCK, PORTS
 from ...node.placement import expand_hosts
-from ...node.placements.slurm import SEATING
-from ...nodes import host_setup
-from ...nodes.fleet import hosts_of
-from ...nodes.host_results import HostFailure
-from ...nodes.install_steps import lock_name
-from ...nodes.quarantine import Quarantine
-from ...nodes.stack import load_stack
-from ...nodes.transport import Transport
+from ...node.placements.slurm import PLACEMENT
 from ...plan.bill import Bill
 from ...plan.fabric_environment import fabric_environment
 from ...plan.job import Job
 from ...plan.request import Artifact, Request
+from ...process.install_paths import CODE, python_path
 from ...run import run_folder
 from ...run.run_folder import Run
 from ...trust import untrusted_input
@@ -76,9 +76,9 @@ from .partitions import Partitions
 from .reasons import PHASES, is_for_nodes, why_waiting
 from .shared_folder import Shared
 
-# seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
+# seconds until all processes of a killed job have ended: KillWait, and the nodes' epilog
 TO_END = 60.0
-NAMED = 8  # nodes of which a line tells
+NAMED = 8  # most nodes that a line names
 USERS = {
     "ubuntu2204": "ubuntu",
     "ubuntu2404": "ubuntu",
@@ -88,13 +88,13 @@ USERS = {
 }
 STARTS = {
     "CONFIGURING": "its nodes are being started",
-    "SUSPENDED": "it is suspended; next: scontrol resume lets it go on",
+    "SUSPENDED": "it is suspended; next: scontrol resume lets it continue",
 }
 
 
 class Login(Head):
-    """The machine that has sbatch, reached by SSH: the head of the cluster that was made, or what
-    the config names.
+    """The machine that has sbatch, reached by SSH: the head of the cluster that was made, or the
+    host that the config names.
     """
 
     def __init__(self, config: Config) -> None:
@@ -118,7 +118,9 @@ class Login(Head):
 
     @functools.cached_property
     def transport(self) -> Transport:
-        """Through Session Manager where the cluster that was made lets nobody in by SSH."""
+        """Returns a transport, through Session Manager if the cluster that was made allows no
+        SSH.
+        """
         aws = self.fleet.aws
         proxy = through_agent(str(aws.region)) if aws.ssm_only and not self.fleet.hosts else ""
         return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)
@@ -138,7 +140,7 @@ class Slurm(Backend):
     can = frozenset(
         {Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.FOLLOWS}
     )
-    is_here, owned, tried_on, seat = False, True, "real Slurm", SEATING
+    is_here, owned, tried_on, placement = False, True, "real Slurm", PLACEMENT
     pretended = MappingProxyType({Can.IMAGE: "no pyxis", Can.MACHINES: "fake pcluster"})
 
     def __init__(self, config: Config) -> None:
@@ -169,17 +171,17 @@ class Slurm(Backend):
 
     @property
     def interpreter(self) -> str:
-        """The nodes' Python."""
+        """Returns the nodes' Python."""
         return self._head.interpreter if self._head else self.fleet.python or sys.executable
 
     def _ask_head(
         self, words: Sequence[str], stdin: str, environment: Mapping[str, str] | None
     ) -> Said:
-        """What one of Slurm's commands says on the machine that has them."""
+        """Runs one of Slurm's commands on the machine that has them."""
         head = self._head
         if head is None or not head.located.fleet.hosts:
             what = f"there is no cluster {cluster_name(self.config)} yet"
-            raise BackendError(what, where="fleet.slurm.create", next="make setup makes it")
+            raise BackendError(what, where="fleet.slurm.create", next="make setup")
         host = head.transport.hosts[0]
         command = f"bash -lc {shlex.quote(as_asked(words, shlex.join(words)))}"
         answer = head.transport.ask(host, command, stdin=stdin, timeout=TIMEOUT)
@@ -187,7 +189,7 @@ class Slurm(Backend):
             raise BackendError(
                 answer.message,
                 where=host.name,
-                next=answer.next or "look at fleet.hosts and fleet.ssh",
+                next=answer.next or "check fleet.hosts and fleet.ssh",
             )
         return Said(answer.exit_code, answer.stdout, answer.stderr)
 
@@ -196,11 +198,14 @@ class Slurm(Backend):
         slurm, folder = config.fleet.slurm, config.fleet.shared_folder
         yield from supported_keys.refuse(config)
         yield from options.refuse(config)
-        if slurm.time_limit is not None and slurm.notice >= 60 * slurm.time_limit:
+        if (
+            slurm.time_limit_minutes is not None
+            and slurm.warn_before_seconds >= 60 * slurm.time_limit_minutes
+        ):
             yield (
-                "fleet.slurm.notice",
-                f"{slurm.notice} s: fleet.slurm.time_limit is {slurm.time_limit} min in all; "
-                "less works",
+                "fleet.slurm.warn_before_seconds",
+                f"{slurm.warn_before_seconds} s: fleet.slurm.time_limit_minutes is only "
+                f"{slurm.time_limit_minutes} min; set less",
             )
         if folder is not None and not folder.startswith("/"):
             yield (
@@ -208,29 +213,32 @@ class Slurm(Backend):
                 f"{folder!r}: jobs of slurm need a folder that every node sees, e.g. "
                 "/fsx/trainfleet",
             )
-        if (slurm.container is None) != (config.fleet.image == "none"):
+        if (slurm.container_runtime is None) != (config.fleet.container == "none"):
             works = (
-                "pyxis or apptainer" if slurm.container is None else "null, or another fleet.image"
+                "pyxis or apptainer"
+                if slurm.container_runtime is None
+                else "null, or another fleet.container"
             )
             yield (
-                "fleet.slurm.container",
-                f"{slurm.container or 'null'}: fleet.image is {config.fleet.image}; {works} works",
+                "fleet.slurm.container_runtime",
+                f"{slurm.container_runtime or 'null'}: fleet.container is "
+                f"{config.fleet.container}; set {works}",
             )
         if config.fleet.hosts and folder is None:
             yield (
                 "fleet.shared_folder",
-                "null: on a machine that is reached by SSH it must be said where runs/ and data/ "
-                "are",
+                "null: set the folder of runs/ and data/ on the machine that is reached by SSH",
             )
         if slurm.create:
             yield from cluster_file.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """One batch script. Slurm chooses the nodes, but for those in `without` and in quarantine.
+        """Returns one batch script. Slurm chooses the nodes, except those in `without` and in
+        quarantine.
 
         Raises:
-            BackendError: the job is to be carried out, and the cluster can't take it; with what it
-                has.
+            BackendError: the job will be submitted, and the cluster can't take it, with its
+                partitions.
         """
         without = {
             entry.host: f"in quarantine: {entry.evidence}"
@@ -240,9 +248,12 @@ class Slurm(Backend):
             self.folder, "python" if job.image else self.interpreter, tuple(sorted(without))
         )
         code = f"{self._head.code}/python" if self._head else str(CODE)
-        # An image has the code that it was built with; it says itself whether its versions are
-        # these.
-        own = {LOCK: lock_name(load_stack(self.fleet.stack))} if job.image else python_path(code)
+        # An image has its own code, and checks itself that it has these versions.
+        own = (
+            {LOCK: lock_name(load_platform(self.fleet.platform))}
+            if job.image
+            else python_path(code)
+        )
         environment = self._fabric(job) | own | dict(job.environment)
         config, notes = self._sited()
         script = sbatch.script(config, job, ground, environment, notes)
@@ -251,20 +262,20 @@ class Slurm(Backend):
         return Request(job, (script,))
 
     def _sited(self) -> tuple[Config, list[str]]:
-        """The config with what the site sets where sbatch is, and a line for each variable that
-        does.
+        """Returns the config with the site's settings for sbatch, and a line for each variable that
+        sets one.
         """
         if self._known is None:
-            with suppress(BackendError):  # a launch fails at its next question, with the reason
+            with suppress(BackendError):  # a launch fails at its next query, with the reason
                 self._known = site_defaults.apply(self.config, site_defaults.read(self.engine))
         return self._known or (
             self.config,
-            ["what the environment of sbatch sets (SBATCH_ACCOUNT ...) is not known yet"],
+            ["the settings in sbatch's environment (SBATCH_ACCOUNT ...) are not known yet"],
         )
 
     def _fabric(self, job: Job) -> dict[str, str]:
-        """What is known of the fabric before a node is; its card and its ports are found there
-        (entrypoint.py).
+        """Returns the fabric's variables that are known before a node is; the node finds its card
+        and ports (node/entrypoint.py).
         """
         kind = self.fleet.node_type
         if not job.torchrun:
@@ -279,8 +290,8 @@ class Slurm(Backend):
         )
 
     def submit(self, request: Request) -> Handle:
-        """One sbatch for a token. Where two submit it at once, the job that starts second finds the
-        first's claim, and leaves.
+        """Submits one sbatch for a token. If two submit it at once, the job that starts second
+        finds the first's claim, and exits.
         """
         job = request.job
         if number := self._number(job.folder, request.token):
@@ -309,8 +320,8 @@ class Slurm(Backend):
         return self._handle(job.folder, number, request.token, job.nodes)
 
     def _number(self, folder: Path, token: str) -> str:
-        """The job that carries a token out: by its claim, or, where who submitted it died before
-        leaving one, by Slurm.
+        """Returns the job of a token: by its claim or, if its submitter died before writing one, by
+        Slurm.
         """
         if number := job_starts.number(folder, token):
             return number
@@ -320,8 +331,8 @@ class Slurm(Backend):
         return Handle(self.name, f"{folder}:{number}", token, nodes)
 
     def status(self, handle: Handle) -> Status:
-        """The job's state from Slurm and its nodes' exit codes: a failed node counts at once, while
-        others still end.
+        """Returns the job's state, from Slurm and its nodes' exit codes: a failed node counts at
+        once, while others still end.
         """
         name, _, number = handle.id.rpartition(":")
         folder = Path(name)
@@ -350,7 +361,7 @@ class Slurm(Backend):
             return Status(phase, self._why_waiting(job), job.restarts + 1)
         exits = exits if start == job.restarts else {}
         if len(exits) == handle.nodes or any(exits.values()):
-            self.engine.wake()  # Slurm will have something to say soon
+            self.engine.wake()  # Slurm's state will change soon
         if phase is Phase.RUNNING and handle.token in self._asked:
             phase = Phase.STOPPING
         words = STARTS.get(job.state) or (
@@ -370,9 +381,7 @@ class Slurm(Backend):
         )
 
     def _with_leader(self, words: str, job: Known) -> str:
-        """The words with the job of ours that this one was to begin after, where it has not begun:
-        by its run, and how it is.
-        """
+        """Adds our job that this one waits for, if it has not begun: its run and its state."""
         number = (
             re.match(r"afterok:([0-9]{1,18})\b", job.dependency)
             if "Dependency" in job.reason
@@ -385,15 +394,15 @@ class Slurm(Backend):
         return words
 
     def _is_of(self, token: str, folder: Path, number: str) -> bool:
-        """Whether this job carries that token out."""
+        """Tells whether this job has that token."""
         if claimant := job_starts.number(folder, token):
             return claimant == number
         job = self.engine.mine().get(number)
         return job is not None and _token(job) == token
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Not at once: SIGTERM to the nodes' entrypoints. At once: SIGKILL to their steps, and the
-        job is cancelled.
+        """Sends SIGTERM to the nodes' entrypoints. `at_once` sends SIGKILL to their steps, and
+        cancels the job.
         """
         number = handle.id.rpartition(":")[2]
         status = self.status(handle)
@@ -426,7 +435,7 @@ class Slurm(Backend):
             raise refused("scancel", said.error)
 
     def find(self, run: Run) -> Handle:
-        """The newest job of the run that has not ended, as Slurm has it."""
+        """Returns the newest job of the run that has not ended, from Slurm."""
         where = str(Path(self.folder, run.folder))
         mine = [
             (int(job.id), words)
@@ -443,7 +452,9 @@ class Slurm(Backend):
         )
 
     def place(self, run: Run) -> Place:
-        """Here, as this machine sees what the nodes see; elsewhere a mirror of it."""
+        """Returns the folder itself if this machine sees what the nodes see; elsewhere a mirror of
+        it.
+        """
         if self._head:
             return self._head.place(run)
         return Shared(run, lambda: not self.status(self.find(run)).ended)
@@ -455,7 +466,7 @@ class Slurm(Backend):
         return {node: gone[host] for node, host in enumerate(hosts) if host in gone}
 
     def bill(self) -> Bill | None:
-        """Of a cluster that is made, all of it; else the hours of nodes that you have."""
+        """Returns the cost of a cluster that setup makes; else the hours of your own nodes."""
         if not self.fleet.slurm.create:
             return hours_alone(self.config)
         return cluster_file.costs(self.config, by_table()).bill(self.fleet.nodes)
@@ -465,8 +476,8 @@ class Slurm(Backend):
         return Entrance(self._head, cluster) if self._head else cluster
 
     def probe(self) -> Probe | None:
-        """What sinfo says of the nodes, and one of them itself; None of a cluster that is made,
-        whose types are known.
+        """Returns sinfo's report on the nodes, and one node's own; None for a cluster that setup
+        makes, with known types.
         """
         if self.fleet.slurm.create:
             return None
@@ -475,8 +486,8 @@ class Slurm(Backend):
 
 
 class Entrance(Machines):
-    """Machines (base.py) behind a machine that is reached by SSH: what all nodes share is set up
-    through it.
+    """Machines (base.py) behind a machine that is reached by SSH, through which the nodes' shared
+    folder is set up.
     """
 
     def __init__(self, head: Head, cluster: Cluster | Partitions) -> None:
@@ -498,7 +509,7 @@ class Entrance(Machines):
         return self.cluster.prospect(hours, speed)
 
     def apply(self) -> int:
-        """The cluster, then folder and Python on the file system that its nodes share."""
+        """Makes the cluster, then folder and Python on the file system that its nodes share."""
         if code := self.cluster.apply():
             return code
         self.head.look_again()
@@ -506,18 +517,18 @@ class Entrance(Machines):
 
 
 def folder_of(config: Config) -> str:
-    """The folder with runs/ and data/, as the nodes see it."""
+    """Returns the folder with runs/ and data/, as the nodes see it."""
     return config.fleet.shared_folder or str(Path.cwd())
 
 
 def as_slurm_says(name: str) -> Host:
-    """A node by the name that Slurm gives it."""
+    """Returns a node by the name that Slurm gives it."""
     return Host(name, name)
 
 
 def _ours(job: Known) -> list[str]:
-    """The words of `submit`'s comment: ours, token, nodes, the job's folder, the run's; [] for
-    another user's job.
+    """Returns the words of `submit`'s comment: our mark, token, nodes, the job's folder, the run's;
+    [] for another user's job.
     """
     words = job.comment.split(" ", 4)
     return (
@@ -526,5 +537,5 @@ def _ours(job: Known) -> list[str]:
 
 
 def _token(job: Known) -> str:
-    """The token that a job of ours carries out."""
+    """Returns the token of one of our jobs."""
     return "".join(_ours(job)[1:2])

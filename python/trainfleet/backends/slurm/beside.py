@@ -1,5 +1,5 @@
-"""Steps beside the ranks of a job of Slurm (srun --overlap): how a rehearsal strikes them, and what
-ends its jobs.
+"""Steps next to the ranks of a Slurm job (srun --overlap): how a rehearsal injects faults, and how
+its jobs are ended.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ...trust.errors import ConfigError
 from ..base import LINKS, OWN_HEAD, Handle, JobSteps
 from .client import SlurmClient
 
-# It reads a word, or that whom it guards is dead: then the folder is nobody's. A squeue that fails
-# says nothing of jobs.
+# Reads a word, or the end of input if the process that it guards has died; only then it removes the
+# folder. A squeue that fails proves nothing about jobs.
 GUARD = """read -r over
 for _ in $(seq 180); do
 said=$(squeue --me --noheader --format='%i %Z') || {{ sleep 2; continue; }}
@@ -26,10 +26,10 @@ scancel $jobs
 sleep 1
 done
 echo "still there: $jobs"; exit 1"""
-OWN_LINKS = "a node's link carries Slurm too: without it the node is gone for everybody"
+OWN_LINKS = "Slurm uses a node's link too: without it the node is gone for all users"
 HEAD_LOST = (
-    "the head is Slurm's own (slurmctld): jobs go on without it, and nobody but its "
-    "keeper may end it"
+    "the head is Slurm's own (slurmctld): jobs continue without it, and only its "
+    "administrator may end it"
 )
 
 
@@ -47,26 +47,25 @@ class Beside(JobSteps):
             folder,
             interpreter,
         )
-        self.elsewhere = elsewhere  # sbatch is on another machine
+        self.elsewhere = elsewhere  # whether sbatch is on another machine
         self.where = config.fleet.slurm.partition or "the cluster"
 
     def require(self) -> None:
         fleet = self.config.fleet
         if self.elsewhere:
             host = next(iter(fleet.hosts), "the head node")
-            problem = "faults are played from the machine that has sbatch"
+            problem = "a rehearsal must run on the machine that has sbatch"
             raise ConfigError.of(
                 "fleet.hosts",
                 problem,
-                next=f"ssh {host.partition('=')[0]}, and make rehearse there",
+                next=f"ssh {host.partition('=')[0]}, then make rehearse there",
             )
-        if fleet.image != "none":
+        if fleet.container != "none":
             problem = (
-                f"{fleet.image}: processes in an image can't be reached by a step beside "
-                "them; none works"
+                f"{fleet.container}: a separate step can't reach processes in an image; set none"
             )
-            mended = "make rehearse SET='fleet.image=none fleet.slurm.container=null'"
-            raise ConfigError.of("fleet.image", problem, next=mended)
+            mended = "make rehearse SET='fleet.container=none fleet.slurm.container_runtime=null'"
+            raise ConfigError.of("fleet.container", problem, next=mended)
 
     def run_beside(self, handle: Handle, node: int, words: Sequence[str]) -> str | None:
         number = handle.id.rpartition(":")[2]
@@ -85,7 +84,7 @@ class Beside(JobSteps):
             "--chdir=/",
             *words,
         ]
-        # a rank that was struck may end the step with its job
+        # a rank that was killed may end the step with its job
         said = self.engine.ask(step, "", None)
         return said.out.strip() or said.error.strip()
 

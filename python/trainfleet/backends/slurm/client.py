@@ -1,9 +1,9 @@
-"""Slurm's commands and the jobs that they report: one query for all jobs of this process, at the
-pace at which they change.
+"""Slurm's commands and the jobs that they report: one query for all jobs of this process, as often
+as they change.
 
-squeue knows a job until some minutes (MinJobAge) after its end, sacct from then on, if the cluster
-keeps accounting. Where neither does, what the job left in its folder decides. While slurmctld does
-not answer, jobs are as they were seen last: it may be restarted under running jobs.
+squeue knows a job until some minutes (MinJobAge) after its end; sacct then knows it, if the cluster
+keeps accounting. If neither does, the files that the job left in its folder decide. While slurmctld
+does not answer, jobs keep their last known state: it may be restarted under running jobs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ...trust.errors import BackendError
 from ..head import HEAD
 from .reasons import WELL, why_refused
 
-TIMEOUT = 60.0  # seconds that a command gets: slurmctld is slow when many ask
-SHORTEST, LONGEST = 1.0, 15.0  # seconds between two looks: longer while nothing changes
-SILENT = 60.0  # seconds between two looks while slurmctld does not answer, at most
-# The reason and the comment hold whatever somebody has written, a `|` too: one is last, and ours
-# has none (submit).
+TIMEOUT = 60.0  # seconds for a command: slurmctld is slow under many queries
+SHORTEST, LONGEST = 1.0, 15.0  # seconds between two queries: longer while nothing changes
+SILENT = 60.0  # most seconds between two queries while slurmctld does not answer
+# The reason and the comment are free text, which may have a `|`: the reason is last, and our
+# comment has none (submit).
 FIELDS = ("JobID", "State", "RestartCnt", "NodeList", "Dependency", "Comment", "Reason")
 CANCELLED, NO_REASON = "CANCELLED", "None"  # squeue's words
 GONE = "GONE"  # the state of a job that neither squeue nor sacct knows
@@ -36,43 +36,42 @@ COMMENT = "trainfleet"
 
 @dataclass(frozen=True)
 class Said:
-    """What a command said."""
+    """A command's exit code and output."""
 
     code: int
     out: str
     error: str
 
 
-# What a site's or a user's environment says to these commands, beside what they are asked: a filter
-# of squeue's, a question of scancel's, another job than was planned (site_defaults.py reads what is
-# said to sbatch).
+# Variables by which a site or a user changes these commands: a filter of squeue, a question of
+# scancel, another job than planned (site_defaults.py reads those of sbatch).
 SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
-# of this process's environment: what a job needs anywhere
+# variables of this process that a job needs anywhere
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
-CLUSTERS = "SLURM_CLUSTERS"  # all of Slurm's commands go by it
+CLUSTERS = "SLURM_CLUSTERS"  # read by all of Slurm's commands
 Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
 
 
 def ask_here(
     words: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None
 ) -> Said:
-    """Runs one of Slurm's commands on this machine, with `environment` alone if it is given, and
-    without what is SAID.
+    """Runs one of Slurm's commands on this machine, with only `environment` if it is given, and
+    without the variables of SAID.
 
     Raises:
-        BackendError: there is no such command, or it gives no answer.
+        BackendError: the command does not exist, or does not answer.
     """
-    if HEAD in os.environ:  # no login shell has started this: profiles say where Slurm is
+    if HEAD in os.environ:  # no login shell has started this, and profiles set Slurm's path
         words = ["bash", "-lc", as_asked(words, 'exec "$@"'), "bash", *words]
     elif shutil.which(words[0]) is None:
         why = (
-            "fleet.backend slurm needs Slurm's commands, or fleet.hosts with the machine that "
+            "fleet.backend slurm needs Slurm's commands, or fleet.hosts with a machine that "
             "has them"
         )
         raise BackendError(
             f"there is no {words[0]} here",
             why=why,
-            next="module load slurm; or fleet.hosts: [your login node]",
+            next="module load slurm; or set fleet.hosts: [your login node]",
         )
     elif words[0] != "env":
         given = os.environ if environment is None else environment
@@ -90,7 +89,7 @@ def ask_here(
         )
     except subprocess.TimeoutExpired as error:
         raise BackendError(
-            f"{words[0]} gives no answer",
+            f"{words[0]} does not answer",
             why=f"none in {TIMEOUT:.0f} s",
             next="scontrol ping; sinfo",
         ) from error
@@ -98,7 +97,9 @@ def ask_here(
 
 
 def as_asked(words: Sequence[str], command: str) -> str:
-    """Returns bash's command for these words, without what is SAID; `env` alone tells it."""
+    """Returns bash's command for these words, without the variables of SAID; only `env` shows
+    them.
+    """
     return (
         command
         if words[0] == "env"
@@ -120,13 +121,13 @@ class SlurmJob:
 
 
 def parse(out: str) -> dict[str, SlurmJob]:
-    """The jobs of squeue's answer, by id; lines that are none are passed over."""
+    """Parses squeue's jobs, by id; skips malformed lines."""
     found = {}
     for line in out.splitlines():
         parts = line.strip().split("|", len(FIELDS) - 1)
         if len(parts) == len(FIELDS) and untrusted_input.whole(parts[0]):
             number, state, restarts, nodes, dependency, comment, reason = parts
-            reason = reason.removesuffix("|")  # which every field ends with
+            reason = reason.removesuffix("|")  # every field ends with it
             found[number] = SlurmJob(
                 number,
                 state,
@@ -140,20 +141,20 @@ def parse(out: str) -> dict[str, SlurmJob]:
 
 
 class SlurmClient:
-    """Slurm, asked by `ask`."""
+    """A client of Slurm, which runs commands with `ask`."""
 
     def __init__(self, ask: Ask = ask_here) -> None:
         self.ask = ask
-        self.jobs: dict[str, SlurmJob] = {}  # what is known, by id
+        self.jobs: dict[str, SlurmJob] = {}  # last known state, by id
         self.watched: set[str] = set()
         self.next_look, self.pause = 0.0, SHORTEST
         self.trouble = ""
-        # those that take no job, and until when that is known
+        # nodes that take no job, and when this list expires
         self.nodes, self.nodes_until = (dict[str, str](), 0.0)
 
     def run(self, *words: str) -> str:
-        """What a command prints; BackendError where it ends badly, in plain words where its message
-        is known.
+        """Returns a command's output; BackendError if it fails, in plain words if its message is
+        known.
         """
         said = self.ask(words, "", None)
         if said.code:
@@ -161,14 +162,12 @@ class SlurmClient:
         return said.out
 
     def sbatch(self, words: Sequence[str], script: str, environment: Mapping[str, str]) -> Said:
-        """What sbatch says of a script: in one environment, whether it is to submit it or only to
-        look.
-        """
+        """Runs sbatch on a script, in the same environment for submission and test."""
         given = {name: os.environ[name] for name in (*GIVEN, CLUSTERS) if name in os.environ}
         return self.ask(["sbatch", *words], script, {**given, **environment})
 
     def look(self, number: str) -> SlurmJob:
-        """The job as it was seen last, at the pace at which jobs change; BackendError while
+        """Returns the job's last known state, queried as often as jobs change; BackendError while
         slurmctld has never answered.
         """
         new = number not in self.watched
@@ -177,14 +176,14 @@ class SlurmClient:
             self._look()
         if number not in self.jobs:
             raise BackendError(
-                f"nothing is known of job {number}",
+                f"the state of job {number} is unknown",
                 why=self.trouble,
                 next="scontrol ping; make status again",
             )
         return self.jobs[number]
 
     def wake(self) -> None:
-        """The next `look` is one: something has changed."""
+        """Lets the next `look` query Slurm, as something has changed."""
         self.next_look, self.pause = 0.0, SHORTEST
 
     def _look(self) -> None:
@@ -206,20 +205,20 @@ class SlurmClient:
         self.next_look = time.monotonic() + self.pause
 
     def mine(self, numbers: set[str] | None = None) -> dict[str, SlurmJob]:
-        """What squeue says of these jobs, or of all of this user's."""
+        """Returns squeue's report on these jobs, or on all of this user's."""
         which = ["--me"] if numbers is None else [f"--jobs={','.join(sorted(numbers))}"]
         form = ",".join(f"{name}:|" for name in FIELDS)
         said = self.ask(
             ["squeue", "--noheader", "--states=all", *which, f"--Format={form}"], "", None
         )
-        # one job that it has forgotten is an error, several are none
+        # squeue fails for one forgotten job, but not for several
         if said.code and not FORGOTTEN.search(said.error):
             raise refused("squeue", said.error)
         return parse(said.out)
 
     def unavailable(self, partitions: str = "") -> dict[str, str]:
-        """The nodes that take no job, each with its state and its administrator's reason; queried
-        every LONGEST seconds.
+        """Returns the nodes that take no job, each with its state and its administrator's reason;
+        queried every LONGEST seconds.
         """
         if time.monotonic() >= self.nodes_until:
             which = [f"--partition={partitions}"] if partitions else []
@@ -239,7 +238,7 @@ class SlurmClient:
         return self.nodes
 
     def _whole(self, job: SlurmJob) -> SlurmJob:
-        """A job as squeue has it, and by whom it was cancelled, which accounting alone knows."""
+        """Returns squeue's job, with the user who cancelled it, which only accounting knows."""
         known = self.jobs.get(job.id)
         if job.state != CANCELLED or job.reason != NO_REASON:
             return job
@@ -250,7 +249,7 @@ class SlurmClient:
         )
 
     def _of_old(self, number: str) -> SlurmJob:
-        """A job that squeue has forgotten, as accounting has it."""
+        """Returns a job that squeue has forgotten, from accounting."""
         known = self.jobs.get(number)
         if known and known.state == GONE:
             return known
@@ -258,14 +257,14 @@ class SlurmClient:
             ["sacct", "-X", "-n", "-P", "-j", number, "-o", "JobID,State,NodeList"], "", None
         )
         rows = [line.split("|") for line in said.out.splitlines() if line.startswith(f"{number}|")]
-        if said.code or not rows:  # no accounting is kept
+        if said.code or not rows:  # the cluster keeps no accounting
             return SlurmJob(number, GONE)
         state, _, by = rows[-1][1].partition(" ")  # CANCELLED by 1000
         return SlurmJob(number, state, by, 0, rows[-1][2] if len(rows[-1]) > 2 else "")
 
 
 def how_it_ended(job: SlurmJob) -> str:
-    """Slurm's own reason, if the nodes have none: `slurm: job 7 CANCELLED by root`."""
+    """Returns Slurm's own reason, if the nodes have none: `slurm: job 7 CANCELLED by root`."""
     if job.state in (WELL, "FAILED", GONE):
         return ""
     reason = re.sub(r"^by ([0-9]{1,10})$", lambda match: f"by {user_of(int(match[1]))}", job.reason)
@@ -275,7 +274,7 @@ def how_it_ended(job: SlurmJob) -> str:
 
 
 def user_of(uid: int) -> str:
-    """The name of a user; the number of one whom this machine does not know."""
+    """Returns the name of a user, or the number of one that this machine does not know."""
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
@@ -283,8 +282,8 @@ def user_of(uid: int) -> str:
 
 
 def refused(command: str, said: str) -> BackendError:
-    """The error that a message of Slurm's is."""
-    line = said.strip().partition("\n")[0] or "it says nothing"
+    """Returns the error for a message of Slurm."""
+    line = said.strip().partition("\n")[0] or "it prints nothing"
     known = why_refused(said)
     if known is None:
         return BackendError(f"{command} refuses", why=line, next="sinfo; squeue --me")
@@ -304,7 +303,7 @@ class Partition:
 
 
 def read_partitions(out: str) -> list[Partition]:
-    """The partitions of `scontrol --oneliner show partition`."""
+    """Parses the partitions of `scontrol --oneliner show partition`."""
     lines = [line.split() for line in out.splitlines() if line.startswith("PartitionName=")]
     return [_partition(dict(word.partition("=")[::2] for word in words)) for words in lines]
 
@@ -320,7 +319,7 @@ def _partition(row: Mapping[str, str]) -> Partition:
 
 
 def minutes(text: str) -> int | None:
-    """`1-00:30:00` → 1470; None for UNLIMITED, and what is no time."""
+    """Parses `1-00:30:00` into 1470; None for UNLIMITED, and for other text."""
     match = re.fullmatch(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-9]{1,9}):([0-9]{1,9})", text)
     if match is None:
         return None

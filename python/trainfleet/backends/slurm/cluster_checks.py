@@ -1,5 +1,5 @@
-"""Checks whether a cluster can take a job before it is submitted: what sbatch would refuse, or let
-wait for ever.
+"""Checks whether a cluster can take a job before it is submitted: jobs that sbatch would refuse, or
+let wait forever.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ...trust.errors import BackendError
 from .client import Partition, SlurmClient, read_partitions, refused
 
 PARTITION = "fleet.slurm.partition"
-# seconds that nodes get to register with a slurmctld that has just started: until then it has none
-# for a job
+# seconds that nodes get to register with a slurmctld that has just started; until then it can't
+# give a job any node
 REGISTERS = 60.0
-# What a job only waits for, so that sbatch takes it: ESLURM_NODE_NOT_AVAIL, ESLURM_NODES_BUSY
-# (slurm_errno.c).
+# Messages about nodes that a job only waits for, so that sbatch accepts it: ESLURM_NODE_NOT_AVAIL,
+# ESLURM_NODES_BUSY (slurm_errno.c).
 WAITS = re.compile("(?i)required node not available|requested nodes are busy")
 
 
 def require(
     engine: SlurmClient, slurm: SlurmConfig, nodes: int, script: str, without: Mapping[str, str]
 ) -> None:
-    """BackendError where the cluster can't take the job; with what it has."""
+    """Raises BackendError if the cluster can't take the job, with its partitions or hosts."""
     chosen = partitions(engine, slurm)
     _require_time(slurm, chosen)
     names = ",".join(row.name for row in chosen)
@@ -37,16 +37,16 @@ def require(
     if not said.code or WAITS.search(said.error + said.out):
         return
     error = refused("sbatch", said.error + said.out)
-    # else it may wait for nodes that are down or drained
+    # otherwise it may wait for nodes that are down or drained
     if error.where != "fleet.nodes" or not engine.unavailable(names):
         raise explained(engine, error)
 
 
 def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
-    """The partitions that the config names, or the cluster's default.
+    """Returns the partitions that the config names, or the cluster's default.
 
     Raises:
-        BackendError: there are no such, or they take no jobs now; with those that there are.
+        BackendError: a partition does not exist, or takes no jobs now, with the existing ones.
     """
     rows = read_partitions(engine.run("scontrol", "--oneliner", "show", "partition"))
     asked, known = (
@@ -57,13 +57,13 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
     then = f"make plan SET='{PARTITION}={rows[0].name}'" if rows else "sinfo"
     if unknown := sorted(asked - {row.name for row in rows}):
         raise BackendError(
-            f"there is no partition {', '.join(unknown)}; there are: {known}",
+            f"there is no partition {', '.join(unknown)}; the cluster has {known}",
             where=PARTITION,
             next=then,
         )
     if not chosen:
         raise BackendError(
-            f"the cluster has no default partition; there are: {known}", where=PARTITION, next=then
+            f"the cluster has no default partition, but {known}", where=PARTITION, next=then
         )
     if not any(row.is_up for row in chosen):
         up = ", ".join(row.name for row in rows if row.is_up) or "none"
@@ -76,37 +76,44 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
 
 
 def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
-    """What sbatch lets an administrator ask for, and the scheduler then lets wait for ever."""
+    """Refuses a time that sbatch accepts from an administrator, and the scheduler then lets wait
+    forever.
+    """
     limits = [row.most_minutes for row in chosen if row.most_minutes is not None]
     if (
-        slurm.time_limit is not None
+        slurm.time_limit_minutes is not None
         and len(limits) == len(chosen)
-        and slurm.time_limit > max(limits)
+        and slurm.time_limit_minutes > max(limits)
     ):
         what = (
-            f"{slurm.time_limit} min is more than the partition {chosen[0].name} allows, "
+            f"{slurm.time_limit_minutes} min is more than the partition {chosen[0].name} allows, "
             f"{max(limits)} min"
         )
-        key = "fleet.slurm.time_limit"
+        key = "fleet.slurm.time_limit_minutes"
         raise BackendError(
             what,
             where=key,
-            next=f"make plan SET='{key}={max(limits)}'; the job is queued again by itself",
+            next=f"make plan SET='{key}={max(limits)}'; the job queues itself again",
         )
 
 
 def _require_nodes(engine: SlurmClient, nodes: int, names: str, without: Mapping[str, str]) -> None:
-    """Returns where the partitions have so many nodes besides those in `without`."""
+    """Raises BackendError unless the partitions have at least `nodes` hosts, not counting those in
+    `without`.
+    """
     hosts = _nodes(engine, names)
     out = {host: why for host, why in without.items() if host in hosts}
     left = len(hosts) - len(out)
     if left < nodes:
         rows = "".join(f"\n  {host}: {why}" for host, why in out.items())
-        what = f"{nodes} nodes are wanted, {left} of {len(hosts)} hosts can take a job{rows}"
+        what = (
+            f"the job needs {nodes} nodes, but only {left} of {len(hosts)} hosts can take a job"
+            f"{rows}"
+        )
         raise BackendError(
             what,
             where=f"partition {names}",
-            next=f"NODES={left}; or another {PARTITION}" if left else "sinfo -R",
+            next=f"NODES={left}; or set another {PARTITION}" if left else "sinfo -R",
         )
 
 
@@ -121,7 +128,7 @@ def _nodes(engine: SlurmClient, names: str, *states: str) -> list[str]:
 
 
 def explained(engine: SlurmClient, error: BackendError) -> BackendError:
-    """The error, with what this user may ask for where accounting says so."""
+    """Returns the error, with this user's accounts and QOS if accounting lists them."""
     if error.where not in ("fleet.slurm.account", "fleet.slurm.qos"):
         return error
     user = getpass.getuser()
@@ -140,7 +147,7 @@ def explained(engine: SlurmClient, error: BackendError) -> BackendError:
 
 
 def require_private(engine: SlurmClient) -> None:
-    """BackendError where secrets are given to a cluster whose accounting keeps every job's
+    """Raises BackendError if secrets are given to a cluster with accounting that keeps every job's
     environment.
     """
     said = engine.run("scontrol", "show", "config")
@@ -150,5 +157,5 @@ def require_private(engine: SlurmClient) -> None:
             "secrets can't be given to this cluster",
             where="fleet.secrets",
             why=why,
-            next="ask its administrators to leave job_env out; or SET='fleet.secrets=[]'",
+            next="ask its administrators to remove job_env; or SET='fleet.secrets=[]'",
         )

@@ -1,12 +1,10 @@
-"""The cluster file of AWS ParallelCluster and the script by which its nodes set themselves up, from
-a config. Pure.
+"""AWS ParallelCluster's cluster file and the set-up script of its nodes, from a config. Pure.
 
 Sources: docs.aws.amazon.com/parallelcluster/latest/ug (cluster configuration file: HeadNode,
-Scheduling, SharedStorage, CustomActions, Capacity Blocks); ParallelCluster 3.16, whose schema and
-validators judge what this makes (tests/oracles).
+Scheduling, SharedStorage, CustomActions, Capacity Blocks); ParallelCluster 3.16, with a schema and
+validators that check these files (tests/oracles).
 
-What is covered: the file. What is not: a cluster made of it, nor what its image brings; none was
-made.
+Tested: the file. Not tested: a cluster made from it, or the contents of its image; none was made.
 """
 
 from __future__ import annotations
@@ -28,17 +26,16 @@ from ...cloud.template_storage import makes_file_system, refuse_size, refuse_unm
 from ...config import Config
 from ...config.types import Queue
 from ...hardware import node_types
-from ...host.install_paths import ROOT
-from ...nodes.install_steps import NOFILE, InstallStep, neuron_step
-from ...nodes.stack import load_stack, load_system
+from ...hosts.install_steps import NOFILE, InstallStep, neuron_step
+from ...hosts.platform import load_platform, load_system
 from ...plan.request import Artifact
+from ...process.install_paths import ROOT
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
 HEAD = "c5.4xlarge"  # the article's
-# who may come by SSH where only Session Manager leads in; ParallelCluster's own default is the
-# world
+# source of SSH if only Session Manager has access; ParallelCluster's default is the world
 NOBODY = "127.0.0.1/32"
-WITH_PYTHON = ("ubuntu2404",)  # the images whose own Python is one that the lock has packages for
+WITH_PYTHON = ("ubuntu2404",)  # images with a Python that the lock has packages for
 NONE_YET = "subnet-00000000000000000"
 HEAD_DISK = 200  # GiB: home folders, and the toolchain that compiles
 BOUGHT = {
@@ -48,9 +45,9 @@ BOUGHT = {
     "block": "CAPACITY_BLOCK",
 }
 CHANGES = ["NEW", "CHANGED", "DELETED"]
-# kernel modules of a stack: ParallelCluster's images have the open ones alone, since 3.8
+# kernel modules of a platform: ParallelCluster's images have only the open ones, since 3.8
 CLOSED = "proprietary"
-# Where ParallelCluster mounts nothing (its ReservedMountDirValidator).
+# Folders on which ParallelCluster does not mount (its ReservedMountDirValidator).
 RESERVED = {
     f"/{name}"
     for name in (
@@ -82,7 +79,7 @@ RESERVED = {
 
 
 def queues_of(config: Config) -> tuple[Queue, ...]:
-    """The queues with everything that follows from the fleet."""
+    """Returns the queues with all values that follow from the fleet."""
     fleet = config.fleet
     queues = fleet.slurm.parallelcluster.queues or (Queue("compute1"),)
     return tuple(
@@ -99,14 +96,14 @@ def queues_of(config: Config) -> tuple[Queue, ...]:
 
 
 def key_of(config: Config) -> str:
-    """The name of the key pair that opens the head: the config's, or the one that setup makes for
+    """Returns the name of the key pair for the head: the config's, or the one that setup makes for
     the cluster.
     """
     return config.fleet.aws.key_pair or f"trainfleet-{cluster_name(config)}"
 
 
 def queue_of(config: Config) -> Queue:
-    """The queue that a job goes to: the first that fleet.slurm.partition names, or the first of
+    """Returns the queue of a job: the first that fleet.slurm.partition names, or the first of
     all.
     """
     queues, asked = queues_of(config), (config.fleet.slurm.partition or "").split(",")
@@ -114,22 +111,22 @@ def queue_of(config: Config) -> Queue:
 
 
 def costs(config: Config, prices: Prices) -> spending.Spending:
-    """What the cluster costs, with a job on it."""
+    """Returns the cost of the cluster, with a job on it."""
     queue = queue_of(config)
     others = [other for other in queues_of(config) if other.name != queue.name]
     return spending.of_cluster(
-        config, prices, queue, others, (config.fleet.aws.head or HEAD, HEAD_DISK)
+        config, prices, queue, others, (config.fleet.aws.bastion_type or HEAD, HEAD_DISK)
     )
 
 
 def subnet_of(config: Config) -> str:
-    """The subnet of the nodes; zeros in the plan of a network that is not made yet."""
+    """Returns the subnet of the nodes; zeros in the plan of a network that is not made yet."""
     return (*config.fleet.aws.subnets, NONE_YET)[0]
 
 
 def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
-    """cluster.yaml, and node.sh, which it names by its content. `maker`: the config that made the
-    cluster, where it is there.
+    """Returns cluster.yaml, and node.sh, which it names by its content. `maker` is the config that
+    made the cluster, if it exists.
     """
     script = node_script(config)
     text = yaml.safe_dump(
@@ -143,16 +140,16 @@ def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
 
 
 def script_address(config: Config, script: str) -> str:
-    """Where node.sh lies in S3: another text is another object, so that an update of the cluster
-    brings it.
+    """Returns node.sh's address in S3: a new text gets a new address, so that an update of the
+    cluster installs it.
     """
     digest = hashlib.sha256(script.encode()).hexdigest()[:12]
     return f"s3://{config.fleet.aws.bucket}/{cluster_name(config)}/setup/node-{digest}.sh"
 
 
 def node_script(config: Config) -> str:
-    """What each node runs when it starts: our scripts as they are, with the versions of
-    docker/stack.lock.yaml.
+    """Returns the script that each node runs at its start: our scripts unchanged, with the versions
+    of docker/platforms.lock.yaml.
     """
     steps = list(_steps(config))
     texts = {
@@ -160,8 +157,8 @@ def node_script(config: Config) -> str:
         for name in sorted({"key.sh", *(step.script for step in steps)})
     }
     what = (
-        f"# Sets up a node of {cluster_name(config)} by scripts/*.sh, for the stack "
-        f"{config.fleet.stack}"
+        f"# Sets up a node of {cluster_name(config)} by scripts/*.sh, for the platform "
+        f"{config.fleet.platform}"
     )
     lines = ["#!/usr/bin/env bash", what, "set -euo pipefail", "folder=$(mktemp -d)"]  # fmt: skip
     for name, text in texts.items():
@@ -178,25 +175,25 @@ def node_script(config: Config) -> str:
 
 
 def _steps(config: Config) -> Iterator[InstallStep]:
-    """What ParallelCluster's image lacks, which has the NVIDIA driver and EFA already: Python, the
-    Neuron SDK, and limits.
+    """Yields the steps that ParallelCluster's image lacks: Python, the Neuron SDK, and limits. It
+    has the NVIDIA driver and EFA.
     """
-    stack = load_stack(config.fleet.stack)
-    if not config.fleet.python or stack.neuron_packages:
+    platform = load_platform(config.fleet.platform)
+    if not config.fleet.python or platform.neuron_packages:
         why = (
             "the environment in the shared folder begins with the node's Python, and Neuron's "
             "driver is built here"
         )
-        yield InstallStep("build_tools.sh", ("headers",) if stack.neuron_packages else (), why)
+        yield InstallStep("build_tools.sh", ("headers",) if platform.neuron_packages else (), why)
     yield InstallStep("limits.sh", (str(NOFILE),), "locked memory and open files")
-    if stack.neuron_packages:
-        yield neuron_step(stack, "the image has no Neuron SDK")
+    if platform.neuron_packages:
+        yield neuron_step(platform, "the image has no Neuron SDK")
 
 
 def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
-    """The file's content."""
+    """Returns the file's content."""
     fleet, wanted = config.fleet, config.fleet.slurm.parallelcluster
-    image = {"Os": wanted.os} | ({"CustomAmi": fleet.aws.image} if fleet.aws.image else {})
+    image = {"Os": wanted.os} | ({"CustomAmi": fleet.aws.ami} if fleet.aws.ami else {})
     return {
         "Region": fleet.aws.region,
         "Image": image,
@@ -217,11 +214,14 @@ def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
 
 def _head(config: Config) -> dict[str, Any]:
     aws, wanted = config.fleet.aws, config.fleet.slurm.parallelcluster
-    ssh = {"KeyName": key_of(config), "AllowedIps": aws.ssh_from[0] if aws.ssh_from else NOBODY}
+    ssh = {
+        "KeyName": key_of(config),
+        "AllowedIps": aws.allow_ssh_from[0] if aws.allow_ssh_from else NOBODY,
+    }
     policies = f"arn:{partition_of(aws.region or '')}:iam::aws:policy"
     access = [{"Policy": f"{policies}/AmazonSSMManagedInstanceCore"}]
     return {
-        "InstanceType": aws.head or HEAD,
+        "InstanceType": aws.bastion_type or HEAD,
         "Networking": {"SubnetId": wanted.head_subnet or subnet_of(config)},
         "Ssh": ssh,
         "LocalStorage": {"RootVolume": {"Size": HEAD_DISK, "Encrypted": True}},
@@ -312,25 +312,27 @@ def _storage(config: Config) -> dict[str, Any]:
             settings["DataRepositoryAssociations"] = found
     return {
         "Name": "fsx",
-        "MountDir": fsx.folder,
+        "MountDir": fsx.mount_point,
         "StorageType": "FsxLustre",
         "FsxLustreSettings": settings,
     }
 
 
 def links(config: Config) -> Iterator[dict[str, Any]]:
-    """What the file system loads from S3 when it is read, and what it writes there."""
+    """Yields the folders that the file system loads from S3, and those that it exports there."""
     fsx, bucket = config.fleet.fsx, config.fleet.aws.bucket
-    if fsx.link:
+    if fsx.s3_import:
         yield {
             "Name": "linked",
             "FileSystemPath": "/linked",
-            "DataRepositoryPath": fsx.link,
+            "DataRepositoryPath": fsx.s3_import,
             "BatchImportMetaDataOnCreate": True,
             "AutoImportPolicy": [*CHANGES],
         }
-    if fsx.export and bucket:
-        inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(fsx.folder.rstrip("/"))
+    if fsx.s3_export and bucket:
+        inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(
+            fsx.mount_point.rstrip("/")
+        )
         for name in ("runs", "data"):
             to, path = (
                 f"s3://{bucket}/{cluster_name(config)}/{name}",
@@ -345,8 +347,8 @@ def links(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """What ParallelCluster's schema lets through and AWS would not make, or what is missing for the
-    file: (key, message) each.
+    """Yields (key, message) for settings that ParallelCluster's schema accepts but AWS refuses, and
+    for missing ones.
     """
     fleet, wanted, key = (
         config.fleet,
@@ -354,43 +356,42 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
         "fleet.slurm.parallelcluster",
     )
     if not fleet.aws.region:
-        yield "fleet.aws.region", "null: the cluster's file says the region, as us-west-2"
+        yield "fleet.aws.region", "null: the cluster's file needs the region, such as us-west-2"
     if fleet.aws.subnets and fleet.aws.zones:
         yield (
             "fleet.aws.zones",
-            f"{', '.join(fleet.aws.zones)}: fleet.aws.subnets says where the nodes are; leave it "
-            "out",
+            f"{', '.join(fleet.aws.zones)}: fleet.aws.subnets already places the nodes; remove it",
         )
     if not fleet.aws.subnets and wanted.head_subnet:
         yield (
             f"{key}.head_subnet",
-            f"{wanted.head_subnet}: without fleet.aws.subnets the network is made, and the head "
-            "is in it",
+            f"{wanted.head_subnet}: without fleet.aws.subnets, setup makes the network with the "
+            "head in it; set both or neither",
         )
     if not fleet.aws.subnets and not fleet.instance_type:
         yield (
             "fleet.instance_type",
-            "null: the network is made in a zone that offers it; or name fleet.aws.subnets",
+            "null: setup makes the network in a zone that offers it; name it, or fleet.aws.subnets",
         )
-    if load_stack(fleet.stack).neuron_packages:
+    if load_platform(fleet.platform).neuron_packages:
         yield from _refuse_neuron(config)
     if wanted.os not in WITH_PYTHON and not fleet.aws.bucket and not fleet.python:
-        works = f"with {key}.os {WITH_PYTHON[0]} none is needed"
+        works = f"not needed with {key}.os {WITH_PYTHON[0]}"
         yield (
             "fleet.aws.bucket",
-            f"null: the nodes of {wanted.os} take the script that installs Python from a bucket "
-            f"of yours; {works}",
+            f"null: required with {wanted.os}, as its nodes download the Python installer from "
+            f"it; {works}",
         )
-    if len(fleet.aws.ssh_from) > 1:
+    if len(fleet.aws.allow_ssh_from) > 1:
         one = (
-            "ParallelCluster lets in one; a network that holds them all works, or "
-            "fleet.aws.ssh_from [] by Session Manager"
+            "ParallelCluster allows one; set a network that includes them all, or [] to use "
+            "Session Manager"
         )
-        yield "fleet.aws.ssh_from", f"{len(fleet.aws.ssh_from)} networks: {one}"
-    if wanted.os == "rocky9" and not fleet.aws.image:
+        yield "fleet.aws.allow_ssh_from", f"{len(fleet.aws.allow_ssh_from)} networks: {one}"
+    if wanted.os == "rocky9" and not fleet.aws.ami:
         yield (
             f"{key}.os",
-            "rocky9: ParallelCluster has no image of it; with fleet.aws.image it works",
+            "rocky9: ParallelCluster has no image of it; set fleet.aws.ami",
         )
     given = [name for name in ("uri", "user", "secret") if getattr(wanted, f"database_{name}")]
     if given and len(given) < 3:
@@ -401,18 +402,19 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     if wanted.database_uri and len(cluster_name(config)) > LONGEST_WITH_DATABASE:
         yield (
             f"{key}.name",
-            f"{cluster_name(config)}: with accounting at most {LONGEST_WITH_DATABASE} characters",
+            f"{cluster_name(config)}: with accounting, use at most {LONGEST_WITH_DATABASE} "
+            "characters",
         )
     yield from _refuse_queues(config)
     yield from _refuse_storage(config)
 
 
 def _refuse_neuron(config: Config) -> Iterator[tuple[str, str]]:
-    stack, wanted = load_stack(config.fleet.stack), config.fleet.slurm.parallelcluster.os
+    platform, wanted = load_platform(config.fleet.platform), config.fleet.slurm.parallelcluster.os
     if not config.fleet.aws.bucket:
         yield (
             "fleet.aws.bucket",
-            "null: the nodes take the script that installs the Neuron SDK from a bucket of yours",
+            "null: required, as the nodes download the Neuron SDK's installer from it",
         )
     system = load_system(wanted)
     lack = (
@@ -420,13 +422,13 @@ def _refuse_neuron(config: Config) -> Iterator[tuple[str, str]]:
         if system.apt
         else "Neuron's packages are installed by apt, and its PyTorch needs a newer glibc"
     )
-    if not lack and system.python < stack.python and not config.fleet.python:
+    if not lack and system.python < platform.python and not config.fleet.python:
         lack = (
-            f"its Python is {system.python}, and the packages of stack {stack.name} begin "
-            f"with {stack.python}"
+            f"its Python is {system.python}, but the packages of platform {platform.name} "
+            f"need {platform.python} or newer"
         )
     if lack:
-        yield "fleet.slurm.parallelcluster.os", f"{wanted}: {lack}; ubuntu2404 works"
+        yield "fleet.slurm.parallelcluster.os", f"{wanted}: {lack}; set ubuntu2404"
 
 
 def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
@@ -439,23 +441,23 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
         row = node_types.instance(queue.instance_type)
         if (
             row
-            and not fleet.aws.image
-            and load_stack(node_types.stack_of(row)).kernel_modules == CLOSED
+            and not fleet.aws.ami
+            and load_platform(node_types.platform_of(row)).kernel_modules == CLOSED
         ):
             what = (
-                f"the NVIDIA driver of ParallelCluster's images knows no {row.name} (its "
+                f"the NVIDIA driver of ParallelCluster's images does not support {row.name} (its "
                 "issue 6014)"
             )
             yield (
                 key,
-                f"{queue.name}: {what}; fleet.aws.image, one that pcluster build-image made, "
-                "works, or backend ec2",
+                f"{queue.name}: {what}; set fleet.aws.ami to one from pcluster build-image, "
+                "or use backend ec2",
             )
     asked = fleet.slurm.partition
     if asked and (unknown := sorted(set(asked.split(",")) - set(names))):
         yield (
             "fleet.slurm.partition",
-            f"{', '.join(unknown)} is none of the queues: {', '.join(names)}",
+            f"{', '.join(unknown)} is not one of the queues: {', '.join(names)}",
         )
     most = max(
         (queue.max or 0 for queue in queues if not asked or queue.name in asked.split(",")),
@@ -464,16 +466,16 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
     if 0 < most < fleet.nodes:
         yield (
             "fleet.nodes",
-            f"{fleet.nodes}: the largest queue has at most {most}; NODES={most} works, or a "
+            f"{fleet.nodes}: the largest queue has at most {most}; set NODES={most}, or a "
             "larger max",
         )
 
 
 def _lacks(queue: Queue) -> Iterator[str]:
-    """What is wrong with a queue."""
+    """Yields the problems of a queue."""
     row, most = node_types.instance(queue.instance_type), queue.max or 0
     if queue.name == "default":
-        yield "Slurm keeps this name for itself; compute1 works"
+        yield "Slurm reserves this name; use for example compute1"
     if queue.min > most:
         yield f"min {queue.min} is more than max {most}"
     if queue.instance_type is None:
@@ -482,13 +484,13 @@ def _lacks(queue: Queue) -> Iterator[str]:
         yield f"{queue.instance_type} is not in the table of instance types"
     elif row.accelerator and not row.efa and most > 1:
         yield (
-            f"{queue.instance_type} has no EFA, so its nodes can't train together; max 1 "
-            "works, or a larger size"
+            f"{queue.instance_type} has no EFA, so its nodes can't train together; set max 1, "
+            "or use a larger size"
         )
     if queue.capacity in ("reservation", "block") and not queue.reservation:
-        yield f"capacity {queue.capacity} needs a reservation, as cr-0123456789abcdef0"
+        yield f"capacity {queue.capacity} needs a reservation, such as cr-0123456789abcdef0"
     if queue.capacity == "block" and queue.min != most:
-        yield f"the nodes of a capacity block are all kept: min {most} works"
+        yield f"all nodes of a capacity block stay; set min {most}"
 
 
 def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
@@ -498,13 +500,14 @@ def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
     if makes and fsx.efa:
         yield (
             "fleet.fsx.efa",
-            "true: file systems that ParallelCluster makes have none; false works, or one of "
-            "yours by dns_name",
+            "true: file systems that ParallelCluster makes have no EFA; set false, or dns_name "
+            "for your own",
         )
     if fsx.dns_name and not re.fullmatch(r"fs-[0-9a-f]{17}\..+", fsx.dns_name):
         yield (
             "fleet.fsx.dns_name",
-            f"{fsx.dns_name}: it begins with the file system's id, as fs-0123456789abcdef0.fsx...",
+            f"{fsx.dns_name}: it must begin with the file system's id, like "
+            "fs-0123456789abcdef0.fsx...",
         )
-    if (makes or fsx.dns_name) and fsx.folder.rstrip("/") in RESERVED:
-        yield "fleet.fsx.folder", f"{fsx.folder} is reserved; /fsx works"
+    if (makes or fsx.dns_name) and fsx.mount_point.rstrip("/") in RESERVED:
+        yield "fleet.fsx.mount_point", f"{fsx.mount_point} is reserved; use for example /fsx"

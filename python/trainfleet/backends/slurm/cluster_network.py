@@ -1,5 +1,5 @@
-"""The network of a cluster whose config names no subnets: a stack that is made before the cluster
-and removed after it.
+"""The network of a cluster with a config that names no subnets: a stack that is made before the
+cluster and removed after it.
 
 It belongs to the config that made the cluster; a second config on that cluster uses the same
 subnets.
@@ -12,11 +12,8 @@ from dataclasses import replace
 
 import yaml
 
-from ...cloud.calls import Calls
-from ...cloud.discovery import placeholders
 from ...cloud.engine_fleet import EngineFleet
 from ...cloud.engine_template import NETWORK
-from ...cloud.template_inputs import Inputs
 from ...config import Config
 from ...plan.request import Artifact
 from ...trust.errors import NotAsked
@@ -26,26 +23,15 @@ FILE = "network.yaml"
 
 
 def stack_of(config: Config, maker: str = "") -> EngineFleet:
-    """The stack of the network; `maker`: the config that made the cluster, where it is there."""
+    """Returns the stack of the network; `maker` is the config that made the cluster, if it
+    exists.
+    """
     return EngineFleet(replace(config, name=maker or config.fleet_name), NETWORK)
 
 
-def asked(config: Config) -> tuple[Inputs, str]:
-    """Whose account it is, as far as permissions ask for it, and why the account could not be
-    asked; "" where it could.
-    """
-    calls = Calls(config.fleet.aws.region or "")
-    inputs = replace(placeholders(config, calls.region), engine=NETWORK)
-    try:
-        who = calls("sts", "GetCallerIdentity")
-    except NotAsked as error:
-        return inputs, error.what
-    return replace(inputs, account=who["Account"], partition=who["Arn"].split(":")[1]), ""
-
-
 def placed(config: Config, maker: str = "") -> Config:
-    """The config with subnets for nodes and head: its own, or those of the stack once it is
-    made.
+    """Returns the config with subnets for nodes and head: its own, or those of the existing
+    stack.
     """
     fleet = config.fleet
     if fleet.aws.subnets:
@@ -65,8 +51,8 @@ def placed(config: Config, maker: str = "") -> Config:
 
 
 def changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
-    """The request that would make or change the network; none where the subnets are the user's, or
-    another config's network.
+    """Returns the request that would make or change the network; empty for the user's own subnets,
+    or another config's network.
     """
     if config.fleet.aws.subnets or maker not in ("", config.fleet_name):
         return ()

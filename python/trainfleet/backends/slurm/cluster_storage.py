@@ -1,12 +1,12 @@
-"""The file system that an earlier cluster of this config left behind: found by tag, opened to the
-next cluster, and used by it.
+"""The file system that an earlier cluster of this config left: found by tag, opened to the next
+cluster, and used by it.
 
 ParallelCluster makes it with DeletionPolicy Retain and so keeps it, with its security group, when
-the cluster goes. The next cluster's file then names it in place of one to be made. The group's
-rules named groups of the cluster that is gone, so it is opened to the network that it is in, on
-Lustre's ports (FSx for Lustre user guide, "File system access control with Amazon VPC").
+the cluster is deleted. The next cluster's file then names it instead of a new one. The group's
+rules named groups of the deleted cluster, so it is opened to its network, on Lustre's ports (FSx
+for Lustre user guide, "File system access control with Amazon VPC").
 
-What is not covered: ParallelCluster itself on such a file system; no cluster was made.
+Not tested: ParallelCluster itself on such a file system; no cluster was made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ...cloud import resource_cost
+from ...cloud import prices
 from ...cloud.api_errors import passing
 from ...cloud.calls import Calls
 from ...cloud.resource_types import Row, is_ours, tags_of
@@ -26,15 +26,15 @@ from ...trust.errors import NotAsked
 from .cluster_file import links
 
 STACK = "aws:cloudformation:stack-id"
-PORTS = (988, 1023)  # TCP: Lustre's, the first and the last
+PORTS = (988, 1023)  # first and last of Lustre's TCP ports
 
 
 def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") -> Row | None:
-    """The file system of this config that no cluster has made that is there; None where there is
-    none, or none is wanted.
+    """Returns the file system of this config that the existing cluster has not made; None if there
+    is no such file system, or the config wants none.
 
-    `maker`, `stack`: the config that made the cluster that is there, and the ARN of its stack. A
-    cluster that has made a file system goes on with that.
+    `maker` and `stack` are the config that made the existing cluster, and the ARN of its stack. A
+    cluster that has made a file system keeps it.
     """
     if not makes_file_system(config):
         return None
@@ -54,7 +54,7 @@ def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") 
 
 
 def using(config: Config, row: Row | None) -> Config:
-    """The config with that file system as one that is there."""
+    """Returns the config with that file system as an existing one."""
     if row is None:
         return config
     lustre = row.get("LustreConfiguration", {})
@@ -67,18 +67,18 @@ def using(config: Config, row: Row | None) -> Config:
 
 
 def describe(config: Config, calls: Calls, row: Row) -> Iterator[str]:
-    """What stands, that it is used, and which links to S3 it lacks, with the commands that make
-    them.
+    """Yields lines about the file system, its use, and its missing links to S3, with the commands
+    that make them.
     """
     id_ = str(row["FileSystemId"])
-    what, usd = resource_cost.of("file system", row)
+    what, usd = prices.cost_of("file system", row)
     cost = "" if usd is None else f", ${usd * 24:,.2f} a day"
     yield (
         f"{id_} ({what}{cost}) was kept with its data by an earlier make clean, and is used; "
         "make clean PURGE=1 removes it"
     )
     if row.get("StorageCapacity") != config.fleet.fsx.size_gib:
-        yield f"  it has {row.get('StorageCapacity')} GiB, whatever fleet.fsx.size_gib says"
+        yield f"  it has {row.get('StorageCapacity')} GiB, regardless of fleet.fsx.size_gib"
     of_it = [{"Name": "file-system-id", "Values": [id_]}]
     there = {
         str(one.get("FileSystemPath"))
@@ -96,7 +96,7 @@ def describe(config: Config, calls: Calls, row: Row) -> Iterator[str]:
 
 
 def _command(id_: str, link: dict[str, Any], region: str) -> str:
-    """What links a folder of a file system to S3."""
+    """Returns the command that links a folder of a file system to S3."""
     kind = next(kind for kind in ("AutoImportPolicy", "AutoExportPolicy") if kind in link)
     policy = f"{kind}={{Events=[{','.join(link[kind])}]}}"
     words = [
@@ -118,7 +118,7 @@ def _command(id_: str, link: dict[str, Any], region: str) -> str:
 
 
 def open_to_network(calls: Calls, row: Row) -> None:
-    """Opens the groups of ours around the file system to its network, on Lustre's ports; once."""
+    """Opens our security groups around the file system to its network, on Lustre's ports; once."""
     cards = calls(
         "ec2", "DescribeNetworkInterfaces", NetworkInterfaceIds=list(row["NetworkInterfaceIds"])
     )["NetworkInterfaces"]

@@ -1,5 +1,5 @@
-"""The options of sbatch that are this program's to set: fleet.slurm.options gives others, and is
-refused these.
+"""The options of sbatch that this program sets: fleet.slurm.options may set others, but not
+these.
 """
 
 from __future__ import annotations
@@ -8,22 +8,22 @@ from collections.abc import Iterator
 
 from ...config import Config
 
-OURS = {  # option → the key that says it, or "" where a job needs it as it is
+OURS = {  # option → the key that sets it, or "" for a fixed one
     "job-name": "name",
     "nodes": "fleet.nodes",
     "exclusive": "fleet.exclusive",
     "partition": "fleet.slurm.partition",
     "account": "fleet.slurm.account",
     "qos": "fleet.slurm.qos",
-    "time": "fleet.slurm.time_limit",
+    "time": "fleet.slurm.time_limit_minutes",
     "constraint": "fleet.slurm.constraint",
     "reservation": "fleet.slurm.reservation",
     "gres": "fleet.slurm.gres",
-    "signal": "fleet.slurm.notice",
+    "signal": "fleet.slurm.warn_before_seconds",
     "requeue": "fleet.slurm.requeue",
     "no-requeue": "fleet.slurm.requeue",
-    "container": "fleet.slurm.container",
-    "container-id": "fleet.slurm.container",
+    "container": "fleet.slurm.container_runtime",
+    "container-id": "fleet.slurm.container_runtime",
     "chdir": "fleet.shared_folder",
     **dict.fromkeys(
         (
@@ -54,7 +54,7 @@ OURS = {  # option → the key that says it, or "" where a job needs it as it is
     ),
     **dict.fromkeys(("clusters", "no-kill", "uid", "gid", "ignore-pbs"), ""),
 }
-# all of a node's memory is a job's while fleet.exclusive is true
+# with fleet.exclusive, a job has all of a node's memory
 WHOLE_NODES = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
@@ -64,12 +64,12 @@ def taken(config: Config) -> dict[str, str]:
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """Options that are set here already. sbatch takes a beginning of an option for the whole
-    (getopt_long), so that too.
+    """Yields options that the program already sets. sbatch accepts an abbreviated option
+    (getopt_long), so these count too.
     """
     ours = taken(config)
     for option in config.fleet.slurm.options:
         name = option.removeprefix("--").partition("=")[0]
         if known := next((other for other in sorted(ours) if other.startswith(name)), ""):
-            says = f"{ours[known]} says that" if ours[known] else "leave it out"
+            says = f"use {ours[known]}" if ours[known] else "remove it"
             yield "fleet.slurm.options", f"{option}: the program sets --{known} itself; {says}"

@@ -2,7 +2,7 @@
 follows its progress.
 
 Its file system is kept when the cluster is deleted, as it holds data; `make clean PURGE=1` removes
-it too. What there is of ours is found by its tags, whatever this machine remembers.
+it too. All resources are found by their tags, without any local state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ...cloud import checks, plan_text
 from ...cloud.api_errors import passing
 from ...cloud.calls import Calls
 from ...cloud.cloudformation import CONFIG
-from ...cloud.discovery import public_key
+from ...cloud.discovery import known, public_key
+from ...cloud.engine_template import NETWORK
 from ...cloud.inventory import costing, surely
 from ...cloud.prices import in_region
 from ...cloud.resource_types import Row, tags_of
@@ -37,15 +38,15 @@ from ..ec2_machines import Stacked, policies, prove_gone, say, told_of
 from ..managed_machines import priced
 from . import cluster_file, cluster_network, cluster_storage
 
-EVERY = 15.0  # seconds between two looks at what CloudFormation does
-PATIENCE = 3600.0  # seconds that it gets
-TIMEOUT = 300.0  # that pcluster gets for an answer: it validates first
+EVERY = 15.0  # seconds between two polls of CloudFormation
+PATIENCE = 3600.0  # most seconds for CloudFormation
+TIMEOUT = 300.0  # seconds for pcluster's answer: it validates first
 UNCHANGED = "No changes found"
 INSTALL = (
-    "pipx install aws-parallelcluster; it needs node too "
+    "pipx install aws-parallelcluster; it also needs node "
     "(docs.aws.amazon.com/parallelcluster/latest/ug/install-v3.html)"
 )
-# What CloudFormation's resources are, for people.
+# Names of CloudFormation's resource types for users.
 KINDS = {
     "AWS::CloudFormation::Stack": "the cluster",
     "AWS::EC2::Instance": "the head node",
@@ -66,7 +67,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A cluster, from describe-cluster: its status; its head's address and id once there is one;
+    """A cluster, from describe-cluster: its status; its head's address and id, if it has a head;
     the config that made it, and the ARN of its stack.
     """
 
@@ -100,8 +101,8 @@ class Cluster(Machines):
         self.calls = Calls(self.region)
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Its network, the cluster's file, the nodes' script and the caller's policy; none of what
-        is as they say.
+        """Returns its network, the cluster's file, the nodes' script and the caller's policy; empty
+        if nothing differs.
         """
         state = self.look() if is_there() else None  # it can be planned without pcluster
         return self._all(state, self._cluster(state) if is_there() else self._wanted(None))
@@ -114,7 +115,7 @@ class Cluster(Machines):
 
     @functools.cached_property
     def _asked(self) -> tuple[Inputs, str]:
-        return cluster_network.asked(self.config)
+        return known(self.config, self.calls, NETWORK)
 
     def _wanted(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         maker = state.maker if state else ""
@@ -124,12 +125,12 @@ class Cluster(Machines):
         )
 
     def _left_behind(self, state: ClusterState | None) -> Row | None:
-        """The file system that an earlier cluster of the same config left."""
+        """Returns the file system that an earlier cluster of the same config left."""
         maker, stack = (state.maker, state.stack) if state else ("", "")
         return cluster_storage.left_behind(self.config, self.calls, maker, stack)
 
     def _cluster(self, state: ClusterState | None) -> tuple[Artifact, ...]:
-        """The cluster's file and the nodes' script, where it differs from them."""
+        """Returns the cluster's file and the nodes' script, if the cluster differs from them."""
         wanted = self._wanted(state)
         if state is None or not state.is_ready:
             return wanted
@@ -139,8 +140,8 @@ class Cluster(Machines):
         return () if UNCHANGED in json.dumps(said) else wanted
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """What the cluster costs, what the account lacks, and its files where pcluster can't say
-        what would change.
+        """Returns the cluster's cost, the account's lacks, and its files if pcluster can't report
+        the changes.
         """
         prices = in_region(self.config)
         try:
@@ -155,12 +156,12 @@ class Cluster(Machines):
         )
 
     def apply(self) -> int:
-        """Makes the cluster, or changes it, and follows until it stands; BackendError with the
-        first thing that failed.
+        """Makes or changes the cluster, and follows until it is ready; BackendError with the first
+        failure.
         """
         state = self.look()
         if state and state.passes:
-            print(f"{self.name} is on its way already: {state.status}", flush=True)
+            print(f"{self.name} is already being made: {state.status}", flush=True)
         else:
             key = public_key(self.config) if state is None else ""
             if state is None:
@@ -188,7 +189,7 @@ class Cluster(Machines):
 
     def _begin(self, state: ClusterState | None, wanted: Sequence[Artifact]) -> None:
         if not wanted:
-            print(f"{self.name} is as {cluster_file.FILE} says", flush=True)
+            print(f"{self.name} matches {cluster_file.FILE}", flush=True)
             return
         for artifact in wanted:
             if artifact.name == cluster_file.SCRIPT:
@@ -228,7 +229,7 @@ class Cluster(Machines):
         return ["--cluster-name", self.name, "--cluster-configuration", str(file)]
 
     def _follow(self, gone: bool = False) -> ClusterState:
-        """Waits until the cluster is stable, and prints its events; the cluster."""
+        """Waits until the cluster is stable, and prints its events; returns the cluster."""
         shown, deadline = set[str](), time.monotonic() + PATIENCE
         while True:
             state = self.look()
@@ -237,7 +238,7 @@ class Cluster(Machines):
                 break
             if time.monotonic() > deadline:
                 what = f"{self.name} is not done yet: {state.status}"
-                raise BackendError(what, where=self.region, next="the same command again")
+                raise BackendError(what, where=self.region, next="run the command again")
             time.sleep(EVERY)
         if state is None and gone:
             return ClusterState("DELETE_COMPLETE")
@@ -254,7 +255,7 @@ class Cluster(Machines):
                 print(f"  {line}", flush=True)
 
     def _events(self) -> list[dict[str, Any]]:
-        """CloudFormation's events of the cluster, the oldest first."""
+        """Returns CloudFormation's events of the cluster, the oldest first."""
         said = self._pcluster(
             "get-cluster-stack-events", "--cluster-name", self.name, may_fail=True
         )
@@ -270,7 +271,7 @@ class Cluster(Machines):
             ),
             {},
         )
-        why = in_words(first) or (state.why if state else "") or "pcluster does not say"
+        why = in_words(first) or (state.why if state else "") or "pcluster gives no reason"
         status = state.status if state else "it is gone"
         next_ = (
             f"pcluster get-cluster-log-events --cluster-name {self.name}; make clean, then "
@@ -284,14 +285,14 @@ class Cluster(Machines):
         )
 
     def look(self) -> ClusterState | None:
-        """The cluster; None where there is none."""
+        """Returns the cluster; None if it does not exist."""
         said = self._pcluster("describe-cluster", "--cluster-name", self.name, may_fail=True)
         if "clusterStatus" not in said:
             if "does not exist" in str(said.get("message")):
                 return None
             why, then = str(said.get("message"))[:300], "aws sts get-caller-identity"
             raise BackendError(
-                "pcluster can't tell of the cluster", where=self.name, why=why, next=then
+                "pcluster can't describe the cluster", where=self.name, why=why, next=then
             )
         head, reasons = said.get("headNode") or {}, said.get("failures") or [{}]
         address = str(head.get("publicIpAddress") or head.get("privateIpAddress") or "")
@@ -307,8 +308,8 @@ class Cluster(Machines):
         )
 
     def head(self) -> str:
-        """The address of the cluster's head, its id where only Session Manager leads in; "" without
-        a cluster or pcluster.
+        """Returns the address of the cluster's head, or its id if only Session Manager has access;
+        "" without a cluster or pcluster.
 
         Raises:
             BackendError: it is not ready.
@@ -321,7 +322,7 @@ class Cluster(Machines):
             raise BackendError(what, where=self.region, next="make setup follows it")
         if not state.is_ready or not state.address:
             raise BackendError(
-                f"the cluster {self.name} is of no use: {state.status}",
+                f"the cluster {self.name} can't be used: {state.status}",
                 where=self.region,
                 why=state.why,
                 next="make clean, then make setup",
@@ -329,7 +330,7 @@ class Cluster(Machines):
         return state.instance if self.config.fleet.aws.ssm_only else state.address
 
     def left(self) -> list[str]:
-        """The cluster, and whatever has our tag, each with what it costs."""
+        """Returns the cluster, and all resources with our tag, each with its cost."""
         state = self.look()
         if state and state.maker not in ("", self.config.fleet_name):
             state = None
@@ -339,13 +340,13 @@ class Cluster(Machines):
     def costing(self) -> list[str]:
         return costing(surely(self.calls, self.config.fleet_name))
 
-    @told_of("not all of it is gone", "make clean goes on with it")
+    @told_of("some resources still exist", "make clean continues with it")
     def remove(self, purge: bool) -> None:
-        """Deletes the cluster, follows that, and proves that nothing is left but what holds data;
-        on `purge` without exception.
+        """Deletes the cluster, and checks that only resources with data are left; with `purge`
+        none.
 
         Raises:
-            BackendError: something else is left; what, and what it costs.
+            BackendError: other resources are left, with their cost.
         """
         own = cluster_network.stack_of(self.config)
         try:
@@ -353,7 +354,7 @@ class Cluster(Machines):
         except BackendError:
             Sweep(
                 self.calls, own.stack, say
-            ).end_instances()  # whatever keeps pcluster from it, they cost nothing more
+            ).end_instances()  # ends their cost even if pcluster fails
             raise
         stay = own.remove(purge, say)
         prove_gone(
@@ -379,10 +380,10 @@ class Cluster(Machines):
             say(f"the cluster {self.name} is gone")
 
     def _pcluster(self, verb: str, *words: str, may_fail: bool = False) -> dict[str, Any]:
-        """What pcluster answers, which is JSON also where it refuses.
+        """Runs pcluster and returns its answer, which is JSON even if it refuses.
 
         Raises:
-            BackendError: there is no pcluster, or it refuses; with each of its validators' words.
+            BackendError: pcluster is missing, or it refuses, with each of its validators' messages.
         """
         if not is_there():
             why = "fleet.slurm.create needs AWS ParallelCluster's command"
@@ -398,8 +399,8 @@ class Cluster(Machines):
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            what, why = f"pcluster {verb} gives no answer", f"none in {TIMEOUT:.0f} s"
-            raise BackendError(what, why=why, next="the same command again") from error
+            what, why = f"pcluster {verb} does not answer", f"no answer in {TIMEOUT:.0f} s"
+            raise BackendError(what, why=why, next="run the command again") from error
         said = (
             _parsed(done.stdout)
             or _parsed(done.stderr)
@@ -422,7 +423,7 @@ class Cluster(Machines):
 
 
 def is_there() -> bool:
-    """Whether this machine has pcluster."""
+    """Tells whether this machine has pcluster."""
     return shutil.which("pcluster") is not None
 
 
@@ -435,7 +436,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def in_words(event: dict[str, Any]) -> str:
-    """An event of CloudFormation's in a line; "" for what is of no interest."""
+    """Returns an event of CloudFormation in a line; "" for one without interest."""
     status, kind = str(event.get("resourceStatus", "")), str(event.get("resourceType", ""))
     what = KINDS.get(kind)
     if not status or (what is None and "FAILED" not in status):

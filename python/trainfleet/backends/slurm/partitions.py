@@ -11,22 +11,22 @@ from .client import SlurmClient, read_partitions
 
 
 class Partitions(Standing):
-    """Those of a cluster that others administer."""
+    """The machines of a cluster that others administer."""
 
     def __init__(self, engine: SlurmClient) -> None:
         self.engine = engine
 
     def apply(self) -> int:
-        """Says what the cluster has."""
+        """Prints the cluster's version and partitions."""
         version = self.engine.run("sinfo", "--version").strip()
         rows = read_partitions(self.engine.run("scontrol", "--oneliner", "show", "partition"))
         if not re.match(r"slurm\S* \d+\.\d+", version) or not rows:
             why = (
-                f"sinfo --version says {show(version)}, and scontrol show partition names "
+                f"sinfo --version prints {show(version)}, and scontrol show partition lists "
                 f"{len(rows)} partitions"
             )
             raise BackendError(
-                "this is no Slurm that can be used",
+                "this Slurm can't be used",
                 why=why,
                 next="module load slurm; scontrol ping",
             )
@@ -38,5 +38,5 @@ class Partitions(Standing):
                 f"{most}{', the default' if row.is_default else ''}"
                 f"{'' if row.is_up else ', takes no jobs now'}"
             )
-        print("the cluster is set up by whoever looks after it\nnext: make train")
+        print("the cluster's administrators set it up\nnext: make train")
         return 0

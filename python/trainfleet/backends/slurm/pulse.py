@@ -1,9 +1,9 @@
-"""Whether the machines of a job's nodes still answer, asked of each itself: Slurm learns of a dead
+"""Checks whether the machines of a job's nodes still answer, by asking each: Slurm notices a dead
 one only after SlurmdTimeout.
 
-Each is asked for a TCP connection to its slurmd's port. A refusal is an answer too: then slurmd
-alone is gone. A node counts as absent only where another of the job answers: if none does, the
-network between here and them may be what is shut.
+Each is asked for a TCP connection to its slurmd's port. A refusal is an answer too: then only
+slurmd has ended. A node counts as absent only if another node of the job answers: if none does, the
+network between here and them may be down.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from .client import SlurmClient
 
-WAIT = 5.0  # seconds that a machine gets to answer: its kernel does, also under load
-AT_ONCE = 64  # machines that are asked
+WAIT = 5.0  # seconds for a machine to answer: its kernel does, even under load
+AT_ONCE = 64  # machines that are asked at once
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}"
-# scontrol shows a port only where a node has one of its own. Free text that an administrator wrote
-# comes after all of this.
+# scontrol shows a port only if a node has its own. An administrator's free text follows all of
+# this.
 NODE = re.compile(
     rf"NodeName=({NAME}) .*?\bNodeAddr=([A-Za-z0-9_.:-]{{1,253}}) NodeHostName=\S+(?: "
     rf"Port=([0-9]{{1,5}}))?(?= |$)"
@@ -34,15 +34,15 @@ UNHEARD = (EHOSTDOWN, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT)
 
 @dataclass(frozen=True)
 class SlurmdAddress:
-    """Where a node's slurmd listens."""
+    """The address of a node's slurmd."""
 
     address: str
     port: int
 
 
 def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
-    """The machines that do not answer, each with the words for it; none where no other answers, or
-    Slurm doesn't say where.
+    """Returns the machines that do not answer, each with a message; empty if no other answers, or
+    Slurm reports no addresses.
     """
     known = places(engine, hosts)
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -60,14 +60,14 @@ def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
 
 
 def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress]:
-    """Where the slurmd of each of these machines listens, of those of which Slurm says it."""
+    """Returns the slurmd addresses of these machines that Slurm reports."""
     asked = [host for host in hosts if re.fullmatch(NAME, host)]
     if not asked:
         return {}
     try:
         usual = PORT.search(engine.run("scontrol", "show", "config"))
         rows = engine.run("scontrol", "--oneliner", "show", "node", ",".join(asked)).splitlines()
-    except BackendError:  # slurmctld is being restarted: nothing is known
+    except BackendError:  # slurmctld is being restarted, and reports nothing
         return {}
     found = [match for row in rows if (match := NODE.match(row)) and match[1] in asked]
     ports = [untrusted_input.whole(match[3] or (usual[1] if usual else "")) for match in found]
@@ -79,7 +79,7 @@ def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress
 
 
 def answer(place: SlurmdAddress) -> bool | None:
-    """Whether a machine answers; None where that can't be known, as its name is not."""
+    """Tells whether a machine answers; None if that is unknown, as its name does not resolve."""
     try:
         socket.create_connection((place.address, place.port), WAIT).close()
     except (TimeoutError, OSError) as error:

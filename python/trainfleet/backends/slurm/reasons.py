@@ -1,5 +1,5 @@
-"""Slurm's reasons in plain words: why a job waits, how it ended, why it was refused (reasons.yaml,
-with its sources).
+"""Explains Slurm's reasons in plain words: why a job waits, how it ended, why it was refused
+(reasons.yaml, with its sources).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...config.tables import read_table
 from ..base import Phase
 
 FILE = Path(__file__).with_name("reasons.yaml")
-# slurm.schedmd.com/squeue.html, JOB STATE CODES. What is none of these has ended.
+# slurm.schedmd.com/squeue.html, JOB STATE CODES. A job in any other state has ended.
 PHASES = {
     "PENDING": Phase.QUEUED,
     "REQUEUED": Phase.QUEUED,
@@ -36,8 +36,8 @@ WELL = "COMPLETED"
 
 @dataclass(frozen=True)
 class SbatchRefusal:
-    """Why Slurm takes no job: in words, and by which key of fleet.slurm; "" where it is none of the
-    config's.
+    """The reason why Slurm refuses a job: in words, and the config's key for it; "" if no key sets
+    it.
     """
 
     means: str
@@ -50,21 +50,21 @@ def _table() -> dict[str, Any]:
 
 
 def is_for_nodes(reason: str) -> bool:
-    """Whether a job waits for nodes that are not fit."""
+    """Tells whether a job waits for unavailable nodes."""
     return reason.startswith(("ReqNodeNotAvail", "Nodes required", "NodeDown"))
 
 
 def why_waiting(reason: str) -> str:
-    """`(Resources): it is the next one ...; next: ...`; a reason that no entry knows as it is."""
+    """Returns `(Resources): it is the next one ...; next: ...`; an unknown reason unchanged."""
     known = _table()["reasons"]
     name = max((name for name in known if reason.startswith(name)), key=len, default=None)
     if name is None:
-        return f"({reason}): Slurm's word, which slurm.schedmd.com/job_reason_codes.html explains"
+        return f"({reason}): see slurm.schedmd.com/job_reason_codes.html"
     return f"({reason}): {known[name]['means']}; next: {known[name]['do']}"
 
 
 def why_refused(said: str) -> SbatchRefusal | None:
-    """What a message of sbatch, squeue or scontrol means; None for one that no entry knows."""
+    """Returns the meaning of a message of sbatch, squeue or scontrol; None for an unknown one."""
     for entry in _table()["refusals"]:
         if re.search(entry["says"], said):
             return SbatchRefusal(entry["means"], entry["key"])

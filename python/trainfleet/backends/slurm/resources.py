@@ -1,8 +1,8 @@
-"""What a cluster's nodes have: by sinfo, in its own words (gres, features), and by a look at one of
-them, where one is free.
+"""The hardware of a cluster's nodes: from sinfo's own words (gres, features), and from one free
+node.
 
-slurm.schedmd.com, sinfo.html (--format) and srun.html (--immediate). What they print is another
-machine's: it is parsed here, the free text last.
+slurm.schedmd.com, sinfo.html (--format) and srun.html (--immediate). Their output comes from
+another machine: it is parsed here, the free text last.
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ from dataclasses import dataclass
 from ...config.owned_machines import KEY, gpus_of
 from ...config.types import Devices, SlurmConfig
 from ...hardware.accelerators import find_accelerator
-from ...nodes import facts as reading
-from ...nodes import probe
-from ...nodes.facts import Facts
-from ...nodes.host_results import Implausible
+from ...hosts import facts as reading
+from ...hosts import probe
+from ...hosts.facts import Facts
+from ...hosts.host_results import Implausible
 from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from .client import SlurmClient
 
-# numbers first, then names, and last what administrators write as they like
+# numbers first, then names, and last the administrators' free text
 COLUMNS = "%D|%c|%m|%R|%N|%G|%f"
 MOST_ROWS = 1000
 FREE_WITHIN = (
-    20  # seconds in which a node must be free for a look: the answer of sinfo stands without it
+    20  # seconds in which a node must be free to be examined; otherwise only sinfo's answer counts
 )
 LOOK_MINUTES = 2
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes that are alike: how many, cores and MiB of each, partition, names, gres and
-    features.
-    """
+    """Equal nodes: their number, cores and MiB of each, partition, names, gres and features."""
 
     count: int
     cores: int
@@ -46,14 +44,14 @@ class Nodes:
 
 
 def read_nodes(out: str) -> list[Nodes]:
-    """The rows of sinfo's answer in COLUMNS; lines that are none are passed over."""
+    """Parses the rows of sinfo's answer in COLUMNS; skips malformed lines."""
     found = []
     for line in out.splitlines()[:MOST_ROWS]:
         words = [
             untrusted_input.printable(word.strip()) for word in line.split("|", COLUMNS.count("|"))
         ]
         count, cores, memory, *names = words if len(words) == 7 else ["", "", "", ""]
-        # 64+: the least of several
+        # 64+ is the least of several numbers
         numbers = [untrusted_input.whole(word.rstrip("+")) for word in (count, cores, memory)]
         if None not in numbers:
             count_, cores_, memory_ = (number or 0 for number in numbers)
@@ -62,13 +60,13 @@ def read_nodes(out: str) -> list[Nodes]:
 
 
 def nodes_of(engine: SlurmClient, slurm: SlurmConfig) -> list[Nodes]:
-    """The nodes of the partitions that the config names, or of all."""
+    """Returns the nodes of the partitions that the config names, or of all."""
     which = [f"--partition={slurm.partition}"] if slurm.partition else []
     return read_nodes(engine.run("sinfo", "--noheader", *which, f"--format={COLUMNS}"))
 
 
 def describe(rows: list[Nodes]) -> Iterator[str]:
-    """A line for each kind of nodes: what Slurm says of them."""
+    """Yields one line for each kind of nodes, from Slurm's report."""
     for row in rows:
         what = row.gres if row.gres not in ("", "(null)") else "no gres"
         features = f"; features {row.features}" if row.features not in ("", "(null)") else ""
@@ -80,8 +78,8 @@ def describe(rows: list[Nodes]) -> Iterator[str]:
 
 
 def devices_of(rows: list[Nodes]) -> Devices | None:
-    """What fleet.accelerator is to say by sinfo alone: a kind that the gres or a feature names,
-    where all nodes have the same.
+    """Returns the value of fleet.accelerator from sinfo: a kind that the gres or a feature names,
+    if all nodes have the same.
     """
     gpus = {found for row in rows if (found := gpus_of(row.gres))}
     if len(gpus) != 1:
@@ -96,8 +94,8 @@ def devices_of(rows: list[Nodes]) -> Devices | None:
 
 
 def look(engine: SlurmClient, slurm: SlurmConfig, rows: list[Nodes]) -> Facts | str:
-    """What one of the nodes with GPUs says itself, in an allocation of seconds; why there is none,
-    where none is free.
+    """Returns the facts of one node with GPUs, from an allocation of seconds; or why no node could
+    be examined.
     """
     with_gpus = next((row for row in rows if gpus_of(row.gres)), None)
     if with_gpus is None:
@@ -132,13 +130,13 @@ def look(engine: SlurmClient, slurm: SlurmConfig, rows: list[Nodes]) -> Facts | 
     ]
     try:
         said = engine.ask(words, reading.SCRIPT.read_text(encoding="utf-8"), None)
-        return reading.parse(said.out) if not said.code else f"srun says: {_last(said.error)}"
+        return reading.parse(said.out) if not said.code else f"srun reports: {_last(said.error)}"
     except (BackendError, Implausible) as error:
         return str(error).partition("\n")[0]
 
 
 def report(engine: SlurmClient, slurm: SlurmConfig) -> tuple[list[str], Facts | None]:
-    """What is known of the nodes, in words, and a node's own facts where one has answered."""
+    """Returns lines about the nodes, and a node's own facts if one has answered."""
     rows = nodes_of(engine, slurm)
     lines = list(describe(rows))
     if not any(gpus_of(row.gres) for row in rows):
@@ -147,18 +145,16 @@ def report(engine: SlurmClient, slurm: SlurmConfig) -> tuple[list[str], Facts | 
     if isinstance(found, Facts):
         return [
             *lines,
-            f"a node that was free, {found.hostname}:",
+            f"a free node, {found.hostname}:",
             *(f"  {line}" for line in probe.describe(found)),
         ], found
     lines.append(
-        f"no node could be looked at within {FREE_WITHIN} s, so its network is not known: {found}"
+        f"no node could be examined within {FREE_WITHIN} s, so its network is unknown: {found}"
     )
     if devices := devices_of(rows):
-        lines += [f"by its gres, {KEY} is to say", probe.block(devices)]
+        lines += [f"by its gres, set {KEY} to", probe.block(devices)]
     else:
-        lines.append(
-            f"the gres names no kind of GPU that is known: {KEY} must, as in {KEY}: 8xh100"
-        )
+        lines.append(f"the gres names no known kind of GPU; set {KEY}, for example {KEY}: 8xh100")
     return lines, None
 
 

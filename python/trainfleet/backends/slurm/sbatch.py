@@ -1,10 +1,10 @@
-"""The batch script that is given to sbatch: the resources that a job asks for, and how its nodes'
-parts run. Pure.
+"""The batch script for sbatch: the resources that a job asks for, and the commands of its nodes.
+Pure.
 
-Slurm runs it on the first node of each allocation, anew when the job was queued again. It makes
-sure that a token is one job; its srun starts trainfleet.entrypoint on every node; before the time
-limit it has the ranks save and leave, and queues the job again. Whether a failure is worth another
-start, while no launcher is there to say so, it asks launch/aftermath.py.
+Slurm runs it on the first node of each allocation, and again if the job is requeued. It ensures
+that a token is one job. Its srun starts trainfleet.node.entrypoint on every node. Before the time
+limit the ranks save and exit, and it queues the job again. Without a launcher, launch/aftermath.py
+decides whether a failure is worth another start.
 
 Sources: slurm.schedmd.com, sbatch.html and srun.html (--signal, --requeue, --export, OUTPUT
 ENVIRONMENT VARIABLES).
@@ -17,24 +17,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...config import Config
-from ...node.placement import Seat, torchrun
-from ...node.placements.slurm import SEATING
+from ...hosts import preflight
+from ...hosts.fleet import wanted_of
+from ...node.placement import Placement, torchrun
+from ...node.placements.slurm import PLACEMENT
 from ...node.precompile import ahead
-from ...nodes import gate
-from ...nodes.fleet import wanted_of
+from ...node.supervisor import EXIT, WATCH
 from ...plan.fabric_environment import NCCL_LOGS
 from ...plan.job import Job
 from ...plan.request import WIDTH, Artifact, fold
 from ...run import contents, run_folder
-from ...supervisor import EXIT, WATCH
 from ..node_script import entrypoint_words
 
 NAME = "job.sbatch"
 TOKEN = "TRAINFLEET_TOKEN"
 LONGEST_NAME = 128  # characters of a job's name; accounting cuts longer ones off
-# A token's file says which job carries it out: a second one that was submitted for it finds that,
-# and leaves. What the engine told the ranks of an earlier start (supervisor.py, and here) is over.
-# A signal ends `wait` too: the code is the child's once the child is gone.
+# A token's file names its job: a second job with this token finds it, and exits. Stop requests to
+# the ranks of an earlier start (node/supervisor.py, and here) are removed. A signal also ends
+# `wait`: the code is the child's when the child has ended.
 BODY = """mine={start} stop={folder}/stop near=
 mkdir -p "$mine" {folder}/logs || exit
 claim={claim}
@@ -55,13 +55,13 @@ done
 AGAIN = """[ "$code$near" = 0 ] || {judge} || exit "$code"
 [ "$code$near" = 0 ] || {{ scontrol requeue "$SLURM_JOB_ID" && sleep 60; }} # Slurm ends this script
 """
-# the ranks look for it at each step
+# stop request that ranks check at each step
 ASK = '[ -e "$stop" ] || echo "{engine} the time limit is near" > "$stop"'
 TERMINATE = 'scancel --signal=TERM "$SLURM_JOB_ID"'  # to the nodes' entrypoints
 ADMISSION = "trainfleet.launch.admission"
-# Of the gate, what each node runs: where its words go.
+# Command of each node in the preflight: sets the file of its output.
 LOOK = '"$@" > "$0/facts-$SLURM_NODEID"'
-# What each node is started by: where its exit code goes, and that the first one watches over all
+# Command that starts each node: sets the file of its exit code, and lets the first node watch all
 # ranks while no launcher does.
 NODE = (
     '{exit}="$0/node-$SLURM_NODEID.exit"; export {exit}; [ "$SLURM_NODEID" != 0 ] || export '
@@ -71,8 +71,8 @@ NODE = (
 
 @dataclass(frozen=True)
 class Ground:
-    """Where a job runs: its folder and the Python of the nodes, as all of them see it; who is not
-    to be used.
+    """The place of a job: its folder and the nodes' Python, as all of them see it, and the excluded
+    nodes.
     """
 
     folder: str
@@ -87,8 +87,8 @@ def script(
     environment: Mapping[str, str],
     notes: Iterable[str] = (),
 ) -> Artifact:
-    """job.sbatch; `notes` stand in its head."""
-    words = ["-m", *entrypoint_words(job, SEATING)]
+    """Returns job.sbatch; its head has the `notes`."""
+    words = ["-m", *entrypoint_words(job, PLACEMENT)]
     settings = [
         f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())
     ]
@@ -105,7 +105,7 @@ def script(
 
 
 def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
-    """What the job asks of Slurm, as sbatch's options."""
+    """Yields the job's requests to Slurm, as sbatch's options."""
     fleet, slurm = config.fleet, config.fleet.slurm
     yield from (
         f"--job-name={job.name[:LONGEST_NAME]}",
@@ -117,7 +117,7 @@ def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
         ("partition", slurm.partition),
         ("account", slurm.account),
         ("qos", slurm.qos),
-        ("time", slurm.time_limit),
+        ("time", slurm.time_limit_minutes),
         ("constraint", slurm.constraint),
         ("reservation", slurm.reservation),
         ("gres", slurm.gres),
@@ -125,12 +125,15 @@ def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
     ):
         if value:
             yield f"--{name}={value}"
-    if job.after:  # where that one fails, this one goes
+    if job.after:  # if that job fails, Slurm removes this one
         yield from (
             f"--dependency=afterok:{job.after.rpartition(':')[2]}",
             "--kill-on-invalid-dep=yes",
         )
-    yield from (f"--signal=B:USR1@{slurm.notice}", "--requeue" if slurm.requeue else "--no-requeue")
+    yield from (
+        f"--signal=B:USR1@{slurm.warn_before_seconds}",
+        "--requeue" if slurm.requeue else "--no-requeue",
+    )
     yield from (
         f"--chdir={ground.folder}",
         f"--output={run_folder.job_log(job.folder)}",
@@ -145,14 +148,14 @@ def _heading(job: Job, ground: Ground) -> Iterator[str]:
         f"{job.folder}/logs/node-<i>.log"
     )
     if job.torchrun:
-        seat = Seat(0, job.nodes, "$FIRST_HOST", job.port or 0)
-        words = torchrun(seat, job.ranks_per_node, job.module, ground.python)
+        placement = Placement(0, job.nodes, "$FIRST_HOST", job.port or 0)
+        words = torchrun(placement, job.ranks_per_node, job.module, ground.python)
         line = " ".join([*(ahead(ground.python, words) if job.ahead else words), *job.arguments])
         yield "node 0 runs, with what Slurm tells it: " + " ".join(line.split())
 
 
 def _threads(job: Job) -> Iterator[str]:
-    """The cores of a node, as Slurm says them."""
+    """Yields the variable for the cores of a node, from Slurm's count."""
     if job.torchrun:
         share = f"SLURM_CPUS_ON_NODE / {job.ranks_per_node}"
         yield f"export OMP_NUM_THREADS=$(({share} > 0 ? {share} : 1))"
@@ -168,7 +171,10 @@ def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Ite
         WIDTH,
     )
     notice = ASK.format(engine=run_folder.ENGINE) if job.beats else TERMINATE
-    folder, line = shlex.quote(str(job.folder)), "\n".join([*_gated(config, job, ground, step)])
+    folder, line = (
+        shlex.quote(str(job.folder)),
+        "\n".join([*_with_preflight(config, job, ground, step)]),
+    )
     start = contents.START.at(folder, job="$SLURM_JOB_ID", start="${SLURM_RESTART_COUNT:-0}")
     claim = contents.CLAIM.at(folder, token=f"${{{TOKEN}:-by-hand-$SLURM_JOB_ID}}")
     yield BODY.format(
@@ -183,11 +189,13 @@ def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Ite
     yield 'exit "$code"'
 
 
-def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> Iterator[str]:
-    """`start` in the background; where that is asked for, once the nodes of a job of several have
-    passed the gate.
+def _with_preflight(
+    config: Config, job: Job, ground: Ground, start: Iterable[str]
+) -> Iterator[str]:
+    """Yields `start` in the background; with fleet.slurm.preflight, after the nodes of a job of
+    several have passed the preflight.
     """
-    if not (config.fleet.slurm.gate and job.torchrun and job.nodes > 1):
+    if not (config.fleet.slurm.preflight and job.torchrun and job.nodes > 1):
         *lines, last = start
         yield from [*lines, f"{last} &"]
         return
@@ -199,7 +207,7 @@ def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> It
     env = ["env", *(f"{name}={shlex.quote(value)}" for name, value in NCCL_LOGS.items())]
     entry = [
         "-m",
-        "trainfleet.entrypoint",
+        "trainfleet.node.entrypoint",
         "--on",
         "slurm",
         "--folder",
@@ -208,12 +216,18 @@ def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> It
         str(job.ranks_per_node),
         "--",
     ]
-    yield "{ # the gate first: what each node is, and what the links between them carry"
+    yield "{ # the preflight first: what each node is, and what the links between them carry"
     yield from fold(
         [*all_, "sh", "-c", shlex.quote(LOOK), '"$mine"', *map(shlex.quote, admission)], WIDTH
     )
     yield from fold(
-        [*all_, *env, shlex.quote(ground.python), *entry, *gate.speed_words(wanted_of(config))],
+        [
+            *all_,
+            *env,
+            shlex.quote(ground.python),
+            *entry,
+            *preflight.speed_words(wanted_of(config)),
+        ],
         WIDTH,
     )
     yield from fold(
@@ -224,11 +238,11 @@ def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> It
 
 
 def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
-    """srun's words, up to those of the command: one task a node, with all cores and devices that
+    """Returns srun's words, up to the command: one task per node, with all cores and devices that
     the job has there.
 
-    --export: what sbatch was given reaches the tasks too. --cpu-bind: one task would otherwise be
-    bound to one core.
+    --export: the tasks get sbatch's variables too. --cpu-bind: otherwise one task would be bound to
+    one core.
     """
     own = [
         "srun",
@@ -244,13 +258,13 @@ def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
 
 
 def _container(config: Config, job: Job, ground: Ground) -> list[str]:
-    """The words by which srun starts a command in the job's image, which sees the folder of the
-    runs where the nodes do.
+    """Returns the words by which srun starts a command in the job's image, which sees the runs'
+    folder at the nodes' path.
 
     github.com/NVIDIA/pyxis (--container-*), apptainer.org/docs/user/latest (exec).
     """
     folder, image = shlex.quote(ground.folder), shlex.quote(job.image)
-    if config.fleet.slurm.container == "pyxis":
+    if config.fleet.slurm.container_runtime == "pyxis":
         return [
             f"--container-image={image}",
             f"--container-mounts={folder}:{folder}",

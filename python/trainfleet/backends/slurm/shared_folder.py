@@ -1,4 +1,4 @@
-"""A run on a cluster whose nodes and this machine see one folder."""
+"""A run on a cluster with nodes that share a folder with this machine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable
 
 from ...health.lease import Holder, is_held, is_renewed, led_already, read_holder
-from ...host.processes import identity
+from ...process.processes import identity
 from ...run.run_folder import Run
 from ..run_storage import Here
 
 
 class Shared(Here):
-    """The run's folder is the truth; `has_job`: whether the engine has a job of it that has not
+    """A run in the shared folder; `has_job` tells whether the engine has a job of it that has not
     ended.
     """
 
-    # Lustre and NFS show what others wrote some seconds later
+    # Lustre and NFS show other machines' writes some seconds later
     words, pace, lag = (" on the cluster", 1.0, 5.0)
 
     def __init__(self, run: Run, has_job: Callable[[], bool]) -> None:
@@ -26,7 +26,7 @@ class Shared(Here):
         self.has_job = has_job
 
     def lead(self) -> None:
-        """BackendError while another launcher, on any machine, is in charge of the run."""
+        """Raises BackendError while another launcher, on any machine, leads the run."""
         holder = read_holder(self.run.folder)
         if holder and _is_alive(self.run, holder):
             raise led_already(self.run.name, f"{self.run.folder}, launched on {holder.host}")
@@ -37,8 +37,8 @@ class Shared(Here):
 
 
 def _is_alive(run: Run, holder: Holder) -> bool:
-    """Whether a launcher holds the lease: known at once on its own machine, elsewhere by its clock
-    or its next renewal.
+    """Tells whether a launcher holds the lease: known at once on its own machine, elsewhere by its
+    clock or its next renewal.
     """
     if holder.host == platform.node() and holder.pid != os.getpid() and not identity(holder.pid):
         return False

@@ -1,9 +1,9 @@
-"""What a site's environment says to sbatch, as options of the job: SBATCH_ACCOUNT and its like,
-read once, when a job is planned.
+"""A site's defaults for sbatch as options of the job: SBATCH_ACCOUNT and similar variables, read
+once, when a job is planned.
 
 sbatch reads them as options, over those of a script. So the client's commands run without them
-(client.py), and what applies stands in the script, where a plan shows it and every start of the job
-has it.
+(client.py), and the script has those that apply. Thus a plan shows them and every start of the job
+has them.
 
 Source: slurm.schedmd.com, sbatch.html, INPUT ENVIRONMENT VARIABLES.
 """
@@ -22,7 +22,7 @@ from . import options
 from .client import SlurmClient
 
 SWITCHES, WAIT = "SBATCH_REQ_SWITCH", "SBATCH_WAIT4SWITCH"
-NAMED = {  # variable → option, where the one is not named like the other
+NAMED = {  # variable → option, if their names differ
     "SBATCH_BURST_BUFFER": "bb",
     "SBATCH_CPU_FREQ_REQ": "cpu-freq",
     "SBATCH_MEM_PER_NODE": "mem",
@@ -30,7 +30,7 @@ NAMED = {  # variable → option, where the one is not named like the other
     "SBATCH_TIMELIMIT": "time",
     "SLURM_HINT": "hint",
 }
-# The options that a site may set. What else has a variable is the program's own, or changes neither
+# The options that a site may set. Other variables set the program's own options, or change neither
 # where a job runs nor how.
 KNOWN = re.compile(
     "account|acctg-freq|batch|bb|cluster-constraint|constraint|core-spec|cpu-freq|cpus-per-gpu|delay-boot|distribution|gpu-bind|"
@@ -42,11 +42,11 @@ FLAGS = ("overcommit", "spread-job", "use-min-nodes")
 
 
 def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[str]]:
-    """Returns the config with what its keys leave to the site, and for each variable what it sets,
-    or that it is not used.
+    """Returns the config with the site's value for each key that is unset, and a note for each
+    variable: what it sets, or that it is not used.
 
     Raises:
-        BackendError: a value can't stand in a script.
+        BackendError: a value can't be in a script.
     """
     slurm, notes = config.fleet.slurm, list[str]()
     for variable, value in sorted(environment.items()):
@@ -58,11 +58,11 @@ def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[
             continue
         if re.search(r"[^!-~]|[\\'\"#]", value):
             what, then = (
-                f"{untrusted_input.show(value)} can't stand in a batch script",
+                f"{untrusted_input.show(value)} can't be in a batch script",
                 f"unset {variable}",
             )
             raise BackendError(
-                what, where=variable, next=f"{then}; fleet.slurm has keys for what a job asks for"
+                what, where=variable, next=f"{then}; set the key of fleet.slurm instead"
             )
         option = f"--{name}" if name in FLAGS else f"--{name}={value}"
         notes.append(f"{variable} sets {option}")
@@ -74,7 +74,7 @@ def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[
 
 
 def read(engine: SlurmClient) -> dict[str, str]:
-    """Returns what is said to sbatch where it runs, in a login's environment."""
+    """Returns the variables for sbatch on the machine that has it, in a login's environment."""
     entries = engine.ask(["env", "-0"], "", None).out.split("\0")
     found = {
         name.rpartition("\n")[2]: value
@@ -85,7 +85,7 @@ def read(engine: SlurmClient) -> dict[str, str]:
         for name, value in found.items()
         if re.fullmatch("SBATCH_[A-Z0-9_]+|SLURM_HINT", name)
     }
-    if (wait := said.pop(WAIT, "")) and SWITCHES in said:  # alone it has no effect
+    if (wait := said.pop(WAIT, "")) and SWITCHES in said:  # it has no effect without SWITCHES
         said[SWITCHES] += f"@{wait}"
     return said
 
@@ -96,7 +96,7 @@ def option_of(variable: str) -> str:
 
 
 def _who_says(config: Config, name: str) -> str:
-    """Who says already what this option would; "" where the site may."""
+    """Returns the key that already sets this option; "" if the site may."""
     slurm, ours = config.fleet.slurm, options.taken(config)
     if any(f"{given}=".startswith(f"--{name}=") for given in slurm.options):
         return "fleet.slurm.options"

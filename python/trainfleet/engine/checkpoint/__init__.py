@@ -1,14 +1,14 @@
-"""Saves a run while it trains, and resumes it. What exists, and whether it is good,
-trainfleet.checkpoints decides.
+"""Saves a run while it trains, and resumes it. trainfleet.checkpoints decides which checkpoints
+exist and are good.
 
-checkpoints   what the training loop calls
-saving        a save in the background: begin, write, commit, remove old ones
-snapshot      a rank's part of the state, copied to the host
-resuming      the newest good checkpoint, checked and loaded
-rng_state     the state of the random number generators
-files         reads and writes safetensors in a store
-checkpoint_group  what all ranks do together, on a process group of their own
-verify        reads one checkpoint through: `python -m trainfleet.engine.checkpoint.verify`
+    checkpoints   called by the training loop
+    saving        a save in the background: begin, write, commit, remove old ones
+    snapshot      a rank's part of the state, copied to the host
+    resuming      the newest good checkpoint, checked and loaded
+    rng_state     the state of the random number generators
+    files         reads and writes safetensors in a store
+    checkpoint_group  collective steps of all ranks, on a separate process group
+    verify        reads one checkpoint completely: `python -m trainfleet.engine.checkpoint.verify`
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Collective steps of a checkpoint, on a gloo group of their own, apart from training's
+"""Runs the collective steps of a checkpoint on a separate gloo group, apart from training's
 collectives.
 
-So a save can communicate in the background while training does in the foreground. Whatever fails on
-one rank fails on all of them with the same message: no rank is left waiting in a collective.
+So a save can communicate in the background while training does in the foreground. A failure on one
+rank fails on all of them with the same message: no rank waits in a collective forever.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import torch.distributed as dist
 from ...run.run_folder import unwritable
 from ...trust.errors import RunError, TrainfleetError
 
-# a rank that died is noticed at once, by its closed connections; this is for slow disks
+# a dead rank is noticed at once, by its closed connections; this is for slow disks
 PATIENCE = timedelta(hours=1)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """Why a rank could not do its part."""
+    """The reason why a rank could not do its part."""
 
     rank: int
     what: str
     why: str
-    full: bool  # whether the disk is
-    next: str = ""  # what to type, where it is not the disk's fault
+    full: bool  # the disk is full
+    next: str = ""  # command to type, if the disk is not at fault
 
 
 class CheckpointError(RunError):
-    """All ranks raise it together."""
+    """Raised by all ranks together."""
 
     def __init__(self, failures: list[RankFailure]) -> None:
         first = failures[0]
         others = f" (and on {len(failures) - 1} more)" if len(failures) > 1 else ""
         self.full = any(failure.full for failure in failures)
-        remedy = "free some space (df -h)" if self.full else "look at the disk"
+        remedy = "free some space (df -h)" if self.full else "check the disk (dmesg)"
         super().__init__(
             f"{first.what} on rank {first.rank}{others}",
             why=first.why,
@@ -51,7 +51,7 @@ class CheckpointError(RunError):
 
 
 class Peers:
-    """All ranks of the job, rank 0 speaking for them."""
+    """All ranks of the job; rank 0 speaks for them."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -62,13 +62,13 @@ class Peers:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in rank order, at rank 0; nothing elsewhere."""
+        """Gathers every rank's value, in rank order, at rank 0; returns an empty list elsewhere."""
         values: list[Any] | None = [None] * self.size if self.first else None
         dist.gather_object(value, values, dst=0, group=self.group)
         return values or []
 
     def scatter(self, values: list[T]) -> T:
-        """This rank's value of those that rank 0 holds."""
+        """Returns this rank's value from rank 0's list."""
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, values or None, src=0, group=self.group)
         return mine[0]  # type: ignore[no-any-return]
@@ -83,7 +83,7 @@ class Peers:
         """Runs `work` on every rank; returns the results, in rank order, at rank 0.
 
         Raises:
-            CheckpointError: on every rank, when any rank's part failed. Returning means that all
+            CheckpointError: on every rank, if any rank's part failed. When this returns, all ranks
                 are done.
         """
         result, failure = attempt(self.rank, what, work)
@@ -101,7 +101,7 @@ class Peers:
 
 
 def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, RankFailure | None]:
-    """The result, or why there is none."""
+    """Returns the result, or the reason why it failed."""
     try:
         return work(), None
     except OSError as error:
@@ -118,5 +118,5 @@ def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, Rank
         return None, RankFailure(
             rank, what, f"{error.head}: {error.why}" if error.why else error.head, False, error.next
         )
-    except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
+    except Exception as error:  # any other error: the other ranks must get it instead of waiting
         return None, RankFailure(rank, what, f"{type(error).__name__}: {error}", False)

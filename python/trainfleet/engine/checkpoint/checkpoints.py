@@ -1,8 +1,8 @@
-"""The checkpoints of a run, as its training loop sees them.
+"""Saves and resumes a run for its training loop.
 
 A checkpoint's files hold the model, the optimizer's moments and every rank's random number
-generators. All else is in the marker or follows from the step: the learning rate, and which samples
-come next. The optimizer's settings are the config's, never saved.
+generators. Everything else is in the marker or follows from the step: the learning rate, and the
+next samples. The optimizer's settings come from the config and are never saved.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .snapshot import Snapshot
 
 @dataclass
 class TrainingProgress:
-    """The progress of training: steps, samples and tokens done, seconds over all attempts, and what
-    guard and loss scale know.
+    """The progress of training: steps, samples and tokens done, seconds over all attempts, and the
+    state of guard and loss scale.
     """
 
     step: int = 0
@@ -47,8 +47,8 @@ class TrainingProgress:
     def advance(self, train: Train) -> None:
         """Counts one step."""
         self.step += 1
-        self.samples += train.global_batch
-        self.tokens += train.global_batch * train.sequence_length
+        self.samples += train.global_batch_size
+        self.tokens += train.global_batch_size * train.sequence_length
 
 
 @dataclass(frozen=True)
@@ -67,25 +67,25 @@ class Checkpoints:
     """
 
     def __init__(self, run: Run, config: Config, dataset: str, world: World) -> None:
-        """`dataset` is the identity of the tokens that are trained on."""
+        """Prepares saving; `dataset` is the identity of the training tokens."""
         self.run, self.config, self.dataset, self.world = run, config, dataset, world
         self.policy = config.checkpoint
-        self.store = store_of(run, self.policy.destination)
+        self.store = store_of(run, self.policy.path)
         self.peers = Peers()
         self.snapshot: Snapshot | None = None
         self.under_way: Save | None = None
-        self.failed: RunError | None = None  # the last save did
+        self.failed: RunError | None = None  # the error of the last save
         self.done: list[Saved] = []
-        self.began = time.monotonic()  # the last save, or this attempt
-        self.asked = False  # for a save, by the clock
+        self.began = time.monotonic()  # time of the last save, or of this attempt's start
+        self.asked = False  # a save was requested by the clock
 
     @property
     def stops(self) -> bool:
-        """Whether a save that failed ends the run."""
+        """Tells whether a failed save ends the run."""
         return self.policy.on_failure == "stop"
 
     def proposal(self) -> Proposal:
-        """What this rank asks for at a step boundary; the vote gives all ranks the same
+        """Returns this rank's request at a step boundary; the vote gives all ranks the same
         decision.
         """
         self._look()
@@ -94,10 +94,10 @@ class Checkpoints:
         return Proposal(save=first, fail=self.failed is not None and self.stops)
 
     def due(self, step: int, decision: Decision) -> bool:
-        """Whether a save begins at this boundary.
+        """Tells whether a save begins at this boundary.
 
         Raises:
-            RunError: one failed, and the run is to stop when it does (checkpoint.on_failure).
+            RunError: one failed, and the run must stop then (checkpoint.on_failure).
         """
         if decision.fail:
             self.settle()
@@ -106,13 +106,13 @@ class Checkpoints:
         )
 
     def save(self, parts: Parts, progress: TrainingProgress, loss: float) -> None:
-        """Begins to save the state as it is now; training may change it once this returns.
+        """Begins to save the current state; training may change it once this returns.
 
-        It waits for a save that is still under way: `checkpoint.every` holds also on a slow disk.
+        It waits for a save that is still under way: `checkpoint.every` holds on a slow disk, too.
 
         Raises:
-            RunError: that one failed, and the run is to stop when it does; on all ranks, as it
-                failed on all.
+            RunError: that one failed, and the run must stop then; on all ranks, as it failed on
+                all.
         """
         self._wait()
         if self.failed and self.stops:
@@ -140,20 +140,20 @@ class Checkpoints:
             raise self.failed
 
     def news(self) -> list[Saved]:
-        """The outcomes of the saves that ended since the last call."""
+        """Returns the outcomes of the saves that ended since the last call."""
         self._look()
         done, self.done = self.done, []
         return done
 
     def resume(self, parts: Parts) -> TrainingProgress:
-        """Loads the newest good checkpoint, else what `train.init_from` names, else nothing;
-        returns the progress.
+        """Loads the newest good checkpoint, else the one of `train.init_from`, else none. Returns
+        the progress.
 
         Raises:
-            RunError: there are checkpoints and none is good, or they are of another run than the
-                config asks for.
+            RunError: there are checkpoints and all are bad, or they belong to another run than the
+                config's.
         """
-        self.peers.one("can't clear away what unfinished saves left", self.store.sweep)
+        self.peers.one("can't remove leftovers of unfinished saves", self.store.sweep)
         found, passed = resuming.find(self.peers, self.store, self.config, self.dataset)
         for damage in passed:
             self._tell(
@@ -182,7 +182,7 @@ class Checkpoints:
         rng_state.seed_all(self.world.device, self.config.train.seed, 0, self.peers.rank)
         if address := self.config.train.init_from:
             source = resuming.load_weights(self.peers, address, parts, self.config)
-            self._tell("initialized", f"the weights begin as those of {source}", source=source)
+            self._tell("initialized", f"the weights start as those of {source}", source=source)
 
     def _resumed(self, commit: Commit, changed: Mapping[str, tuple[Any, Any]], same: bool) -> None:
         differences = "".join(f"; {key} was {was}, is {now}" for key, (was, now) in changed.items())
@@ -191,10 +191,10 @@ class Checkpoints:
             if commit.world_size == self.peers.size
             else f"by {commit.world_size} ranks"
         )
-        ranks = "" if same else f"; saved {cause}, so random numbers begin anew"
+        ranks = "" if same else f"; saved {cause}, so random numbers start again"
         self._tell(
             "resumed",
-            f"goes on from {self.store.address(commit.step)}{differences}{ranks}",
+            f"continues from {self.store.address(commit.step)}{differences}{ranks}",
             step=commit.step,
             world_size=self.peers.size,
             saved_by=commit.world_size,

@@ -1,6 +1,6 @@
 """Reads and writes the files of a checkpoint in a store: safetensors, which many tools read.
 
-A rank writes one file; torch.distributed.checkpoint plans who writes and reads what.
+A rank writes one file; torch.distributed.checkpoint plans which rank writes and reads what.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def write(
 ) -> FileSum:
     """Writes a file of the checkpoint that was begun; it is durable when this returns.
 
-    Returns its size and checksum, of the bytes as they were before any disk had them.
+    Returns its size and checksum, of the bytes before any disk had them.
     """
     size = crc = 0
     with store.create(step, name) as stream:
@@ -61,17 +61,17 @@ def write(
 def write_tensors(
     store: CheckpointStore, step: int, name: str, parts: CheckpointIndex, data: Mapping[str, Tensor]
 ) -> FileSum:
-    """Writes a file of pieces of tensors, each under the name of the whole, as `write` does."""
+    """Writes a file of pieces of tensors, each under the tensor's name, like `write`."""
     return write(store, step, name, (index.header(parts), *(bytes_of(data[key]) for key in parts)))
 
 
 def bytes_of(tensor: Tensor) -> memoryview | bytes:
-    """The memory of a contiguous tensor of the host."""
+    """Returns the memory of a contiguous tensor on the host."""
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
 def read_piece(stream: BinaryIO, dtype: torch.dtype, piece: TensorPiece) -> Tensor:
-    """A piece, read straight into its memory. ValueError when its numbers are not all there."""
+    """Reads a piece straight into its memory. Raises ValueError if the file ends too early."""
     found = torch.empty(math.prod(piece.shape) * dtype.itemsize, dtype=torch.uint8)
     stream.seek(piece.begins)
     if found.numel() and stream.readinto(found.numpy().data) != found.numel():  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ def read_piece(stream: BinaryIO, dtype: torch.dtype, piece: TensorPiece) -> Tens
 
 
 class Reader(FileSystemReader):
-    """Reads a committed checkpoint whose marker was verified. Nothing in its files is executed or
+    """Reads a committed checkpoint with a verified marker. Its files are neither executed nor
     trusted.
     """
 
@@ -90,16 +90,16 @@ class Reader(FileSystemReader):
 
     @cached_property
     def index(self) -> CheckpointIndex:
-        """What the checkpoint holds.
+        """Reads the checkpoint's index.
 
         Raises:
-            Broken: its index can't be read, or says what can't be so.
+            Broken: its index can't be read, or its content is impossible.
         """
         return index.read(self.store, self.commit)
 
     @cached_property
     def pieces(self) -> dict[tuple[str, Sizes], TensorPiece]:
-        """The pieces by name and by where they begin in the tensor."""
+        """The pieces by name and by their offsets in the tensor."""
         return {
             (name, piece.offsets): piece
             for name, tensor in self.index.items()
@@ -107,8 +107,8 @@ class Reader(FileSystemReader):
         }
 
     def room(self, name: str) -> Tensor | None:
-        """An empty tensor as large as one of the checkpoint; None where it has none of that
-        name.
+        """Returns an empty tensor as large as one of the checkpoint; None if it has no tensor with
+        that name.
         """
         found = self.index.get(name)
         return None if found is None else torch.empty(found.shape, dtype=DTYPES[found.dtype])
@@ -151,7 +151,7 @@ class Reader(FileSystemReader):
 
 
 def _entry(tensor: IndexedTensor) -> TensorStorageMetadata:
-    """What torch's planner calls it."""
+    """Converts an entry to torch's planner's type."""
     chunks = [
         ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.shape))
         for piece in tensor.pieces

@@ -1,4 +1,4 @@
-"""Resumes from the newest checkpoint that is good: all checksums are verified before any of it is
+"""Resumes from the newest good checkpoint: all checksums are verified before any of it is
 loaded.
 """
 
@@ -16,12 +16,11 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
-from ... import stacks
 from ...checkpoints import changes, listing
 from ...checkpoints.init_from import locate, notes, require_fit, require_shape
 from ...checkpoints.marker import Broken, Commit
 from ...checkpoints.store import CheckpointStore, store_of
-from ...config import Config
+from ...config import Config, platforms
 from ...config import huggingface_config as shapes
 from ...config.hub_addresses import HUB, folder_of, pinned
 from ...config.types import Model
@@ -55,11 +54,11 @@ class ResumePoint:
 def find(
     peers: Peers, store: CheckpointStore, config: Config, dataset: str
 ) -> tuple[ResumePoint | None, list[Damage]]:
-    """The newest good checkpoint (None: there are none at all) and the newer ones that are not
-    good; all ranks call it.
+    """Returns the newest good checkpoint (None if there is no checkpoint) and the newer bad ones;
+    all ranks call it.
 
     Raises:
-        RunError: there are checkpoints and none is good, or the config asks for another run than
+        RunError: there are checkpoints and all are bad, or the config is for another run than
             theirs.
     """
     passed: list[Damage] = []
@@ -77,10 +76,10 @@ def find(
         return found, passed
     if passed:
         raise RunError(
-            "no checkpoint is good, and starting over is not for a program to decide",
+            "no checkpoint is good, and a program may not decide to start over",
             where=passed[0].address,
             why="; ".join(f"step {damage.step}: {damage.why}" for damage in passed),
-            next="make checkpoints shows them; mend one, or train under another name: make train "
+            next="make checkpoints shows them; fix one, or train under another name: make train "
             "SET='name=again'",
         )
     return None, []
@@ -92,8 +91,8 @@ def set_aside(store: CheckpointStore, passed: list[Damage]) -> None:
 
 
 def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
-    """A checkpoint's marker, after the ranks have verified its files' checksums, each its share;
-    else Broken on all ranks.
+    """Returns a checkpoint's marker, after each rank has verified the checksums of its share of the
+    files. Raises Broken on all ranks if one is wrong.
     """
     text, address = (
         peers.one("can't read a checkpoint", lambda: store.marker(step)),
@@ -111,11 +110,11 @@ def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
 
 
 def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, device: Device) -> bool:
-    """Loads this rank's part of a checkpoint, whatever layout wrote it; returns whether the
-    generators were restored too.
+    """Loads this rank's part of a checkpoint from any layout. Returns whether the generators were
+    restored too.
 
-    They belong to ranks and devices: only the same number of ranks on the same kind of device
-    restores them; otherwise they are seeded anew from seed, step and rank.
+    Generators belong to ranks and devices: only the same number of ranks on the same kind of device
+    restores them. Otherwise they are seeded again from seed, step and rank.
     """
     state, rank = parts.state(), str(peers.rank)
     same = found.world_size == peers.size
@@ -132,13 +131,13 @@ def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, devi
 
 
 def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
-    """Loads the model's weights from a checkpoint of another run (train.init_from); returns which
-    one it was.
+    """Loads the model's weights from a checkpoint of another run (train.init_from). Returns its
+    address.
     """
     if found := peers.one(
-        "can't look for a stack's checkpoint", lambda: stacks.checkpoint_at(address)
+        "can't look for a platform's checkpoint", lambda: platforms.checkpoint_at(address)
     ):
-        peers.all("can't load a stack's checkpoint", lambda: load_foreign(*found, parts, config))
+        peers.all("can't load a platform's checkpoint", lambda: load_foreign(*found, parts, config))
         return str(found[1])
     if is_folder(address):
         peers.all(
@@ -157,17 +156,17 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
 
 
 def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> None:
-    """Loads the weights of a stack's own checkpoint; a config.json beside it says of which model it
-    is.
+    """Loads the weights of another platform's checkpoint; a config.json next to it describes its
+    model.
     """
-    stack = stacks.named(name)
-    for folder in stack.described(checkpoint):
+    platform = platforms.named(name)
+    for folder in platform.described(checkpoint):
         require_shape(folder, config.model)
-    fill_parts(parts, config.model, lambda sizes: stack.load(checkpoint, config.model, sizes))
+    fill_parts(parts, config.model, lambda sizes: platform.load(checkpoint, config.model, sizes))
 
 
 def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None:
-    """Loads a whole model's weights from a checkpoint, in this process alone, after its checksums
+    """Loads an entire model's weights from a checkpoint, only in this process, after its checksums
     are verified.
     """
     if faults := [
@@ -182,13 +181,13 @@ def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None
 
 
 def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
-    """The store and the step of the run's newest checkpoint that looks whole; None when it has none
-    at all.
+    """Returns the store and the step of the run's newest checkpoint that looks complete; None
+    without any checkpoint.
 
     Raises:
-        Broken: it has some, and none is whole.
+        Broken: there are some, but no complete one.
     """
-    store = store_of(run, config.checkpoint.destination)
+    store = store_of(run, config.checkpoint.path)
     entries = list(listing.look(store))
     if whole := [entry.step for entry in entries if not entry.fault]:
         for entry in entries:
@@ -201,7 +200,7 @@ def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
         return store, whole[-1]
     if entries:
         raise Broken(
-            "is not whole, nor is another one", where=entries[-1].address, why=entries[-1].fault
+            "is incomplete, and so are all others", where=entries[-1].address, why=entries[-1].fault
         )
     return None
 
@@ -210,17 +209,17 @@ def fill(state: State, reader: Reader) -> None:
     """Reads this rank's parts of a checkpoint into the tensors of a state.
 
     Raises:
-        Broken: the checkpoint is damaged, or does not hold what the state needs.
+        Broken: the checkpoint is damaged, or lacks a tensor of the state.
     """
-    reader.read_metadata()  # first of all: torch would make another error of what is wrong with it
+    reader.read_metadata()  # first of all: torch would turn its problem into another error
     try:
         with warnings.catch_warnings():
-            # each rank knows by itself what it needs
+            # each rank knows what it needs
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load_parts(state, storage_reader=reader, no_dist=True)
     except (
         CheckpointException
-    ) as failure:  # torch's, which is no Exception: what went wrong is in it, beside its traceback
+    ) as failure:  # torch's, which is not an Exception: it holds the error, next to its traceback
         error = next(iter(failure.failures.values()))[0]
         if type(error) in (RuntimeError, ValueError):  # a missing name, or another size
             raise Broken(
@@ -232,7 +231,7 @@ def fill(state: State, reader: Reader) -> None:
 
 
 def is_folder(address: str) -> bool:
-    """Whether an address is a Hugging Face folder of this machine, and not a checkpoint."""
+    """Tells whether an address is a Hugging Face folder on this machine, and not a checkpoint."""
     return address.startswith(HUB) or (Path(address) / shapes.CONFIG).is_file()
 
 
@@ -240,8 +239,7 @@ Load = Callable[[dict[str, torch.Size]], dict[str, torch.Tensor]]
 
 
 def load_folder(address: str, parts: Parts, shape: Model) -> None:
-    """Loads the weights of a Hugging Face folder; every rank reads the tensors that it has
-    parameters for.
+    """Loads the weights of a Hugging Face folder; every rank reads the tensors for its parameters.
 
     Raises:
         RunError: the folder's model has another shape, or lacks a file or a weight; each by name.
@@ -253,7 +251,7 @@ def load_folder(address: str, parts: Parts, shape: Model) -> None:
 
 def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
     """Loads this rank's parameters, a tied one once."""
-    tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_embeddings else set()
+    tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_word_embeddings else set()
     named: dict[str, Any] = {
         name: tensor for name, tensor in parts.weights().items() if name not in tied
     }

@@ -1,5 +1,5 @@
-"""The state of every random number generator that a rank may draw from, saved, restored and
-seeded.
+"""Saves, restores and seeds the state of every random number generator that a rank may draw
+from.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ WIDTH = 2**14
 
 
 def read(device: Device) -> Tensor:
-    """The state of all generators of this rank, as the bytes of a text.
+    """Reads the state of all generators of this rank, as the bytes of a text.
 
-    It is always as long, since what a save writes is planned once.
+    Its length is always the same, since a save is planned once.
     """
     state: dict[str, Any] = {
         "device": device.kind,
@@ -43,11 +43,11 @@ def read(device: Device) -> Tensor:
 
 
 def restore(text: Tensor, device: Device) -> bool:
-    """Sets all generators to a state of `read`; False, and nothing is set, where another kind of
-    device has written it.
+    """Sets all generators to a state of `read`. Returns False, and sets none, if another kind of
+    device wrote it.
 
     Raises:
-        RunError: this is no state of random numbers.
+        RunError: this is not a state of random numbers.
     """
     try:
         state = json.loads(bytes(text.numpy()))
@@ -58,7 +58,7 @@ def restore(text: Tensor, device: Device) -> bool:
             return False
         version, words, gauss = state["python"]
         kind, key, position, *rest = state["numpy"]
-        # numpy reads wherever this points
+        # numpy reads from any position
         if kind != "MT19937" or len(key) != 624 or not 0 <= position <= 624:
             raise ValueError("numpy's is of another kind")
         random.setstate((version, tuple(words), gauss))
@@ -72,7 +72,7 @@ def restore(text: Tensor, device: Device) -> bool:
         AttributeError,
         RuntimeError,
         OverflowError,
-    ) as error:  # RecursionError among them
+    ) as error:  # including RecursionError
         raise RunError(
             "the state of the random numbers can't be read", why=str(error), next="make checkpoints"
         ) from error

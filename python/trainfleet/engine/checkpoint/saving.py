@@ -17,15 +17,15 @@ from ...config.types import Checkpoint
 from .checkpoint_group import CheckpointError, Peers
 from .snapshot import Snapshot
 
-NICE = 10  # of the writing thread: on a CPU it shares the cores with training
-ROOM = 1.02  # bytes that a checkpoint takes, for each byte of tensors
+NICE = 10  # niceness of the writing thread: on a CPU it shares the cores with training
+ROOM = 1.02  # bytes of a checkpoint per byte of tensors
 
 
 class Save(threading.Thread):
-    """A save in progress; once it has ended, `error` says what went wrong.
+    """A save in progress; once it has ended, `error` has its error.
 
-    It dies with the process, even while it waits for another rank: a daemon, as an executor's
-    threads are not.
+    It dies with the process, even while it waits for another rank: it is a daemon, unlike an
+    executor's threads.
     """
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
@@ -51,8 +51,8 @@ def write(
     ranks call it.
 
     Raises:
-        CheckpointError: on all ranks. The checkpoint is then invisible, and earlier ones are as
-            they were; or it is committed, and an older one could not be removed.
+        CheckpointError: on all ranks. Then either the checkpoint is invisible, and earlier ones are
+            unchanged; or it is committed, and an older one could not be removed.
     """
     step = commit.step
     try:
@@ -66,7 +66,7 @@ def write(
         peers.one("can't commit a checkpoint", finish)
     except CheckpointError:
         if peers.first:
-            # then the next save at this step or the next start removes what was written
+            # then the next save at this step or the next start removes the files
             with suppress(OSError):
                 store.abandon(step)
         raise
@@ -77,8 +77,8 @@ def write(
 
 
 def begin(store: CheckpointStore, step: int, size: int) -> None:
-    """Creates the folder of a checkpoint; OSError where the disk has no room for it, before a byte
-    is written.
+    """Creates the folder of a checkpoint. Raises OSError if the disk has no room for it, before a
+    byte is written.
     """
     store.begin(step)
     free, needed = store.free(), int(size * ROOM)

@@ -1,9 +1,9 @@
-"""One rank's part of the state, copied to the host at a step boundary, so that training continues
+"""Copies one rank's part of the state to the host at a step boundary, so that training continues
 while it is written.
 
-What each rank writes is planned once, by all together: a tensor that several ranks hold is written,
-and copied, by one of them. The copies' memory is taken at the first save and used again at each one
-after it, so a save leaves the host's memory as it was.
+All ranks plan together, once, which rank writes which part: a tensor that several ranks hold is
+copied and written by one of them. The copies' memory is allocated at the first save and used again
+later, so that further saves need no more memory of the host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLANNING = "can't plan a checkpoint"
 
 
 class Snapshot:
-    """This rank's part of the state as `take` found it last."""
+    """This rank's part of the state at the last `take`."""
 
     def __init__(self, peers: Peers, state: State) -> None:
         """Plans together with all other ranks."""
@@ -68,14 +68,14 @@ class Snapshot:
     def write_index(
         self, store: CheckpointStore, step: int, parts: list[dict[str, FileSum]]
     ) -> dict[str, FileSum]:
-        """Writes the index of all parts, at rank 0; returns all files of the checkpoint."""
+        """Writes the index of all parts, at rank 0. Returns all files of the checkpoint."""
         written = {name: file for part in parts for name, file in part.items()}
         text = index.render(self.index)
         return written | {index.FILE: files.write(store, step, index.FILE, [text])}
 
 
 def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[CheckpointIndex, SavePlan]:
-    """At rank 0 the index of the whole state; at each rank the plan of its part."""
+    """Returns at rank 0 the index of the entire state; at each rank the plan of its part."""
     plans = peers.gather(planner.create_local_plan())
     made, failure = (
         attempt(0, PLANNING, lambda: whole_plan(planner, plans)) if peers.first else (None, None)
@@ -89,7 +89,7 @@ def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[CheckpointIndex, S
 def whole_plan(
     planner: DefaultSavePlanner, plans: list[SavePlan]
 ) -> tuple[list[SavePlan], CheckpointIndex]:
-    """What each rank writes, and the index of all of it."""
+    """Returns each rank's share of the writing, and the index of all shares."""
     shares, _ = planner.create_global_plan(plans)
     whole: dict[str, IndexedTensor] = {}
     for rank, share in enumerate(shares):
@@ -100,7 +100,7 @@ def whole_plan(
 
 
 def parts_of(share: SavePlan, rank: int) -> CheckpointIndex:
-    """The pieces in a rank's file. The largest numbers come first, so that each is aligned
+    """Returns the pieces in a rank's file. The largest numbers come first, so that each is aligned
     there.
     """
     parts = {item.index.fqn: part_of(item, index.file_of(rank)) for item in share.items}
@@ -108,8 +108,8 @@ def parts_of(share: SavePlan, rank: int) -> CheckpointIndex:
 
 
 def part_of(item: WriteItem, file: str) -> IndexedTensor:
-    """A piece that a rank writes. TypeError when it is not of a tensor, or of another number
-    format.
+    """Returns a piece that a rank writes. Raises TypeError if it is not part of a tensor, or has
+    another number format.
     """
     data = item.tensor_data
     if data is None or data.properties.dtype not in files.NAMES:

@@ -1,8 +1,8 @@
 """Reads every number of one checkpoint: `python -m trainfleet.engine.checkpoint.verify ADDRESS`.
 Its bytes were checked before.
 
-What checksums can't tell: that the index finds every tensor whole, that torch can read each, and
-that all of it is finite.
+This checks what checksums can't show: that the index finds every tensor completely, that torch can
+read each, and that all numbers are finite.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def main(arguments: list[str]) -> int:
             where=store.address(step),
             next="make train from an older one",
         )
-    print("every tensor is whole and finite")
+    print("every tensor is complete and finite")
     return 0
 
 
 def tensors(reader: Reader) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor by name, one at a time: a checkpoint may be larger than this machine's
+    """Yields every tensor by name, one at a time: a checkpoint may be larger than this machine's
     memory.
     """
     for name in reader.index:
@@ -63,7 +63,7 @@ def tensors(reader: Reader) -> Iterator[tuple[str, Tensor]]:
 
 
 def kind_of(name: str) -> str:
-    """What a tensor is to a reader."""
+    """Returns the kind of a tensor for the summary."""
     last = name.rsplit(".", 1)[-1]
     first, _, _ = name.partition(".")
     return KINDS.get(first, KINDS.get(last, last))

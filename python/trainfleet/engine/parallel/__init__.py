@@ -1,24 +1,23 @@
-"""How a model is divided among ranks, and how a step goes through the parts.
+"""Divides a model among ranks, and runs steps through the parts.
 
-rank_model  what the training loop asks of any layout
-mesh        the ranks as a grid        replicas    every rank has the whole model (DDP)
+rank_model  the interface of any layout for the training loop
+mesh        the ranks as a grid        replicas    every rank has the entire model (DDP)
 parallelize  every other layout, in one short function: slices → stages → weights → recomputation →
              fp8 → compilation → shards
 tensor      a model's plan as DTensors, the sequence in parts      context   the sequence in parts
             for attention too
-pipeline    stages and their schedule  blocks      what is done to each block
-weights     a rank's first values      gradients   their norm and clipping, right in every layout
+pipeline    stages and their schedule  blocks      transformations of each block
+materialize  a rank's first values     gradients   their norm and clipping, right in every layout
 fp8         products in fp8
 
-A lazy device brings a division of its own (stacks.py).
+A lazy device has its own division (config/platforms.py).
 """
 
 from __future__ import annotations
 
 import torch
 
-from ... import stacks
-from ...config import Config
+from ...config import Config, platforms
 from ..world import World
 from .rank_model import Parts
 from .replicas import Replicas
@@ -27,21 +26,21 @@ __all__ = ["Parts", "Replicas", "arrange"]
 
 
 def arrange(config: Config, world: World) -> Parts:
-    """The model and its optimizer as this rank has them; all ranks call it together.
+    """Makes this rank's model and its optimizer; all ranks call it together.
 
-    Where each rank can have a whole model and its weights are of fp32, DDP is the fastest, by far
-    on CPUs (tests/bench/LOG.md).
+    If each rank can have an entire model with fp32 weights, DDP is the fastest, by far on CPUs
+    (tests/bench/LOG.md).
     """
     if world.device.lazy:
-        parts: Parts = stacks.arrange(world.device.kind, config, world)
+        parts: Parts = platforms.arrange(world.device.kind, config, world)
         return parts
-    layout = config.train.layout
-    divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
+    layout = config.train.parallelism
+    divided = layout.fsdp * layout.tensor * layout.pipeline * layout.context > 1
     precision = world.precision(config.train.precision)
     casts = (
         precision in (torch.bfloat16, torch.float16)
         and world.device.casts
-        and config.train.weights == "fp32"
+        and config.train.param_dtype == "fp32"
     )
     if divided or not (casts or precision == torch.float32):
         from .parallelize import divide  # only now: pipelines and sharding take a while to import

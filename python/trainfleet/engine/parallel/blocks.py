@@ -1,4 +1,4 @@
-"""What is done to a model block by block: recomputation, compilation and sharding."""
+"""Transforms a model block by block: recomputation, compilation and sharding."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def recompute(blocks: Iterable[nn.Module], how: str | float, device: Device) -> None:
-    """Makes blocks keep less for their backward pass: their input (`full`), or also what is costly
-    to compute (`selective`).
+    """Makes blocks keep less for their backward pass: only their input (`full`), or also results
+    that are costly to compute (`selective`).
 
-    A budget, which is a number, is for `compile_blocks` to keep.
+    A number is a budget, which `compile_blocks` applies.
     """
     if how not in ("full", "selective"):
         return
@@ -49,8 +49,8 @@ def keep(
     *arguments: object,
     **named: object,
 ) -> CheckpointPolicy:
-    """What torch's selective recomputation does with an operation's result: the products and
-    attention are kept.
+    """Decides whether torch's selective recomputation keeps an operation's result: it keeps the
+    products and attention.
     """
     return CheckpointPolicy.MUST_SAVE if operation in costly else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -58,22 +58,22 @@ def keep(
 def compile_blocks(
     model: Network, blocks: Iterable[nn.Module], how: str | float, device: Device, loss: bool = True
 ) -> None:
-    """Compiles each block by itself, so that blocks of one shape share one piece of code; then the
-    loss, unless told not to.
+    """Compiles each block separately, so that blocks of one shape share one piece of code; then the
+    loss, if `loss`.
 
-    Where `how` to recompute is a number, a block keeps no more than that fraction of what the
-    compiler would keep for speed. The loss, whose backward pass follows at once, keeps all. The
+    If `how` to recompute is a number, a block keeps at most that fraction of the results that the
+    compiler would keep for speed. The loss keeps all, as its backward pass follows at once. The
     code is cached in the project's folder, for the next run.
     """
-    # where importing torch's compiler has it, on this machine alone
+    # default of torch's compiler, only on this machine
     own = f"{tempfile.gettempdir()}/torchinductor_"
     if os.environ.get(CACHE, own).startswith(own):
         os.environ[CACHE] = str(COMPILED.absolute())
     for block in blocks:
-        # a smaller batch, as validation's last one, gets code of its own
+        # a smaller batch, like validation's last one, gets separate code
         compiled = device.compiled(block._call_impl)
         if not isinstance(how, str):
-            # read when the first batch comes
+            # read when the first batch arrives
             compiled = functorch.patch(activation_memory_budget=float(how))(compiled)
         block._compiled_call_impl = compiled
     if loss:
@@ -91,12 +91,12 @@ def shard(
     """Shards the weights over the ranks of a mesh; gradients are averaged over them (Zhao et al.
     2023, FSDP).
 
-    ZeRO 3 `frees` a block's weights after it has run and gathers them again for its backward pass,
-    but for the last block, whose backward pass comes next. ZeRO 1, and any pipeline, keep them
-    gathered from the first forward pass of a step to its last backward pass: only the optimizer's
-    state, and the weights that it updates, are sharded.
+    ZeRO 3 `frees` a block's weights after it has run and gathers them again for its backward pass.
+    The last block is an exception, as its backward pass comes next. ZeRO 1, and any pipeline, keep
+    them gathered from the first forward pass of a step to its last backward pass: only the
+    optimizer's state, and the weights that it updates, are sharded.
     """
-    # only now: it takes a while, and DDP needs none of it
+    # only now: the import takes a while, and DDP does not need it
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=device.gradient_sums)

@@ -1,9 +1,9 @@
-"""Context parallelism: each rank has a part of every sequence, and gathers the keys and values of
-the others for attention.
+"""Implements context parallelism: each rank has a part of every sequence, and gathers the keys and
+values of the others for attention.
 
-As Llama 3 was trained (Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.2). Keys and values
-are small beside the queries with grouped heads, any kind of attention can be computed of them, and
-it runs wherever an all-gather does.
+Llama 3 was trained this way (Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.2). With
+grouped heads, keys and values are small compared to the queries. Any kind of attention can be
+computed from them, and this runs anywhere an all-gather does.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ...models.network import Attend, Network
 
 
 def positions(length: int, rank: int, ranks: int) -> Tensor:
-    """The positions in a sequence that are a rank's: of 2 R pieces the r-th from the start and the
-    r-th from the end.
+    """Returns a rank's positions in a sequence: of 2 R pieces the r-th from the start and the r-th
+    from the end.
 
-    So that all ranks have as much to do: with causal attention a late piece costs more than an
+    So all ranks have the same amount of work: with causal attention a late piece costs more than an
     early one.
     """
     pieces = torch.arange(length).chunk(2 * ranks)
@@ -31,7 +31,7 @@ def positions(length: int, rank: int, ranks: int) -> Tensor:
 def spread(
     model: Network, length: int, rank: int, group: dist.ProcessGroup, device: torch.device
 ) -> None:
-    """Replaces every attention of the model by one over the whole sequence, of which this rank has
+    """Replaces every attention of the model by one over the entire sequence, of which this rank has
     `positions`.
     """
     ranks = group.size()
@@ -54,8 +54,8 @@ class GatheredAttend(nn.Module):
         self.rank, self.group, self.order = rank, group, order
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None = None) -> Tensor:
-        """q, k, v [B, heads, T / R, E] -> [B, H, T / R, E]. There is no mask:
-        config/cross_checks.py refuses what would need one.
+        """Maps q, k, v [B, heads, T / R, E] to [B, H, T / R, E]. There is no mask:
+        config/cross_checks.py refuses configs that need one.
         """
         gathered = [GatherSequence.apply(part, self.group) for part in (k, v)]  # type: ignore[no-untyped-call]
         k, v = (part.index_select(2, self.order) for part in gathered)
@@ -78,8 +78,8 @@ class GatheredAttend(nn.Module):
 
 
 class GatherSequence(torch.autograd.Function):
-    """[B, K, T / R, E] of each rank -> [B, K, T, E], in rank order; backward, the gradients are
-    summed and shared out.
+    """Gathers [B, K, T / R, E] of each rank to [B, K, T, E], in rank order; backward sums the
+    gradients and scatters them.
     """
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""The matrix products of blocks in fp8, forward and backward, by torchao.
+"""Runs the matrix products of blocks in fp8, forward and backward, by torchao.
 
 Inputs and weights are rounded to e4m3 and gradients to e5m2 (Micikevicius et al. 2022,
-arXiv:2209.05433), each tensor scaled by its largest number at this step. Parameters stay what the
-optimizer works on, and a checkpoint does not tell. The embedding and the output layer, which suffer
-most from it, lie outside the blocks and stay in bf16, as attention and norms do.
+arXiv:2209.05433), each tensor scaled by its largest number at this step. The optimizer's parameters
+stay the same, and a checkpoint does not depend on fp8. The embedding and the output layer, which
+suffer most from it, are outside the blocks and stay in bf16, like attention and norms.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from torch import nn
 
 from ...devices import Device
-from ...host.install_paths import installing
+from ...process.install_paths import installing
 from ...trust.errors import RunError
 
-MULTIPLE = 16  # of both sides of a matrix: what the instructions take (torch._scaled_mm)
+MULTIPLE = 16  # divisor of both sides of a matrix, required by the instructions (torch._scaled_mm)
 
 
 def convert(blocks: Iterable[nn.Module], device: Device) -> None:
-    """Converts every matrix of the blocks that the instructions take to fp8 products; the
+    """Converts every matrix of the blocks that the instructions accept to fp8 products; the
     parameters stay the same objects.
 
     Raises:
@@ -28,10 +28,10 @@ def convert(blocks: Iterable[nn.Module], device: Device) -> None:
     """
     if not device.native_fp8:
         raise RunError(
-            "train.precision: fp8 is not for this device",
+            "train.precision: this device does not support fp8",
             where=device.name,
             why="it has no fp8 instructions; GPUs since Ada and Hopper do",
-            next="train.precision=auto",
+            next="set train.precision=auto",
         )
     try:
         from torchao.float8 import convert_to_float8_training

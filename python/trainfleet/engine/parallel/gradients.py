@@ -1,4 +1,4 @@
-"""Gradients whose parts lie on several ranks: their scale, their global norm, and clipping by
+"""Handles gradients with parts on several ranks: their scale, their global norm, and clipping by
 it.
 """
 
@@ -15,15 +15,13 @@ from .mesh import Mesh
 
 
 def scaled(loss: Tensor, scale: Tensor | None) -> Tensor:
-    """The loss that a backward pass begins with: gradients come out as many times larger."""
+    """Returns the loss for a backward pass: its gradients are larger by the same factor."""
     return loss if scale is None else loss * scale
 
 
 @torch.no_grad()
 def unscale(parameters: Iterable[Tensor], scale: Tensor) -> None:
-    """Divides the gradients by the scale that their loss had: exactly, where it is a power of
-    two.
-    """
+    """Divides the gradients by their loss scale: exactly, if it is a power of two."""
     torch._foreach_mul_(
         [local(parameter) for parameter in parameters if parameter.grad is not None], 1 / scale
     )
@@ -33,11 +31,11 @@ def unscale(parameters: Iterable[Tensor], scale: Tensor) -> None:
 def clip(
     parameters: Iterable[Tensor], limit: float, mesh: Mesh, copies: frozenset[int] = frozenset()
 ) -> Tensor:
-    """The gradients' global norm, left on the device; they are scaled down to `limit` when over it
-    (0: never).
+    """Returns the gradients' global norm, left on the device. Scales them down to `limit` if it is
+    larger (0: never).
 
-    Every number counts once, wherever it lies: parts are summed over the ranks that they are parts
-    of, and `copies` (ids), which count on another rank, are left out. No rank waits for its device.
+    Every number counts once, on any rank: parts are summed over the ranks that have them, and
+    `copies` (ids), which count on another rank, are skipped. No rank waits for its device.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     total = norm(parameters, mesh, copies)
@@ -48,7 +46,7 @@ def clip(
 
 
 def norm(parameters: list[Tensor], mesh: Mesh, copies: frozenset[int]) -> Tensor:
-    """The root of the sum of all squares."""
+    """Returns the root of the sum of all squares."""
     parts: dict[tuple[str, ...], list[Tensor]] = {}
     for parameter in parameters:
         if id(parameter) not in copies:
@@ -66,7 +64,7 @@ def norm(parameters: list[Tensor], mesh: Mesh, copies: frozenset[int]) -> Tensor
 
 
 def divided(parameter: Tensor) -> tuple[str, ...]:
-    """The dimensions of the mesh along which a parameter is in parts."""
+    """Returns the dimensions of the mesh along which a parameter is divided."""
     if not isinstance(parameter, DTensor):
         return ()
     names = parameter.device_mesh.mesh_dim_names or ()
@@ -78,13 +76,13 @@ def divided(parameter: Tensor) -> tuple[str, ...]:
 
 
 def local(parameter: Tensor) -> Tensor:
-    """This rank's part of a parameter's gradient, as a tensor that shares its memory."""
+    """Returns this rank's part of a parameter's gradient, as a tensor that shares its memory."""
     gradient = parameter.grad
     assert gradient is not None
     if not isinstance(gradient, DTensor):
         return gradient
     assert isinstance(parameter, DTensor)
-    # a norm's, of the rank's part of the sequence: a sum that is still due
+    # a norm's gradient, of the rank's part of the sequence, is a sum that is still due
     if gradient.placements != parameter.placements:
         parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
     return gradient.to_local()

@@ -1,4 +1,4 @@
-"""A rank's own weights, in place of parameters on the meta device."""
+"""Draws a rank's own weights, in place of parameters on the meta device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> Non
     """Allocates every parameter of the model on the device and fills it with its first values, in a
     number format.
 
-    They are those that one process would draw: where a rank has a slice of a matrix, it draws all
-    of it and keeps the slice. So no rank ever holds more than its own part and one whole matrix.
+    The values are the same as in one process: for a slice of a matrix, a rank draws the entire
+    matrix and keeps the slice. So no rank ever holds more than its own part and one entire matrix.
     """
     made: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules():
@@ -32,7 +32,7 @@ def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> Non
 
 
 def slice_of(values: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's slice of a whole tensor, laid out as the parameter is."""
+    """Returns this rank's slice of an entire tensor, laid out like the parameter."""
     if not isinstance(parameter, DTensor):
         return values
     mesh, placements = parameter.device_mesh, parameter.placements

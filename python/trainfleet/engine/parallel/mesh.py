@@ -1,4 +1,4 @@
-"""The device mesh: a rank's place in the layout, and the groups that it belongs to."""
+"""Arranges the ranks in a device mesh: a rank's place in the layout, and its groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...config import Config
 from ...devices import Device
 
 # From the slowest links to the fastest: neighbours in `tensor` are neighbours on a node, stages of
-# a pipeline on other nodes.
+# a pipeline are on other nodes.
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 
 
@@ -18,14 +18,14 @@ class Mesh:
     ranks make it together.
 
     Context ranks are neighbours within `shard`: they have the same weights and different tokens, so
-    what data-parallel ranks share, they share too.
+    they share everything that data-parallel ranks share.
     """
 
     def __init__(self, config: Config, device: Device) -> None:
-        layout = config.train.layout
+        layout = config.train.parallelism
         self.layout, self.ways = layout, config.data_parallel
-        together = layout.shard * layout.context
-        replicas = config.data_parallel // layout.shard
+        together = layout.fsdp * layout.context
+        replicas = config.data_parallel // layout.fsdp
         self.grid = init_device_mesh(
             device.torch_device.type,
             (layout.pipeline, replicas, together, layout.tensor),
@@ -33,16 +33,16 @@ class Mesh:
         )
         self.stage, replica, shared, _ = (int(index) for index in self.grid.get_coordinate() or ())
         self.context = shared % layout.context
-        # which of the `ways` parts of a batch
-        self.data = replica * layout.shard + shared // layout.context
+        # index of its part among the `ways` parts of a batch
+        self.data = replica * layout.fsdp + shared // layout.context
         self.context_group = self._context_group()
 
     def group(self, dimension: str) -> dist.ProcessGroup:
-        """The ranks that differ from this one in that dimension alone."""
+        """Returns the ranks that differ from this one only in that dimension."""
         return self.grid.get_group(dimension)
 
     def sharing(self) -> DeviceMesh:
-        """The ranks that have the same part of the model: 1 dimension, or replicas of those that
+        """Returns the ranks with the same part of the model: 1 dimension, or replicas of those that
         shard it.
         """
         if self.grid["replicate"].size() == 1:

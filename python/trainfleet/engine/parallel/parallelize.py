@@ -1,4 +1,4 @@
-"""Divides a model among the ranks as the layout says, and runs batches through all parts."""
+"""Divides a model among the ranks by the layout, and runs batches through all parts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from .rank_model import TorchParts
 def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     """Makes this rank's part; all ranks call it together.
 
-    The order is fixed by what each step must find: matrices are sliced before anything wraps a
-    block, recomputation and fp8 must be inside what is compiled, and sharding outside of it. No
-    rank ever holds the whole model.
+    The order of the steps is fixed. Matrices are sliced before anything wraps a block;
+    recomputation and fp8 must be inside the compiled part, and sharding outside of it. No rank ever
+    holds the entire model.
     """
-    train, layout, mesh = config.train, config.train.layout, Mesh(config, device)
-    format_ = PRECISIONS[train.weights]
+    train, layout, mesh = config.train, config.train.parallelism, Mesh(config, device)
+    format_ = PRECISIONS[train.param_dtype]
     with torch.device("meta"):
         model = models.build(config.model)
     tied = tied_names(model)
@@ -42,7 +42,9 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
         tensor.split(model, mesh.grid["tensor"])
     stages: list[Any] = [model]
     if layout.pipeline > 1:
-        stages = pipeline.cut(model, layout.pipeline * layout.interleave, pipeline.numbers_of(mesh))
+        stages = pipeline.cut(
+            model, layout.pipeline * layout.virtual_stages, pipeline.numbers_of(mesh)
+        )
     materialize.draw(model, train.seed, device, format_)
     for part in (model, *(stage.part for stage in stages if isinstance(stage, StageModule))):
         part.positions = torch.arange(train.sequence_length, device=device.torch_device)
@@ -50,28 +52,28 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
             context.spread(
                 part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device
             )
-    blocks.recompute(blocks_of(model), train.recompute, device)
+    blocks.recompute(blocks_of(model), train.recomputation, device)
     if precision == PRECISIONS["fp8"]:
         fp8.convert(blocks_of(model), device)
-        precision = torch.bfloat16  # of all else
+        precision = torch.bfloat16  # format of everything else
     if train.compile:
         blocks.compile_blocks(
             model,
             blocks_of(model),
-            train.recompute,
+            train.recomputation,
             device,
             loss=layout.tensor * layout.pipeline == 1,
         )
     if mesh.sharing().size() > 1 or precision != format_:
-        # else once for each of a step's micro-batches
-        frees = layout.zero == 3 and layout.pipeline == 1
+        # otherwise weights are freed once per micro-batch of a step
+        frees = layout.zero_stage == 3 and layout.pipeline == 1
         for stage in stages:
             blocks.shard(stage, blocks_of(stage), mesh.sharing(), frees, precision, device)
     return Division(config, device, mesh, model, stages, tied, precision)
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The blocks that are here, in order."""
+    """Returns the blocks on this rank, in order."""
     part = module.part if isinstance(module, StageModule) else module
     assert isinstance(part, Network)
     return [
@@ -82,13 +84,13 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def tied_names(model: nn.Module) -> list[str]:
-    """The parameters that have two names: the first of each."""
+    """Returns the parameters that have two names: the first of each."""
     shared = {id(owner._parameters[name]) for owner, name in tensor.find_tied(model).values()}
     return [name for name, parameter in model.named_parameters() if id(parameter) in shared]
 
 
 class Division(TorchParts):
-    """A rank's part of a divided model. Its parameters have the names that they have in the whole
+    """A rank's part of a divided model. Its parameters have the same names as in the entire
     model.
     """
 
@@ -105,16 +107,20 @@ class Division(TorchParts):
         tied: list[str],
         precision: torch.dtype,
     ) -> None:
-        """`tied`: parameters that are also the head's; `precision`: the format of products."""
+        """Sets up the part; `tied`: parameters that are also the head's; `precision`: the format of
+        products.
+        """
         super().__init__(
             model,
             optimizer.build(model, config.train, device, precision),
             config.train.gradient_clip,
         )
         self.mesh, self.device, self.root, self.stages = mesh, device, stages[0], stages
-        self.zero, self.size = config.train.layout.zero, config.train.micro_batch
+        self.zero, self.size = config.train.parallelism.zero_stage, config.train.micro_batch_size
         self.data, self.ways = mesh.data, mesh.ways
-        self.micro_batches = config.train.global_batch // (mesh.ways * config.train.micro_batch)
+        self.micro_batches = config.train.global_batch_size // (
+            mesh.ways * config.train.micro_batch_size
+        )
         self.like: MicroBatch | None = None  # the newest batch
         self.tie: Tie | None = None
         self.pipeline: Pipeline | None = None
@@ -141,7 +147,7 @@ class Division(TorchParts):
                     loss += self._pass(batch, left, watch)
         if self.tie:
             self.tie.settle()
-        # the last stage alone has one, so the mean over ranks is that much smaller
+        # only the last stage has a loss, so the mean over ranks is that much smaller
         return loss * self.mesh.layout.pipeline
 
     def _pass(self, batch: MicroBatch, left: int, watch: Stopwatch) -> Tensor:
@@ -157,11 +163,11 @@ class Division(TorchParts):
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """The last stage has the loss, the others 0; ranks of one tensor-parallel group compute the
-        same loss and share it.
+        """Returns the loss on the last stage, and 0 on the others. Ranks of one tensor-parallel
+        group compute the same loss and share it.
 
         All ranks run the model equally often, as their parts need one another: one with fewer than
-        `most` sequences fills up with some that don't count.
+        `most` sequences adds blank ones that don't count.
         """
         total = torch.zeros((), dtype=self.device.loss_sums, device=self.device.torch_device)
         self.model.eval()
@@ -180,8 +186,8 @@ class Division(TorchParts):
         return total / self.mesh.layout.tensor
 
     def _reshard(self) -> None:
-        """Frees weights that were gathered for a forward pass; the backward pass that would have
-        freed them does not come.
+        """Frees weights that were gathered for a forward pass; no backward pass follows that would
+        free them.
         """
         for stage in self.stages:
             for module in stage.modules():
@@ -189,7 +195,9 @@ class Division(TorchParts):
                     module.reshard()
 
     def _fill(self, batches: Iterable[MicroBatch], most: int) -> Iterator[MicroBatch]:
-        """The batches, each padded to the micro-batch's size, and then batches of padding alone."""
+        """Yields the batches, each padded to the micro-batch's size, and then batches of padding
+        only.
+        """
         passes = -(-most // self.size)
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
         assert self.like, "validation comes after a step"
@@ -201,12 +209,14 @@ class Division(TorchParts):
         )
 
     def part(self, batch: MicroBatch) -> MicroBatch:
-        """The positions of a batch that are this rank's."""
+        """Returns this rank's positions of a batch."""
         positions, self.like = self.model.positions, batch
         if self.mesh.context_group is None or positions is None:
             return batch
         return batch.each(lambda tokens: tokens.index_select(1, positions))
 
     def _sliced(self) -> AbstractContextManager[None]:
-        """A context in which losses are computed from sliced logits, forward and backward."""
+        """Returns a context in which losses are computed from sliced logits, forward and
+        backward.
+        """
         return loss_parallel() if self.mesh.layout.tensor > 1 else nullcontext()

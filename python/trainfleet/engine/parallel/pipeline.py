@@ -1,5 +1,5 @@
-"""Pipeline parallelism: the blocks cut into stages, and the schedule in which micro-batches go
-through them.
+"""Implements pipeline parallelism: the blocks cut into stages, and the schedule in which
+micro-batches go through them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .tensor import find_tied
 
 
 class Absent(nn.Module):
-    """Stands in for a module that another stage has: returns its first argument."""
+    """A placeholder for a module of another stage: returns its first argument."""
 
     def forward(self, x: Tensor, *others: object) -> Tensor:
         return x
 
 
 class StageModule(nn.Module):
-    """Some blocks of a model, as a module: tokens or a hidden state -> a hidden state, or for the
-    last stage features.
+    """Some blocks of a model, as a module: tokens or a hidden state -> a hidden state, or features
+    for the last stage.
     """
 
     def __init__(self, part: Network) -> None:
@@ -42,8 +42,8 @@ class StageModule(nn.Module):
 
 
 def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
-    """Removes all blocks from the model but those of the stages in `kept`; returns each of these as
-    a module of its own.
+    """Removes all blocks from the model except those of the stages in `kept`; returns each of these
+    as a separate module.
 
     The names of the remaining parameters stay, so a checkpoint does not depend on the cut.
     """
@@ -52,7 +52,7 @@ def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
         view = copy.copy(model)
         view._modules = dict(model._modules)
         _keep_blocks(view, set(range(*_bounds(model, stage, stages))))
-        if stage > 0:  # where weights are tied, the last stage's head has the embedding's
+        if stage > 0:  # if weights are tied, the last stage's head has the embedding's
             _remove(view, spare if stage == last else model.plan.first)
         if stage < last:
             _remove(view, model.plan.last)
@@ -68,8 +68,8 @@ def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
 
 
 def spare_of(model: Network) -> tuple[str, ...]:
-    """The modules of the first stage that hold no weights of the last one's: those that the last
-    stage can do without.
+    """Returns the modules of the first stage without weights of the last one's: those that the last
+    stage does not need.
     """
     owners = {owner for owner, _ in find_tied(model).values()}
     found = []
@@ -85,7 +85,9 @@ def spare_of(model: Network) -> tuple[str, ...]:
 
 
 def _bounds(model: Network, stage: int, stages: int) -> tuple[int, int]:
-    """The first block of a stage and the first after it; stages differ by one block at most."""
+    """Returns the first block of a stage and the first after it; stages differ by at most one
+    block.
+    """
     count = len(model.get_submodule(model.plan.blocks))  # type: ignore[arg-type]
     return count * stage // stages, count * (stage + 1) // stages
 
@@ -107,12 +109,12 @@ def _remove(model: Network, names: tuple[str, ...]) -> None:
 
 
 class Linked(PipelineStage):
-    """torch's stage; its neighbours first exchange a number of one type, and its first step draws
-    as many random numbers as any.
+    """A stage of torch's that first exchanges a number of one type with its neighbours. Its first
+    step draws as many random numbers as any other.
 
-    torch 2.9 sends int64 there and receives fp32, which gloo refuses by ending the process (8 bytes
-    for 4). And 2.9 to 2.11 run a stage once to learn its shapes, with its dropout: a resumed run
-    would go on with other random numbers.
+    torch 2.9 sends int64 there and receives fp32, and gloo then ends the process (8 bytes for 4).
+    Also, 2.9 to 2.11 run a stage once to learn its shapes, with its dropout: a resumed run would
+    continue with other random numbers.
     """
 
     def __init__(
@@ -136,13 +138,13 @@ class Linked(PipelineStage):
 
 
 class Pipeline:
-    """The stages of this rank, and the passes of a whole step through all of them."""
+    """The stages of this rank, and the passes of an entire step through all of them."""
 
     def __init__(
         self, stages: list[StageModule], mesh: Mesh, micro_batches: int, device: Device
     ) -> None:
         layout = mesh.layout
-        count = layout.pipeline * layout.interleave
+        count = layout.pipeline * layout.virtual_stages
         numbers = numbers_of(mesh)
         group = mesh.group("pipeline")
         made = [
@@ -153,15 +155,15 @@ class Pipeline:
         self.head = stages[-1].part
         self.reduction = "mean"
         self.scale: Tensor | None = None
-        # Without it, torch keeps every micro-batch's outputs to the end of the step; 2.9 does not
-        # know it, and always keeps them.
+        # Without it, torch keeps every micro-batch's outputs to the end of the step. Version 2.9
+        # does not support it, and always keeps them.
         self.lean: dict[str, Any] = (
             {"return_outputs": False}
             if "return_outputs" in signature(Schedule1F1B.step).parameters
             else {}
         )
         self.schedule: Schedule1F1B | ScheduleInterleaved1F1B
-        if layout.interleave == 1:
+        if layout.virtual_stages == 1:
             self.schedule = Schedule1F1B(
                 made[0], micro_batches, loss_fn=self._loss, scale_grads=False
             )
@@ -171,7 +173,7 @@ class Pipeline:
             )
 
     def train(self, inputs: Tensor, targets: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Computes the gradients, times `scale`; returns the mean loss at the last stage, 0 at the
+        """Computes the gradients, times `scale`. Returns the mean loss on the last stage, 0 on the
         others.
         """
         self.reduction, self.scale, losses = "mean", scale, list[Tensor]()
@@ -185,7 +187,7 @@ class Pipeline:
         return total if scale is None else total / scale
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The summed loss at the last stage, 0 at the others."""
+        """Returns the summed loss on the last stage, 0 on the others."""
         self.reduction, self.scale, losses = "sum", None, list[Tensor]()
         self.schedule.eval(
             *([inputs] if self.first else []), target=targets if self.last else None, losses=losses
@@ -205,24 +207,24 @@ class Pipeline:
 
 
 def numbers_of(mesh: Mesh) -> list[int]:
-    """The stages that a rank has: with interleaving several, each a round of the pipeline apart
+    """Returns a rank's stages: several with interleaving, one round of the pipeline apart
     (Narayanan et al. 2021).
     """
-    return [mesh.stage + turn * mesh.layout.pipeline for turn in range(mesh.layout.interleave)]
+    return [mesh.stage + turn * mesh.layout.pipeline for turn in range(mesh.layout.virtual_stages)]
 
 
 class Tie:
     """Weights that the first and the last stage both hold: each gets the sum of both gradients."""
 
     def __init__(self, model: Network, names: list[str], mesh: Mesh) -> None:
-        """All ranks make it together."""
+        """Makes the groups; all ranks call it together."""
         for line in mesh.grid.mesh.flatten(1).T.tolist():
             group = dist.new_group([line[0], line[-1]])
             if dist.get_rank() in (line[0], line[-1]):
                 self.group = group
         held = dict(model.named_parameters())
         self.shared = [held[name] for name in names if name in held]
-        # Of the two, the first stage's counts when the norm is taken.
+        # Of the two, the first stage's counts in the norm.
         self.copies = frozenset(id(parameter) for parameter in self.shared if mesh.stage > 0)
 
     def settle(self) -> None:

@@ -1,5 +1,5 @@
-"""The interface of a rank's part of the model, however it is divided, and what all of torch's
-layouts share.
+"""Defines the interface of a rank's part of the model in any layout, and the code that all of
+torch's layouts share.
 """
 
 from __future__ import annotations
@@ -25,28 +25,26 @@ from ..timing import Stopwatch
 from .gradients import unscale
 
 State = dict[str, Any]
-# Every moment under its parameter's name: so ranks that hold different parameters, as pipeline
-# stages do, save and load together.
+# Every moment under its parameter's name: so ranks with different parameters, like pipeline stages,
+# save and load together.
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
-MOMENTS = "state."  # the prefix of an optimizer's entries that the config does not decide
+MOMENTS = "state."  # prefix of an optimizer's entries that the config does not set
 
 
 class Parts(Protocol):
-    """A rank's part of the model and its optimizer. All ranks call every method together, but for
+    """A rank's part of the model and its optimizer. All ranks call every method together, except
     `broken`.
     """
 
-    data: int  # which of the `ways` parts of a global batch this rank trains on
+    data: int  # index of this rank's part among the `ways` parts of a global batch
     ways: int
-    scale: (
-        Tensor | None
-        # of the loss in fp16 (engine/loss_scale.py): gradients are divided by it before they are
-        # clipped
-    )
+    # scale of the loss in fp16 (engine/loss_scale.py): gradients are divided by it before they are
+    # clipped
+    scale: Tensor | None
 
     @property
     def whole(self) -> Network | None:
-        """The model, where this rank holds all of it."""
+        """The model, if this rank holds all of it."""
         ...
 
     def listen(self, watch: Stopwatch) -> None:
@@ -56,30 +54,31 @@ class Parts(Protocol):
         ...
 
     def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
-        """Computes the gradients of the global batch's mean loss; returns this rank's share of it.
+        """Computes the gradients of the global batch's mean loss. Returns this rank's share of the
+        loss.
 
-        `batches` are this rank's micro-batches, each with how many come after it. The mean of all
+        `batches` are this rank's micro-batches, each with the number of later ones. The mean of all
         ranks' shares is the loss.
         """
         ...
 
     def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
-        """One optimizer step at a learning rate, on gradients clipped to `train.gradient_clip`; the
-        gradients are then gone.
+        """Does one optimizer step at a learning rate, on gradients clipped to
+        `train.gradient_clip`; it then frees the gradients.
 
-        `skips` maps the gradients' global norm before clipping to 1.0 where the step must change
+        `skips` maps the gradients' global norm before clipping to 1.0 if the step must change
         nothing, else to 0.0. Norm and answer stay on the device.
         """
         ...
 
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """This rank's share of the summed loss of all ranks' batches: the shares add up to it.
-        `most`: sequences of any rank.
+        """Returns this rank's share of the summed loss of all ranks' batches: the shares add up to
+        it. `most`: largest number of sequences of any rank.
         """
         ...
 
     def state(self) -> State:
-        """The live tensors of the model and the optimizer, each under a name that no layout
+        """Returns the live tensors of the model and the optimizer, each under a name that no layout
         changes.
         """
         ...
@@ -89,25 +88,25 @@ class Parts(Protocol):
         ...
 
     def weights(self) -> State:
-        """The live tensors of the model by name."""
+        """Returns the live tensors of the model by name."""
         ...
 
     def set_weights(self, weights: Mapping[str, Tensor], whole: bool = False) -> None:
-        """Loads weights of `weights()`, or `whole` tensors of which each rank takes its slices and
-        leaves the rest.
+        """Loads weights of `weights()`, or `whole` tensors from which each rank takes its
+        slices.
         """
         ...
 
     def broken(self) -> list[str]:
-        """The parameters of this rank that have a number which is not finite, by name; waits for
+        """Returns the names of this rank's parameters with a number that is not finite; waits for
         the device.
         """
         ...
 
 
 class TorchParts:
-    """A model and its optimizer as objects of torch: the half of `Parts` that is the same in every
-    layout of torch's own.
+    """A model and its optimizer as objects of torch: the half of `Parts` that all of torch's own
+    layouts share.
     """
 
     scale: Tensor | None = None
@@ -115,12 +114,12 @@ class TorchParts:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, limit: float = 0.0
     ) -> None:
-        """`limit`: the norm to which gradients are clipped; 0 clips nothing."""
+        """Wraps them; `limit`: the norm to which gradients are clipped; 0 clips nothing."""
         self.model, self.optimizer, self.limit = model, optimizer, limit
 
     def clip(self, limit: float) -> Tensor:
-        """Scales the gradients down to `limit` where their global norm is over it (0: never);
-        returns the norm before.
+        """Scales the gradients down to `limit` if their global norm is larger (0: never). Returns
+        the norm before.
         """
         return updates.clip(self.model.parameters(), limit)
 
@@ -142,7 +141,7 @@ class TorchParts:
         }
 
     def restore(self, state: State) -> None:
-        """Settings such as the weight decay stay the config's: only the moments are loaded."""
+        """Loads only the moments: settings such as the weight decay stay the config's."""
         self.set_weights(state["model"])
         settings = get_optimizer_state_dict(self.model, self.optimizer, options=BY_NAME)
         set_optimizer_state_dict(

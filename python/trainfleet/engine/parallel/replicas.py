@@ -1,4 +1,4 @@
-"""Plain data parallelism: every rank has the whole model."""
+"""Implements plain data parallelism: every rank has the entire model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .rank_model import TorchParts
 
 
 class Replicas(TorchParts):
-    """The whole model on every rank. Gradients are averaged over the ranks in buckets while the
+    """The entire model on every rank. Gradients are averaged over the ranks in buckets while the
     backward pass still runs.
     """
 
@@ -29,11 +29,13 @@ class Replicas(TorchParts):
     def __init__(
         self, config: Config, world: World, precision: torch.dtype = torch.float32
     ) -> None:
-        """`precision`: the format of products, whose factors are cast as they are computed."""
+        """Sets up the model; `precision`: the format of products, to which their factors are
+        cast.
+        """
         self.device, train = world.device, config.train
         self.precision = precision
         self.data, self.ways = world.rank, world.size
-        self.micro_batches = train.global_batch // (world.size * train.micro_batch)
+        self.micro_batches = train.global_batch_size // (world.size * train.micro_batch_size)
         with torch.device("meta"):
             model = models.build(config.model)
         materialize.draw(model, train.seed, self.device, torch.float32)
@@ -41,15 +43,15 @@ class Replicas(TorchParts):
             model, optimizer.build(model, train, self.device, precision), train.gradient_clip
         )
         parts = list(model.get_submodule(model.plan.blocks).children())
-        blocks.recompute(parts, train.recompute, self.device)
+        blocks.recompute(parts, train.recomputation, self.device)
         self.shared: torch.nn.Module = self.model
         if world.size > 1:
             self.shared = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self._settle_buckets()
-        # only now: the pass of two tokens would be compiled first, and everything then for any
-        # shape
+        # only now: otherwise the pass of two tokens would be compiled first, and later all code for
+        # any shape
         if train.compile:
-            blocks.compile_blocks(self.model, parts, train.recompute, self.device)
+            blocks.compile_blocks(self.model, parts, train.recomputation, self.device)
 
     @property
     def whole(self) -> models.Network:
@@ -60,11 +62,11 @@ class Replicas(TorchParts):
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
 
     def _settle_buckets(self) -> None:
-        """Makes DDP rebuild its buckets now, by a backward pass of two tokens whose gradients are
-        discarded.
+        """Makes DDP rebuild its buckets now, by a backward pass of two tokens; discards its
+        gradients.
 
         DDP rebuilds them after its first backward pass, and gloo's order of summation depends on
-        where a gradient lies: without this, a resumed run's first step would differ from an
+        the place of a gradient. Without this, a resumed run's first step would differ from an
         unbroken run's in its last bits (seen with 4 ranks).
         """
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device.torch_device)

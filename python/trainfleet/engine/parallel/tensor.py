@@ -1,4 +1,4 @@
-"""Tensor and sequence parallelism: applies a model's plan with DTensor."""
+"""Implements tensor and sequence parallelism: applies a model's plan with DTensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...models.network import Network, Total
 from ...models.parallel_plan import ParallelPlan
 from ..optimizers import whole
 
-PART, WHOLE = Shard(1), Replicate()  # of the sequence, dimension 1 of [B, T, D]
+PART, WHOLE = Shard(1), Replicate()  # placements of the sequence, dimension 1 of [B, T, D]
 
 
 def split(model: Network, mesh: DeviceMesh) -> None:
@@ -32,13 +32,13 @@ def split(model: Network, mesh: DeviceMesh) -> None:
         if isinstance(module, Total):
             module.register_forward_hook(lambda _, inputs, loss: whole(loss))
     parallelize_module(model, mesh, styles(model.plan))
-    for module, (owner, name) in tied.items():  # each was given a slice of its own
+    for module, (owner, name) in tied.items():  # each got a separate slice
         module._parameters[name] = owner._parameters[name]
 
 
 def styles(plan: ParallelPlan) -> dict[str, ParallelStyle]:
-    """What is done to which module. Only the logits stay a DTensor: the loss is computed of slices
-    of the vocabulary.
+    """Returns the transformation of each module. Only the logits stay a DTensor: the loss is
+    computed from slices of the vocabulary.
     """
     found: dict[str, ParallelStyle] = {}
     for name in plan.embeddings:
@@ -66,7 +66,7 @@ class GatherInput(ParallelStyle):
     """Gathers a module's first input, a part of the sequence; its gradient is summed over the ranks
     and scattered.
 
-    A module that every rank computes `alike` gets a plain tensor, so that each rank has its whole
+    A module that every rank computes `alike` gets a plain tensor, so that each rank has its entire
     gradient.
     """
 
@@ -87,7 +87,7 @@ class GatherInput(ParallelStyle):
 
 
 def find_tied(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
-    """The modules with tied parameters: for each, the owner and the parameter's name."""
+    """Returns the modules with tied parameters: for each, the owner and the parameter's name."""
     owners: dict[int, nn.Module] = {}
     found = {}
     for module in model.modules():

@@ -1,11 +1,12 @@
-"""How each engine tells a node of its seat: a module an engine, which launcher and node both
-import. Standard library only.
+"""The placements that engines give their nodes: one module per engine, imported by launcher and
+node. Standard library only.
 
-A package of yours adds an engine by an entry point in the group `trainfleet.seats`
-(host/plugins.py), which names a `Seating`; its backend has the same one as `seat`.
+Your package can add an engine by an entry point in the group `trainfleet.placements`
+(process/plugins.py), which names a `PlacementSource`; its backend has the same one as `placement`.
 
-What is covered: environments as the engines document them (tests/unit/test_seat.py says where).
-What is not: nodes of Slurm, AWS Batch and SageMaker themselves.
+The modules follow the environments that the engines document (sources:
+tests/unit/test_placement.py). They have not run on nodes of Slurm, AWS Batch and SageMaker
+themselves.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 
-from ...host import plugins
+from ...process import plugins
 from ...trust.errors import BackendError
-from ..placement import NEXT, Seating
+from ..placement import NEXT, PlacementSource
 
-# our own launcher counts before the engine around it
+# fleet, our own launcher, takes precedence over the engine around it
 OURS = ("fleet", "batch", "slurm", "sagemaker")
 
 
-def seating(name: str) -> Seating:
-    """The engine of that name.
+def source(name: str) -> PlacementSource:
+    """Returns the engine of that name.
 
     Raises:
-        BackendError: there is none, or what a package offers under that name is something else.
+        BackendError: there is no such engine, or a package's object of that name is something else.
     """
     found = (
-        import_module(f".{name}", __name__).SEATING
+        import_module(f".{name}", __name__).PLACEMENT
         if name in OURS
-        else plugins.offered(plugins.OF_SEATS, name)
+        else plugins.offered(plugins.OF_PLACEMENTS, name)
     )
-    if not isinstance(found, Seating):
+    if not isinstance(found, PlacementSource):
         why = (
             f"it is not one of {', '.join(OURS)}, and no installed package adds it "
-            f"({plugins.OF_SEATS})"
+            f"({plugins.OF_PLACEMENTS})"
         )
         raise BackendError(f"{name[:80]!r} is not an engine that starts nodes", why=why, next=NEXT)
     return found
@@ -43,18 +44,18 @@ def seating(name: str) -> Seating:
 
 def names() -> Iterator[str]:
     yield from OURS
-    yield from plugins.names(plugins.OF_SEATS)
+    yield from plugins.names(plugins.OF_PLACEMENTS)
 
 
-def here() -> Seating:
-    """The engine that started this node.
+def here() -> PlacementSource:
+    """Returns the engine that started this node.
 
     Raises:
-        BackendError: none of them did.
+        BackendError: no known engine did.
     """
     if found := next(
-        (engine for name in names() if (engine := seating(name)).has_started_this()), None
+        (engine for name in names() if (engine := source(name)).has_started_this()), None
     ):
         return found
-    why = f"none of the engines that are known here has told it its place: {', '.join(names())}"
+    why = f"no known engine has set its variables: {', '.join(names())}"
     raise BackendError("this process was not started as a node of a job", why=why, next=NEXT)

@@ -1,4 +1,4 @@
-"""The seat of a node of an AWS Batch job
+"""The placement of a node of an AWS Batch job
 (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html).
 """
 
@@ -12,8 +12,8 @@ from ..placement import (
     NEXT,
     PORT,
     Environment,
-    Seat,
-    Seating,
+    Placement,
+    PlacementSource,
     Terms,
     Variables,
     checked,
@@ -21,17 +21,17 @@ from ..placement import (
 )
 
 
-def read(environment: Environment = os.environ) -> Seat:
-    """The seat of a node.
+def read(environment: Environment = os.environ) -> Placement:
+    """Returns the placement of a node.
 
-    The main node has seat 0, whatever its index. Batch does not give it its own address, which is
-    looked up.
+    The main node is node 0, regardless of its index. Batch does not give it its own address,
+    so it is found here.
     """
     told = Variables("AWS_BATCH_JOB_", environment)
     told.word(
         "ID"
-        # the others have defaults, as a job of one node lacks them: without this any process would
-        # be such a job
+        # required: the others have defaults, as a job of one node lacks them, so any process
+        # would be such a job
     )
     nodes, index, main = (
         told.number("NUM_NODES", 1),
@@ -47,18 +47,18 @@ def read(environment: Environment = os.environ) -> Seat:
     )
     if not meet:
         raise BackendError(
-            "a node of an AWS Batch job is not told where to meet",
+            "a node of an AWS Batch job does not know where to meet",
             where=f"node {index}",
             why="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set",
             next=NEXT,
         )
     node = 0 if index == main else index + 1 if index < main else index
     return checked(
-        Seat(node, nodes, meet, PORT, told.number("ATTEMPT", 1)), "AWS_BATCH_JOB_NODE_INDEX"
+        Placement(node, nodes, meet, PORT, told.number("ATTEMPT", 1)), "AWS_BATCH_JOB_NODE_INDEX"
     )
 
 
 # 30 s: https://docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html
-SEATING = Seating(
+PLACEMENT = PlacementSource(
     "batch", read, lambda: "AWS_BATCH_JOB_ID" in os.environ, Terms(echoes=True, decides=True)
 )

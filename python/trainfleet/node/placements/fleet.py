@@ -1,18 +1,18 @@
-"""The seat that this program's own backends (local, ssh, ec2) give a node: see
-`Seat.environment`.
+"""The placement that this program's own backends (local, ssh, ec2) give a node: see
+`Placement.environment`.
 """
 
 from __future__ import annotations
 
 import os
 
-from ..placement import Environment, Seat, Seating, Terms, Variables, checked
+from ..placement import Environment, Placement, PlacementSource, Terms, Variables, checked
 
 
-def read(environment: Environment = os.environ) -> Seat:
+def read(environment: Environment = os.environ) -> Placement:
     told = Variables("TRAINFLEET_", environment)
     nodes = told.number("NODES")
-    seat = Seat(
+    placement = Placement(
         told.number("NODE"),
         nodes,
         told.word("MEET"),
@@ -20,7 +20,7 @@ def read(environment: Environment = os.environ) -> Seat:
         told.number("ATTEMPT", 1),
         told.word("ADDRESS", ""),
     )
-    return checked(seat, "TRAINFLEET_NODE")
+    return checked(placement, "TRAINFLEET_NODE")
 
 
-SEATING = Seating("fleet", read, lambda: "TRAINFLEET_NODE" in os.environ, Terms(wait=0))
+PLACEMENT = PlacementSource("fleet", read, lambda: "TRAINFLEET_NODE" in os.environ, Terms(wait=0))

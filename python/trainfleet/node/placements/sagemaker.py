@@ -1,4 +1,4 @@
-"""The seat of a host of a SageMaker training job.
+"""The placement of a host of a SageMaker training job.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 """
@@ -11,20 +11,22 @@ from pathlib import Path
 
 from ...trust.errors import BackendError
 from ...trust.untrusted_input import whole
-from ..placement import NEXT, PORT, Seat, Seating, Terms, checked
+from ..placement import NEXT, PORT, Placement, PlacementSource, Terms, checked
 
 RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
 
 
-def read(file: Path = RESOURCES) -> Seat:
-    """The seat of a host, from its resourceconfig.json. SageMaker does not report a retry."""
+def read(file: Path = RESOURCES) -> Placement:
+    """Returns the placement of a host, from its resourceconfig.json. SageMaker does not report a
+    retry.
+    """
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         hosts, own = sorted(map(str, record["hosts"]), key=_by_number), str(record["current_host"])
-        return checked(Seat(hosts.index(own), len(hosts), hosts[0], PORT, 1, own), str(file))
+        return checked(Placement(hosts.index(own), len(hosts), hosts[0], PORT, 1, own), str(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackendError(
-            "can't tell which host of the job this is",
+            "can't identify this host of the job",
             where=str(file),
             why=f"{type(error).__name__}: {error}",
             next=NEXT,
@@ -32,7 +34,7 @@ def read(file: Path = RESOURCES) -> Seat:
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Sorts algo-2 before algo-10, as consoles and logs count."""
+    """Sorts algo-2 before algo-10, like consoles and logs."""
     return [
         (-1, part) if (number := whole(part)) is None else (number, "")
         for part in re.split(r"([0-9]+)", name)
@@ -41,4 +43,4 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 # 120 s: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html
 TERMS = Terms(grace=110, echoes=True, failure=Path("/opt/ml/output/failure"))
-SEATING = Seating("sagemaker", read, lambda: RESOURCES.exists(), TERMS)
+PLACEMENT = PlacementSource("sagemaker", read, lambda: RESOURCES.exists(), TERMS)

@@ -1,27 +1,27 @@
-"""The seat of a task that srun started, one a node (https://slurm.schedmd.com/srun.html, OUTPUT
-ENVIRONMENT VARIABLES).
+"""The placement of a task that srun started, one per node (https://slurm.schedmd.com/srun.html,
+OUTPUT ENVIRONMENT VARIABLES).
 """
 
 from __future__ import annotations
 
 import os
 
-from ..placement import Environment, Seat, Seating, Variables, checked, expand_hosts
+from ..placement import Environment, Placement, PlacementSource, Variables, checked, expand_hosts
 
 
-def read(environment: Environment = os.environ) -> Seat:
-    """The seat of a task.
+def read(environment: Environment = os.environ) -> Placement:
+    """Returns the placement of a task.
 
-    Jobs that share a node must not share a port, and a requeued job's first port may linger: both
-    are in the number.
+    Jobs that share a node must not share a port, and a requeued job's first port may linger: the
+    port number depends on both.
     """
     told = Variables("SLURM_", environment)
     nodes = told.number("STEP_NUM_NODES", told.number("JOB_NUM_NODES", told.number("NNODES", 1)))
     hosts = list(expand_hosts(told.word("STEP_NODELIST", environment.get("SLURM_JOB_NODELIST"))))
     restarts = told.number("RESTART_COUNT", 0)
-    # under what kernels hand out to clients (32768 on)
+    # below the ports that kernels give to clients (from 32768)
     port = 20000 + (told.number("JOB_ID") + restarts) % 10000
-    seat = Seat(
+    placement = Placement(
         told.number("NODEID"),
         nodes,
         hosts[0],
@@ -29,8 +29,8 @@ def read(environment: Environment = os.environ) -> Seat:
         restarts + 1,
         environment.get("SLURMD_NODENAME", ""),
     )
-    return checked(seat, "SLURM_NODEID")
+    return checked(placement, "SLURM_NODEID")
 
 
 # KillWait is 30 s by default
-SEATING = Seating("slurm", read, lambda: "SLURM_JOB_ID" in os.environ)
+PLACEMENT = PlacementSource("slurm", read, lambda: "SLURM_JOB_ID" in os.environ)

@@ -1,13 +1,13 @@
-"""The words by which logs give a cause away, from the .yaml files beside this one; each file names
+"""Loads the words by which logs show a cause from the .yaml files in this folder; each file names
 its sources.
 
-`firm: false` marks words of a wider meaning: they count where nothing more exact is said. Words
-stand under `closed` where they mean that one cause and no other, whoever's log they are in; those
-under `says` have others now and then. Only closed words, and what a machine says (weight proof),
-make a verdict sure. An entry's `by` says who may say it: `kernel`, `agent` (launchers, engines,
-their daemons), `library` (a library's own log line, of any process), `error` (an exception and its
-message), `watch` (our watchdog and backends) or `any`. A named group in a pattern says more: `peer`
-and `rank` are whom the line blames, `joined` and `all` count clients.
+`firm: false` marks words with a wider meaning: they count only if no more exact words are found.
+Words are under `closed` if they mean only that cause, in any log. Those under `says` sometimes mean
+another one. Only closed words, and words of the machine (weight proof), make a verdict sure. An
+entry's `by` names the writers that may use its words: `kernel`, `agent` (launchers, schedulers,
+their daemons), `library` (a library's own log line, from any process), `error` (an exception and
+its message), `watch` (our watchdog and backends) or `any`. A named group in a pattern adds a fact:
+`peer` and `rank` name the one that the line blames, `joined` and `all` count clients.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 from ...config.tables import read_table
 from ..causes import Weight
 
-FOLDERS = [Path(__file__).parent]  # of the .yaml files
-_NUMBERS = re.compile(  # no sign depends on any of these: long numbers, addresses, ports, ranks
+FOLDERS = [Path(__file__).parent]  # folders with the .yaml files
+_NUMBERS = re.compile(  # parts on which no sign depends: long numbers, addresses, ports, ranks
     r"\d{5,}|0x[0-9a-f]+|\b\d+\.\d+\.\d+\.\d+\b|(?<=\]:)\d+|(?<=<)\d+(?=>)|(?<=[Rr]ank "
     r")\d+|(?<=rank_)\d+"
 )
@@ -33,14 +33,15 @@ _NUMBERS = re.compile(  # no sign depends on any of these: long numbers, address
 class Sign:
     """Words that mean a cause, and how surely.
 
-    `cancels` instead takes an earlier complaint of that cause back, `forestalls` a later hint at
-    it, which only followed.
+    `cancels` instead withdraws an earlier complaint about that cause. `forestalls` drops a later
+    hint at it, which is only a consequence.
     """
 
     pattern: re.Pattern[str]
     cause: str
     weight: Weight
-    about: tuple[str, ...]  # one of these stands in every line that can match; none: any line can
+    # words, one of which is in every line that can match; empty: any line can
+    about: tuple[str, ...]
     firm: bool = True
     closed: bool = False
     cancels: bool = False
@@ -58,7 +59,7 @@ class Sign:
 
 @functools.cache
 def signs() -> dict[str, tuple[Sign, ...]]:
-    """The signs by who may say them."""
+    """Returns the signs by the writers that may use them."""
     found: dict[str, list[Sign]] = {}
     for path in (path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))):
         for entry in read_table(path)["entries"]:
@@ -91,14 +92,14 @@ def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
 
 
 def first_sign(by: tuple[str, ...], text: str) -> tuple[Sign, re.Match[str]] | None:
-    """The weightiest sign in a text among what these authors may say."""
+    """Returns the weightiest sign in a text among those that these writers may use."""
     sign = _sign_of(by, _NUMBERS.sub("0", text))
     if sign is not None and (match := sign.search(text)):
         return sign, match
     return None
 
 
-@functools.lru_cache(maxsize=65536)  # of a thousand ranks, all say the same, but for numbers
+@functools.lru_cache(maxsize=65536)  # a thousand ranks write the same line, except for numbers
 def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
     best: Sign | None = None
     for group in by:
@@ -111,7 +112,7 @@ def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
 
 
 def firm_causes(by: tuple[str, ...], text: str) -> frozenset[str]:
-    """Every cause that a text names for certain: where there are two, none is."""
+    """Returns every cause that a text names for certain; with two of them, neither is certain."""
     return _causes_of(by, _NUMBERS.sub("0", text))
 
 

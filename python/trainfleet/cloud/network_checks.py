@@ -1,0 +1,193 @@
+"""Checks of a network before anything is made in it: your subnets, your security groups, and your
+file system's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import ip_network
+from typing import Any
+
+from ..config import Config
+from . import vpc
+from .api_errors import passing
+from .calls import Calls
+from .instance_networking import addresses, interfaces
+from .quotas import Obstacle, mine
+from .resource_types import is_ours, tags_of
+from .template_inputs import Inputs
+from .template_storage import makes_file_system
+
+LUSTRE = 988  # FSx's port for its clients
+# GiB: FSx takes about one address of the subnet for each so much of a file system, and one for its
+# metadata
+SERVER = 1200
+
+
+def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+    """Checks whether your subnets are in the VPC and the zone, with room for the nodes and a way
+    out.
+    """
+    own = (*config.fleet.sagemaker.subnets, *filter(None, [inputs.subnet]))
+    rows = {str(row["SubnetId"]): row for row in _described(calls, own)}
+    for name in own:
+        if name not in rows:
+            yield Obstacle(
+                f"there is no subnet {name} in {calls.region}",
+                "another one, or another fleet.aws.region",
+            )
+            continue
+        yield from _placed(rows[name], config, inputs)
+        yield from _roomy(rows[name], config, calls, inputs)
+        yield from _open(rows[name], config, calls, inputs)
+
+
+def _described(calls: Calls, ids: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    if wanted := list(ids):
+        yield from calls.pages(
+            "ec2", "DescribeSubnets", "Subnets", Filters=[{"Name": "subnet-id", "Values": wanted}]
+        )
+
+
+def _placed(row: Mapping[str, Any], config: Config, inputs: Inputs) -> Iterator[Obstacle]:
+    """Of engines that make no instances themselves: nothing, as nodes are where their subnet is."""
+    name, network, zone = row["SubnetId"], row.get("VpcId"), row.get("AvailabilityZone")
+    if inputs.kind.in_zone and network != config.fleet.aws.vpc:
+        yield Obstacle(
+            f"{name} is in {network}, not in fleet.aws.vpc {config.fleet.aws.vpc}", "fleet.aws.vpc"
+        )
+    if inputs.kind.in_zone and zone != inputs.zone:
+        yield Obstacle(
+            f"{name} is in {zone}, not in {inputs.zone}", "fleet.aws.subnets: one in that zone"
+        )
+
+
+def _roomy(
+    row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
+) -> Iterator[Obstacle]:
+    """Checks whether a subnet has enough addresses: each EFA interface that has one counts."""
+    each = 1 if inputs.plain == "yes" else addresses(config.fleet.instance_type or "")
+    new = len(inputs.slots) - mine(config, calls)
+    makes = makes_file_system(config) and not _has_file_system(config, calls)
+    servers = 1 + -(-config.fleet.fsx.size_gib // SERVER) if makes else 0
+    free = int(row.get("AvailableIpAddressCount", 0))
+    if new * each + servers > free:
+        needed = f"{new} nodes with {each} addresses each" + (
+            f" and {servers} for the file system" if servers else ""
+        )
+        yield Obstacle(
+            f"{row['SubnetId']} has {free} free addresses: too few for {needed}", "a larger subnet"
+        )
+
+
+def _open(
+    row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
+) -> Iterator[Obstacle]:
+    """Checks whether nodes can reach the Internet from a subnet, as they load drivers and packages
+    from there.
+    """
+    what, routes = "", _routes(calls, row)
+    leads = [route for route in routes if route.get("DestinationCidrBlock") == vpc.ANYWHERE]
+    if routes and not any(route.get("State") != "blackhole" for route in leads):
+        what = "has no route to the Internet: set-up loads drivers and packages from there"
+    elif (
+        leads
+        and all(str(route.get("GatewayId")).startswith("igw-") for route in leads)
+        and not _public(config, row, inputs)
+    ):
+        what = "leads to the Internet by a gateway, and nodes have no public address there"
+    if what:
+        then = (
+            "a route to a NAT gateway, or another subnet, if nodes have no mirror and no "
+            "endpoints of theirs"
+        )
+        yield Obstacle(f"{row['SubnetId']} {what}", then, blocks=False)
+
+
+def _routes(calls: Calls, subnet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the routes of a subnet: those of its table, or else of its network's main one."""
+    of_vpc = [{"Name": "vpc-id", "Values": [str(subnet.get("VpcId"))]}]
+    tables = list(calls.pages("ec2", "DescribeRouteTables", "RouteTables", Filters=of_vpc))
+    for key, value in (("SubnetId", subnet.get("SubnetId")), ("Main", True)):
+        for row in tables:
+            if any(one.get(key) == value for one in row.get("Associations", ())):
+                return list(row.get("Routes", ()))
+    return []
+
+
+def _public(config: Config, subnet: Mapping[str, Any], inputs: Inputs) -> bool:
+    """Tells whether a node gets a public address: EC2 gives none to one of several network
+    interfaces.
+    """
+    is_alone = inputs.plain == "yes" or len(interfaces(config.fleet.instance_type or "")) == 1
+    return bool(subnet.get("MapPublicIpOnLaunch")) and is_alone and inputs.kind.by_ssh
+
+
+def walls(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+    """Checks whether your security groups let nodes reach each other, and your file system."""
+    groups = set(config.fleet.sagemaker.security_groups)
+    for row in _groups(calls, groups):
+        for way, key in (("in from", "IpPermissions"), ("out to", "IpPermissionsEgress")):
+            rules = [rule for rule in row.get(key, ()) if rule.get("IpProtocol") == "-1"]
+            if not any(
+                pair.get("GroupId") in groups
+                for rule in rules
+                for pair in rule.get("UserIdGroupPairs", ())
+            ):
+                what = (
+                    f"{row['GroupId']} does not let all traffic {way} itself, which EFA and "
+                    "the ranks need"
+                )
+                yield Obstacle(
+                    what, "a rule of the group for all traffic, with the group itself", blocks=False
+                )
+    system = (config.fleet.fsx.dns_name or "").partition(".")[0]
+    if inputs.subnet and re.fullmatch("fs-[0-9a-f]{8,}", system):
+        with passing("FileSystemNotFound"):  # it may be another account's
+            yield from _of_file_system(system, calls, inputs.subnet)
+
+
+def _of_file_system(system: str, calls: Calls, subnet: str) -> Iterator[Obstacle]:
+    """Checks whether a file system lets the subnet in: the group of nodes is new, so that only a
+    rule by address can.
+    """
+    (row,) = calls("fsx", "DescribeFileSystems", FileSystemIds=[system])["FileSystems"]
+    card = row["NetworkInterfaceIds"][:1]
+    cards = calls.pages(
+        "ec2", "DescribeNetworkInterfaces", "NetworkInterfaces", NetworkInterfaceIds=card
+    )
+    groups = {one["GroupId"] for card in cards for one in card.get("Groups", ())}
+    cidr = next(iter(_described(calls, [subnet])), {"CidrBlock": vpc.ANYWHERE})["CidrBlock"]
+    rules = [rule for group in _groups(calls, groups) for rule in group.get("IpPermissions", ())]
+    if not any(_lets_in(rule, cidr) for rule in rules):
+        what = (
+            f"no security group of {system} lets nodes of {subnet} in, {cidr}: Lustre needs "
+            "TCP 988 and 1018-1023"
+        )
+        then = (
+            f"aws ec2 authorize-security-group-ingress --group-id {min(groups)} --protocol "
+            f"tcp --port 988-1023 --cidr {cidr}"
+        )
+        yield Obstacle(what, f"{then} --region {calls.region}", blocks=False)
+
+
+def _lets_in(rule: Mapping[str, Any], cidr: str) -> bool:
+    is_port = rule.get("IpProtocol") == "-1" or rule.get("FromPort", 1) <= LUSTRE <= rule.get(
+        "ToPort", 0
+    )
+    nodes, ranges = (
+        ip_network(cidr),
+        [ip_network(one["CidrIp"]) for one in rule.get("IpRanges", ())],
+    )
+    return is_port and any(nodes.subnet_of(one) for one in ranges)  # type: ignore[arg-type]
+
+
+def _groups(calls: Calls, ids: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    if wanted := sorted(ids):
+        yield from calls.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", GroupIds=wanted)
+
+
+def _has_file_system(config: Config, calls: Calls) -> bool:
+    rows = calls.pages("fsx", "DescribeFileSystems", "FileSystems")
+    return any(is_ours(tags_of(row.get("Tags")), config.fleet_name) for row in rows)

@@ -1,0 +1,92 @@
+"""Prints the changes of a run folder as JSON: `python -m trainfleet.hosts.changed_files FOLDER <
+KNOWN`.
+
+KNOWN is {path: [size, time, inode]} of the copy elsewhere. A file that only grew is sent from its
+old size; a replaced file is sent completely. Only the files of travel.KINDS are sent, and the
+receiver accepts no others (mirror.py). Standard library only: it is started once a second.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..storage.sync_rules import FILES, GROWING, limit
+from ..trust import untrusted_input
+
+MOST = 8 << 20  # bytes in one answer; the next answer has the rest
+Known = dict[str, tuple[int, float, int]]
+
+
+def changes(folder: Path, known: Known) -> dict[str, Any]:
+    """Returns {files: {path: [offset, size, time, inode, data]}, paths: all of them, whole: whether
+    nothing is left to send, now: this machine's clock}.
+    """
+    untrusted_input.seal(folder)
+    files, paths, room = {}, [], MOST
+    for path, name, most in _files(folder):
+        stat = path.stat()
+        there = min(stat.st_size, most)
+        paths.append(name)
+        size, stamp, inode = known.get(name, (0, 0.0, 0))
+        if (there, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
+            continue
+        # 0.0 is the time of a file that was sent only in part
+        goes_on = name.endswith(GROWING) or stamp == 0.0
+        offset = size if goes_on and there >= size and stat.st_ino == inode else 0
+        with open(path, "rb", opener=untrusted_input.opener) as file:
+            file.seek(offset)
+            data = file.read(min(room, most - offset))
+        room -= len(data)
+        ended = offset + len(data)
+        whole = stat.st_mtime if ended >= there else 0.0
+        files[name] = [
+            offset,
+            ended,
+            whole,
+            stat.st_ino,
+            base64.b85encode(zlib.compress(data)).decode(),
+        ]
+    return {"files": files, "paths": paths, "whole": room > 0, "now": time.time()}
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
+    """Yields at most FILES files to send: path, name, and the most bytes to send of it."""
+    count = 0
+    for path in _listed(folder):
+        name = str(path.relative_to(folder))
+        most = limit(name)
+        if (
+            most is None
+            or path.is_symlink()
+            or not path.is_file()
+            or (path.stat().st_size > most and not name.endswith(GROWING))
+        ):
+            continue
+        count += 1
+        if count > FILES:
+            return
+        yield path, name, most
+
+
+def _listed(folder: Path) -> Iterator[Path]:
+    """Yields the entries of the folder and of its subfolders, one level deep."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        yield from sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(
+            changes(
+                Path(sys.argv[1]),
+                {name: tuple(known) for name, known in json.load(sys.stdin).items()},
+            )
+        )
+    )

@@ -1,0 +1,118 @@
+"""Runs nccom-test, AWS's benchmark of the links between NeuronCores: within each node, then over
+EFA between all nodes.
+
+awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools/nccom-test (SDK 2.32, 2026-08-21).
+Between nodes it starts its workers with MPI, so the first node must be able to log in to the others
+without a password. Training does not need that, so a failed login is only reported. The benchmark
+takes minutes, so only `make doctor` runs it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from ..health.neuron_telemetry import Collective, read_collectives
+from ..node.placement import PORT
+from ..plan.fabric_environment import least_bandwidth
+from ..trust.errors import InputError
+from .facts import Facts
+from .finding import Finding
+from .host_results import Host, HostFailure, Result
+from .install_steps import Wanted
+from .transport import Transport
+
+TOOL = "/opt/aws/neuron/bin/nccom-test"
+BYTES = "256MB"  # size of an all-reduce: large enough to measure bandwidth rather than latency
+SECONDS = 300.0
+FABRIC = "check that all EFA interfaces are attached and that the nodes share a placement group"
+
+
+def is_for(wanted: Wanted) -> bool:
+    return wanted.type is not None and wanted.type.kind == "neuron"
+
+
+def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:
+    """Returns the command of a trial on one node, or on `hosts` (name → address), started by the
+    first. `--check` also verifies the sums.
+    """
+    words = [
+        TOOL,
+        "allr",
+        "--nworkers",
+        str(ranks * len(hosts or "1")),
+        "--minbytes",
+        BYTES,
+        "--maxbytes",
+        BYTES,
+        "--datatype",
+        "fp32",
+        "--check",
+        "--non-interactive",
+    ]
+    if not hosts:
+        return shlex.join(words)
+    addresses = list(hosts.values())
+    meet = f"NEURON_RT_ROOT_COMM_ID={addresses[0]}:{PORT}"
+    return shlex.join(["env", meet, *words, "--nnodes", str(len(hosts)), "--hosts", *addresses])
+
+
+def try_collectives(
+    transport: Transport, wanted: Wanted, facts: Mapping[Host, Facts]
+) -> tuple[list[str], list[Finding]]:
+    """Runs the trials. Returns a line for each measurement, and the findings."""
+    ranks, hosts = wanted.fleet.ranks_per_node, list(facts)
+    answers = transport.run(f"{command(ranks)} 2>&1", timeout=SECONDS, hosts=hosts)
+    said, findings = [], list[Finding]()
+    for host in hosts:
+        found = read(answers.get(host))
+        if isinstance(found, str):
+            findings.append(
+                Finding(
+                    host,
+                    "nccom-test",
+                    found,
+                    f"on that host, run: {TOOL} -r {ranks} allr; dmesg",
+                    blames_host=True,
+                )
+            )
+        else:
+            said.append(f"{host.name}: {describe(found, ranks)}")
+    if findings or len(hosts) < 2:
+        return said, findings
+    addresses = {host.name: facts[host].address(host) for host in hosts}
+    answer = transport.run(
+        f"{command(ranks, addresses)} 2>&1", timeout=SECONDS, hosts=hosts[:1]
+    ).get(hosts[0])
+    found = read(answer)
+    if isinstance(found, str):
+        return [
+            *said,
+            f"not tried between the nodes: {found}; check that {hosts[0].name} can log in to them",
+        ], []
+    least = least_bandwidth(wanted.type) or 0.0
+    slow = f"an all-reduce over {len(hosts)} nodes moves {found.gbs:.1f} GB/s, not {least:.1f}"
+    return [*said, f"all {len(hosts)} nodes: {describe(found, ranks * len(hosts))}"], (
+        [Finding(None, "nccom-test", slow, FABRIC)] if found.gbs < least else []
+    )
+
+
+def read(answer: Result | HostFailure | None) -> Collective | str:
+    """Returns the last row of a trial, or why the trial has no result."""
+    if not isinstance(answer, Result):
+        return answer.message if answer else "no answer"
+    try:
+        found = read_collectives(answer.stdout.splitlines())[-1]
+    except InputError as error:
+        return error.what
+    return (
+        found
+        if answer.exit_code == 0
+        else f"exit code {answer.exit_code}, after {describe(found, 0)}"
+    )
+
+
+def describe(found: Collective, ranks: int) -> str:
+    over = f" over {ranks} cores" if ranks else ""
+    size, bus = f"{found.bytes / 2**20:.0f} MiB", f"{found.gbs:.1f} GB/s on the bus"
+    return f"an all-reduce of {size}{over} takes {found.microseconds:,.0f} us, {bus}"

@@ -1,0 +1,334 @@
+"""Facts of a node: read in one round trip by facts.sh, parsed here, and never changed. Tests pass
+them as data.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from ..config import Config
+from ..health.neuron_telemetry import NeuronDevice, read_devices
+from ..process.rdma_adapters import MOST, Port, read_port
+from ..trust.errors import InputError
+from .gpus import Gpu, Topology, read_gpus, read_topology
+from .host_results import Host, HostFailure, Implausible, Result, implausible, settled
+from .transport import Transport
+
+SCRIPT = Path(__file__).with_name("facts.sh")
+TIMEOUT = 30.0  # seconds; a node that needs longer can't train
+LINES, LETTERS = 10_000, 4096  # most lines of an answer, most letters of a line
+FORMS = {  # forms of the values that are written into commands and files for other hosts
+    "hostname": r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253})?",
+    "user": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
+    "owner": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
+    "boot_id": r"[A-Za-z0-9-]{0,64}",
+    "memlock": r"[0-9]{1,20}|unlimited",
+    "address": r"[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?",
+    "card": r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,31}",
+}
+
+
+@dataclass(frozen=True)
+class Space:
+    """A file system: KiB free, its kind, its device, its mount point."""
+
+    free_kib: int
+    kind: str
+    device: str
+    mounted: str = "/"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts of one node. Empty means absent. Versions are as the tools print them."""
+
+    hostname: str = ""
+    os: str = ""  # `ubuntu 22.04`
+    kernel: str = ""
+    machine: str = ""
+    boot_id: str = ""
+    user: str = ""
+    root: bool = False  # whether the user is root, or may sudo without a password
+    cores: int = 0
+    memory_kib: int = 0
+    memlock: str = ""  # KiB, or `unlimited`
+    nofile: int = 0
+    disk: Space | None = None
+    shared: Space | None = None  # the file system of fleet.shared_folder, present or future
+    shared_folder: str = ""  # writable, read-only, or not there
+    owner: str = ""  # owner of that folder
+    has: tuple[str, ...] = ()  # files that setup leaves behind
+    lacks: tuple[str, ...] = ()  # missing programs
+    authorized: bool = False  # the head's key opens this node
+    bus: tuple[str, ...] = ()  # nvidia, efa, neuron: one word per device on the PCI bus
+    gpus: tuple[Gpu, ...] = ()
+    gpu_trouble: tuple[
+        str, ...
+    ] = ()  # lines that nvidia-smi prints in place of a GPU, or of one of its numbers
+    neuron: tuple[str, ...] = ()
+    # counter (`neuron0/.../total`) → uncorrected memory errors
+    neuron_ecc: dict[str, int] = field(default_factory=dict)
+    neuron_devices: tuple[NeuronDevice, ...] = ()  # devices that neuron-ls lists
+    neuron_trouble: str = ""  # neuron-ls's error, if it lists none
+    infiniband: tuple[str, ...] = ()  # RDMA adapters of any kind
+    ports: tuple[Port, ...] = ()  # ports of these adapters
+    speeds: dict[str, int] = field(default_factory=dict)  # card → Mbit/s
+    topology: Topology | None = None  # topology of the GPUs, with --links
+    slices: int = 0  # MIG slices of the GPUs, with --links
+    uverbs: bool = False
+    efa: str = ""  # installer version
+    fi_info: int = -1  # endpoints that `fi_info -p efa` lists; -1 without fi_info
+    lnet: int = 0  # EFA interfaces that serve Lustre
+    packages: dict[str, str] = field(default_factory=dict)
+    scratch_disks: tuple[str, ...] = ()
+    mounts: dict[str, str] = field(default_factory=dict)  # folder → `kind device`
+    mtu: dict[str, int] = field(default_factory=dict)  # card → bytes
+    addresses: dict[str, str] = field(default_factory=dict)  # address → card
+    resolves: dict[str, str] = field(default_factory=dict)  # name → address
+    python: str = ""
+    torch: str = ""
+    loggers: tuple[str, ...] = ()  # `wandb /path/to/python`: the Python that has the service
+    kernel_says: tuple[str, ...] = ()  # lines of dmesg about broken hardware
+    clock_offset: float = 0.0  # seconds ahead of the machine that asked
+    seconds: float = 0.0  # duration of the answer
+
+    @property
+    def space_gb(self) -> float:
+        """Returns the free GB of the root disk."""
+        return self.disk.free_kib * 1024 / 1e9 if self.disk else 0.0
+
+    def card(self, host: Host) -> str:
+        """Returns the card that has the address of `host` in fleet.hosts; for a public address, the
+        first card except loopback.
+        """
+        named = self.addresses.get(host.address) or self.addresses.get(
+            self.resolves.get(host.address, "")
+        )
+        return named or next((card for card in self.mtu if card != "lo"), "lo")
+
+    def address(self, host: Host) -> str:
+        """Returns the address by which other nodes reach this one: the card's address, not a public
+        one in front of it.
+        """
+        card = self.card(host)
+        own = [
+            address
+            for address, holder in self.addresses.items()
+            if holder == card and ":" not in address
+        ]
+        return host.address if host.address in self.addresses else own[0] if own else host.address
+
+
+def read(
+    transport: Transport, config: Config, hosts: Iterable[Host] | None = None, links: bool = False
+) -> dict[Host, Facts | HostFailure]:
+    """Reads the facts of every host, or its failure. `links` also reads how GPUs are joined, which
+    takes a second longer.
+    """
+    fleet = config.fleet
+    peers = [host.address for host in transport.hosts]
+    own = [fleet.shared_folder or "", fleet.python or "", " ".join(config.train.loggers)]
+    words = shlex.join([*(["--links"] if links else []), *own, *peers])
+    script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
+
+    def ask(host: Host) -> Facts | HostFailure:
+        # connects first: clocks are compared over a warm link
+        answer = settled(transport.ask(host, "true", timeout=TIMEOUT))
+        if isinstance(answer, Result):
+            answer = settled(transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT))
+        if isinstance(answer, HostFailure):
+            return answer
+        try:
+            return parse(answer.stdout, answer.seconds)
+        except Implausible as error:
+            return implausible(error, "what facts.sh prints")
+
+    return transport.each(ask, hosts, leave_behind=True)
+
+
+def read_here() -> Facts:
+    """Reads the facts of this machine, including how its GPUs are joined.
+
+    Raises:
+        Implausible: no shell can run facts.sh.
+    """
+    words = ["sh", "-s", "--", "--links", "", "", "", "localhost"]
+    try:
+        said = subprocess.run(
+            words,
+            input=SCRIPT.read_text(encoding="utf-8"),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Implausible(str(error)) from None
+    return parse(said.stdout)
+
+
+def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
+    """Parses the output of facts.sh. Skips lines that a login shell printed before it.
+
+    Raises:
+        Implausible: the text has no end (the node stopped halfway), or a value is impossible.
+    """
+    _, start, rest = text.partition("== facts\n")
+    body, end, _ = rest.partition("== end")
+    if not start or not end:
+        raise Implausible(f"no beginning or no end: {text[-200:]!a}")
+    lines: dict[str, list[str]] = {}
+    for count, line in enumerate(body.split("\n")):
+        key, equals, value = line.partition("=")
+        if count >= LINES or len(line) > LETTERS:
+            raise Implausible(f"more than {LINES:,} lines, or one of more than {LETTERS:,} letters")
+        if equals:
+            lines.setdefault(key, []).append(
+                "".join(letter if letter.isprintable() else "\ufffd" for letter in value)
+            )
+    return _build(lines, seconds, time.time() if now is None else now)
+
+
+def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
+    def one(key: str) -> str:
+        return lines.get(key, [""])[0]
+
+    def pairs(key: str) -> list[tuple[str, str]]:
+        return [
+            (first, rest) for line in lines.get(key, []) for first, _, rest in [line.partition(" ")]
+        ]
+
+    plain = {
+        f.name: one(f.name)
+        for f in fields(Facts)
+        if f.type == "str" and f.name not in ("efa", "neuron_trouble")
+    }
+    for name in FORMS.keys() & plain.keys():
+        _require_form(name, plain[name])
+    gpus, trouble = read_gpus(lines.get("gpu", ()))
+    listed, neuron_trouble = _listed(lines.get("neuron_ls", []))
+    # facts.sh reads the clock when the command arrives, half a round trip after it was sent
+    sent = now - seconds
+    return Facts(
+        **plain,
+        root=one("root") == "yes",
+        uverbs=one("uverbs") == "yes",
+        authorized=one("authorized") == "yes",
+        cores=_count("cores", one("cores")),
+        memory_kib=_count("memory_kib", one("memory_kib")),
+        nofile=1 << 30 if one("nofile") == "unlimited" else _count("nofile", one("nofile")),
+        fi_info=_count("fi_info", one("fi_info")) if one("fi_info") else -1,
+        lnet=_count("lnet", one("lnet")),
+        disk=_space("disk", one("disk")),
+        shared=_space("shared", one("shared")),
+        has=tuple(lines.get("has", ())),
+        lacks=tuple(lines.get("lacks", ())),
+        bus=tuple(lines.get("bus", ())),
+        neuron=tuple(lines.get("neuron", ())),
+        infiniband=tuple(lines.get("infiniband", ())),
+        scratch_disks=tuple(lines.get("scratch_disk", ())),
+        kernel_says=tuple(lines.get("kernel_says", ())),
+        loggers=tuple(lines.get("logger", ())),
+        gpus=gpus,
+        gpu_trouble=trouble,
+        neuron_devices=listed,
+        neuron_trouble=neuron_trouble,
+        efa=one("efa").rpartition(":")[2].strip().lstrip("v"),
+        packages=dict(pairs("package")),
+        mounts=dict(pairs("mount")),
+        neuron_ecc={path: _count("neuron_ecc", count) for path, count in pairs("neuron_ecc")},
+        mtu={_card(card): _count("mtu", size) for card, size in pairs("mtu")},
+        ports=_ports(lines.get("port", [])),
+        topology=read_topology(lines.get("topology", [])),
+        slices=_count("mig", one("mig")),
+        speeds={
+            _card(card): int(rate)
+            for card, rate in pairs("speed")
+            if re.fullmatch("[1-9][0-9]{0,8}", rate)
+        },
+        addresses={_address(address): _card(card) for card, address in pairs("address")},
+        resolves={
+            name: _address(address)
+            for address, names in pairs("resolves")
+            for name in names.split()
+        },
+        clock_offset=_seconds(one("clock") or str(now)) - sent,
+        seconds=seconds,
+    )
+
+
+def _count(key: str, text: str) -> int:
+    """Returns the number behind a key, or 0 if it is missing."""
+    if not re.fullmatch(r"[0-9]{0,20}", text):
+        raise Implausible(f"{key}={text[:60]!a}, which is not a number")
+    return int(text or 0)
+
+
+def _seconds(text: str) -> float:
+    # %N stays a letter if date does not know it
+    if not re.fullmatch(r"[0-9]{1,11}(\.[0-9N]{0,9})?", text):
+        raise Implausible(f"clock={text[:60]!a}, which is not a time")
+    return float(text.rstrip("N"))
+
+
+def _require_form(key: str, text: str) -> str:
+    """Returns the text if it has the form of such a value, or is empty."""
+    if text and not re.fullmatch(FORMS[key], text):
+        raise Implausible(f"{key}={text[:60]!a}, which is not a valid name")
+    return text
+
+
+def _card(text: str) -> str:
+    """Returns the text if it is the name of a network card."""
+    if not text:
+        raise Implausible("a network card without a name")
+    return _require_form("card", text)
+
+
+def _address(text: str) -> str:
+    """Returns the text if it is an IP address: it goes into known_hosts, where a pattern would
+    match other hosts.
+    """
+    try:
+        ipaddress.ip_address(_require_form("address", text))
+    except ValueError:
+        raise Implausible(f"address={text[:60]!a}, which is not an IP address") from None
+    return text
+
+
+def _ports(lines: list[str]) -> tuple[Port, ...]:
+    """Returns the ports of RDMA adapters: name, number, link, state, driver and rate of each. Skips
+    malformed lines.
+    """
+    words = [line.split(" ", 5) for line in lines[:MOST]]
+    found = [
+        read_port(name, number, link, rate, state, driver)
+        for name, number, link, state, driver, rate in (row for row in words if len(row) == 6)
+    ]
+    return tuple(port for port in found if port)
+
+
+def _space(key: str, text: str) -> Space | None:
+    """Parses df's line for a file system; None if df printed nothing."""
+    words = text.split(None, 3)
+    if not words:
+        return None
+    if len(words) < 3:
+        raise Implausible(f"{key}={text[:60]!a}, which is not a file system")
+    return Space(_count(key, words[0]), *words[1:])
+
+
+def _listed(lines: list[str]) -> tuple[tuple[NeuronDevice, ...], str]:
+    """Returns the devices that neuron-ls lists, or its error."""
+    try:
+        return (read_devices("\n".join(lines)) if lines else ()), ""
+    except InputError:
+        return (), next((line.strip()[:160] for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,219 @@
+"""The head of a fleet, as seen from the machine where commands are typed: it takes over the run,
+and this machine may be switched off.
+
+The launcher runs on the first host, in the shared folder, in a separate session, so a laptop may be
+closed. Another host stands by (watch/standby.py): at first the second, then the one that the
+launcher appoints (launch/failover.py). Commands typed here only read the run folder there, or write
+a request to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..config import Config, dump_resolved
+from ..config.types import SshConfig
+from ..health.lease import APPOINTED
+from ..plan.request import Request, script
+from ..process.install_paths import python_path
+from ..trust.errors import BackendError
+from . import job_commands
+from .facts import Facts
+from .host_results import Host, HostFailure, Result
+from .preflight import send_code
+from .transport import Transport
+
+TIMEOUT = 60.0
+# in the run folder, next to launch.yaml: the requests for the launcher
+ORDER = "launch.json"
+KNOWN_HOSTS = "{}/known_hosts"  # in the run folder, as each run of a fleet has its hosts
+KEY = "~/.ssh/id_trainfleet"  # also made by scripts/head_key.sh
+ADMIT = r"""umask 077
+f=~/.ssh/authorized_keys
+mkdir -p ~/.ssh && touch "$f"
+new=$(grep -vxFf "$f" - | sort -u)
+[ -z "$(tail -c 1 "$f")" ] || echo >> "$f"
+[ -z "$new" ] || echo "$new" >> "$f"
+"""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher as a command: its words, its environment, and the secrets that it receives."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    secrets: Mapping[str, str]
+
+
+class FleetHead:
+    """The fleet's head as seen from here."""
+
+    def __init__(self, transport: Transport, config: Config, python: str, code: str) -> None:
+        self.transport, self.config, self.python, self.code = transport, config, python, code
+        self.folder = config.fleet.shared_folder or ""
+        self.name, self.run = f"{config.name}-launcher", f"runs/{config.name}"
+
+    def prepare(self, facts: Mapping[Host, Facts], order: Sequence[Request], asked: str) -> None:
+        """Sends code, config, requests, host keys and the head's public key: all that the launcher
+        needs.
+
+        `facts` are of the hosts to use, in order. `order` is sent unchanged for the launcher to
+        execute. `asked` is the user's config, which the launcher leaves in the run folder.
+        """
+        hosts = list(facts)
+        send_code(self.transport, self.config.fleet, hosts)
+        for host, failure in self.open_doors(
+            hosts, hosts
+        ).items():  # each may become the head, even when this one can't appoint it
+            raise BackendError(
+                f"can't authorize the head's key: {failure}", where=host.name, next="make doctor"
+            )
+        keys = "".join(self.host_key(host, facts[host]) for host in hosts)
+        config = dump_resolved(self.config_there(facts))
+        requests = json.dumps({"requests": [request.record() for request in order]}) + "\n"
+        files = {
+            KNOWN_HOSTS.format(self.run): keys,
+            f"{self.run}/launch.yaml": config,
+            f"{self.run}/{ORDER}": requests,
+            f"{self.run}/given.yaml": asked,
+        }
+        answers = self.transport.put(
+            {name: text.encode() for name, text in files.items()}, self.folder, hosts=hosts[:1]
+        )
+        answers.require(f"can't write in {self.folder}")
+
+    def config_there(self, facts: Mapping[Host, Facts]) -> Config:
+        """Returns the config for the head: with the hosts' addresses among themselves, and the
+        head's key.
+        """
+        hosts = tuple(f"{host.name}={facts[host].address(host)}:{host.port}" for host in facts)
+        user = next(iter(facts.values())).user
+        ssh = SshConfig(
+            user=user,
+            key=KEY,
+            jump=None,
+            known_hosts=KNOWN_HOSTS.format(self.run),
+            fingerprints=(),
+            config=None,
+        )
+        return replace(self.config, fleet=replace(self.config.fleet, hosts=hosts, ssh=ssh))
+
+    def host_key(self, host: Host, facts: Facts) -> str:
+        """Returns the known_hosts line of the key that this host has shown, under its address among
+        the nodes.
+        """
+        key, address = self.transport.server_key(host), facts.address(host)
+        name = address if host.port == 22 else f"[{address}]:{host.port}"
+        return f"{name} {key.get_name()} {key.get_base64()}\n"
+
+    def open_doors(self, heads: Sequence[Host], hosts: Iterable[Host]) -> dict[Host, HostFailure]:
+        """Makes a key on each head and authorizes it on every host. Leaves other keys as they are.
+
+        Returns the hosts that could not authorize it. Raises BackendError if a head could not make
+        its key.
+        """
+        make = (
+            f"test -s {KEY} || ssh-keygen -q -t ed25519 -N '' -C \"trainfleet head $(uname "
+            f'-n)" -f {KEY}; cat {KEY}.pub'
+        )
+        made = self.transport.run(
+            f"mkdir -p -m 700 ~/.ssh && {{ {make}; }}", timeout=TIMEOUT, hosts=heads
+        )
+        made.require("the head could not make its key")
+        public = "".join(f"{public_key(host, answer.stdout)}\n" for host, answer in made.ok.items())
+        return self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=hosts).failed
+
+    def start(self, host: Host, launcher: Launcher) -> None:
+        """Starts the launcher on a host."""
+        self._start(host, "launcher", "launcher", launcher.words, launcher, {})
+
+    def appoint(self, host: Host, launcher: Launcher, number: int, term: int) -> None:
+        """Lets a host stand by for the launcher, to take a term after `term` in its place. The
+        highest `number` counts.
+        """
+        words = [self.python, "-m", "trainfleet.watch.standby", self.run, *launcher.words]
+        self._start(
+            host, "standby", f"standby-{number}", words, launcher, {APPOINTED: f"{number} {term}"}
+        )
+
+    def dismiss(self, host: Host) -> None:
+        """Ends the standby process on a host, if the host can be reached."""
+        self.transport.ask(
+            host, job_commands.terminate(f"{self.config.name}-standby"), timeout=TIMEOUT
+        )
+
+    def _start(
+        self,
+        host: Host,
+        what: str,
+        log: str,
+        words: Sequence[str],
+        launcher: Launcher,
+        more: Mapping[str, str],
+    ) -> None:
+        environment = {
+            "TRAINFLEET_HEAD": "1",
+            **python_path(f"{self.code}/python"),
+            "TRAINFLEET_ORDER": f"{self.run}/{ORDER}",
+            "NO_COLOR": "1",
+            **launcher.environment,
+            **more,
+        }
+        supervised = [
+            self.python,
+            "-m",
+            "trainfleet.node.supervisor",
+            f"{self.run}/logs/{log}.log",
+            "--",
+            *words,
+        ]
+        text = script(
+            [f"the {what} of {self.config.name}, on {host}"], self.folder, environment, supervised
+        )
+        mark = job_commands.mark_of(self.folder, self.config.name)
+        command = job_commands.start(
+            f"{self.config.name}-{what}",
+            mark,
+            self.python,
+            self.code,
+            self.folder,
+            job_commands.LAUNCHER,
+        )
+        order = job_commands.task(text, launcher.secrets, secrets.token_hex(8))
+        answers = self.transport.run(command, stdin=order, timeout=TIMEOUT, hosts=[host])
+        answers.require(f"the {what} could not be started")
+
+    def has_ended(self, host: Host) -> bool:
+        """Tells whether the launcher that was started on this host has ended."""
+        answer = self.transport.ask(host, job_commands.look(self.name), timeout=TIMEOUT)
+        return isinstance(answer, Result) and not answer.stdout.strip().endswith("running")
+
+    def ask_to_stop(self, host: Host) -> None:
+        """Leaves the stop request, which ranks check at every step."""
+        command = f"touch {shlex.quote(f'{self.folder}/{self.run}/stop')}"
+        self.transport.run(command, timeout=TIMEOUT, hosts=[host]).require(
+            "can't ask the run to stop"
+        )
+
+
+def public_key(host: Host, text: str) -> str:
+    """Returns the one key in a head's answer. Every host will authorize it, so nothing may precede
+    it, and no other key may follow.
+
+    Raises:
+        BackendError: the answer is not such a key.
+    """
+    line = text.strip().rpartition("\n")[2]
+    if not re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/]{68}(={0,2})( [A-Za-z0-9 ._@-]{0,200})?", line):
+        what, then = (
+            "its public key is not one that trainfleet makes",
+            f"on that host, run: rm {KEY}*",
+        )
+        raise BackendError(what, where=host.name, why=f"{line[:80]!a}", next=then)
+    return line

@@ -1,0 +1,291 @@
+"""make setup on hosts: reads every node, plans the missing steps, runs only those, and reads again.
+
+An unfit host (unreachable, no sudo, a full disk) is not touched, and the other hosts are still
+finished. It is named, and the command fails. A second run changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..config import Config
+from ..trust.errors import BackendError
+from ..trust.safe_output import is_agreed
+from . import facts as reading
+from .facts import Facts
+from .finding import Finding
+from .fleet import open_fleet, wanted_of
+from .host_results import Host, HostFailure, Result, grouped, reason
+from .host_table import Board
+from .install_steps import PHASES, InstallStep, Wanted, steps
+from .node_checks import heard, interpreter, shared, sound, unfit
+from .tar import code_files, content_hash
+from .transport import Transport
+
+STEP_TIMEOUT = (
+    2400.0  # seconds: the longest step, a driver build or the download of torch, takes minutes
+)
+BOOT_TIMEOUT = 900.0  # seconds; large instances take ten minutes to boot
+NEEDS_BOOT = 3  # exit code of a script that takes effect after the next boot
+SCRIPTS = "scripts"  # folder of the scripts, inside the one that send_scripts makes
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The state before any step: facts and missing steps of the fit hosts, and the findings against
+    the others.
+    """
+
+    facts: dict[Host, Facts]
+    plan: dict[Host, tuple[InstallStep, ...]]
+    findings: tuple[Finding, ...]
+
+
+def main(config: Config, whole: bool = True) -> int:
+    """Runs the setup; returns 0 if every host is as it should be. `whole`: see
+    install_steps.Wanted.
+    """
+    began = time.monotonic()
+    wanted = replace(wanted_of(config), whole=whole)
+    with open_fleet(config) as transport:
+        found = survey(transport, config, wanted)
+        # once for a jump host, then for the hosts behind it
+        while meet(transport, found.findings, is_agreed):
+            found = survey(transport, config, wanted)
+        with Board(transport.hosts) as board:
+            Application(transport, config, wanted, found, board).run()
+        changed, failed = len(board.in_state("changed")), len(board.in_state("FAILED"))
+    ready = len(transport.hosts) - failed
+    print(
+        f"{ready} of {len(transport.hosts)} hosts ready, {changed} changed, "
+        f"{time.monotonic() - began:.1f} s"
+    )
+    print(
+        f"next: fix the {failed} above or remove them from fleet.hosts, then make setup"
+        if failed
+        else "next: make train"
+    )
+    return 1 if failed else 0
+
+
+def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
+    """Reads all hosts, and plans for the fit ones. Changes nothing."""
+    found, findings = heard(reading.read(transport, config))
+    findings += unfit(found, wanted)
+    fit = sound(found, findings)
+    plan = {
+        host: steps(fact, wanted, head=host == transport.hosts[0]) for host, fact in fit.items()
+    }
+    return Survey(fit, plan, tuple(findings))
+
+
+def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str], bool]) -> bool:
+    """Shows all unknown keys at once and asks the user to trust them; returns whether they are
+    trusted now.
+    """
+    said = [finding for finding in findings if finding.check == "unknown-key"]
+    behind = any(finding.message.startswith("the jump host") for finding in said)
+    strangers = (
+        [said[0].message] if behind else [f"{finding.host}  {finding.message}" for finding in said]
+    )
+    which = "this host key" if len(strangers) == 1 else f"these {len(strangers)} host keys"
+    if not strangers or not ask("\n".join([*strangers, f"Trust {which} from now on?"])):
+        return False
+    transport.known.trust(dict(transport.known.seen))
+    return True
+
+
+@dataclass
+class Application:
+    """A survey's plan being carried out: the only writer on the nodes."""
+
+    transport: Transport
+    config: Config
+    wanted: Wanted
+    found: Survey
+    board: Board
+    done: dict[Host, list[str]] = field(default_factory=dict)  # last line of each script
+    failed: dict[Host, str] = field(default_factory=dict)
+
+    @property
+    def head(self) -> Host:
+        return self.transport.hosts[0]
+
+    def run(self) -> None:
+        """Runs the plan: each host ends as ok, changed or FAILED on the board."""
+        against = dict.fromkeys(finding.host for finding in self.found.findings if finding.host)
+        said = {
+            host: "; ".join(str(finding) for finding in self.found.findings if finding.host == host)
+            for host in against
+        }
+        for hosts, why in grouped(said):
+            self.failed |= dict.fromkeys(hosts, why)
+            self.board.show_all(hosts, "FAILED", why)
+        busy = [host for host, plan in self.found.plan.items() if plan]
+        facts = dict(self.found.facts)
+        if busy:
+            self.scripts = self.send_scripts(busy)
+            self.run_phases(busy)
+            facts |= self.look_again([host for host in self.found.plan if host not in self.failed])
+        # findings that no step can fix
+        for finding in (*interpreter(facts, self.wanted), *shared(facts, self.wanted)):
+            if finding.host and finding.host not in self.failed:
+                self.fail(finding.host, str(finding))
+        for host in self.found.plan:
+            if host not in self.failed:
+                changed = host in busy
+                self.board.show(
+                    host,
+                    "changed" if changed else "ok",
+                    "; ".join(self.done[host]) if changed else "nothing to do",
+                )
+
+    def send_scripts(self, hosts: Iterable[Host]) -> str:
+        """Sends this checkout's scripts and lock to the nodes. Returns their folder, relative to
+        the user's home.
+        """
+        folder, failed = send_scripts(self.transport, hosts)
+        for host, failure in failed.items():
+            self.fail(host, str(failure))
+        return folder
+
+    def run_phases(self, busy: list[Host]) -> None:
+        for phase in PHASES:
+            # the later phases need the files that the head makes
+            if phase != "node" and self.head in self.failed:
+                for host in busy:
+                    if (
+                        any(step.phase != "node" for step in self.found.plan[host])
+                        and host not in self.failed
+                    ):
+                        self.fail(host, f"not started: {self.head}, the head, has failed")
+                return
+            booting: list[Host] = []
+            sound = [host for host in busy if host not in self.failed]
+            self.transport.each(
+                lambda host, phase=phase, booting=booting: self.take_steps(host, phase, booting),  # type: ignore[misc]
+                sound,
+            )
+            for host in booting:  # one at a time, so that a fleet is never down as a whole
+                self.board.show(host, "booting", "the installed parts take effect after a boot")
+                if boot(self.transport, host, self.found.facts[host]):
+                    self.done[host].append("booted")
+                    self.take_steps(host, phase, [])
+                else:
+                    self.fail(host, f"did not respond within {BOOT_TIMEOUT:.0f} s of its boot")
+
+    def take_steps(self, host: Host, phase: str, booting: list[Host]) -> None:
+        """Runs one host's steps of a phase, in order, up to the first that fails or needs a
+        boot.
+        """
+        said = self.done.setdefault(host, [])
+        for step in [step for step in self.found.plan[host] if step.phase == phase]:
+            self.board.show(host, "working", f"{step.name}: {step.why}")
+            command = step.command(self.scripts, self.found.facts[host].user == "root")
+            answer = self.transport.ask(host, command, timeout=STEP_TIMEOUT)
+            if (
+                isinstance(answer, Result)
+                and answer.exit_code == NEEDS_BOOT
+                and "booted" not in said
+            ):
+                booting.append(host)
+                return
+            if failure := reason(answer):
+                self.fail(host, f"{step.name}: {last_line(answer) or failure}")
+                return
+            said.append(last_line(answer))
+
+    def look_again(self, hosts: list[Host]) -> dict[Host, Facts]:
+        """Reads the hosts once more: their facts must show the completed steps."""
+        found = {}
+        for host, answer in reading.read(self.transport, self.config, hosts).items():
+            if isinstance(answer, HostFailure):
+                self.fail(host, str(answer))
+            elif left := steps(answer, self.wanted, head=host == self.head):
+                self.fail(host, "still: " + "; ".join(f"{step.name}: {step.why}" for step in left))
+            else:
+                found[host] = answer
+        return found
+
+    def fail(self, host: Host, why: str) -> None:
+        self.failed[host] = why
+        self.board.show(host, "FAILED", why)
+
+
+def send_scripts(
+    transport: Transport, hosts: Iterable[Host]
+) -> tuple[str, dict[Host, HostFailure]]:
+    """Sends this checkout's scripts and lock. Returns their folder on the nodes, relative to the
+    user's home, and the hosts that failed.
+    """
+    files = {
+        name: data
+        for name, data in code_files("").items()
+        if name.startswith(("scripts/", "requirements"))
+    }
+    folder = f".trainfleet/{content_hash(files)}"
+    return f"{folder}/{SCRIPTS}", transport.put_once(files, folder, hosts=hosts).failed
+
+
+def boot(transport: Transport, host: Host, before: Facts) -> bool:
+    """Boots a host and waits for it. Returns True when it is back with another boot id."""
+    sudo = "" if before.user == "root" else "sudo -n "
+    transport.run(f"{sudo}sh -c '(sleep 1; reboot) > /dev/null 2>&1 &'", timeout=20, hosts=[host])
+    deadline = time.monotonic() + BOOT_TIMEOUT
+    while time.monotonic() < deadline:
+        time.sleep(1)
+        answer = transport.read("/proc/sys/kernel/random/boot_id", timeout=8, hosts=[host])[host]
+        if (
+            isinstance(answer, Result)
+            and answer.exit_code == 0
+            and answer.stdout.strip() != before.boot_id
+        ):
+            return True
+    return False
+
+
+def last_line(answer: Result | HostFailure) -> str:
+    """Returns the last line of a script, which is its result in all our scripts; after a failure
+    also its last error.
+    """
+    if isinstance(answer, HostFailure):
+        return answer.message
+    streams = (
+        answer.stdout,
+        answer.stderr if answer.exit_code or not answer.stdout.strip() else "",
+    )
+    return "; ".join(text.strip().splitlines()[-1].strip() for text in streams if text.strip())
+
+
+def commands(config: Config) -> dict[str, str]:
+    """Returns file name → a shell script with the exact commands that setup would run on that host
+    now, for `make plan OUT=`.
+
+    Raises:
+        BackendError: a host can't be read, or is unfit.
+    """
+    wanted = wanted_of(config)
+    with open_fleet(config) as transport:
+        found = survey(transport, config, wanted)
+    if found.findings:
+        rows = "\n".join(f"  {finding.host}: {finding}" for finding in found.findings)
+        raise BackendError(
+            f"can't plan for these hosts:\n{rows}",
+            next="fix them, or remove them from fleet.hosts",
+        )
+    return {
+        f"setup-{host.name}.sh": script(found.facts[host], plan)
+        for host, plan in found.plan.items()
+    }
+
+
+def script(facts: Facts, plan: Iterable[InstallStep]) -> str:
+    """Returns the steps as a shell script, each below its phase and its reason."""
+    lines = [
+        line
+        for step in plan
+        for line in (f"# {step.phase}: {step.why}", step.command(SCRIPTS, facts.user == "root"))
+    ]
+    return "\n".join(["#!/bin/sh", "set -e", *lines, ""])

@@ -1,0 +1,437 @@
+"""The steps that a node lacks: from facts, config and platform to the exact commands. Pure: this
+module does not run them.
+
+An operation reads the facts and yields the missing steps; a complete node gets no step. The work of
+a step is in scripts/<name>.sh, which checks again before it acts (check, apply, verify).
+
+Phases, in this order, each on all hosts before the next:
+    node    every node separately, as root
+    head    once, on the first host, in the shared folder
+    access  every node again: steps that need that folder
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ..config import Config
+from ..config.types import Fleet
+from ..hardware import node_types
+from ..process.install_paths import ROOT
+from ..trust import untrusted_input
+from .facts import Facts
+from .platform import PinnedPlatform
+
+PHASES = ("node", "head", "access")
+BUILD_TOOLS = ("gcc", "make", "curl", "tar", "git")
+PYTHON = "python 3.11 or newer"  # facts.sh's name for it
+HARDENING = "/etc/ssh/sshd_config.d/10-trainfleet.conf"
+LIMITS = "/etc/security/limits.d/90-trainfleet.conf"
+SCRATCH = "/scratch"
+NOFILE = 65536
+
+
+@dataclass(frozen=True)
+class InstallStep:
+    """One step on one node: the script and its arguments, the reason, the phase, and whether it
+    runs as root.
+    """
+
+    script: str
+    words: tuple[str, ...]
+    why: str
+    phase: str = "node"
+    root: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.script.removesuffix(".sh").replace("_", " ")
+
+    def command(self, scripts: str, is_root: bool = False) -> str:
+        """Returns the shell command: apply, then verify, from the folder `scripts` on the node."""
+        sudo = "sudo -n " if self.root and not is_root else ""
+        words = shlex.join(self.words)
+        path = f"{sudo}{scripts}/{self.script}"
+        return f"{path} apply {words}".rstrip() + " && " + f"{path} verify {words}".rstrip()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The wanted state of the fleet: its config, its platform, and the parts that its kind of nodes
+    has.
+
+    `whole` includes the parts that each node needs to train. A machine that is only the entrance to
+    its nodes lacks them.
+    """
+
+    config: Config
+    platform: PinnedPlatform
+    whole: bool = True
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.config.fleet
+
+    @property
+    def type(self) -> node_types.NodeType | None:
+        return self.fleet.node_type
+
+    @property
+    def efa(self) -> int:
+        """Returns the EFA interfaces that each node needs: 0 for a single node without Lustre over
+        EFA.
+        """
+        return self.type.efa if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else 0
+
+    @property
+    def lustre_efa(self) -> int:
+        """Returns the EFA interfaces of each node that reach the file system: 0 if it has no
+        EFA.
+        """
+        return (
+            node_types.lustre_efa(self.type, self.fleet.nodes)
+            if self.type and self.fleet.fsx.efa
+            else 0
+        )
+
+    @property
+    def fabric(self) -> str:
+        """Returns the fabric between the nodes, one of FABRICS; "" if it is unknown, or for a
+        single node.
+        """
+        return self.type.fabric if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else ""
+
+    @property
+    def interpreter(self) -> str:
+        """Returns the Python on the nodes that has torch."""
+        return self.fleet.python or f"{self.fleet.shared_folder}/{self.environment}/bin/python"
+
+    @property
+    def environment(self) -> str:
+        """Returns the folder of the Python environment; "" if the config names an interpreter."""
+        return "" if self.fleet.python else f"env/{self.platform.name}-{lock_hash(self.platform)}"
+
+
+def lock_hash(platform: PinnedPlatform) -> str:
+    """Returns a hash of the locks and the platform's versions, without the lock's date and the base
+    images.
+    """
+    from .tar import LOCKS, content_hash
+
+    versions = repr(replace(platform, base="", ami="", ecs="", read=""))
+    return content_hash(
+        {name: (ROOT / name).read_bytes() for name in LOCKS} | {"platform": versions.encode()}
+    )[:12]
+
+
+def lock_name(platform: PinnedPlatform) -> str:
+    """Returns the name of a platform's pinned versions in images and messages: platform, day and
+    hash.
+    """
+    return f"{platform.name} {platform.read} {lock_hash(platform)}"
+
+
+Operation = Callable[[Facts, Wanted], Iterator[InstallStep]]
+
+
+def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Installs compilers and kernel headers for drivers that are built on the node, and Python for
+    an environment that is built there.
+    """
+    builds = wanted.whole and bool(wanted.platform.nvidia or wanted.platform.neuron_packages)
+    headers = f"/lib/modules/{facts.kernel}/build"
+    needs = (*(BUILD_TOOLS if builds else ()), *((PYTHON,) if wanted.environment else ()))
+    missing = [name for name in needs if name in facts.lacks]
+    if builds and headers not in facts.has:
+        missing.append("kernel headers")
+    if missing:
+        yield InstallStep(
+            "build_tools.sh", ("headers",) if builds else (), f"no {', '.join(missing)}"
+        )
+
+
+def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Raises the limits on locked memory, which RDMA registers, and on open files."""
+    registers = wanted.fabric in node_types.RDMA
+    short = [f"{facts.nofile} open files"] if facts.nofile < NOFILE else []
+    short += (
+        [f"{facts.memlock} KiB of locked memory"]
+        if registers and facts.memlock != "unlimited"
+        else []
+    )
+    if short and LIMITS not in facts.has:
+        yield InstallStep("limits.sh", (str(NOFILE),), f"only {' and '.join(short)}")
+
+
+def sshd(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Forbids passwords: sshd accepts only keys."""
+    if HARDENING not in facts.has:
+        yield InstallStep("sshd.sh", (), "sshd may accept passwords")
+
+
+def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Installs the driver, unless it is new enough, and the fabric manager if NVSwitch joins the
+    GPUs.
+    """
+    platform = wanted.platform
+    found = sorted({gpu.driver for gpu in facts.gpus})
+    if not platform.nvidia or (
+        len(found) == 1 and is_within(found[0], platform.nvidia_least, platform.nvidia_below)
+    ):
+        return
+    fabric = "fabric" if wanted.type and wanted.type.is_switched else ""
+    words = (
+        platform.nvidia_least,
+        platform.nvidia_below,
+        platform.nvidia,
+        platform.kernel_modules,
+        fabric,
+    )
+    before = f", before {platform.nvidia_below}" if platform.nvidia_below != "-" else ""
+    why = (
+        f"driver {', '.join(found) or 'missing'}, the platform needs {platform.nvidia_least} or "
+        f"newer{before}"
+    )
+    yield InstallStep("nvidia.sh", tuple(filter(None, words)), why)
+
+
+def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Installs the driver, runtime, collectives and tools of the Neuron SDK."""
+    wrong = [
+        f"{name} {facts.packages.get(name, 'missing')}"
+        for name, version in wanted.platform.neuron_packages
+        if not same_version(facts.packages.get(name, ""), version)
+    ]
+    if wrong:
+        yield neuron_step(
+            wanted.platform, f"{', '.join(wrong)}; the platform is SDK {wanted.platform.neuron_sdk}"
+        )
+
+
+def neuron_step(platform: PinnedPlatform, why: str) -> InstallStep:
+    """Returns the step that installs all system packages of the Neuron SDK."""
+    words = (f"{name}={version}" for name, version in platform.neuron_packages)
+    return InstallStep("neuron.sh", (platform.key("neuron"), *words), why)
+
+
+def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Installs the EFA kernel module and libfabric, and loads ib_uverbs, which is sometimes
+    lost.
+    """
+    if wanted.fabric != "efa" or not wanted.platform.efa:
+        return
+    reasons = []
+    if not at_least(facts.efa, wanted.platform.efa_least):
+        reasons.append(
+            f"installer {facts.efa or 'missing'}, the platform needs {wanted.platform.efa_least} "
+            "or newer"
+        )
+    if not facts.uverbs:
+        reasons.append("ib_uverbs is not loaded")
+    if facts.efa and facts.fi_info < 1:
+        reasons.append("fi_info -p efa lists nothing")
+    if reasons:
+        words = (wanted.platform.efa, wanted.platform.key("efa"), wanted.platform.efa_least)
+        yield InstallStep("efa.sh", words, "; ".join(reasons))
+
+
+def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Installs the plug-in by which NCCL uses EFA."""
+    least = wanted.platform.ofi_nccl
+    if wanted.fabric != "efa" or not least:
+        return
+    found = next(
+        (version for name, version in facts.packages.items() if name.startswith("libnccl-ofi")), ""
+    )
+    if not at_least(found, least):
+        words = (least, wanted.platform.efa, wanted.platform.key("efa"))
+        yield InstallStep(
+            "ofi_nccl.sh",
+            words,
+            f"libnccl-ofi {found or 'missing'}, the platform needs {least} or newer",
+        )
+
+
+def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Installs Docker, only if the config asks for it."""
+    if (
+        wanted.fleet.install_docker or wanted.fleet.container != "none"
+    ) and "docker" in facts.lacks:
+        words = (
+            ("nvidia", wanted.platform.key("nvidia_container_toolkit"))
+            if wanted.platform.nvidia
+            else ()
+        )
+        yield InstallStep(
+            "docker.sh",
+            words,
+            f"{'fleet.install_docker' if wanted.fleet.install_docker else 'fleet.container'} needs "
+            "it",
+        )
+
+
+def lustre(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Installs FSx's Lustre client. This step is the first: it may need another kernel, and drivers
+    are built for the running one.
+    """
+    if why := _unmounted(facts, wanted):
+        yield InstallStep("lustre.sh", (wanted.platform.key("fsx"),), why)
+
+
+def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Sets up Lustre's network over EFA, before anything is mounted."""
+    count = wanted.lustre_efa
+    if wanted.fleet.fsx.dns_name and facts.lnet < count:
+        yield InstallStep(
+            "lnet.sh", (str(count),), f"{facts.lnet} of {count} EFA interfaces serve Lustre"
+        )
+
+
+def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Mounts the file system that has the shared folder."""
+    fsx = wanted.fleet.fsx
+    if why := _unmounted(facts, wanted):
+        source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
+        yield InstallStep(
+            "fsx.sh", (source, fsx.mount_point, *(["efa"] if wanted.lustre_efa else [])), why
+        )
+
+
+def _unmounted(facts: Facts, wanted: Wanted) -> str:
+    """Returns the mount in place of the config's file system; "" if that one is mounted, or the
+    config has no file system.
+    """
+    fsx = wanted.fleet.fsx
+    mounted = facts.mounts.get(fsx.mount_point, "nothing")
+    if fsx.dns_name is None or (
+        mounted.split()[0] == "lustre" and mounted.endswith(f":/{fsx.mount_name}")
+    ):
+        return ""
+    return f"{mounted} at {fsx.mount_point}"
+
+
+def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Makes one fast local folder of the instance's NVMe disks."""
+    if facts.scratch_disks and SCRATCH not in facts.mounts:
+        disks = tuple(f"/dev/{disk}" for disk in facts.scratch_disks)
+        yield InstallStep(
+            "scratch.sh", (SCRATCH, *disks), f"{len(disks)} instance disks are not in use"
+        )
+
+
+def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Makes the folder that all nodes see, owned by the user who trains."""
+    folder = wanted.fleet.shared_folder
+    if folder and facts.shared_folder != "writable":
+        yield InstallStep(
+            "shared_folder.sh",
+            (folder, facts.user),
+            f"{folder} is {facts.shared_folder or 'not there'}",
+            phase="head",
+        )
+
+
+def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Builds the Python environment, once for all nodes, in the shared folder."""
+    folder, platform = wanted.environment, wanted.platform
+    if not folder or f"{folder}/.complete" in facts.has:
+        return
+    words = environment_words(platform, f"{wanted.fleet.shared_folder}/{folder}")
+    yield InstallStep(
+        "python.sh", words, "no environment for this lock yet", phase="head", root=False
+    )
+
+
+def environment_words(platform: PinnedPlatform, folder: str) -> tuple[str, ...]:
+    """Returns the arguments of python.sh, for hosts and images alike: the folder, the indexes of
+    torch and of other packages, and the pinned versions.
+    """
+    checked = (("torch", platform.torch, platform.torch_wheels), *platform.checked_packages)
+    words = [
+        word
+        for name, version, sums in checked
+        for word in (f"{name}=={version}", *(f"--hash=sha256:{each}" for _, each in sums))
+    ]
+    pins = [f"{name}=={version}" for name, version in platform.python_packages]
+    return (folder, platform.torch_index, platform.neuron_index or "-", *words, *pins)
+
+
+def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Makes the head's key, which opens the nodes without a password. The private half never leaves
+    the head's user.
+    """
+    if wanted.fleet.shared_folder and public_key(facts) not in facts.has:
+        yield InstallStep(
+            "head_key.sh",
+            (f"{wanted.fleet.shared_folder}/ssh",),
+            "the head has no key for the nodes",
+            phase="head",
+            root=False,
+        )
+
+
+def access(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Authorizes the head's key on every node."""
+    if wanted.fleet.shared_folder and not facts.authorized:
+        words = (f"{wanted.fleet.shared_folder}/{public_key(facts)}",)
+        yield InstallStep(
+            "access.sh", words, "the head's key is not authorized", phase="access", root=False
+        )
+
+
+ON_NODES: tuple[Operation, ...] = (
+    lustre,
+    build_tools,
+    limits,
+    sshd,
+    nvidia,
+    neuron,
+    efa,
+    ofi_nccl,
+    docker,
+    lnet,
+    fsx,
+    scratch,
+    access,
+)
+ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
+
+
+def public_key(facts: Facts) -> str:
+    """Returns the public half of the head's key, one for each user of a shared folder."""
+    return f"ssh/{facts.user}.pub"
+
+
+def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[InstallStep, ...]:
+    """Returns all missing steps of this node, in the order in which they will run."""
+    operations = (ON_NODES if wanted.whole else (build_tools,)) + (ON_HEAD if head else ())
+    found = [step for operation in operations for step in operation(facts, wanted)]
+    return tuple(sorted(found, key=lambda step: PHASES.index(step.phase)))
+
+
+def same_version(found: str, wanted: str) -> bool:
+    """Tells whether a package has the wanted version; a distribution's suffix (`-1`, `~jammy`) does
+    not count.
+    """
+    return found == wanted or found.startswith((f"{wanted}-", f"{wanted}~", f"{wanted}+"))
+
+
+def at_least(found: str, least: str) -> bool:
+    """Tells whether a dotted version is `least` or newer; a missing one is not."""
+    return bool(found) and _numbers(found) >= _numbers(least)
+
+
+def is_within(found: str, least: str, below: str) -> bool:
+    """Tells whether a dotted version is `least` or newer, and older than `below` unless that is
+    `-`.
+    """
+    return at_least(found, least) and (below == "-" or _numbers(found) < _numbers(below))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    plain = version.partition("-")[0].partition("~")[0]
+    return tuple(
+        number for part in plain.split(".") if (number := untrusted_input.whole(part)) is not None
+    )

@@ -1,0 +1,636 @@
+"""Finds problems of a fleet's nodes from their facts. Pure: tests pass facts as data.
+
+`unfit` finds the hosts that `make setup` must not touch; `flaws` finds the problems that stop a
+launch.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+
+from ..config.memory_fit import Room, checkpoint_bytes, lack
+from ..config.owned_machines import gpus_of
+from ..hardware.node_types import RDMA
+from ..process.rdma_adapters import fastest
+from . import probe
+from .facts import Facts
+from .finding import Finding
+from .host_results import Host, HostFailure
+from .install_steps import ON_NODES, Wanted, steps
+
+FleetFacts = Mapping[Host, Facts]
+Check = Callable[[FleetFacts, Wanted], Iterator[Finding]]
+
+LEAST_DISK_GB = 5.0  # room for logs, caches and a core dump, or a driver build
+CLOCK_TOLERANCE = 2.0  # seconds; a larger difference breaks certificates, make and log order
+SLOW_FACTOR, SLOW_SECONDS = 5.0, 2.0  # slow: 5 times the others' time, and 2 s at least
+MEMORY_SHARE = 0.9  # least share of an instance type's memory; the kernel keeps a few per cent
+SUPPORTED = ("ubuntu 22.04", "ubuntu 24.04", "amzn 2023", "debian 12")
+# programs that may use NeuronCores during the check
+OURS = re.compile(r"trainfleet|neuron-(ls|monitor|top)")
+# scripts that only write files, on any Linux with sshd and PAM
+PORTABLE = ("limits.sh", "sshd.sh", "access.sh")
+
+
+def heard(answers: Mapping[Host, Facts | HostFailure]) -> tuple[dict[Host, Facts], list[Finding]]:
+    """Returns the facts of the hosts that responded, and a finding for each other host."""
+    failed = {host: answer for host, answer in answers.items() if isinstance(answer, HostFailure)}
+    found = [
+        Finding(host, failure.kind, failure.message, failure.next)
+        for host, failure in failed.items()
+    ]
+    return {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}, found
+
+
+def sound(facts: FleetFacts, findings: Iterable[Finding]) -> dict[Host, Facts]:
+    """Returns the facts of the hosts without findings."""
+    bad = {finding.host for finding in findings}
+    return {host: fact for host, fact in facts.items() if host not in bad}
+
+
+def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Yields findings on hosts that setup must not touch."""
+    for check in (one_name_each, one_address_each, root, disk, system, mounted, quick):
+        yield from check(facts, wanted)
+
+
+def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Yields findings on everything that would make a job fail, crawl, or report wrong results."""
+    checks: tuple[Check, ...] = (
+        one_name_each,
+        one_address_each,
+        disk,
+        quick,
+        set_up,
+        interpreter,
+        loggers,
+        versions,
+        gpus,
+        alike,
+        neuron_devices,
+        memory,
+        room,
+        cards,
+        rails,
+        mtu,
+        names,
+        clock,
+        mounted,
+        shared,
+        disk_for_checkpoints,
+        broken,
+    )
+    for check in checks:
+        yield from check(facts, wanted)
+
+
+def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Like `flaws`, for nodes that a scheduler has chosen and others administer."""
+    for check in (
+        disk,
+        versions,
+        gpus,
+        alike,
+        neuron_devices,
+        memory,
+        cards,
+        rails,
+        mtu,
+        shared,
+        broken,
+    ):
+        yield from check(facts, wanted)
+
+
+def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Finds two nodes with one name: one machine listed twice, or clones with mixed-up logs."""
+    for host, fact in facts.items():
+        twins = {
+            other: theirs
+            for other, theirs in facts.items()
+            if theirs.hostname == fact.hostname and other != host
+        }
+        if not twins:
+            continue
+        names = ", ".join(twin.name for twin in twins)
+        if fact.boot_id in [theirs.boot_id for theirs in twins.values()]:
+            yield Finding(
+                host,
+                "name",
+                f"is the same machine as {names}",
+                "take one of them out of fleet.hosts",
+            )
+        else:
+            message = f"has the host name {fact.hostname}, like {names}"
+            yield Finding(
+                host, "name", message, "on that host, run: sudo hostnamectl set-hostname ANOTHER"
+            )
+
+
+def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Finds two nodes with one address: the head would mistake one for the other, and accept
+    either's key for both.
+    """
+    addresses = {host: fact.address(host) for host, fact in facts.items()}
+    for host, address in addresses.items():
+        if twins := [
+            other.name for other, theirs in addresses.items() if theirs == address and other != host
+        ]:
+            message = f"reports {address} as its address, like {', '.join(twins)}"
+            yield Finding(
+                host,
+                "address",
+                message,
+                f"on that host, run: ip -o addr; find the one with {address}",
+            )
+
+
+def exposed(facts: FleetFacts) -> Iterator[str]:
+    """Warns if the ranks of several nodes meet at a public address: torch's store has no
+    password.
+    """
+    head = next(iter(facts), None)
+    with suppress(ValueError):  # a name
+        if head and len(facts) > 1 and ip_address(address := facts[head].address(head)).is_global:
+            yield (
+                f"warning: the ranks meet at {address}, a public address: anyone who reaches its "
+                "ports can end the run; "
+                "admit only the nodes there (a firewall), or name private addresses in fleet.hosts"
+            )
+
+
+def root(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires sudo without a password for steps that run as root."""
+    head = next(iter(facts), None)
+    for host, fact in facts.items():
+        needed = ", ".join(
+            step.name for step in steps(fact, wanted, head=host == head) if step.root
+        )
+        if needed and not fact.root:
+            message = f"{fact.user} needs sudo without a password for: {needed}"
+            yield Finding(
+                host,
+                "sudo",
+                message,
+                "on that host, run: sudo visudo; or set another fleet.ssh.user",
+            )
+
+
+def disk(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires room on the root disk."""
+    for host, fact in facts.items():
+        if fact.space_gb < LEAST_DISK_GB:
+            message = (
+                f"its root disk has {fact.space_gb:.1f} GB free, {LEAST_DISK_GB:.0f} are needed"
+            )
+            yield Finding(
+                host, "disk", message, "on that host, run: sudo du -xh / | sort -h | tail"
+            )
+
+
+def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires a system that the scripts know, if packages must be installed."""
+    for host, fact in facts.items():
+        needs = [
+            step.name
+            for operation in ON_NODES
+            for step in operation(fact, wanted)
+            if step.script not in PORTABLE
+        ]
+        if needs and fact.os not in SUPPORTED:
+            message = (
+                f"runs {fact.os or 'an unknown system'}, where these can't be installed: "
+                f"{', '.join(needs)}"
+            )
+            yield Finding(host, "system", message, f"use one of: {', '.join(SUPPORTED)}")
+
+
+def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires the shared folder on the same file system everywhere, unless setup mounts it."""
+    if wanted.fleet.fsx.dns_name is not None or wanted.fleet.shared_folder is None:
+        return
+    mounts = {
+        host: (fact.shared.kind, fact.shared.mounted) for host, fact in facts.items() if fact.shared
+    }
+    if not mounts:
+        return
+    usual = Counter(mounts.values()).most_common(1)[0][0]
+    for host in facts:
+        kind, where = mounts.get(host, ("nothing", "/"))
+        if (kind, where) != usual:
+            message = (
+                f"{wanted.fleet.shared_folder} is on {kind} at {where}, on most nodes on "
+                f"{usual[0]} at {usual[1]}"
+            )
+            yield Finding(
+                host,
+                "mount",
+                message,
+                "mount the file system there, or set fleet.fsx for make setup to mount it",
+            )
+
+
+def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Finds a node that responds slowly, as it delays all others."""
+    usual = statistics.median(fact.seconds for fact in facts.values()) if facts else 0.0
+    for host, fact in facts.items():
+        if len(facts) > 1 and fact.seconds > max(SLOW_SECONDS, SLOW_FACTOR * usual):
+            message = f"takes {fact.seconds:.1f} s to answer, the others {usual:.1f} s"
+            yield Finding(
+                host, "slow", message, "on that host, run: top; ip -s link", blames_host=True
+            )
+
+
+def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires that setup has no step left, so that each node has the platform's pinned
+    versions.
+    """
+    head = next(iter(facts), None)
+    for host, fact in facts.items():
+        left = "; ".join(
+            f"{step.name}: {step.why}" for step in steps(fact, wanted, head=host == head)
+        )
+        if left:
+            yield Finding(host, "setup", left, "make setup")
+
+
+def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires the Python that the config names; `set_up` checks the one that setup builds."""
+    for host, fact in facts.items():
+        if wanted.fleet.python and not fact.python:
+            message = f"{wanted.fleet.python} (fleet.python) is missing or not executable"
+            yield Finding(
+                host,
+                "python",
+                message,
+                "set another one; without fleet.python, make setup builds an environment",
+            )
+
+
+def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires the services of train.loggers for the ranks' Python, if that exists; an image has
+    its own.
+    """
+    python, names = (
+        wanted.interpreter,
+        wanted.config.train.loggers if wanted.fleet.container == "none" else (),
+    )
+    for host, fact in facts.items():
+        there = (
+            fact.python if wanted.fleet.python else f"{wanted.environment}/.complete" in fact.has
+        )
+        if there and (
+            missing := [name for name in names if f"{name} {python}" not in fact.loggers]
+        ):
+            message = f"{', '.join(missing)} (train.loggers) is not installed for {python}"
+            yield Finding(
+                host,
+                "logger",
+                message,
+                f"on that host, run: {python} -m pip install {' '.join(missing)}",
+            )
+
+
+def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires one version of everything on all nodes. `set_up` already compares the exact pins
+    with the lock.
+    """
+    kinds: dict[str, Callable[[Facts], str]] = {
+        "operating system": lambda fact: fact.os,
+        "kernel": lambda fact: fact.kernel,
+    }
+    kinds["NVIDIA driver"] = lambda fact: ", ".join(sorted({gpu.driver for gpu in fact.gpus}))
+    kinds["EFA installer"] = lambda fact: fact.efa
+    if wanted.fleet.python:
+        kinds["torch"] = lambda fact: fact.torch
+    for kind, read in kinds.items():
+        found = Counter(read(fact) for fact in facts.values())
+        usual = found.most_common(1)[0][0] if found else ""
+        for host, fact in facts.items():
+            if read(fact) != usual:
+                message = (
+                    f"{kind} {read(fact) or 'missing'}; {found[usual]} of {len(facts)} "
+                    f"have {usual or 'none'}"
+                )
+                yield Finding(host, "version", message, "make them alike")
+
+
+def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires all GPUs of such a node, or as many as Slurm gives: a GPU that fell off the bus is
+    the most common defect.
+    """
+    row = wanted.type
+    if row is None or row.kind != "cuda":
+        return
+    given = gpus_of(wanted.fleet.slurm.gres)
+    expected = min(row.accelerators, given.count) if given else row.accelerators
+    for host, fact in facts.items():
+        if len(fact.gpus) < expected or (len(fact.gpus) != expected and not given):
+            message = (
+                f"{len(fact.gpus)} of {expected} GPUs respond, {fact.bus.count('nvidia')} "
+                "are on the bus"
+            )
+            more = len(fact.gpus) > expected  # it is sound, and the config is wrong
+            remedy = (
+                "fleet.accelerator.per_node"
+                if more
+                else "on that host, run: nvidia-smi; dmesg; then replace it"
+            )
+            yield Finding(host, "gpus", message, remedy, blames_host=not more)
+
+
+def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires the accelerator and the network that the config names."""
+    for host, fact in facts.items():
+        for message in probe.differing(fact, wanted.fleet):
+            yield Finding(
+                host, "accelerator", message, "copy the lines of make doctor, or fix that node"
+            )
+
+
+def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires as many active ports of the fabric as most nodes have. All ranks wait for a node
+    with one of eight down, without an error.
+    """
+    if wanted.type is None or not wanted.type.owned or wanted.fabric not in RDMA:
+        return
+    active = {host: len(fastest(fact.ports, wanted.fabric)) for host, fact in facts.items()}
+    usual = Counter(active.values()).most_common(1)[0][0] if active else 0
+    for host, count in active.items():
+        if 0 < count < usual:
+            down = ", ".join(port.adapter for port in facts[host].ports if not port.active)
+            other = f"; down: {down}" if down else ""
+            message = (
+                f"{count} {probe.WORDS[wanted.fabric]} ports are active, on most nodes "
+                f"{usual}{other}"
+            )
+            yield Finding(
+                host,
+                "rails",
+                message,
+                "on that host, run: ibstat; ip -s link; then check the cable",
+                blames_host=True,
+            )
+
+
+def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires as many Neuron devices as on the other nodes, and at least one."""
+    row = wanted.type
+    if row is None or row.kind != "neuron":
+        return
+    usual = max((len(fact.neuron) for fact in facts.values()), default=0) or 1
+    for host, fact in facts.items():
+        if len(fact.neuron) != usual:
+            message = f"has {len(fact.neuron)} Neuron devices, expected {usual}"
+            yield Finding(
+                host, "neuron", message, "on that host, run: neuron-ls; dmesg", blames_host=True
+            )
+        if fact.neuron_trouble:
+            yield Finding(
+                host,
+                "neuron",
+                f"neuron-ls reports: {fact.neuron_trouble}",
+                "on that host, run: neuron-ls; dmesg",
+                blames_host=True,
+            )
+        cores = sum(device.cores for device in fact.neuron_devices)
+        if cores and cores != row.accelerators:
+            message = f"has {cores} logical NeuronCores, but a {row.name} has {row.accelerators}"
+            yield Finding(host, "neuron", message, "on that host, run: neuron-ls", blames_host=True)
+        users = sorted(
+            {
+                user
+                for device in fact.neuron_devices
+                for user in device.users
+                if not OURS.search(user)
+            }
+        )
+        if users:
+            message = f"its NeuronCores are used by another program: {', '.join(users[:3])}"
+            yield Finding(host, "neuron", message, "on that host, run: neuron-ls; end that program")
+
+
+def memory(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires the memory of the instance type."""
+    row = wanted.type
+    for host, fact in facts.items():
+        gib = fact.memory_kib / 2**20
+        if row and gib < MEMORY_SHARE * row.memory_gib:
+            message = f"has {gib:.0f} GiB of memory, but a {row.name} has {row.memory_gib}"
+            yield Finding(host, "memory", message, "check fleet.instance_type", blames_host=True)
+
+
+def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires room for a node's ranks: in each GPU by its driver's count or, on CPUs, in the
+    node's memory.
+    """
+    for host, fact in facts.items():
+        least = min((gpu.memory_mib for gpu in fact.gpus), default=0)
+        if wanted.fleet.device == "cpu" and fact.memory_kib:
+            has = Room(fact.memory_kib * 2**10, "node", "the node")
+        elif wanted.fleet.device == "cuda" and least:
+            has = Room(least * 2**20, "rank", "its GPU")
+        else:
+            continue
+        if found := lack(wanted.config, has):
+            yield Finding(host, "room", found[1], f"make plan SET='…'; key: {found[0]}")
+
+
+def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires as many EFA interfaces as the type has: with one of four, training silently runs at
+    a quarter of the speed.
+    """
+    for host, fact in facts.items():
+        attached, driven = fact.bus.count("efa"), len(fact.infiniband)
+        if wanted.efa and attached != wanted.efa:
+            message = f"{attached} of {wanted.efa} EFA interfaces are attached"
+            yield Finding(
+                host,
+                "efa",
+                message,
+                "launch it with all its interfaces of type efa",
+                blames_host=True,
+            )
+        elif wanted.efa and driven < attached:
+            message = f"{driven} of {attached} EFA interfaces have a driver"
+            yield Finding(
+                host, "efa", message, "on that host, run: dmesg | grep efa", blames_host=True
+            )
+
+
+def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires one packet size: a node with another one works for small messages and hangs on large
+    ones.
+    """
+    sizes = {host: fact.mtu.get(fact.card(host), 0) for host, fact in facts.items()}
+    usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
+    for host, size in sizes.items():
+        if size != usual:
+            message = f"its link has an MTU of {size} bytes, the others {usual}"
+            yield Finding(
+                host,
+                "mtu",
+                message,
+                f"on that host, run: sudo ip link set {facts[host].card(host)} mtu {usual}",
+            )
+
+
+def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires that every node resolves the addresses of fleet.hosts, and its own name, which gloo
+    and NCCL look up.
+    """
+    by_name = [host.address for host in facts if any(letter.isalpha() for letter in host.address)]
+    for host, fact in facts.items():
+        lost = [name for name in (*by_name, fact.hostname) if name not in fact.resolves]
+        if lost:
+            message = f"does not resolve {', '.join(lost[:4])}{' ...' if len(lost) > 4 else ''}"
+            yield Finding(host, "names", message, "add them to /etc/hosts there")
+
+
+def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires that clocks agree with most others, within the duration of the answer.
+
+    The clock of this machine has a vote, so that of two hosts only the wrong one is blamed.
+    """
+    if len(facts) < 2:
+        return
+    remedy = "sudo systemctl restart chrony (Amazon Linux: chronyd)"
+    offsets, slowest = (
+        [fact.clock_offset for fact in facts.values()],
+        max(fact.seconds for fact in facts.values()),
+    )
+    usual = usual_clock([*offsets, 0.0], CLOCK_TOLERANCE + slowest)
+    if usual is None:
+        message = (
+            f"its clocks are {max(offsets) - min(offsets):.0f} s apart, and it is not clear "
+            "which of them is right"
+        )
+        yield Finding(None, "clock", message, f"on each host, run: {remedy}")
+        return
+    for host, fact in facts.items():
+        apart = fact.clock_offset - usual
+        if abs(apart) > CLOCK_TOLERANCE + fact.seconds:
+            message = f"its clock is {abs(apart):.0f} s {'ahead' if apart > 0 else 'behind'}"
+            yield Finding(host, "clock", message, f"on that host, run: {remedy}")
+
+
+def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
+    """Returns the median of the largest group of clocks that agree to `tolerance` seconds; None if
+    two groups are that large.
+    """
+    groups = [[other for other in offsets if abs(other - one) <= tolerance] for one in offsets]
+    largest = max(groups, key=len)
+    usual = statistics.median(largest)
+    rivals = [
+        group
+        for group in groups
+        if len(group) == len(largest) and abs(statistics.median(group) - usual) > tolerance
+    ]
+    return None if rivals else usual
+
+
+def others_folder(facts: FleetFacts, wanted: Wanted) -> Finding | None:
+    """Returns the finding if the shared folder belongs to another user, which no host is to blame
+    for.
+    """
+    folder = wanted.fleet.shared_folder
+    shut = [fact for fact in facts.values() if folder and fact.shared_folder == "read-only"]
+    theirs = next((fact for fact in shut if fact.owner not in ("", "root", fact.user)), None)
+    if theirs is None:
+        return None
+    message = f"{folder} belongs to {theirs.owner}, and each user needs a separate folder"
+    return Finding(None, "shared", message, f"set fleet.shared_folder: {folder}-{theirs.user}")
+
+
+def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires a shared folder that can be written."""
+    folder = wanted.fleet.shared_folder
+    if another := others_folder(facts, wanted):
+        yield another
+        return
+    for host, fact in facts.items():
+        if folder and fact.shared_folder != "writable":
+            on = (
+                f"; {fact.shared.mounted} is {fact.shared.kind} on {fact.shared.device}"
+                if fact.shared
+                else ""
+            )
+            message = f"{folder} is {fact.shared_folder or 'not there'}{on}"
+            yield Finding(
+                host,
+                "shared",
+                message,
+                f"on that host, run: findmnt -T {folder}; touch {folder}/x",
+            )
+
+
+def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Requires room for at least one checkpoint in the shared folder; the facts do not say how many
+    it already has.
+    """
+    checkpoint, one = wanted.config.checkpoint, checkpoint_bytes(wanted.config)
+    if checkpoint.is_off or checkpoint.path or not wanted.fleet.shared_folder:
+        return
+    for host, fact in facts.items():
+        if fact.shared and (free := fact.shared.free_kib * 1024) < one:
+            message = (
+                f"{wanted.fleet.shared_folder} has {free / 1e9:,.1f} GB free, but a "
+                f"checkpoint takes {one / 1e9:,.1f} GB"
+            )
+            yield Finding(
+                host,
+                "space",
+                message,
+                "free some, or set checkpoint.path to s3://bucket/prefix",
+            )
+
+
+def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Finds errors that GPUs, Neuron devices and the kernel report."""
+    for host, fact in facts.items():
+        if fact.gpu_trouble and "nvidia" in fact.bus:
+            message = f"nvidia-smi reports: {'; '.join(fact.gpu_trouble)}"
+            yield Finding(
+                host,
+                "gpu",
+                message,
+                "on that host, run: nvidia-smi; dmesg; then reboot or replace it",
+                blames_host=True,
+            )
+        for index, gpu in enumerate(fact.gpus):
+            if gpu.ecc_errors:
+                message = (
+                    f"GPU {index} counts {gpu.ecc_errors} uncorrected memory errors since boot"
+                )
+                yield Finding(
+                    host,
+                    "ecc",
+                    message,
+                    "on that host, run: sudo nvidia-smi -r; or replace it",
+                    blames_host=True,
+                )
+        for counter, errors in fact.neuron_ecc.items():
+            if errors:
+                message = f"{counter.partition('/')[0]} counts {errors} uncorrected memory errors"
+                yield Finding(
+                    host,
+                    "ecc",
+                    message,
+                    "on that host, run: neuron-monitor; then replace it",
+                    blames_host=True,
+                )
+        for line in fact.kernel_says:
+            if "Xid" in line or "neuron" in line:
+                message = f"its kernel log has: {line.strip()[:160]}"
+                yield Finding(
+                    host,
+                    "kernel",
+                    message,
+                    "https://docs.nvidia.com/deploy/xid-errors",
+                    blames_host=True,
+                )

@@ -1,0 +1,224 @@
+"""Tells whether the pinned versions can be had, by asking the indexes from which setup and builds
+take them. It needs no account.
+
+pip's usual index is not asked: nodes may use a mirror of theirs, PyPI keeps its files, and the
+locks have the hash of each. An index without an answer is reported, and its pins count as
+available. Pins that were all there are not asked for again for a day. OFFLINE=1 asks for none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..config import Config
+from ..trust.errors import BackendError
+from .platform import PinnedPlatform, System, load_platform, load_system
+
+SECONDS, DAY = 3.0, 86400.0
+MOST = 1 << 24  # bytes of a page; Neuron's list of packages has some 100 KB
+EFA = "https://efa-installer.amazonaws.com/aws-efa-installer-{}.tar.gz"
+APT = "https://apt.repos.neuron.amazonaws.com/dists/{}/main/binary-amd64/Packages"
+DRIVER = "aws-neuronx-dkms"  # the host's, and in no image
+IMAGE = "ubuntu2404"  # the system of the images that platforms begin from, which are Docker's
+DOCKER = "https://registry-1.docker.io/v2/{}/manifests/{}"
+# Whoever only reads asks for leave first:
+# https://distribution.github.io/distribution/spec/auth/token/
+LEAVE = "https://auth.docker.io/token?service=registry.docker.io&scope=repository:{}:pull"
+MANIFEST = (
+    "application/vnd.oci.image.index.v1+json, "
+    "application/vnd.docker.distribution.manifest.list.v2+json"
+)
+# that is on a page of one
+INDEX = re.compile(r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE)
+ABSENT = "is not there"
+STRANGE = "can't be asked for: the answer is not an index's page; does a proxy want you to log in?"
+# a page's text; why it is missing; None if the index says that it has no such page
+Answer = str | Exception | None
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A pinned version or a file, the page of the index that has it, and a pattern that this page
+    then has.
+    """
+
+    what: str
+    page: str
+    pattern: str = ""
+
+    def lack(self, text: str | None) -> str:
+        """Returns what a page lacks of it; "" if it has it."""
+        if text is None:
+            return ABSENT
+        if not INDEX.search(text):
+            return STRANGE
+        return "" if re.search(self.pattern, text, re.MULTILINE) else ABSENT
+
+
+def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
+    """Lists what setup takes from indexes for nodes of a system, "" if it makes none, and a build
+    for an image.
+    """
+    fleet, found = config.fleet, list[Pin]()
+    if nodes:
+        platform, system = load_platform(fleet.platform), load_system(nodes)
+        found += packages(platform, system, in_image=False)
+        found += (
+            wheels(platform, system.python)
+            if fleet.container == "none" and not fleet.python
+            else ()
+        )
+    if builds and not fleet.container_base:  # else its system is not known
+        platform, system = load_platform(fleet.platform), load_system(IMAGE)
+        found += [
+            base(platform.base),
+            *packages(platform, system, in_image=True),
+            *wheels(platform, system.python),
+        ]
+    return tuple(dict.fromkeys(found))
+
+
+def say(wanted: Sequence[Pin]) -> list[str]:
+    """Says what the indexes have of the pins; what is wrong with some."""
+    if not wanted:
+        return []
+    wrong, unasked = ask(wanted)
+    said = [*wrong, *unasked] or [f"all {len(wanted)} are there"]
+    print(*(f"pins: {line}" for line in said), sep="\n", flush=True)
+    return wrong
+
+
+def require(wanted: Sequence[Pin]) -> None:
+    """BackendError where a pinned version can't be had, before anything is made."""
+    if wrong := say(wanted):
+        then = "docker/platforms.lock.yaml has the pins; OFFLINE=1 asks no index"
+        raise BackendError(f"{len(wrong)} pinned versions can't be had", why=wrong[0], next=then)
+
+
+def wheels(platform: PinnedPlatform, python: str) -> Iterator[Pin]:
+    """Lists an environment's wheels from separate indexes, torch's with its SHA-256."""
+    tag = f"cp{python.replace('.', '')}"
+    rows = [
+        (platform.neuron_index, name, version, "") for name, version in platform.python_packages
+    ]
+    if platform.torch_index != "-":
+        rows.append(
+            (
+                platform.torch_index,
+                "torch",
+                platform.torch,
+                f"#sha256={dict(platform.torch_wheels or platform.torch_cpu_wheels)[tag]}",
+            )
+        )
+    for index, name, version, sum_ in rows:
+        stem = f"{name.replace('-', '_')}-{re.escape(version)}"
+        file = rf"\b{stem}((%2B|\+)[\w.]+)?-({tag}|py3)-\w+-(any|\w*linux\w*x86_64)\.whl{sum_}"
+        yield Pin(
+            f"{name} {version} for Python {python}{sum_ and ' as locked'}", f"{index}/{name}/", file
+        )
+
+
+def packages(platform: PinnedPlatform, system: System, in_image: bool) -> Iterator[Pin]:
+    """Lists the packages under Python, on a node or in an image."""
+    for name, version in platform.neuron_packages:
+        if not (in_image and name == DRIVER):
+            stanza = rf"^Package: {name}\n(.+\n)*?Version: {re.escape(version)}([-~+].*)?$"
+            yield Pin(f"{name} {version}", APT.format(system.apt), stanza)
+    if platform.efa:
+        yield Pin(f"EFA installer {platform.efa}", EFA.format(platform.efa))
+
+
+def base(reference: str) -> Pin:
+    """Returns the base of an image, named with its digest."""
+    name, _, digest = reference.removeprefix("docker.io/").partition("@")
+    return Pin(reference, DOCKER.format(name.rpartition(":")[0], digest))
+
+
+def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
+    """Asks for the pins: what is wrong, and in one line which indexes could not be asked."""
+    if os.environ.get("OFFLINE", "0") not in ("", "0"):
+        return [], ["not asked for: OFFLINE=1"]
+    mark = mark_of(wanted)
+    if mark.exists() and time.time() - mark.stat().st_mtime < DAY:
+        return [], []
+    answers = look({pin.page for pin in wanted})
+    lacks = {
+        pin: pin.lack(found)
+        for pin in wanted
+        if not isinstance(found := answers[pin.page], Exception)
+    }
+    wrong = [f"{pin.what} of {pin.page} {lack}" for pin, lack in lacks.items() if lack]
+    failed = {
+        urlsplit(page).netloc: getattr(why, "reason", why)
+        for page, why in answers.items()
+        if isinstance(why, Exception)
+    }
+    if not wrong and not failed:
+        with suppress(OSError):  # then they are asked for again
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+    why = "; ".join(f"{host}: {reason}" for host, reason in sorted(failed.items()))
+    return wrong, [f"not asked for: {why}"] if failed else []
+
+
+def mark_of(wanted: Sequence[Pin]) -> Path:
+    """A file that is made when all of these pins were there."""
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "trainfleet").expanduser()
+    return kept / f"pins-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:16]}"
+
+
+def look(pages: Iterable[str]) -> dict[str, Answer]:
+    """The answers of all pages, at once and in SECONDS altogether."""
+    answers: dict[str, Answer] = dict.fromkeys(pages, TimeoutError(f"no answer in {SECONDS:.0f} s"))
+    threads = [
+        threading.Thread(target=_look, args=(page, answers), daemon=True) for page in answers
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(answers)
+
+
+def _look(page: str, answers: dict[str, Answer]) -> None:
+    from http.client import HTTPException  # takes 70 ms: loaded where an index is asked
+
+    try:
+        answers[page] = read(page)
+    except (OSError, ValueError, LookupError, TypeError, HTTPException) as error:
+        code = getattr(error, "code", 0)
+        # its word for 404
+        is_of_s3 = code == 403 and "x-amz-request-id" in getattr(error, "headers", ())
+        answers[page] = None if is_of_s3 or code in (404, 410) else error
+
+
+def read(page: str) -> str:
+    """The text of an index's page; of a file or a manifest the type of its content."""
+    if page.endswith(("/", "/Packages")):
+        return _open(page)[0].decode(errors="replace")
+    headers = {}
+    if "/manifests/" in page:
+        token = json.loads(
+            _open(LEAVE.format(page.split("/v2/")[1].partition("/manifests/")[0]))[0]
+        )["token"]
+        headers = {"Accept": MANIFEST, "Authorization": f"Bearer {token}"}
+    return _open(page, headers=headers, method="HEAD")[1]
+
+
+def _open(page: str, **more: Any) -> tuple[bytes, str]:
+    from urllib.request import Request, urlopen
+
+    with urlopen(Request(page, **more), timeout=SECONDS) as answer:
+        return answer.read(MOST), answer.headers.get_content_type()

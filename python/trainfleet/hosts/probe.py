@@ -1,0 +1,176 @@
+"""A node's accelerators and network, in the form of fleet.accelerator, and their differences from
+the config.
+
+Pure: from the output of facts.sh (facts.py). `make doctor` prints it for users who do not know the
+hardware of their machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from ..config.types import Devices, Fleet
+from ..hardware.accelerators import Accelerator, find_accelerator, unsupported
+from ..hardware.node_types import RDMA, same_size
+from ..process.rdma_adapters import Port, fastest
+from .facts import Facts
+
+WORDS = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "Ethernet (RoCE)"}
+LESS = 0.95  # share of the expected Gbit/s below which a port is missing
+
+
+def row_of(facts: Facts) -> Accelerator | None:
+    """Returns the table's row for a node's GPUs; None if the node has no GPU, several kinds, or one
+    that the table lacks.
+    """
+    kinds = {(gpu.name, gpu.memory_mib) for gpu in facts.gpus}
+    name, mib = next(iter(kinds)) if len({name for name, _ in kinds}) == 1 else ("", 0)
+    return find_accelerator(name, mib * 2.0**20) if name else None
+
+
+def devices_of(facts: Facts) -> Devices | None:
+    """Returns the value of fleet.accelerator for such a node; None if the table has none of its
+    GPUs.
+    """
+    row = row_of(facts)
+    if row is None:
+        return None
+    least = min(gpu.memory_mib for gpu in facts.gpus) / 2**10
+    memory = float(row.size) if same_size(row, least) else round(least, 1)
+    network, gbps = network_of(facts)
+    return Devices(row.label, len(facts.gpus), memory, network, gbps or None)
+
+
+def network_of(facts: Facts) -> tuple[str, float]:
+    """Returns the fabric between nodes, and the Gbit/s of all its cards; 0 if their speed is
+    unknown.
+    """
+    for fabric in RDMA:
+        if ports := used(facts, fabric):
+            return fabric, sum(port.gbps for port in ports)
+    cards = [rate for card, rate in facts.speeds.items() if card != "lo"]
+    return "ethernet", max(cards, default=0) / 1000
+
+
+def used(facts: Facts, fabric: str) -> tuple[Port, ...]:
+    """Returns the ports that training would use: the fastest and, if the topology is known, of
+    these those next to a GPU.
+    """
+    ports, near = fastest(facts.ports, fabric), facts.topology.near if facts.topology else ()
+    return tuple(port for port in ports if port.adapter in near) or ports
+
+
+def block(devices: Devices) -> str:
+    """Returns the lines for the config."""
+    values = {name: value for name, value in asdict(devices).items() if value is not None}
+    words = [
+        f"{name}: {f'{value:g}' if isinstance(value, float) else value}"
+        for name, value in values.items()
+    ]
+    return f"fleet:\n  accelerator: {{{', '.join(words)}}}"
+
+
+def describe(facts: Facts) -> Iterator[str]:
+    """Yields one line for each part of a node."""
+    names = sorted({gpu.name for gpu in facts.gpus})
+    for name in names:
+        alike = [gpu for gpu in facts.gpus if gpu.name == name]
+        least = min(gpu.memory_mib for gpu in alike) / 2**10
+        yield f"{len(alike)} x {name}, {least:.1f} GiB, driver {alike[0].driver}{_joined(facts)}"
+        if find_accelerator(name) is None:
+            why = (
+                unsupported(name)
+                or "not in the table of accelerators (hardware/accelerators.json), so its "
+                "speed can't be predicted"
+            )
+            yield f"{name}: {why}"
+    if len(names) > 1:
+        yield (
+            "GPUs of several kinds: a job's ranks wait for the slowest; CUDA_VISIBLE_DEVICES "
+            "or a gres of one kind parts them"
+        )
+    if facts.slices:
+        yield (
+            f"MIG cuts its GPUs into {facts.slices} slices, and a rank needs a whole one; on "
+            "it: sudo nvidia-smi -mig 0"
+        )
+    yield from (f"nvidia-smi says: {line}" for line in facts.gpu_trouble)
+    if not facts.gpus and "nvidia" in facts.bus:
+        yield f"{facts.bus.count('nvidia')} GPUs of NVIDIA's are on its bus, and no driver answers"
+    for maker, what in (("amd", "AMD Instinct"), ("gaudi", "Gaudi")):
+        if count := facts.bus.count(maker):
+            yield f"{count} x {what} on its bus: {unsupported(maker)}"
+    if facts.cores:
+        yield f"{facts.cores} cores, {facts.memory_kib / 2**20:,.0f} GiB of memory"
+    yield from _ports(facts)
+
+
+def _joined(facts: Facts) -> str:
+    """Describes how the node's GPUs are joined, if facts were read with links."""
+    found = facts.topology
+    if found is None or len(facts.gpus) < 2:
+        return ""
+    if found.fewest:
+        return f"; any two are joined by {found.fewest} NVLinks" + (
+            " or more" if found.most > found.fewest else ""
+        )
+    return (
+        "; some are joined by NVLink, others over PCIe alone"
+        if found.most
+        else "; joined over PCIe, without NVLink"
+    )
+
+
+def _ports(facts: Facts) -> Iterator[str]:
+    """Yields the node's RDMA ports, starting with those that training would use."""
+    for fabric, words in WORDS.items():
+        ports = [port for port in facts.ports if port.fabric == fabric]
+        chosen = used(facts, fabric)
+        if chosen:
+            names = ", ".join(port.adapter for port in chosen)
+            yield (
+                f"{len(chosen)} {words} port{'s' * (len(chosen) > 1)} of {chosen[0].gbps:g} "
+                f"Gbit/s: {names}"
+            )
+        if rest := [port for port in ports if port not in chosen]:
+            state = ", ".join(
+                f"{port.adapter} ({port.gbps:g} Gbit/s{'' if port.active else ', down'})"
+                for port in rest
+            )
+            yield f"{words} that training leaves alone: {state}"
+    if not facts.ports:
+        told = ", ".join(
+            f"{card} {rate / 1000:g} Gbit/s" for card, rate in facts.speeds.items() if card != "lo"
+        )
+        yield f"no RDMA adapter; network: {told or 'its cards tell no speed'}"
+
+
+def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
+    """Yields one line for each difference between a node and the config."""
+    kind = fleet.node_type
+    if kind is None or kind.kind != "cuda" or not facts.gpus or kind.accelerator is None:
+        return
+    row, names = row_of(facts), ", ".join(sorted({gpu.name for gpu in facts.gpus}))
+    if (row is None and kind.owned) or (row is not None and row.words != kind.accelerator.words):
+        yield f"its GPUs are {names}, and the config says {kind.accelerator.label}"
+    elif (
+        least := min(gpu.memory_mib for gpu in facts.gpus) / 2**10
+    ) < LESS * kind.accelerator.memory_gib:
+        yield f"its GPUs have {least:.1f} GiB, and the config says {kind.accelerator.name}"
+    if facts.slices:
+        yield f"MIG cuts its GPUs into {facts.slices} slices, and a rank needs a whole one"
+    if kind.owned and fleet.nodes > 1 and kind.fabric in RDMA:
+        ports, words = fastest(facts.ports, kind.fabric), WORDS[kind.fabric]
+        carried = sum(port.gbps for port in ports)
+        if not ports:
+            down = ", ".join(port.adapter for port in facts.ports if port.fabric == kind.fabric)
+            yield (
+                f"it has no active {words} port{f' ({down}: down)' if down else ''}, and the "
+                f"config says {kind.fabric}"
+            )
+        elif not kind.assumed and carried < LESS * kind.network_gbps:
+            yield (
+                f"its {len(ports)} {words} ports carry {carried:g} Gbit/s, and the config says "
+                f"{kind.network_gbps:g}"
+            )

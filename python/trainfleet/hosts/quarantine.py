@@ -1,0 +1,118 @@
+"""Hosts that no launch may use: each with the evidence and the time, until `make doctor
+LIFT=host`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..run import run_folder
+from ..run.run_folder import Record
+from ..trust.errors import BackendError, InputError
+from ..trust.validation import Moment, fit
+from .host_results import Host
+from .state_dir import STATE
+
+
+@dataclass(frozen=True)
+class QuarantineEntry:
+    """One host in quarantine: its address, the evidence, the time (seconds since 1970), and who
+    added it (doctor, watchdog).
+    """
+
+    host: str
+    address: str
+    evidence: str
+    time: Moment
+    by: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.host}: {self.evidence} ({self.by}, "
+            f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(self.time))})"
+        )
+
+
+class Quarantine:
+    """The list of a checkout, in one file that is replaced as a whole. A host is known by its
+    identity, regardless of its name.
+    """
+
+    def __init__(self, path: Path = STATE / "quarantine.json") -> None:
+        self.path = path
+
+    def entries(self) -> dict[str, QuarantineEntry]:
+        """Returns identity (config/host_list.py) → entry."""
+        record = run_folder.read_json(self.path) or {}
+        try:
+            return fit(dict[str, QuarantineEntry], record)
+        except InputError as error:
+            why = f"{error.key}: {error.what}"
+            raise BackendError(
+                "is not a quarantine list", where=str(self.path), why=why, next=f"cat {self.path}"
+            ) from error
+
+    def held(self, hosts: Iterable[Host]) -> dict[Host, QuarantineEntry]:
+        """Returns those of the hosts that are in quarantine."""
+        entries = self.entries()
+        return {host: entries[host.identity] for host in hosts if host.identity in entries}
+
+    def add(self, host: Host, evidence: str, by: str = "doctor") -> None:
+        """Adds a host, or adds evidence to its entry."""
+        entries = self.entries()
+        before = entries.get(host.identity)
+        known = before.evidence if before else ""
+        against = known if evidence in known else "; ".join(filter(None, (known, evidence)))
+        self._write(
+            entries
+            | {host.identity: QuarantineEntry(host.name, host.address, against, time.time(), by)}
+        )
+
+    def learn(self, events: Sequence[Record], known: Callable[[str], Host | None]) -> None:
+        """Adds the hosts that the newest launch of a run found broken. `known` returns the host of
+        a name, if the fleet has it.
+        """
+        launch = max(
+            (index for index, event in enumerate(events) if event["event"] == "launched"), default=0
+        )
+        # earlier launches' findings were added then, and may have been lifted since
+        for event in events[launch:]:
+            if event["event"] == "quarantined" and (host := known(event.get("host", ""))):
+                self.add(host, event.get("evidence", ""), "watchdog")
+
+    def lift(self, name: str) -> QuarantineEntry:
+        """Releases a host, named as in fleet.hosts or by its address; BackendError if it is not in
+        quarantine.
+        """
+        entries = self.entries()
+        found = next(
+            (
+                (key, entry)
+                for key, entry in entries.items()
+                if name in (key, entry.host, entry.address)
+            ),
+            None,
+        )
+        if found is None:
+            inside = ", ".join(entry.host for entry in entries.values()) or "no host"
+            raise BackendError(
+                f"{name} is not in quarantine, which has {inside}",
+                where=str(self.path),
+                next="make doctor",
+            )
+        self._write({key: other for key, other in entries.items() if key != found[0]})
+        return found[1]
+
+    def forget(self, identities: Iterable[str]) -> None:
+        """Removes machines that have been terminated."""
+        gone, entries = set(identities), self.entries()
+        if gone & entries.keys():
+            self._write({key: entry for key, entry in entries.items() if key not in gone})
+
+    def _write(self, entries: dict[str, QuarantineEntry]) -> None:
+        run_folder.write_json(
+            self.path, {address: asdict(entry) for address, entry in entries.items()}
+        )

@@ -1,0 +1,92 @@
+"""A verb that is sent as one JSON line to a machine with the run's disk, and executed there by
+`python -m trainfleet -`.
+
+Values that no command line may show (a prompt, a config) go through stdin. stdin stays open as long
+as a user waits for the answer. When it closes, this process exits, and so do its children.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shlex
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+from ..config import Config, dump_resolved
+from ..process import temporary_folders
+from ..trust import untrusted_input
+from ..trust.errors import InputError
+
+ALONE = 130  # exit code of a verb after its user has left
+WORD = "-"  # in place of a verb, which is read from stdin
+PREFIX = "trainfleet-errand-"
+OURS = ("CONFIG", "RUN", "SET", "NODES")  # variables that the sent config already includes
+
+
+def encode(verb: str, config: Config, variables: dict[str, str]) -> bytes:
+    """Returns the line that `received` parses."""
+    kept = {name: value for name, value in variables.items() if name not in OURS}
+    return (
+        json.dumps({"verb": verb, "config": dump_resolved(config), "variables": kept}).encode()
+        + b"\n"
+    )
+
+
+def command(python: str, code: str, folder: str) -> str:
+    """Returns the command that executes the line on a host, in the shared folder."""
+    words = [
+        "env",
+        "TRAINFLEET_HEAD=1",
+        f"PYTHONPATH={code}/python",
+        "PYTHONSAFEPATH=1",
+        "NO_COLOR=1",
+        python,
+        "-m",
+        "trainfleet",
+        WORD,
+    ]
+    return f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
+
+
+def received(descriptor: int) -> list[str]:
+    """Returns the command line of the verb in the first line. From then on this process exits when
+    stdin closes.
+
+    Raises:
+        InputError: the line is not such an order.
+    """
+    line = b""
+    while not line.endswith(b"\n") and (more := os.read(descriptor, 1 << 16)):
+        line += more
+    record = untrusted_input.parse_json(line.decode(errors="replace"), "stdin")
+    match record:
+        case {"verb": str(verb), "config": str(config), "variables": dict(variables)} if all(
+            isinstance(value, str) for value in variables.values()
+        ):
+            temporary_folders.sweep(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+        case _:
+            raise InputError("is not a verb's order", where="stdin", next="make VERB sends one")
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    temporary_folders.hold(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    threading.Thread(
+        target=_leave_with, args=(descriptor, folder), name="asker", daemon=True
+    ).start()
+    return [
+        verb,
+        f"CONFIG={folder / 'config.yaml'}",
+        *(f"{name}={value}" for name, value in variables.items()),
+    ]
+
+
+def _leave_with(descriptor: int, folder: Path) -> None:
+    """Exits this process, and so its children, when stdin closes."""
+    while os.read(descriptor, 1 << 10):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(ALONE)

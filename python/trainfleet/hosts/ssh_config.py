@@ -1,0 +1,229 @@
+"""fleet.ssh.config: an ssh_config file, limited to the settings that may decide how hosts are
+reached. `ssh -G` reports its meaning.
+
+Two of its keywords run programs on this machine. `Match exec` is always refused, also in an
+included file: reading the file would run it, so the files are searched for it before ssh reads
+them. `ProxyCommand` runs when hosts are connected to, if the file is in your ~/.ssh, which only you
+can write; `make plan` then asks no host. A file elsewhere may have arrived with somebody's config,
+and is refused with it. A jump host that the file names (`ProxyJump`) must show a known key like any
+other host.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..config.host_list import Host
+from ..config.types import SshConfig
+from ..process import host_marker
+from ..trust import untrusted_input
+from ..trust.errors import ConfigError, InputError, Problem
+
+if TYPE_CHECKING:
+    from paramiko.config import SSHConfig
+
+LARGEST = 1 << 20  # bytes
+PATIENCE = 10.0  # seconds for ssh to read the file: it may resolve names (CanonicalizeHostname)
+HONOURED = (
+    "hostname",
+    "user",
+    "port",
+    "proxyjump",
+    "proxycommand",
+    "identityfile",
+    "identitiesonly",
+)
+# Other keywords that change how a host is reached: ssh obeys them, and paramiko does not.
+UNHEARD = re.compile(
+    "addressfamily|bind.*|casignature.*|certificatefile|ciphers|gssapi.*|host(based|key).*|identityagent|kbdinteractive.*|"
+    "kexalgorithms|.*knownhosts.*|macs|password.*|pkcs11.*|preferred.*|proxyusefdpass|pubkey.*|required.*|revoked.*|securitykey.*|"
+    "stricthost.*|verifyhost.*"
+)
+EXEC = re.compile(r"(?i)(?<![\w.*?-])exec(?![\w.*?-])")
+
+
+class ConfigLine(NamedTuple):
+    """A line of the file, or of one that it includes."""
+
+    path: Path
+    number: int
+    text: str
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Returns the keyword of the line, in lower case, and the rest."""
+        found = re.fullmatch(r"\s*(\w*)[\s=]*(.*)", self.text, re.DOTALL)
+        return (found[1].lower(), found[2]) if found else ("", "")
+
+    @property
+    def is_command(self) -> bool:
+        word, rest = self.words
+        return word == "proxycommand" and rest.strip("\"' \r\t").lower() != "none"
+
+
+@functools.cache
+def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
+    """Returns the output of `ssh -G`, by keyword. `text` is the file's text, and part of the
+    cache's key.
+    """
+    then = f"ssh -G -F {path} {words[-1]}"
+    try:
+        command = ["ssh", "-G", "-F", path, *words]
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+            check=True,
+        )
+    except FileNotFoundError as error:
+        raise _unreadable(
+            path, "reading it needs ssh, which is not installed", "install OpenSSH's client"
+        ) from error
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+        raise _unreadable(
+            path, untrusted_input.printable(str(error.stderr or "ssh does not end").strip()), then
+        ) from error
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        word, _, value = line.partition(" ")
+        found.setdefault(word, []).append(value)
+    return found
+
+
+def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
+    """Returns the file's settings for a host that paramiko can follow; ConfigError if the file
+    can't be read, or would run a forbidden program.
+    """
+    from paramiko.config import SSHConfig
+
+    if ssh.config is None:
+        return SSHConfig()
+    home = Path("~/.ssh").expanduser().resolve()
+    for line in _lines_of(ssh):
+        if line.is_command and not line.path.resolve().is_relative_to(home):
+            what = (
+                "has a ProxyCommand, which runs on this machine, and only from a file in your "
+                "~/.ssh"
+            )
+            raise _refusal(
+                line,
+                what,
+                "fleet.ssh.jump reaches hosts through another one; or move the file to ~/.ssh",
+            )
+    said = _said(ssh, host) if host else {}
+    said["identityfile"] = [
+        path
+        for path in said.get("identityfile", [])
+        if "%" in path or Path(path).expanduser().is_file()
+    ]
+    lines = [f"{word} {value}" for word in HONOURED for value in said.get(word, ())]
+    return SSHConfig.from_text("\n".join(["Host *", *lines]))
+
+
+def unheard(ssh: SshConfig, hosts: Iterable[Host]) -> list[str]:
+    """Returns the keywords of the file that change how ssh reaches these hosts, and are not
+    supported here.
+    """
+    return sorted(
+        {
+            word
+            for host in hosts
+            if ssh.config
+            for word in _said(ssh, host)
+            if UNHEARD.fullmatch(word)
+        }
+    )
+
+
+def _said(ssh: SshConfig, host: Host) -> dict[str, list[str]]:
+    """Returns the file's changes, by keyword, for a host that is reached with the config's user and
+    port.
+    """
+    lines, words = _lines_of(ssh), [f"-p{host.port}"] if host.port != 22 else []
+    if user := host.user or ssh.user:
+        words.append(f"-l{user}")
+    found = _asked(str(lines[0].path), "\n".join(line.text for line in lines), *words, host.address)
+    plain = _asked("none", "", host.address)
+    return {word: values for word, values in found.items() if values != plain.get(word)}
+
+
+def expanded(path: str, key: str) -> Path:
+    """Returns the path of a key, with ~ for a home. ConfigError if this machine does not know that
+    user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        what = (
+            f"{untrusted_input.show(path)} is in the home of a user whom this machine does not know"
+        )
+        raise ConfigError.of(key, what, next=f"make plan SET='{key}=/path/to/the/file'") from error
+
+
+def runs_programs(ssh: SshConfig) -> bool:
+    """Tells whether connecting would run a program that the file names. Does not run any."""
+    return ssh.config is not None and any(line.is_command for line in _lines_of(ssh))
+
+
+def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
+    """Returns all lines that ssh would read; ConfigError if reading one would run a program, or
+    fails.
+    """
+    path = expanded(ssh.config or "", "fleet.ssh.config")
+    try:
+        lines = list(_lines(path, set()))
+    except (InputError, OSError, ValueError, RuntimeError) as error:
+        raise _unreadable(str(path), str(error), f"ls -l {path}") from error
+    for line in lines:
+        word, rest = line.words
+        if re.match(r"\s*(\w*[\"'\\]|=)", line.text) or (
+            word == "include" and re.search(r"[$%\\]", rest)
+        ):
+            what = "has a quoted word or a variable, so it can't be searched before ssh reads it"
+            raise _refusal(line, what, "write plain words, and the plain path of a file to include")
+        if word == "match" and any(
+            EXEC.search(re.sub("[\"'\\\\]", instead, rest)) for instead in ("", " ")
+        ):
+            what = "has a `Match exec`, which would run a program on this machine"
+            raise _refusal(line, what, "match by host instead: Host, Match host, Match user")
+    return lines
+
+
+def _lines(path: Path, seen: set[Path]) -> Iterator[ConfigLine]:
+    """Yields the lines of a file, and of those that it includes, relative to ~/.ssh as in
+    ssh_config(5).
+    """
+    seen.add(path)
+    home = f"~{host_marker.user()}"  # ssh does not ask HOME
+    for number, text in enumerate(
+        untrusted_input.read_bytes(path, LARGEST).decode().split("\n"), 1
+    ):
+        line = ConfigLine(path, number, text)
+        yield line
+        word, rest = line.words
+        for name in shlex.split(rest, comments=True) if word == "include" else ():
+            whole = Path(
+                home, ".ssh", re.sub("^~(?=/)", home, name) if name[:1] == "~" else name
+            ).expanduser()
+            for found in map(Path, sorted(glob.glob(str(whole)))):  # noqa: PTH207 - `**` is no more than `*`, as for glob(3)
+                yield from _lines(found, seen) if found not in seen else ()
+
+
+def _unreadable(path: str, why: str, then: str) -> ConfigError:
+    return ConfigError([Problem(0, path, "fleet.ssh.config", f"can't be read: {why}")], next=then)
+
+
+def _refusal(line: ConfigLine, what: str, then: str) -> ConfigError:
+    return ConfigError(
+        [Problem(line.number, f"{line.path}:{line.number}", "fleet.ssh.config", what)], next=then
+    )

@@ -1,0 +1,153 @@
+"""Explains why a host can't be reached, and what to type: one message for each way in which a
+connection fails.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+from ..config.types import SshConfig
+from .host_results import Host, HostFailure
+from .known_hosts import KnownHosts, RevokedKey, UnknownKey
+
+MOST_SAID = 24 << 20  # bytes of one answer: a longer one never ends
+
+
+class LinkLost(Exception):
+    """The connection died while a command ran."""
+
+
+class TooMuch(Exception):
+    """A command has printed more than MOST_SAID bytes."""
+
+
+class JumpFailed(Exception):
+    """The jump host can't be reached, with the cause."""
+
+    __match_args__ = ("host", "cause")
+
+    def __init__(self, host: Host, cause: Exception) -> None:
+        super().__init__(str(host))
+        self.host, self.cause = host, cause
+
+
+def explain(
+    host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, seconds: float, proxy: str = ""
+) -> HostFailure:
+    """Returns the failure that an error means to a user. Raises an unexpected error again, with its
+    traceback.
+    """
+    import paramiko
+
+    login = f"{host.user or ssh.user}@{host.address}" if host.user or ssh.user else host.address
+    try_it = _attempt(host, ssh, login, proxy)
+    match error:
+        case JumpFailed(jump, Exception() as cause):
+            failure = explain(jump, ssh, known, cause, seconds)
+            return replace(
+                failure, message=f"the jump host {jump}, on the way to it: {failure.message}"
+            )
+        case RevokedKey():
+            return HostFailure(
+                "host-key", f"{_key(host, error)} is marked @revoked", forget(host, known)
+            )
+        case UnknownKey():
+            then = "run make setup, which asks once, or add it to fleet.ssh.fingerprints"
+            signed = (
+                ", and certificates (@cert-authority) are not checked"
+                if known.has_authority(error.name)
+                else ""
+            )
+            return HostFailure("unknown-key", f"{_key(host, error)} is not known yet{signed}", then)
+        case paramiko.BadHostKeyException():
+            why = "its host key differs from the known one: it was reinstalled, or is another host"
+            return HostFailure("host-key", why, forget(host, known))
+        case paramiko.PasswordRequiredException():
+            return locked(ssh)
+        case paramiko.AuthenticationException() if not is_late(error):
+            return HostFailure(
+                "auth",
+                f"it refuses {login} with this key",
+                f"{try_it}; then fleet.ssh.user and fleet.ssh.key",
+            )
+        case socket.gaierror():
+            then = f"getent hosts {host.address}; then fleet.hosts"
+            return HostFailure("name", f"its address {host.address} does not resolve", then)
+        case _ if is_late(error):
+            return HostFailure("timeout", f"no answer within {seconds:.0f} s", try_it)
+        case TooMuch():
+            return HostFailure(
+                "untrue", f"its answer does not end: more than {MOST_SAID >> 20} MiB", try_it
+            )
+        case LinkLost() | EOFError() | ConnectionResetError():
+            return HostFailure("lost", f"the link was lost after {seconds:.1f} s", try_it)
+        case paramiko.SSHException() | OSError():
+            return HostFailure("down", f"can't be reached ({_words(error)})", try_it)
+    raise error
+
+
+def _key(host: Host, error: UnknownKey) -> str:
+    """Describes the shown key: as the host's, or as that of another name if the ssh config leads
+    there.
+    """
+    is_own = error.name in (host.address, f"[{host.address}]:{host.port}")
+    return (
+        f"its host key {error.fingerprint}"
+        if is_own
+        else f"the host key {error.fingerprint} of {error.name}"
+    )
+
+
+def is_late(error: Exception) -> bool:
+    """Tells whether a connection failed because the other side took too long: it may be busy."""
+    import paramiko
+
+    timed = isinstance(error, paramiko.SSHException) and (
+        "banner" in str(error).lower() or "timeout" in str(error).lower()
+    )
+    return isinstance(error, TimeoutError) or timed
+
+
+def _attempt(host: Host, ssh: SshConfig, login: str, proxy: str) -> str:
+    """Returns the command that tries the same way to a host."""
+    if proxy:
+        return proxy.replace("%h", host.address).replace("%p", str(host.port))
+    key = f" -i {ssh.key}" if ssh.key else ""
+    return f"ssh{key}{f' -p {host.port}' if host.port != 22 else ''} {login} true"
+
+
+def forget(host: Host, known: KnownHosts) -> str:
+    """Returns the commands that remove the known key of a host from every list that has it."""
+    name = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
+    commands = [
+        f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(path))}"
+        for path in known.files_with(name)
+    ]
+    return (
+        f"{'; '.join(commands) or f'ssh-keygen -R {shlex.quote(name)}'}, once you know why; "
+        "then make setup shows its new key"
+    )
+
+
+def locked(ssh: SshConfig) -> HostFailure:
+    """Returns the failure for a key with a passphrase: an agent must have it."""
+    if ssh.key is not None:
+        return HostFailure(
+            "auth",
+            f"the key {ssh.key} has a passphrase",
+            f"ssh-add {ssh.key}, and remove fleet.ssh.key",
+        )
+    mine = sorted(path.with_suffix("") for path in Path("~/.ssh").expanduser().glob("id_*.pub"))
+    names = ", ".join(f"~/.ssh/{path.name}" for path in mine) or "of ~/.ssh"
+    message = f"no agent has a key for it, and yours ({names}) has a passphrase"
+    return HostFailure("auth", message, "ssh-add, then run the command again")
+
+
+def _words(error: Exception) -> str:
+    """Returns the core of an error's text, in one line."""
+    inner = next(iter(getattr(error, "errors", {}).values()), error)
+    text = getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
+    return str(text).strip().splitlines()[0].lower()

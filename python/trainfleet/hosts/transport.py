@@ -1,0 +1,462 @@
+"""Runs commands on many hosts at once over SSH: it keeps one connection per host, returns an answer
+from each, and notices dead links.
+
+Guarantees
+    Host keys are strict: a key that is neither known nor named by its fingerprint in the config is
+        always refused.
+    A dead link is noticed within DEAD_AFTER + KEEPALIVE seconds: a lost packet of the keepalive
+        makes the kernel end the connection (TCP_USER_TIMEOUT); paramiko alone would wait for
+            minutes.
+        Behind a jump host, where TCP ends at the jump, a request that must be answered does the
+            same.
+    A command does not outlive its time on the node either: `timeout` ends it there, even after the
+        link is lost.
+    Secrets go through stdin. Anyone on the node can read a command's words in the process list.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import select
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import suppress
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..config.host_list import parse_host
+from ..config.types import SshConfig
+from . import ssh_config
+from .host_results import Answers, Host, HostFailure, Result
+from .known_hosts import KnownHosts
+from .ssh_errors import MOST_SAID, JumpFailed, LinkLost, TooMuch, explain, is_late
+from .stream import OUTPUT_BEGINS, Sink, said, stream
+from .tar import pack
+
+if TYPE_CHECKING:
+    from fabric import Connection
+    from paramiko import PKey
+
+# paramiko raises the errors that matter; its threads also log tracebacks
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+THREADS = 64
+CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, then for the login
+PATIENCE = 10.0  # least seconds for each of these in a second attempt
+JUMP_AGAIN = 2.0  # seconds until a jump host that could not be reached is tried again
+KEEPALIVE = 2  # seconds between two keepalive packets
+DEAD_AFTER = 6.0  # seconds without an acknowledgement until a link counts as dead
+GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that exceeds its time
+MOST = (
+    3 / 4
+    # share of the hosts: when these are done, the others get SLOWER times as long in all, and at
+    # least SLOW_AFTER seconds
+)
+SLOWER = 3
+SLOW_AFTER = 6.0
+PUT_TIMEOUT = 120.0  # seconds for a checkout's code
+LONGEST = 86400.0  # seconds of a command that a user waits for
+Command = str | Callable[[Host], str]
+T = TypeVar("T")
+
+
+class Transport:
+    """The connections to a fleet's hosts. Use it in a `with`, which closes them."""
+
+    def __init__(self, hosts: Sequence[Host], ssh: SshConfig, proxy: str = "") -> None:
+        """`proxy` is the command that connects its input and output to a host, with %h and %p
+        (ssh_config's ProxyCommand).
+        """
+        self.hosts, self.proxy = tuple(hosts), proxy
+        self.ssh = ssh
+        self.known = KnownHosts.of(ssh)
+        self._kept: dict[Host, Connection] = {}
+        self._left_behind: dict[Host, str] = {}
+        self._jump_lock = threading.Lock()
+        self._jump: Connection | None = None
+        self._jump_failed: JumpFailed | None = None
+        self._jump_tried = 0.0
+        self._took: list[float] = []  # seconds that connections took to open
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every connection; commands that still run on nodes end at their own time limit."""
+        links = [connection.transport for connection in self._kept.values() if connection.transport]
+        for connection in self._kept.values():
+            connection.close()
+        if self._jump:
+            for link in links:
+                # waits until its thread has sent its end through the jump host
+                link.join(DEAD_AFTER)
+            self._jump.close()
+        self._kept.clear()
+        self._jump = None
+
+    def run(
+        self,
+        command: Command,
+        *,
+        timeout: float,
+        stdin: str | bytes | None = None,
+        hosts: Iterable[Host] | None = None,
+    ) -> Answers:
+        """Runs `command` by sh on every host (or on `hosts`), at most `timeout` seconds each, and
+        returns their answers.
+        """
+
+        def ask(host: Host) -> Result | HostFailure:
+            words = command if isinstance(command, str) else command(host)
+            return self.ask(host, words, stdin=stdin, timeout=timeout)
+
+        return Answers(self.each(ask, hosts))
+
+    def ask(
+        self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None
+    ) -> Result | HostFailure:
+        """Runs `command` on one host and returns its answer; see `run`."""
+        began = time.monotonic()
+        try:
+            connection = self._connection(host)
+            began = time.monotonic()
+            return _converse(connection, bounded(command, timeout), stdin, timeout)
+        except Exception as error:
+            if why := self._left_behind.pop(host, None):
+                return HostFailure("slow", why, f"ping {host.address}")
+            return self._explained(host, error, began)
+
+    def stream(
+        self, host: Host, command: str, *, stdin: bytes = b"", out: Sink, err: Sink
+    ) -> int | HostFailure:
+        """Runs a command for up to LONGEST seconds, passes its output on as it arrives, and returns
+        its exit code.
+
+        Its stdin stays open, and closes when this process no longer waits for it.
+        """
+        began = time.monotonic()
+        try:
+            channel = self._connection(host).create_session()
+        except Exception as error:
+            return self._explained(host, error, began)
+        try:
+            code = stream(channel, bounded(command, LONGEST), stdin, out, err)
+            return code if code >= 0 else self._explained(host, LinkLost(), began)
+        finally:
+            channel.close()
+
+    def _explained(self, host: Host, error: Exception, began: float) -> HostFailure:
+        return explain(host, self.ssh, self.known, error, time.monotonic() - began, self.proxy)
+
+    def put(
+        self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None
+    ) -> Answers:
+        """Writes `files` (relative path → content) to `folder` on every host; those that start with
+        `#!` become executable.
+        """
+        return self.run(
+            f"mkdir -p {shlex.quote(folder)} && tar -xzf - -C {shlex.quote(folder)} "
+            "--no-same-owner",
+            stdin=pack(files),
+            timeout=60,
+            hosts=hosts,
+        )
+
+    def put_once(
+        self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None
+    ) -> Answers:
+        """Writes `files` to the new folder `folder` of every host, completely or not at all. Sends
+        nothing to hosts that have it.
+
+        If all hosts share the folder, one of them receives it for all.
+        """
+        target = shlex.quote(folder)
+        answers = self.run(
+            f"test -d {target} && echo there || echo missing", timeout=PUT_TIMEOUT, hosts=hosts
+        )
+        missing = [
+            host for host, answer in answers.ok.items() if answer.stdout.strip().endswith("missing")
+        ]
+        if not missing:
+            return answers
+        part = f"{target}.$$"
+        receive = (
+            f"mkdir -p {part} && tar -xzf - -C {part} --no-same-owner && "
+            # another process may have been faster
+            f"{{ mv -T {part} {target} 2> /dev/null || rm -rf {part}; }}; test -d {target}"
+        )
+        data = pack(files)
+        answers |= self.run(receive, stdin=data, timeout=PUT_TIMEOUT, hosts=missing[:1])
+        rest = self.run(f"test -d {target}", timeout=PUT_TIMEOUT, hosts=missing[1:])
+        answers |= rest
+        if alone := [
+            host for host, answer in rest.items() if isinstance(answer, Result) and answer.exit_code
+        ]:
+            answers |= self.run(receive, stdin=data, timeout=PUT_TIMEOUT, hosts=alone)
+        return answers
+
+    def read(
+        self, path: str, *, timeout: float = 20, hosts: Iterable[Host] | None = None
+    ) -> Answers:
+        """Returns the content of a file on every host, as the stdout of its answer."""
+        return self.run(f"cat {shlex.quote(path)}", timeout=timeout, hosts=hosts)
+
+    def server_key(self, host: Host) -> PKey:
+        """Returns the accepted host key of a connected host."""
+        key: PKey = self._connection(host).transport.get_remote_server_key()
+        return key
+
+    def each(
+        self, ask: Callable[[Host], T], hosts: Iterable[Host] | None, *, leave_behind: bool = False
+    ) -> dict[Host, T]:
+        """Returns the result of `ask` for every host (or for `hosts`), many at once.
+
+        With `leave_behind` it does not wait for hosts that are much slower than most: their
+        requests fail as `slow`.
+        """
+        chosen = self.hosts if hosts is None else tuple(hosts)
+        if not chosen:
+            return {}
+        with ThreadPoolExecutor(min(THREADS, len(chosen)), thread_name_prefix="ssh") as pool:
+            answers = {host: pool.submit(ask, host) for host in chosen}
+            if leave_behind:
+                self._wait_for_most(answers)
+            found = {host: answer.result() for host, answer in answers.items()}
+        self._left_behind.clear()
+        return found
+
+    def _wait_for_most(self, answers: Mapping[Host, Future[T]]) -> None:
+        """Ends the connections of hosts that are much slower than most."""
+        began, done = time.monotonic(), as_completed(answers.values())
+        most = round(MOST * len(answers))
+        for _ in range(most):
+            next(done)
+        usual = time.monotonic() - began
+        limit = max(SLOW_AFTER, SLOWER * usual)
+        wait(answers.values(), timeout=limit - usual)
+        for host, answer in answers.items():
+            if not answer.done() and (connection := self._kept.get(host)):
+                self._left_behind[host] = (
+                    f"too slow: not done in {limit:.0f} s, while {most} of {len(answers)} hosts "
+                    f"were in {usual:.1f} s"
+                )
+                connection.client.close()
+
+    def _connection(self, host: Host) -> Connection:
+        """Returns the kept connection, or a new one if it is missing or died."""
+        kept = self._kept.get(host)
+        if kept is not None and kept.is_connected:
+            return kept
+        gateway = self._gateway() or self.proxy or None
+        connection = self._kept[host] = self._opened(host, gateway)
+        if connection.gateway is not None:  # fleet.ssh.jump, or the ssh config's
+            threading.Thread(target=_pulse, args=(connection.transport,), daemon=True).start()
+        return connection
+
+    def _opened(self, host: Host, gateway: Connection | str | None) -> Connection:
+        """Returns an open connection. A late host gets a second attempt with more patience if other
+        hosts are slow too.
+        """
+        connection, began = self._made(host, gateway), time.monotonic()
+        try:
+            self._enter(connection)
+        except Exception as error:
+            patience = self._patience() if is_late(error) and host not in self._left_behind else 0.0
+            if not patience:
+                raise
+            connection.close()
+            connection = self._made(host, gateway, patience)
+            self._enter(connection)
+        self._took.append(time.monotonic() - began)
+        return connection
+
+    def _patience(self) -> float:
+        """Returns the seconds for a late host's second attempt; 0 for no attempt if others are
+        quick, as that host is dead or frozen.
+        """
+        if not self._took:
+            return PATIENCE
+        usual = median(self._took)
+        return max(PATIENCE, SLOWER * usual) if usual > CONNECT_TIMEOUT / SLOWER else 0.0
+
+    def _gateway(self) -> Connection | None:
+        """Returns the jump host's connection, shared by all; None without a jump host."""
+        if self.ssh.jump is None:
+            return None
+        with self._jump_lock:
+            if self._jump is None or not self._jump.is_connected:
+                host = parse_host(self.ssh.jump)
+                self._jump = self._made(host, None)
+                if self._jump_failed and time.monotonic() - self._jump_tried < JUMP_AGAIN:
+                    raise self._jump_failed  # many hosts wait for it: one attempt serves all
+                try:
+                    self._enter(self._jump)
+                except Exception as error:
+                    self._jump_failed, self._jump_tried = JumpFailed(host, error), time.monotonic()
+                    raise self._jump_failed from error
+            return self._jump
+
+    def _made(
+        self, host: Host, gateway: Connection | str | None, patience: float = CONNECT_TIMEOUT
+    ) -> Connection:
+        """Returns a connection that is not open yet; each step of opening it has `patience`
+        seconds.
+        """
+        # importing takes a fifth of a second, so only verbs that reach hosts do it
+        from fabric import Config, Connection
+
+        config = Config(ssh_config=ssh_config.read(self.ssh, host), lazy=True)
+        said = config.base_ssh_config.lookup(host.address)
+        if gateway is None and "proxyjump" in said:
+            for hop in said["proxyjump"].split(","):
+                gateway = self._made(parse_host(hop.removeprefix("ssh://")), gateway, patience)
+        connection = Connection(
+            host.address,
+            user=host.user or self.ssh.user,
+            port=host.port if host.port != 22 else None,
+            config=config,
+            gateway=gateway,
+            connect_timeout=patience,
+            connect_kwargs=self._login(patience),
+        )
+        if said.get("identitiesonly") == "yes":
+            connection.connect_kwargs["look_for_keys"] = False
+        self.known.guard(connection.client)
+        return connection
+
+    def _enter(self, connection: Connection) -> None:
+        connection.open()
+        connection.transport.set_keepalive(KEEPALIVE)
+        if connection.gateway is None:
+            end_when_dead(connection.transport.sock)
+
+    def _login(self, patience: float) -> dict[str, Any]:
+        login: dict[str, Any] = dict.fromkeys(
+            ("banner_timeout", "auth_timeout", "channel_timeout"), patience
+        )
+        if self.ssh.key is None:
+            return login
+        return login | {
+            "key_filename": str(ssh_config.expanded(self.ssh.key, "fleet.ssh.key")),
+            "allow_agent": False,
+            "look_for_keys": False,
+        }
+
+
+def bounded(command: str, timeout: float) -> str:
+    """Returns the command as it is sent: run by sh regardless of the login shell, and ended on the
+    node after `timeout` seconds.
+
+    A login shell may be csh, which reads `!` and line ends also inside quotes, or fish, which reads
+    backslashes there. So it gets one quoted line of plain words, and sh decodes them.
+    """
+    mark = f"echo '{OUTPUT_BEGINS.decode().strip()}'"
+    marked = f"{mark}\n{mark} >&2\n{command}"  # follows a login shell's greeting
+    encoded = base64.b64encode(marked.encode()).decode()
+    # a node without base64 must not seem to have run it
+    decoded = f"echo {encoded} | base64 -d || echo exit 127"
+    return f"exec timeout -k {GRACE} {max(1, round(timeout))} sh -c 'eval \"$({decoded})\"'"
+
+
+def end_when_dead(link: socket.socket) -> None:
+    """Lets the kernel end this connection after DEAD_AFTER seconds without an acknowledgement (RFC
+    5482).
+    """
+    if sys.platform == "linux":
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_AFTER * 1000))
+    else:
+        # TCP_RXT_CONNDROPTIME of Darwin's netinet/tcp.h
+        link.setsockopt(socket.IPPROTO_TCP, 0x80, int(DEAD_AFTER))
+
+
+def _pulse(transport: Any) -> None:
+    """Closes a connection if the other end leaves a request unanswered for DEAD_AFTER seconds."""
+    while transport.is_active():
+        alarm = threading.Timer(DEAD_AFTER, _end, [transport])
+        alarm.daemon = True
+        alarm.start()
+        try:
+            transport.global_request("keepalive@openssh.com", wait=True)
+        except Exception:  # EOFError, OSError, SSHException: it can't even be sent
+            _end(transport)
+        alarm.cancel()
+        time.sleep(KEEPALIVE)
+
+
+def _end(transport: Any) -> None:
+    """Closes a connection. Ignores errors: the way through the jump host may end at the same
+    moment.
+    """
+    with suppress(Exception):
+        transport.close()
+
+
+def _converse(
+    connection: Connection, command: str, stdin: str | bytes | None, timeout: float
+) -> Result:
+    """Runs one command in a separate session.
+
+    Raises:
+        TimeoutError: it had not ended GRACE seconds past its time.
+        LinkLost: the connection died. The command may still run, until `timeout` ends it.
+        TooMuch: its answer does not end.
+    """
+    began = time.monotonic()
+    channel = connection.create_session()
+    try:
+        channel.settimeout(timeout + GRACE)
+        channel.exec_command(command)
+        if stdin:
+            channel.sendall(stdin.encode() if isinstance(stdin, str) else stdin)
+        channel.shutdown_write()
+        out, err = _drain(channel, began + timeout + GRACE + 1)
+        code = channel.exit_status
+        if code < 0:
+            raise LinkLost
+        if code == 124 and time.monotonic() - began >= timeout:
+            raise TimeoutError
+        return Result(
+            code,
+            said(out).decode(errors="replace"),
+            said(err).decode(errors="replace"),
+            time.monotonic() - began,
+        )
+    finally:
+        channel.close()
+
+
+def _drain(channel: Any, deadline: float) -> tuple[bytes, bytes]:
+    """Returns all output of a command, when it has ended."""
+    out, err = bytearray(), bytearray()
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    while True:
+        ended = channel.eof_received or channel.closed
+        while channel.recv_ready():
+            out += channel.recv(1 << 16)
+            _require_end(out, err)
+        while channel.recv_stderr_ready():
+            err += channel.recv_stderr(1 << 16)
+            _require_end(out, err)
+        if ended:
+            break
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        poll.poll(min(left, 1.0) * 1000)
+    if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
+        raise TimeoutError
+    return bytes(out), bytes(err)
+
+
+def _require_end(out: bytearray, err: bytearray) -> None:
+    if len(out) + len(err) > MOST_SAID:
+        raise TooMuch

@@ -1,0 +1,197 @@
+"""Shows a launch in the run folder before its launcher leads, so that any machine sees it and can
+cancel it.
+
+A launch takes minutes until then: images, plans, the preflight, code, tokenizers. This is the first
+phase of its lease (health/lease.py): its command renews what it shows, and looks for a request to
+stop, upon which it ends as after Ctrl-C. Once the launcher has its lease, it and its ranks look for
+the request. Of two launches at once, the one that finds the other in its place ends.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from ..backends import backend_of
+from ..backends.run_storage import Place
+from ..config import Config
+from ..health.lease import Launching
+from ..process.host_marker import user
+from ..process.processes import identity
+from ..run.run_folder import Run, run_of
+from ..trust.errors import BackendError, RunError
+from .command import ORDER
+from .run_location import is_nowhere
+
+PACE = 2.0  # seconds between two renewals
+QUIET = 15.0  # seconds of looking at a launch without a renewal, after which it counts as gone
+JOINS = 5.0  # seconds for a look to end
+PATIENCE = 120.0  # seconds for a launch that was asked to stop to be gone
+_open: dict[str, FirstPhase] = {}  # by run: the launches of this process
+
+
+class FirstPhase:
+    """Renews the launch of this process, and interrupts it when the run is asked to stop."""
+
+    def __init__(self, place: Place, shown: Launching) -> None:
+        self.place, self.shown = place, shown
+        self.over, self.cancelled = threading.Event(), False
+        self.thread = threading.Thread(target=self._look, name="launching", daemon=True)
+        self.thread.start()
+
+    def _look(self) -> None:
+        while not self.over.wait(PACE):
+            with suppress(BackendError, RunError):
+                found = self.place.launching()
+                if self.over.is_set() or found is None:
+                    continue
+                if found.asked or not self.is_mine(found):
+                    self._cancel(found)
+                    return
+                self.place.show(replace(found, beat=found.beat + 1))
+
+    def is_mine(self, found: Launching | None) -> bool:
+        return found is not None and found.words == self.shown.words
+
+    def _cancel(self, found: Launching) -> None:
+        print(
+            "asked to stop" if self.is_mine(found) else f"another launch has taken over: {found}",
+            flush=True,
+        )
+        self.cancelled = True
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def end(self, begun: bool) -> None:
+        """Shows the launch no more. `begun`: the run has a launcher, which looks for requests to
+        stop.
+        """
+        if not self.over.is_set():
+            self.over.set()
+            self.thread.join(JOINS)
+            with suppress(BackendError, RunError):
+                if self.is_mine(self.place.launching()):
+                    self.place.show(None, obeyed=not begun)
+
+
+@contextmanager
+def launching(config: Config, verb: str) -> Iterator[None]:
+    """Shows the launch of a config's run until the block ends, or `leads` is called; within another
+    such block nothing.
+
+    Raises:
+        BackendError: another launch of the run is under way.
+    """
+    # a head's launch is shown by the command that was typed
+    if config.name in _open or ORDER in os.environ or is_nowhere(config):
+        yield
+        return
+    with backend_of(config).place(run_of(config.name)) as place:
+        if not _begin(place, config, shown := mine(f"make {verb}")):
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+        # a job in the background of a script: by this signal the launch is ended
+        if before == signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        _open[config.name] = phase = FirstPhase(place, shown)
+        try:
+            yield
+        finally:
+            phase.end(begun=False)
+            del _open[config.name]
+            if before == signal.SIG_IGN:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def leads(run: Run) -> None:
+    """The launcher of a run has taken its lease: from now on that shows that the run is led."""
+    if phase := _open.get(run.name):
+        phase.end(begun=True)
+
+
+def is_cancelled() -> bool:
+    """Tells whether a launch of this process was cancelled."""
+    return any(phase.cancelled for phase in _open.values())
+
+
+def mine(command: str) -> Launching:
+    """The launch of this process."""
+    pid = os.getpid()
+    terminal = f"in {os.ttyname(0).removeprefix('/dev/')} " if os.isatty(0) else ""
+    words = f"{command}, typed by {user()} {terminal}on {platform.node()} (process {pid})"
+    return Launching(words, pid, identity(pid))
+
+
+def _begin(place: Place, config: Config, shown: Launching) -> bool:
+    """Shows this launch; False for a run that is led: the command joins that, or refuses."""
+    with suppress(BackendError):  # which the launch itself explains better, by host
+        place.refresh()
+    if place.is_running():
+        return False
+    if not (before := place.launching()) or (why := gone(place, before)):
+        if before:
+            print(f"this launch takes the place of {before}: {why}", flush=True)
+        place.show(shown, obeyed=True)
+        return True
+    if not backend_of(config).hands_over:
+        what = f"the run {config.name} is being launched already"
+        raise BackendError(what, where=str(before), next="make stop cancels it")
+    print(f"{config.name} is being launched: {before}; following it", flush=True)
+    while under_way(place):
+        time.sleep(PACE / 2)
+    place.refresh()
+    if not place.is_running():
+        raise BackendError(
+            "that launch ended before the run began", where=str(before), next="make train"
+        )
+    return False
+
+
+def under_way(place: Place) -> Launching | None:
+    """Returns the launch of a run that has no launcher yet; None if it has no launch."""
+    found = place.launching()
+    return found if found and not gone(place, found) else None
+
+
+def gone(place: Place, found: Launching) -> str:
+    """Returns why the command of a launch is gone; "" while it lives. No clocks are compared: a
+    renewal is waited for.
+    """
+    if f" on {platform.node()} (process" in found.words:
+        process = identity(found.pid)
+        if process in ("", found.process):  # else the number is another's by now
+            return "" if process else "its process has ended"
+    deadline = time.monotonic() + QUIET
+    while time.monotonic() < deadline:
+        time.sleep(PACE / 2)
+        now = place.launching()
+        if now is None or now.beat != found.beat:
+            return "" if now else "it has ended"
+    return f"it has been silent for {QUIET:.0f} s"
+
+
+def cancel(place: Place, run: Run, found: Launching) -> bool:
+    """Asks a launch to stop; True once it is gone, False where a launcher leads the run by then.
+
+    Raises:
+        RunError: it does not go.
+    """
+    place.ask_to_stop()
+    print(f"asked the launch of {run.name} to end: {found}", flush=True)
+    deadline = time.monotonic() + PATIENCE
+    while under_way(place):
+        if time.monotonic() > deadline:
+            raise RunError(
+                "its launch does not end",
+                where=str(found),
+                next=f"Ctrl-C there; or on it: kill {found.pid}",
+            )
+        time.sleep(PACE / 2)
+        place.refresh()
+    return not place.is_running()

@@ -1,0 +1,388 @@
+"""The entry point of a node of a job, on every backend: scripts on hosts, sbatch's srun and every
+image start it.
+
+    python -m trainfleet.node.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]]
+    [--in HOME] [--wait SECONDS] -- MODULE...
+
+--on ENGINE      the engine that started this node: fleet (this program, on a host), slurm, batch,
+                 sagemaker, or an engine of another package; by default it is detected. The node's
+                 placement is read from that engine's environment (node/placements/)
+--folder FOLDER  the run's or the dataset's, as `runs/x`: the node's log is FOLDER/logs/node-<i>.log
+--ranks N        runs MODULE on N ranks, through torchrun with the placement; 0, the default: one
+                 plain process of MODULE
+--ahead          its ranks only record their computation, which is compiled after they have exited
+                 (node/precompile.py)
+--in HOME        the folder of FOLDER, runs/ and data/; it is created if missing
+--wait SECONDS   how long to wait for nodes that have not started yet (node/barrier.py); 0: not at
+                 all
+
+These are set in the environment:
+
+TRAINFLEET_BUCKET, TRAINFLEET_RUN  see storage/s3_sync_agent.py
+TRAINFLEET_SECRETS                 see trust/safe_output.py
+TRAINFLEET_ATTEMPT                 see health/fence.py
+TRAINFLEET_WATCH                   the number of ranks to watch from here, if no launcher can
+TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, for machines that were set up
+                                   to give more than the engine's default
+TRAINFLEET_LOCK                    the versions of the job's plan: an image with others refuses it
+
+The exit code is the command's own: 128 + n for a signal, 69 when a node never arrived. SIGTERM asks
+the ranks to save and exit, and kills the remaining ones before the engine would. Batch and
+SageMaker also get the node's output, and SageMaker the reason of a failure, which
+DescribeTrainingJob shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..health import fence
+from ..health.stack_dumps import read_end
+from ..process.node_log import Log
+from ..process.rdma_adapters import fastest, listed, ports_here
+from ..run import events
+from ..run.run_folder import COPY, MOUNTED, Run, make_folder, node_log, scratch
+from ..storage.cloudwatch import forwarding
+from ..storage.s3_sync_agent import BUCKET, uplink_for
+from ..trust import secrets
+from ..trust.errors import BackendError, InputError, RunError, TrainfleetError, tell, telling
+from ..trust.redaction import hide
+from ..trust.safe_output import visible
+from . import placements, supervisor
+from .exit_codes import ExitCodes, code_of
+from .placement import Placement, PlacementSource, Terms, card, require_numbers, torchrun
+from .placements import fleet
+from .precompile import ahead
+
+# settings with a node's own values, like `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`
+CARDS = "TRAINFLEET_CARDS"
+CARD, PORTS = "*", "%"  # marks in these: its network card, and its ports of the fabric after it
+GRACE = "TRAINFLEET_GRACE"
+LOCK = "TRAINFLEET_LOCK"  # the versions of the job's plan, if it runs in an image
+IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # the versions of this process's image (docker/Dockerfile)
+VERDICT = 90.0  # seconds for a node to reach its own verdict
+# sysexits.h: a temporary failure. The exit code of a node with the verdict that another attempt may
+# succeed
+AGAIN = 75
+LAST = 1 << 16  # last bytes of a log that are searched for its last lines
+REASON = 1024  # characters of a failure's reason: DescribeTrainingJob shows no more
+
+
+@telling
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    return supervisor.run_part(lambda: run_node(options))
+
+
+USAGE = " ".join((__doc__ or "").split("\n\n")[1].split())
+
+
+@dataclass(frozen=True)
+class Options:
+    """A parsed command line."""
+
+    engine: PlacementSource
+    folder: Path
+    ranks: int
+    home: Path
+    wait: float
+    command: tuple[str, ...]
+    ahead: bool = False
+
+    @property
+    def terms(self) -> Terms:
+        return self.engine.terms
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Returns the options of a command line; exits with argparse's message and code 2 if it is
+    invalid.
+    """
+    arguments = list(arguments)
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser("trainfleet.node.entrypoint", usage=USAGE, allow_abbrev=False)
+    parser.add_argument("--on", type=_engine)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--ahead", action="store_true")
+    parser.add_argument("--in", dest="home", type=Path, default=Path())
+    parser.add_argument("--wait", type=float)
+    given, command = parser.parse_args(arguments[:cut]), tuple(arguments[cut + 1 :])
+    if not command or given.ranks < 0:
+        parser.error("no module after --" if not command else "--ranks is less than 0")
+    engine = given.on or placements.here()
+    wait = engine.terms.wait if given.wait is None else given.wait
+    return Options(engine, given.folder, given.ranks, given.home, wait, command, given.ahead)
+
+
+def _engine(name: str) -> PlacementSource:
+    try:
+        return placements.source(name)
+    except BackendError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def run_node(options: Options) -> int:
+    """Reads the placement, waits for the other nodes and runs the command; returns its exit
+    code.
+    """
+    secrets.take()
+    # the first process of a container has no default handler
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    placement = options.engine.read()
+    make_folder(options.home)
+    os.chdir(options.home)
+    log = Log(
+        node_log(options.folder, placement.node),
+        sys.stdout.fileno() if options.terms.echoes else None,
+    )
+    command = command_of(options, placement)
+    with (
+        reporting_failure(options, placement, log) as outcome,
+        supervisor.on_own_disk(scratch(log.path)),
+        uplink_for(log.path),
+        forwarding(log.path),
+    ):
+        require_numbers(fence.VARIABLE, fence.AGAIN, supervisor.WATCH, GRACE, "WORKERS")
+        copy_dataset(options, log)
+        await_nodes(options, placement, log)
+        began = time.time()
+        outcome.code = supervisor.run(
+            log, command, float(os.environ.get(GRACE, options.terms.grace))
+        )
+        if (
+            options.terms.decides
+            and options.ranks
+            and placement.node == 0
+            and BUCKET in os.environ
+            and 0 < outcome.code < 128
+        ):
+            outcome.code = exit_code_of(options, placement, log, outcome.code, began)
+    if options.terms.decides and placement.nodes > 1 and BUCKET in os.environ:
+        outcome.code = leave_together(options, placement, log, outcome.code)
+    return outcome.code
+
+
+def leave_together(options: Options, placement: Placement, log: Log, code: int) -> int:
+    """Returns the node's exit code when it may exit: at once, but node 0 only after the others,
+    unless it failed.
+    """
+    exit_codes = ExitCodes(*in_s3(options, placement))
+    if placement.node:
+        # the exit of node 0 makes the engine stop this node, which has already finished
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        exit_codes.publish(placement.node, code, lambda words: log.note("node", words))
+        return code
+    return code or code_of(
+        code, exit_codes.collect(placement.nodes, lambda words: log.note("node", words)), AGAIN
+    )
+
+
+def in_s3(options: Options, placement: Placement) -> tuple[str, str]:
+    """Returns the address of the run's or dataset's folder, and a name for this attempt of the
+    job.
+    """
+    attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{placement.attempt}"
+    return f"{os.environ[BUCKET].rstrip('/')}/{options.folder}", attempt
+
+
+def exit_code_of(options: Options, placement: Placement, log: Log, code: int, began: float) -> int:
+    """Returns the exit code for an engine that retries by exit code: AGAIN if the verdict is that
+    another attempt may succeed.
+
+    A separate program makes the verdict (watch/node_verdict.py), from the logs and events of all
+    nodes.
+    """
+    words = [
+        sys.executable,
+        "-m",
+        "trainfleet.watch.node_verdict",
+        str(options.folder),
+        str(placement.nodes),
+        str(code),
+        str(began),
+    ]
+    try:
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=VERDICT, check=False)
+    except subprocess.TimeoutExpired:
+        log.note("node", f"no verdict in {VERDICT:.0f} s")
+        return code
+    for line in filter(None, (answer.stdout + answer.stderr).splitlines()):
+        log.note("node", line)
+    return AGAIN if answer.returncode == AGAIN else code
+
+
+def command_of(options: Options, placement: Placement) -> list[str]:
+    """Returns the node's command line. A module without torchrun gets its placement in the
+    environment.
+    """
+    module, *words = options.command
+    # the engine's own count of retries; ours starts again with each request
+    if options.engine.name != fleet.PLACEMENT.name:
+        os.environ[fence.AGAIN] = str(placement.attempt - 1)
+    if options.ranks:
+        os.environ |= {
+            name: value for name, value in found_here().items() if name not in os.environ
+        }
+        log = node_log(options.folder, placement.node)
+        line = torchrun(placement, options.ranks, module, sys.executable, scratch(log))
+        return [*(ahead(sys.executable, line) if options.ahead else line), *words]
+    os.environ.update(NODE_RANK=str(placement.node), NODES=str(placement.nodes))
+    return [sys.executable, "-m", module, *words]
+
+
+def found_here() -> dict[str, str]:
+    """Returns the settings with this node's network card and ports, without those that it lacks."""
+    found, known = {}, card()
+    for setting in os.environ.get(CARDS, "").split():
+        name, _, value = setting.partition("=")
+        text, _, fabric = value.partition(PORTS)
+        ports = listed(fastest(ports_here(), fabric)) if fabric else ""
+        if (known or CARD not in text) and (ports or not fabric):
+            found[name] = text.replace(CARD, known) + ports
+    return found
+
+
+def copy_dataset(options: Options, log: Log) -> None:
+    """Copies the dataset to this node's disk if the job asks for it. If that fails, ranks read S3,
+    and the log says why.
+    """
+    if not options.ranks or COPY not in os.environ:
+        return
+    words = [
+        sys.executable,
+        "-m",
+        "trainfleet.data.local_copy",
+        str(options.folder),
+        os.environ[COPY],
+    ]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    for line in answer.stderr.splitlines():
+        log.note("node", line)
+    if answer.returncode == 0:
+        os.environ[MOUNTED] = answer.stdout.strip()
+
+
+def require_lock() -> None:
+    """Raises BackendError if this image has other versions than the job's plan."""
+    planned, own = os.environ.get(LOCK), os.environ.get(IMAGE_LOCK)
+    if planned and own and planned != own:
+        why = f"it has the lock {own}, the config's platform has {planned}"
+        raise BackendError(
+            "the image has other versions than the config's platform",
+            why=why,
+            next="make push, with fleet.container: build",
+        )
+
+
+def await_nodes(options: Options, placement: Placement, log: Log) -> None:
+    """Waits until all nodes are there, if their ranks meet by torchrun. Logs missing nodes and
+    records them as an event.
+
+    Raises:
+        BackendError: nodes are missing or can't connect, or this node's image does not fit.
+    """
+    attempt = int(os.environ.get(fence.VARIABLE, "0"))
+    try:
+        require_lock()
+        if options.ranks and options.wait:
+            from .barrier import wait_for_all  # loads asyncio
+
+            wait_for_all(
+                placement, str(options.folder), options.wait, lambda words: log.note("node", words)
+            )
+    except BackendError as error:
+        log.note("node", " ".join(str(error).split()))
+        if options.ranks:
+            run = Run(options.folder, events.node(placement.node, attempt))
+            run.note(
+                "fault",
+                order=attempt,
+                rank=None,
+                node=placement.node,
+                error=type(error).__name__,
+                message=error.head,
+                why=error.why,
+                next=error.next,
+            )
+        raise
+
+
+@contextlib.contextmanager
+def reporting_failure(options: Options, placement: Placement, log: Log) -> Iterator[PartOutcome]:
+    """Writes the reason of any failure within `with` to the file that the engine reads, if it reads
+    one.
+    """
+    outcome = PartOutcome()
+    try:
+        yield outcome
+    except TrainfleetError as error:
+        outcome.code, outcome.words = error.exit_code, str(error)
+        raise
+    finally:
+        if options.terms.failure and outcome.code:
+            words = outcome.words or reason_of(
+                options.folder, placement.node, log.path, outcome.code
+            )
+            write_reason(options.terms.failure, f"node {placement.node}: {words}")
+
+
+@dataclass
+class PartOutcome:
+    """The end of a node's part, for `reporting_failure`; the code is 1 until it has ended."""
+
+    code: int = 1
+    words: str = ""
+
+
+def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
+    """Returns why this node failed: the fault of its first failed rank, or else the last lines of
+    its log.
+    """
+    with contextlib.suppress(RunError, ValueError, OSError):
+        faults = [
+            event
+            for event in Run(folder).read_events()
+            if event["event"] == "fault" and event.get("node") == node
+        ]
+        newest = [fault for fault in faults if fault.get("order") == faults[-1].get("order")]
+        if newest:
+            fault = newest[0]
+            words = f"{fault['error']}: {fault['message']}" + (
+                f"\n  why: {fault['why']}" if fault.get("why") else ""
+            )
+            return words + (f"\n  next: {fault['next']}" if fault.get("next") else "")
+    with contextlib.suppress(OSError, InputError):
+        return f"exit code {code}; its last lines:\n" + "\n".join(
+            read_end(log, LAST).splitlines()[-5:]
+        )
+    return f"exit code {code}"
+
+
+def write_reason(file: Path, words: str) -> None:
+    """Writes the reason to the engine's file; if that fails, only the log has it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(visible(hide(words))[:REASON], encoding="utf-8")
+    except OSError as error:
+        tell(
+            RunError(
+                "the reason of the failure can't be written",
+                where=str(file),
+                why=error.strerror or str(error),
+            )
+        )
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,319 @@
+"""A node's supervisor: `python -m trainfleet.node.supervisor LOG -- COMMAND...` runs a command as
+this node's part of a job.
+
+It writes all output of the command to LOG, each line with its time and rank, and passes on requests
+to stop. When it ends, for any reason, no process of the command is left. It uses only the standard
+library, so it starts in milliseconds.
+
+node/entrypoint.py does the same for a node that derives its command and log from its placement.
+
+With `--detach FILE < TASK` it returns at once, and the task continues in a separate session,
+whatever happens to its starter. TASK is {script, environment, token} as JSON, through stdin, so no
+process list shows it. FILE.sh is the script, FILE has `pid start boot token` (the pid's start time,
+the kernel's boot id). FILE.said has the script's output before it becomes a supervisor, and
+FILE.exit the exit code. The same token again starts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..health import fence
+from ..health.heartbeat_format import replace_file
+from ..health.kernel_log import Kernel
+from ..health.watchdog import Alarm, Sentry
+from ..process import file_systems, temporary_folders
+from ..process.host_marker import announce
+from ..process.node_log import Log, say, stamp
+from ..process.processes import SUPERVISOR, die_with_parent, identity, signal_group
+from ..run.run_folder import Run
+from ..run.run_folder import scratch as scratch_of
+from ..storage.cloudwatch import forwarding
+from ..storage.s3_sync_agent import uplink_for
+from ..trust import untrusted_input
+from ..trust.errors import TrainfleetError, telling
+from .placement import TERM_GRACE
+
+ASKED, LATE = "asked to leave", "killed, as it has not left"  # a node's log on a stop from outside
+EXIT = "TRAINFLEET_EXIT"  # names the file for the exit code
+OCCUPIED = 75  # exit code if another run has taken the host (sysexits.h: a temporary failure)
+# exit code of a command that failed, if its log can't be written (sysexits.h: input/output error)
+UNLOGGED = 74
+# likewise, if the node has lost the file server that has the log (sysexits.h: a system file)
+SEVERED = 72
+WATCH = "TRAINFLEET_WATCH"  # number of ranks that this node watches
+POLL = 0.5  # seconds
+TOLD = 600  # characters kept of a node's output outside its log
+SCRATCH = "trainfleet-scratch-"
+TORCHRUN = "torch.distributed.run"
+RANK_PREFIX = "rank ${rank} | "  # torchrun's template for the prefix of a worker's lines with --tee
+SMALL = 64 * untrusted_input.KIBIBYTE  # most bytes read of a small file
+_NODE = re.compile(r"(([0-9]{1,9})(?: \S+ \S+)?) (\S+)")
+
+
+@telling
+def main(arguments: list[str]) -> int:
+    if arguments[0] == "--detach":
+        return detach(Path(arguments[1]), json.load(sys.stdin))
+    return run_part(lambda: supervise(arguments))
+
+
+def run_part(part: Callable[[], int]) -> int:
+    """Runs a node's part in this process, which dies with its parent. Returns the exit code, also
+    written to the file that EXIT names.
+    """
+    if (
+        os.getpid() != 1
+        # except as a container's first process: its parent is a thread of the runtime, which may
+        # end at any time
+    ):
+        die_with_parent()
+    if other := announce():
+        then = "wait for it, use other hosts, or set fleet.exclusive: false"
+        print(
+            f"error: {other} has begun on this host, and fleet.exclusive is set; next: {then}",
+            flush=True,
+        )
+        return OCCUPIED
+    exit_file, code = os.environ.pop(EXIT, None), 1
+    try:
+        code = part()
+    except TrainfleetError as error:
+        code = error.exit_code
+        raise
+    except SystemExit as left:  # asked to exit before its command had begun
+        code = left.code if isinstance(left.code, int) else 1
+        raise
+    finally:
+        if exit_file:
+            # if that disk is full too, the missing file shows the failure (hosts/job_commands.py)
+            with contextlib.suppress(OSError):
+                write(Path(exit_file), str(code))
+    return code
+
+
+def supervise(arguments: list[str]) -> int:
+    """Runs `LOG -- COMMAND...` to its end; returns its exit code."""
+    log, separator, *command = arguments
+    assert separator == "--" and command, arguments
+    with on_own_disk(scratch_of(Path(log))), uplink_for(Path(log)), forwarding(Path(log)):
+        return run(Log(Path(log)), command)
+
+
+@contextlib.contextmanager
+def on_own_disk(scratch: Path) -> Iterator[None]:
+    """Links `scratch` to a folder on this node's disk: ranks print into it, and a full shared disk
+    must not end them.
+    """
+    temporary_folders.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
+    remove(scratch)  # left by a supervisor that was killed
+    with contextlib.ExitStack() as stack:
+        folder = scratch  # if the node's disk has no room
+        with contextlib.suppress(OSError):
+            made = Path(tempfile.mkdtemp(prefix=SCRATCH))
+            stack.callback(os.close, temporary_folders.hold(made))
+            stack.callback(shutil.rmtree, made, ignore_errors=True)
+            scratch.parent.mkdir(parents=True, exist_ok=True)
+            scratch.symlink_to(made)
+            folder = made
+        stack.callback(remove, scratch, folder)
+        yield
+
+
+def remove(scratch: Path, folder: Path | None = None) -> None:
+    """Removes `scratch`; given `folder`, only if it still links there, and not to the folder of a
+    later attempt.
+    """
+    with contextlib.suppress(OSError):
+        if not scratch.is_symlink():
+            shutil.rmtree(scratch)
+        elif folder in (None, scratch.readlink()):
+            scratch.unlink()
+
+
+def detach(file: Path, task: dict[str, Any]) -> int:
+    """Runs `task` in a separate process; returns 0 as soon as `file` names that."""
+    script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
+    pid, said, token = process_in(file)
+    if token == task["token"] and (exit_file.exists() or said == identity(pid)):
+        return 0
+    exit_file.unlink(missing_ok=True)
+    write(script, task["script"])
+    ready, started = os.pipe()
+    starter = os.getpid()
+    if os.fork():
+        os.close(started)
+        return 0 if os.read(ready, 1) else 1  # the pipe is empty if it died before it was ready
+    os.setsid()
+    untrusted_input.seal(file.parent.parent)
+    said_by_script = untrusted_input.opener(
+        str(said_file(file)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    )
+    file_systems.offered(lambda: os.fchmod(said_by_script, 0o600), errno.EPERM)
+    for descriptor, target in (
+        (0, os.open(os.devnull, os.O_RDONLY)),
+        (1, said_by_script),
+        (2, said_by_script),
+    ):
+        os.dup2(target, descriptor)
+    write(file, f"{identity(os.getpid())} {task['token']}")
+    os.write(started, b".")
+    # the supervisor dies with its parent, so this must be reparented first
+    while os.getppid() == starter:
+        time.sleep(0.001)
+    os.execve(
+        "/bin/sh", ["sh", str(script)], os.environ | task["environment"] | {EXIT: str(exit_file)}
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces a small file atomically; its last line ends with a newline."""
+    replace_file(path, f"{text.rstrip()}\n".encode())
+
+
+def read(path: Path) -> str:
+    """Returns the text that `write` wrote; "" without a file."""
+    try:
+        return untrusted_input.read_text(path, SMALL).strip()
+    except FileNotFoundError:
+        return ""
+
+
+def process_in(file: Path) -> tuple[int, str, str]:
+    """Returns pid, identity and token from a node's file (`pid start boot token`); 0 and empty
+    texts if it has none.
+    """
+    match = _NODE.fullmatch(read(file))
+    return (int(match[2]), match[1], match[3]) if match else (0, "", "")
+
+
+def said_file(file: Path) -> Path:
+    """Returns the file for a node's output outside its log."""
+    return file.with_name(f"{file.name}.said")
+
+
+def told(said: str) -> str:
+    """Returns why a node's part refused, from its output outside its log: its last error with
+    reason and remedy, in one line.
+    """
+    return " ".join(said.rpartition("error: ")[2].split())[:TOLD]
+
+
+def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
+    """Runs the command until none of its processes is left; returns its exit code (128 + n for
+    signal n). `grace` is the seconds from SIGTERM to SIGKILL.
+    """
+    kernel, folder = Kernel(), file.path.parent.parent
+    environment = os.environ | {
+        "PYTHONUNBUFFERED": "1",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX,
+    }
+    environment[SUPERVISOR] = str(os.getpid())
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+    pass_on(child, Run(folder) if TORCHRUN in command else None, grace, file.path)
+    guard = RankGuard(folder, child.pid)
+    assert child.stdout is not None
+    for line in child.stdout:
+        file.write(stamp(line))
+    code = child.wait()
+    signal_group(child.pid, signal.SIGKILL)  # stragglers of the group
+    guard.ended.set()
+    if guard.alarm:
+        file.note("watch", guard.alarm.words)
+    elif code < 0:
+        file.note(
+            "node", f"{Path(command[0]).name} was killed by signal {-code}; no process is left"
+        )
+    for words in kernel.words() if code else ():
+        file.note("kernel", words.text, words.time)
+    if not file.close() and code:
+        return SEVERED if file.severed else UNLOGGED
+    return code if code >= 0 else 128 - code
+
+
+class RankGuard(threading.Thread):
+    """Watches the ranks of all nodes from this one, if WATCH says that no launcher does, and kills
+    its part at an alarm.
+
+    The engine then retries the job or gives up; the node's log says why (watch/verdict.py).
+    """
+
+    def __init__(self, folder: Path, group: int) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.group, self.ended = group, threading.Event()
+        self.alarm: Alarm | None = None
+        if ranks := int(os.environ.get(WATCH, "0")):
+            self.sentry = Sentry(folder, ranks, int(os.environ.get(fence.VARIABLE, "0")))
+            self.start()
+
+    def run(self) -> None:
+        while not self.ended.wait(POLL):
+            try:
+                self.alarm = self.sentry.look()
+            except OSError:  # the shared folder is unavailable: ranks that need it report that
+                continue
+            if self.alarm:
+                signal_group(self.group, signal.SIGKILL)
+                return
+
+
+def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: Path) -> None:
+    """Installs handlers. SIGTERM ends the child, after `grace` with SIGKILL; SIGUSR1, Slurm's early
+    notice, only asks.
+
+    The log has the times, so that a verdict can tell that a node was killed early
+    (watch/verdict.py). The ranks of a `run` are asked by its stop file: a torchrun that gets a
+    signal kills its own ranks and skips the barrier, at which the other nodes' torchruns then wait
+    for five minutes.
+    """
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        try:
+            if run:
+                return run.ask_to_stop(f"signal {number}")
+        except OSError:  # no room for the file: torchrun asks its own ranks then
+            pass
+        signal_group(child.pid, signal.SIGTERM)
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.setitimer(signal.ITIMER_REAL, grace)
+        say(log, f"{ASKED} (SIGTERM): {grace:.0f} s to save and leave")
+        ask(number, frame)
+
+    def kill(number: int, frame: FrameType | None) -> None:
+        say(log, f"{LATE}, {grace:.0f} s after it was asked to")
+        signal_group(child.pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGUSR1, ask)
+    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGALRM, kill)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,0 @@
-"""Where a fleet's state is kept between commands: trusted host keys, and hosts in quarantine."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
-STATE = Path(".fleet")

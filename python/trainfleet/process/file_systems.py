@@ -1,0 +1,122 @@
+"""Handles file systems that lack an operation, for example locks on a Lustre that is mounted
+without `flock`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from ..trust import untrusted_input
+
+# The kernel's errors for an operation that a file system does not have (flock(2), fsync(2));
+# ENOLCK: NFS without a lock daemon.
+LACKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL})
+MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")  # folders that only this machine has
+_told = set[int]()  # file systems that were already reported to have no locks
+
+
+def offered(operation: Callable[[], object], *lacks: int) -> bool:
+    """Runs an operation and returns whether the file system has it. Raises OSError if it has it and
+    it fails.
+
+    `lacks`: further errors that mean that it does not have this one.
+    """
+    try:
+        operation()
+    except OSError as error:
+        if error.errno not in LACKS | {*lacks}:
+            raise
+        return False
+    return True
+
+
+def name_once(part: Path, path: Path) -> None:
+    """Gives a complete file a second name. Raises FileExistsError if that is taken: of several
+    processes that try at once, one succeeds.
+    """
+    # FAT and some FUSE file systems have no second names
+    if offered(lambda: os.link(part, path), errno.EPERM):
+        return
+    with (
+        untrusted_input.open_regular(part) as whole,
+        open(path, "xb", opener=untrusted_input.opener) as file,
+    ):
+        file.write(whole.read())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def lock(file: int | IO[Any], how: int) -> bool:
+    """Takes a lock, and returns whether the file system has locks. Raises BlockingIOError if
+    another process holds it.
+    """
+    return offered(lambda: fcntl.flock(file, how))
+
+
+def take_lock(path: Path) -> TextIO:
+    """Returns the lock file, open and held. Raises BlockingIOError if another process holds it.
+
+    If its file system has no locks, a file on this machine is locked instead. Between machines a
+    lease decides (health/lease.py).
+    """
+    file, has_locks = _locked(path)
+    if has_locks:
+        return file
+    file.close()
+    _tell(path.parent)
+    return _locked(_stand_in(path))[0]
+
+
+def look(folder: Path) -> None:
+    """Reports if the file system of a folder has no locks."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if not lock(file, fcntl.LOCK_EX):
+            _tell(folder)
+
+
+def _tell(folder: Path) -> None:
+    if (device := folder.stat().st_dev) not in _told:
+        _told.add(device)
+        what, then = (
+            "has no locks: this machine locks local files, and between machines a lease decides",
+            "mount it with `-o flock`",
+        )
+        print(
+            f"note: the file system of {folder.absolute()} {what}; Lustre has them if you {then}",
+            flush=True,
+        )
+
+
+def _locked(path: Path) -> tuple[TextIO, bool]:
+    file = open(path, "a+", encoding="utf-8", opener=untrusted_input.opener)  # noqa: SIM115 - it stays open: it is the lock
+    try:
+        return file, lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
+
+
+def is_locked(path: Path) -> bool:
+    """Returns whether a process on this machine holds the lock."""
+    for one in (path, _stand_in(path)):
+        try:
+            with untrusted_input.open_regular(one) as file:
+                if lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB):
+                    return False
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _stand_in(path: Path) -> Path:
+    key = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+    return (MEMORY if MEMORY.is_dir() else TEMPORARY) / f"trainfleet-lock-{os.getuid()}-{key}"

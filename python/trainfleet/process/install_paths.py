@@ -1,0 +1,92 @@
+"""Finds the program's own files: in a checkout, or in an installed package, which bundles the rest
+of one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+CODE = PACKAGE.parent  # the folder for PYTHONPATH
+# the program, and the platform that ships with it (config/platforms.py)
+PACKAGES = (PACKAGE, CODE / "trainfleet_nxd")
+_BUNDLED = PACKAGE / "checkout"  # made by the wheel's build (pyproject.toml)
+IS_INSTALLED = _BUNDLED.is_dir()
+ROOT = _BUNDLED if IS_INSTALLED else PACKAGE.parents[1]
+
+
+def python_path(code: str | Path = CODE) -> dict[str, str]:
+    """Returns the environment in which Python finds this program in `code`, and never imports from
+    the current folder.
+
+    A user's random.py or yaml.py there would shadow a package (PYTHONSAFEPATH: Python 3.11).
+    """
+    return {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+
+
+def page(name: str) -> str:
+    """Returns the path of one of our pages, such as schema/README.md: in this folder, or next to
+    the program.
+    """
+    return name if Path(name).exists() else str(ROOT / name)
+
+
+def version() -> str:
+    """Returns the release, and for a checkout the commit: `0.2.0 (1a2b3c4, changed)`."""
+    if IS_INSTALLED:
+        from importlib import metadata  # takes 14 ms, of every verb
+
+        return metadata.version("trainfleet")
+    try:
+        lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    except FileNotFoundError:  # only the package, as it is sent to hosts
+        return "unknown release"
+    release = next(line.split('"')[1] for line in lines if line.startswith("version"))
+    if not (ROOT / ".git").exists():  # a repository above this folder is another project's
+        return release
+    # `git describe --dirty` would lock the index, and leave the lock if it is killed.
+    words = [
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(ROOT),
+        "status",
+        "--branch",
+        "--porcelain=v2",
+        "--untracked-files=no",
+    ]
+    try:
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return release
+    commit, *rest = answer.stdout.removeprefix("# branch.oid ").splitlines() or [""]
+    changed = "" if all(line.startswith("#") for line in rest) else ", changed"
+    return f"{release} ({commit[:8]}{changed})" if answer.returncode == 0 else release
+
+
+def installing(extra: str) -> str:
+    """Returns the command that installs an extra of pyproject.toml for the Python that runs
+    this.
+    """
+    # pip reads the extra's packages from the installed metadata, and does not search for a newer
+    # trainfleet
+    if IS_INSTALLED:
+        return installing_package(f"'trainfleet[{extra}]'")
+    return "scripts/venv.sh apply requirements-extras.lock"
+
+
+def installing_package(package: str) -> str:
+    """Returns the command that installs a package for the Python that runs this; uv makes
+    environments without pip.
+    """
+    # Not by find_spec: setuptools mistakes a search for pip for pip itself. Then torch.compile,
+    # which loads setuptools, fails.
+    has_pip = Path(sysconfig.get_path("purelib"), "pip").is_dir()
+    return (
+        f"{sys.executable} -m pip install {package}"
+        if has_pip
+        else f"uv pip install --python {sys.executable} {package}"
+    )

@@ -1,0 +1,145 @@
+"""Writes a node's log: lines with their time and author, which wait in memory while the disk
+accepts none. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import re
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from ..trust.redaction import hide_bytes
+from ..trust.untrusted_input import opener
+
+# A client's errors for a file server that it has lost.
+AWAY = (
+    errno.ESTALE,
+    errno.EIO,
+    errno.ENOTCONN,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.ESHUTDOWN,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ETIMEDOUT,
+)
+KEPT = 1 << 20  # bytes of lines that wait for a disk
+TRY_EVERY = 1.0  # seconds
+_RANKED = re.compile(rb"^(rank \d+) \| ?")
+
+
+class Log:
+    """A node's log. It never ends the process that it logs: lines that can't be written wait in
+    memory, and the oldest are dropped.
+
+    `echo`: an open file that gets each line too, until a write to it fails.
+    """
+
+    def __init__(self, path: Path, echo: int | None = None) -> None:
+        self.path, self.echo = path, echo
+        self.waiting = deque[bytes]()
+        self.size = self.lost = 0  # bytes that wait; lines that were dropped
+        self.file: io.FileIO | None = None
+        self.failed: float | None = None  # time since when writes fail
+        self.tried, self.why = 0.0, ""
+        # the last failed write failed because the file server was out of reach
+        self.severed = False
+
+    def write(self, line: bytes) -> None:
+        """Writes a line. While writes fail, they are retried every TRY_EVERY seconds."""
+        if self.echo is not None:
+            try:
+                os.write(self.echo, line)
+            except OSError:
+                self.echo = None
+        self.waiting.append(line)
+        self.size += len(line)
+        while self.size > KEPT:
+            self.size -= len(self.waiting.popleft())
+            self.lost += 1
+        if self.failed is None or time.monotonic() - self.tried > TRY_EVERY:
+            self._flush()
+
+    def note(self, who: str, text: str, when: float | None = None) -> None:
+        """Writes a line of another author than the command, with the time of the event."""
+        self.write(stamp(f"{text}\n".encode(), when, who))
+
+    def close(self) -> bool:
+        """Flushes and closes the file. Returns whether all lines are in it."""
+        self._flush()
+        if self.file is not None:
+            self.file.close()
+            self.file = None  # a later line opens it again
+        return not self.waiting
+
+    def _flush(self) -> None:
+        self.tried = time.monotonic()
+        try:
+            self._write_all()
+        except OSError as error:
+            self._fail(error)
+            return
+        if self.failed is not None:
+            seconds, self.failed = time.monotonic() - self.failed, None
+            self.note(
+                "node",
+                f"this log could not be written for {seconds:.0f} s ({self.why}); {self.lost} "
+                "lines are lost",
+            )
+
+    def _write_all(self) -> None:
+        if self.file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(self.path, "ab", buffering=0, opener=opener)  # noqa: SIM115 - it stays open
+        while self.waiting:
+            line = self.waiting[0]
+            done = self.file.write(line)
+            self.size -= done
+            self.waiting[0] = line[done:]  # a full disk may take a part of a line
+            if done == len(line):
+                self.waiting.popleft()
+
+    def _fail(self, error: OSError) -> None:
+        with contextlib.suppress(OSError):
+            if self.file is not None:
+                self.file.close()
+        self.file, self.severed = None, error.errno in AWAY
+        if self.failed is None:
+            self.failed, self.why = self.tried, error.strerror or str(error)
+            with contextlib.suppress(OSError):
+                print(
+                    f"{self.path} can't be written: {self.why}; the process continues without it",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+def say(log: Path, words: str, who: str = "node") -> None:
+    """Appends a line to a node's log from another process than its supervisor, or from a signal
+    handler, which may interrupt another write.
+    """
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab", buffering=0, opener=opener) as file:
+            file.write(stamp(f"{words}\n".encode(), who=who))
+
+
+def stamp(line: bytes, when: float | None = None, who: str = "agent") -> bytes:
+    """Formats a line as `rank 0 12:03:44.123 | text`: author, time (default: now), text. Hides
+    secrets.
+
+    A line that begins with a rank is that rank's.
+    """
+    now = time.time() if when is None else when
+    clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
+    match = _RANKED.match(line)
+    author, text = (
+        (match[1], hide_bytes(line[match.end() :])) if match else (who.encode(), hide_bytes(line))
+    )
+    return author.ljust(7) + b" " + clock.encode() + b" | " + text

@@ -1,0 +1,71 @@
+"""Finds what installed packages add to this one by entry points (packaging.python.org, Entry points
+specification).
+
+trainfleet.backends    a class of `backends.base.Backend`: where jobs run
+trainfleet.placements  a `node.placement.PlacementSource`: how the nodes of such a backend know
+                       which of them they are
+trainfleet.benches     a generator that yields a `Bench`, with which tests/conformance tries it
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from ..trust.errors import BackendError
+
+OF_BACKENDS, OF_PLACEMENTS, OF_BENCHES = (
+    "trainfleet.backends",
+    "trainfleet.placements",
+    "trainfleet.benches",
+)
+
+
+@cache
+def names(group: str) -> tuple[str, ...]:
+    """Returns the names that installed packages add to a group."""
+    from importlib.metadata import entry_points  # reads the metadata of all packages: some 0.02 s
+
+    return tuple(sorted(entry_points(group=group).names))
+
+
+def offered(group: str, name: str) -> object:
+    """Returns the object that an installed package adds under that name; None without one.
+
+    Raises:
+        BackendError: it can't be loaded.
+    """
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=group, name=name):
+        try:
+            return point.load()
+        except Exception as error:  # any error when somebody else's package is imported
+            why, then = (
+                f"{type(error).__name__}: {error}",
+                f"fix or remove the package {point.dist.name if point.dist else ''}",
+            )
+            raise BackendError(
+                "can't be loaded", where=f"{point.value} ({group}: {name})", why=why, next=then
+            ) from error
+    return None
+
+
+def sources(group: str, name: str) -> tuple[list[Path], dict[str, bytes]]:
+    """Finds the packages that add that name, and writes the metadata by which a node finds it.
+
+    An installer's own metadata names folders of this machine, and differs between installers.
+    """
+    from importlib.metadata import entry_points
+    from importlib.util import find_spec
+
+    packages, metadata = list[Path](), dict[str, bytes]()
+    for point in entry_points(group=group, name=name):
+        spec = find_spec(point.module.partition(".")[0])
+        if spec and (dist := point.dist):
+            packages += map(Path, spec.submodule_search_locations or [str(spec.origin)])
+            info = f"python/{dist.name.replace('-', '_')}-{dist.version}.dist-info"
+            told = f"Metadata-Version: 2.1\nName: {dist.name}\nVersion: {dist.version}\n"
+            metadata[f"{info}/METADATA"] = told.encode()
+            metadata[f"{info}/entry_points.txt"] = str(dist.read_text("entry_points.txt")).encode()
+    return packages, metadata

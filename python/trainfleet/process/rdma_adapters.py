@@ -1,0 +1,86 @@
+"""Reads the RDMA adapters of a node (InfiniBand, RoCE, EFA) from Linux's list of their ports, and
+selects those of a fabric.
+
+/sys/class/infiniband/<name>/ports/<n>/{link_layer,rate,state} (docs.kernel.org,
+Documentation/ABI/stable/sysfs-class-infiniband). A plan knows the nodes' fabric, and each node
+finds its own ports: their names differ from node to node. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path("/sys/class/infiniband")
+MOST = 64  # ports of a node that are read at most
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
+
+
+@dataclass(frozen=True)
+class Port:
+    """One port of an adapter: mlx5_0, 1, InfiniBand, 400 Gbit/s, whether it is up, and the
+    adapter's driver.
+    """
+
+    adapter: str
+    number: int
+    link: str
+    gbps: float
+    active: bool
+    driver: str
+
+    def __str__(self) -> str:
+        """Returns the port in the form of NCCL_IB_HCA."""
+        return f"{self.adapter}:{self.number}"
+
+    @property
+    def fabric(self) -> str:
+        """The fabric of its link; "" if NCCL and libfabric know none."""
+        if self.driver == "efa":
+            return "efa"
+        return {"InfiniBand": "infiniband", "Ethernet": "roce"}.get(self.link, "")
+
+
+def read_port(
+    adapter: str, number: str, link: str, rate: str, state: str, driver: str
+) -> Port | None:
+    """Parses a port from the kernel's files: `400 Gb/sec (4X NDR)`, `4: ACTIVE`; None for anything
+    else.
+    """
+    gbps = re.match(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", rate)
+    if not (re.fullmatch(NAME, adapter) and re.fullmatch("[0-9]{1,3}", number) and gbps):
+        return None
+    return Port(
+        adapter, int(number), link[:32], float(gbps[1]), state.startswith("4:"), driver[:32]
+    )
+
+
+def ports_here(folder: Path = FOLDER) -> tuple[Port, ...]:
+    """Returns the ports of this machine."""
+    found = []
+    for path in sorted(folder.glob("*/ports/*"))[:MOST]:
+        try:
+            link, rate, state = (
+                (path / name).read_text()[:100].strip() for name in ("link_layer", "rate", "state")
+            )
+        except (OSError, ValueError):
+            continue
+        driver = (path.parents[1] / "device/driver").resolve().name
+        found.append(read_port(path.parents[1].name, path.name, link, rate, state, driver))
+    return tuple(port for port in found if port)
+
+
+def fastest(ports: Iterable[Port], fabric: str) -> tuple[Port, ...]:
+    """Returns the active ports of a fabric, without those slower than the fastest: these are for
+    storage and logins.
+    """
+    speaking = [port for port in ports if port.active and port.fabric == fabric]
+    most = max((port.gbps for port in speaking), default=0.0)
+    return tuple(port for port in speaking if port.gbps == most)
+
+
+def listed(ports: Iterable[Port]) -> str:
+    """Returns the ports in the form of NCCL_IB_HCA: mlx5_0:1,mlx5_1:1."""
+    return ",".join(map(str, ports))
