@@ -42,7 +42,12 @@ FORMATS: dict[str, tuple[dict[str, object], float]] = {
         5e-3,
     ),
     "bf16-budget": (
-        {"train.precision": "bf16", "train.compile": "true", "train.activation_memory_budget": 0.5},
+        {
+            "train.precision": "bf16",
+            "train.compile": "true",
+            "train.activation_checkpointing": "selective",
+            "train.activation_memory_budget": 0.5,
+        },
         5e-3,
     ),
     "fp16": ({"train.precision": "fp16"}, 5e-3),
