@@ -188,7 +188,7 @@ def test_ranks_without_a_launcher_are_told_of_and_stopped(
     cockpit.until("training", lambda: cockpit.step() >= 30)
     refused = cockpit.type("train", "SET=train.learning_rate=0.5", code=1)
     assert (
-        "alone: is at work, with another config" in refused and "train.learning_rate is" in refused
+        "alone: is running, with another config" in refused and "train.learning_rate is" in refused
     )
     for rank in range(NODES):
         cockpit.signal_rank(rank, signal.SIGSTOP)  # it would be done before the lease is over

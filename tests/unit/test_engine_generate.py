@@ -140,8 +140,10 @@ def test_the_prompt_of_the_readme_gives_a_name_and_no_second_blank(
 
     class Liking(Llama):
         def forward(self, tokens: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+            seen.append(tokens[0].tolist())
             return logits.expand(1, tokens.shape[1], -1)
 
+    seen: list[list[int]] = []
     shape = replace(SHAPE, vocab_size=len(VOCABULARY))
     data: Any = SimpleNamespace(folder=Path(), manifest=SimpleNamespace(end_of_document=0))
     monkeypatch.setattr(generate, "load", lambda run: (Liking(shape), data))
@@ -149,6 +151,7 @@ def test_the_prompt_of_the_readme_gives_a_name_and_no_second_blank(
     words = {"tokens": 2, "temperature": 0.0, "top_k": 5, "top_p": 1.0, "seed": 1}
     options = argparse.Namespace(run=Path(), prompt="def ", **words)
     assert "".join(generate.stream(options)) == "def name name"
+    assert seen[0] == [0, VOCABULARY["def"]], "the prompt begins a document"
 
 
 def test_a_run_says_that_it_concludes_before_it_writes_its_sample(

@@ -20,13 +20,13 @@ MOST_SLUG = 20  # letters of a config's name in the name of its bucket, which ha
 
 @dataclass(frozen=True)
 class Engine:
-    """The maker of a config's nodes.
+    """What makes a config's nodes.
 
-    in_account  the nodes are instances of the account.
-    in_zone     They are in the zone of the stack.
-    by_ssh      SSH reaches them or their head, and they mount the file system that is made.
-    image       A platform in docker/platforms.lock.yaml names their machine image by this key.
-    services    These act in the account by a separate role.
+    in_account  whether the nodes are instances of the account
+    in_zone     whether they are in the stack's zone
+    by_ssh      whether SSH reaches them or their head, and they mount the stack's file system
+    image       key of a platform in docker/platforms.lock.yaml that names their machine image
+    services    AWS services that act in the account by a separate role
     """
 
     in_account: bool = True

@@ -149,8 +149,8 @@ def main(arguments: list[str]) -> int:
 def stream(options: argparse.Namespace) -> Iterator[str]:
     """Yields the prompt, then the text as it is generated.
 
-    Blanks at the prompt's end are dropped: in most texts, a blank and the word behind it are one
-    token.
+    The prompt begins a document: in training, nearly every text follows other tokens. Blanks at its
+    end are dropped: in most texts, a blank and the word behind it are one token.
     """
     run = Run(options.run)
     model, dataset = load(run)
@@ -169,7 +169,7 @@ def stream(options: argparse.Namespace) -> Iterator[str]:
     ids = encode(tokenizer, prompt)
     made = continuation(
         model,
-        ids or [end],
+        [end, *ids],
         temperature=options.temperature,
         top_k=options.top_k,
         generator=generator,

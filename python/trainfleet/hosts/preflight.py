@@ -67,7 +67,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """The facts and findings of the preflight. It is open if it has no findings."""
+    """The facts and findings of a preflight. It has passed if there are no findings."""
 
     facts: dict[Host, Facts]
     findings: tuple[Finding, ...]
@@ -75,7 +75,7 @@ class PreflightReport:
     seconds: float
 
     @property
-    def is_open(self) -> bool:
+    def passed(self) -> bool:
         return not self.findings
 
     def against(self, host: Host) -> list[Finding]:

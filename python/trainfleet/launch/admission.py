@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     print("\n".join(report.describe(least_bandwidth(config.fleet.node_type))), flush=True)
     for finding in report.findings:
         leave(folder, hosts, finding)
-    return OPEN if report.is_open else SHUT
+    return OPEN if report.passed else SHUT
 
 
 def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.PreflightReport:

@@ -166,11 +166,11 @@ def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
             )
             board.show(host, "FAILED" if said else "ok", "; ".join(said))
         tried, wrong = (
-            collectives(transport, head.located, report.facts) if report.is_open else ([], [])
+            collectives(transport, head.located, report.facts) if report.passed else ([], [])
         )
     lines, fits = look(config, report.facts)
     print("\n".join([*lines, *report.describe(least_bandwidth(config.fleet.node_type)), *tried]))
-    if report.is_open and not held and not wrong and fits:
+    if report.passed and not held and not wrong and fits:
         print("next: make train")
         return 0
     inside = ",".join(host.name for host in quarantine.held(transport.hosts))

@@ -95,7 +95,7 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
     ]
     keys = [key for key in keys if changes.reason(key, config)] if finished else keys
     if keys:
-        state = "is finished" if finished else "is at work"
+        state = "is finished" if finished else "is running"
         why = "; ".join(f"{key} is {was[key]} there, {now[key]} here" for key in keys[:8])
         then = (
             "another name in the config; or make stop first"
@@ -118,7 +118,7 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
 
     Raises:
         ConfigError: the run has cost all that it may.
-        BackendError: the preflight failed, another run is at work, or the launcher does not come
+        BackendError: the preflight failed, another run is running, or the launcher does not come
         up.
     """
     run, secrets, backend = place.run, values_of(plan.config.fleet.secrets), backend_of(plan.config)
@@ -226,7 +226,7 @@ def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
         for finding in report.findings:
             if finding.blames_host and finding.host:
                 head.quarantine.add(finding.host, finding.message)
-        if report.is_open:
+        if report.passed:
             print(f"preflight passed: {'; '.join(report.describe(None))}", flush=True)
             break
         unfit = {finding.host.name: str(finding) for finding in report.findings if finding.host}

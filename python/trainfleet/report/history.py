@@ -281,7 +281,7 @@ class History:
                 f"make sample{which} PROMPT={shlex.quote(opening(self.results))}",
                 "lets the model continue a text",
             )
-            why = f"continues to step {more:,}; the learning rate may rise again: see make plan"
+            why = f"continues to step {more:,}; its learning rate may rise again"
             return [(f"{train} SET='train.steps={more}'", why), write]
         saved = self.steps_of("checkpointed")
         again = f"resumes from step {saved[-1]:,}" if saved else "starts it"
