@@ -52,9 +52,8 @@ def findings(
     config: Config, calls: Calls, inputs: Inputs, chosen: Iterable[Check] = ()
 ) -> list[Obstacle]:
     """All findings. What can't be checked is reported, and blocks nothing."""
-    first = () if chosen else here(config, inputs)
     return [
-        *first,
+        *(() if chosen else here(config, inputs)),
         *(
             finding
             for check in chosen or of_kind(inputs.kind)
