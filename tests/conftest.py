@@ -71,7 +71,7 @@ def environment() -> Iterator[None]:
 
 
 # The files that take longest begin, so that no worker has one of them at the end; ranks of several go beside what mostly waits.
-LONGEST = ("test_line.py", "test_run_readers.py", "test_lease.py", "test_fleet.py", "test_training.py", "test_map.py", "test_honoured.py", "test_memory.py",
+LONGEST = ("test_line.py", "test_training.py", "test_lease.py", "test_fleet.py", "test_run_readers.py", "test_map.py", "test_honoured.py", "test_memory.py",
            "test_bucket_runs.py", "test_foreign_sample.py", "test_locks.py", "test_foreign_checkpoints.py", "test_verdict_corpus.py",
            "test_report_page.py", "test_launching.py", "test_crashes.py", "test_pip_sources.py")  # fmt: skip
 

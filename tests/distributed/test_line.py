@@ -133,7 +133,8 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
     assert not (desk.run / "stop").exists()
     desk.assert_nothing_runs()
 
-    assert "finished" in desk.type("train") and "train.steps=24" in desk.type("train")
+    again = desk.type("train")
+    assert "finished" in again and "train.steps=24" in again
     assert "--Document 3" in desk.type("sample", "PROMPT=--Document 3"), (
         "a prompt is data, whatever it begins with"
     )
@@ -142,9 +143,10 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
 
     (desk.folder / "text" / "0.txt").write_text("Another text.\n")
     assert "warning: data.sources have changed since; data/text stays as it was made" in desk.type(
-        "train", "SET=train.steps=15"
+        "train", "SET=train.steps=15", "NODES=1"
     )
-    assert desk.results()["steps"] == 15 and sorted(desk.losses()) == list(range(1, 16))
+    assert desk.results()["steps"] == 15 and desk.results()["world_size"] == 1
+    assert sorted(desk.losses()) == list(range(1, 16))
 
     kept = desk.type("clean")
     assert (
@@ -208,9 +210,9 @@ def test_nothing_is_left_when_the_launcher_is_killed(desk: Desk) -> None:
 
 
 def test_ctrl_c_saves_and_stops(desk: Desk) -> None:
-    launcher = desk.start(
-        "train", "SET=train.steps=100000 checkpoint.every=100000", start_new_session=True
-    )
+    settings = "SET=train.steps=100000 checkpoint.every=100000"
+    # test_training has a stop of several ranks at one step
+    launcher = desk.start("train", settings, "NODES=1", start_new_session=True)
     desk.await_step(2)
     assert "running" in desk.type("status") and "is running already" in desk.type("train", code=1)
     assert "is running; nothing was changed" in desk.type("clean", code=2)

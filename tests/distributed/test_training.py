@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,23 +87,19 @@ def test_loss_falls_and_results_tell_it(unbroken: Unbroken) -> None:
     assert len(told["sample"]["prompt"]) > 0 and len(told["sample"]["text"]) > 0
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.thorough)])
-def test_killed_it_goes_on_bit_for_bit(bench: Bench, unbroken: Unbroken, size: int) -> None:
-    name = f"killed-{size}"
-    process = bench.start(run := bench.prepare(name, size), size)
-    ranks.await_that((run / "checkpoints" / "step-00000004").exists, process)
-    ranks.kill(process)
-    assert ranks.results(run)["status"] == "running"
-    bench.train(name, size)
-    assert ranks.events(run, "resumed")[0]["step"] >= 4
-    assert_equal(run, unbroken[size])
+def continued(bench: Bench, name: str, run: Path, last: int) -> Path:
+    """A copy of a finished run as it was when its checkpoint of step `last` was its newest."""
+    copy = shutil.copytree(run, bench.prepare(name, 1), dirs_exist_ok=True)
+    for step in range(last + 4, 21, 4):
+        shutil.rmtree(copy / "checkpoints" / f"step-{step:08d}")
+    return copy
 
 
 def test_another_world_size_goes_on_with_the_same_batches(bench: Bench, unbroken: Unbroken) -> None:
-    run = bench.train("reshaped", 1, train__steps=9)
-    bench.train("reshaped", 2, train__steps=20, train__warmup_steps=1)
-    told = {line["step"]: line["tokens"] for line in ranks.metrics(run)}
-    assert told == {line["step"]: line["tokens"] for line in ranks.metrics(unbroken[2])}
+    run = continued(bench, "reshaped", unbroken[1], 16)
+    bench.train("reshaped", 2)
+    assert ranks.events(run, "resumed")[0]["step"] == 16
+    assert_close(run, unbroken[1])
 
 
 @pytest.mark.thorough
@@ -123,23 +120,32 @@ def test_the_stop_file_stops_all_ranks_with_a_checkpoint(bench: Bench, unbroken:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.thorough)]
+    ("number", "size"),
+    [
+        (signal.SIGTERM, 2),
+        pytest.param(signal.SIGTERM, 4, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGUSR1, 2, marks=pytest.mark.thorough),
+    ],
 )
-def test_a_signal_to_one_rank_stops_all_at_one_step(
-    bench: Bench, unbroken: Unbroken, number: signal.Signals
+def test_stopped_by_a_signal_to_one_rank_then_killed_it_goes_on_bit_for_bit(
+    bench: Bench, unbroken: Unbroken, number: signal.Signals, size: int
 ) -> None:
-    name = f"signalled-{number}"
-    process = bench.start(run := bench.prepare(name, 2, **{"checkpoint.every": 1000}), 2)
+    name = f"signalled-{number}-{size}"
+    process = bench.start(run := bench.prepare(name, size), size)
     ranks.await_step(run, 2, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[1]), number)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 0 and ranks.results(run)["status"] == "stopped", output
-    bench.train(name, 2)
-    assert [event["step"] for event in ranks.events(run, "resumed")] == [
-        ranks.events(run, "stopped")[0]["step"]
-    ]
-    assert_equal(run, unbroken[2])
+    stopped = ranks.events(run, "stopped")[0]["step"]
+    later = run / "checkpoints" / f"step-{stopped // 4 * 4 + 4:08d}"
+    ranks.await_that(later.exists, process := bench.start(run, size))
+    ranks.kill(process)
+    assert ranks.results(run)["status"] == "running"
+    bench.train(name, size)
+    resumed = [event["step"] for event in ranks.events(run, "resumed")]
+    assert resumed[0] == stopped < resumed[1]
+    assert_equal(run, unbroken[size])
 
 
 @pytest.mark.thorough
@@ -154,9 +160,9 @@ def test_a_finished_run_is_left_alone_and_can_be_extended(bench: Bench) -> None:
     assert [line["step"] for line in ranks.metrics(run)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_refusal_is_said_once_and_recorded(bench: Bench) -> None:
-    run = bench.train("changed", 2, train__steps=2)
-    bench.train("changed", 2, code=1, train__steps=4, train__seed=9)
+def test_a_refusal_is_said_once_and_recorded(bench: Bench, unbroken: Unbroken) -> None:
+    run = continued(bench, "changed", unbroken[2], 20)
+    bench.train("changed", 2, code=1, train__steps=24, train__seed=9)
     assert bench.output.count("train.seed was 1, is 9") == 1 and "Traceback" not in bench.output, (
         bench.output
     )

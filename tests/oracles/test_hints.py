@@ -18,7 +18,16 @@ from wheels import make_wheel
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("package", ["boto3", "pyarrow", "zstandard", *SERVICES])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "boto3",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("pyarrow", "zstandard", *SERVICES)
+        ),
+    ],
+)
 def test_a_hint_installs_the_package(package: str, tmp_path: Path) -> None:
     """Real pip takes the command, from a folder of wheels; the name is one that the locks and the judges' environments install."""
     make_wheel(tmp_path, package)

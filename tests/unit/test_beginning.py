@@ -19,6 +19,7 @@ import verbs
 from s3server import serve
 from trainfleet import models
 from trainfleet.checkpoints.init_from import faults, require_distant
+from trainfleet.cli import main
 from trainfleet.config import (
     Config,
     Settings,
@@ -202,25 +203,28 @@ EXTRA = {  # what a family's folders may have beside its weights; and what none 
 
 
 @pytest.mark.parametrize("family", EXTRA)
-def test_no_weight_of_a_folder_is_passed_over_without_a_word(desk: Path, family: str) -> None:
+def test_no_weight_of_a_folder_is_passed_over_without_a_word(
+    desk: Path, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
+    def said(code: int = 0) -> str:
+        assert main(["plan"]) == code
+        return " ".join(" ".join(capsys.readouterr()).split())
+
     text = f"name: x\ndata: {{sources: [text], vocab_size: 300}}\nmodel: {{preset: tiny, family: {family}, layers: 1}}\n"
     Path("config.yaml").write_text(text + "train: {sequence_length: 64, init_from: model}\n")
     shape = load(Settings(Path("config.yaml")))[0].model
     file = hugging_face(desk / "model", shape) / weight_files.WEIGHTS
     tensors = load_file(file)
     known, other = EXTRA[family]
-    assert "the model does not use" not in verbs.enter(desk, "plan")
+    assert "the model does not use" not in said()
     beside = {known: torch.ones(7)}
     save_file(tensors | beside, file)
-    said = " ".join(verbs.enter(desk, "plan").split())
-    assert f"model: the model does not use 1 weight: {known}" in said
+    assert f"model: the model does not use 1 weight: {known}" in said()
     huggingface_weights_are_loaded(desk / "model", shape)
     save_file(tensors | beside | {other: torch.ones(3)}, file)
-    said = " ".join(verbs.enter(desk, "plan", code=2).split())
-    assert (
-        f"has weights that the model has no place for: 1 weight: {other}" in said
-        and "next: " in said
-    )
+    refused = said(2)
+    assert f"has weights that the model has no place for: 1 weight: {other}" in refused
+    assert "next: " in refused
 
 
 def huggingface_weights_are_loaded(folder: Path, shape: Model) -> None:

@@ -37,9 +37,9 @@ def sampled(cases: Iterable[Case], count: int) -> list[Case]:
 @pytest.mark.parametrize(
     ("cases", "count"),
     [
-        (configs.values, 40), (configs.texts, 20), (configs.duplicates, 20), (configs.contradictions, 26), (configs.sources, 3), (lambda: configs.drawn(7, 40), 13), (commands.sets, 20), (commands.variables, 26),
-        (commands.config_files, 10), (models.shapes, 26), (models.tokenizers, 26), (lambda: models.encoders(7, 60), 13), (folders.configs, 4), (folders.files, 4), (folders.values, 6), (folders.manifests, 20), (folders.summaries, 10),
-        (documents.records, 10), (documents.tables, 5), (documents.bombs, 3), (documents.tars, 3), (lambda: documents.drawn(7, 60), 20),
+        (configs.values, 26), (configs.texts, 13), (configs.duplicates, 13), (configs.contradictions, 16), (configs.sources, 3), (lambda: configs.drawn(7, 40), 8), (commands.sets, 13), (commands.variables, 16),
+        (commands.config_files, 8), (models.shapes, 16), (models.tokenizers, 16), (lambda: models.encoders(7, 60), 8), (folders.configs, 4), (folders.files, 4), (folders.values, 6), (folders.manifests, 13), (folders.summaries, 8),
+        (documents.records, 10), (documents.tables, 5), (documents.bombs, 3), (documents.tars, 3), (lambda: documents.drawn(7, 60), 13),
     ],
 )  # fmt: skip
 def test_a_bad_input_is_refused_at_once_with_its_place(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import verbs
+from trainfleet.cli import main
 from trainfleet.cli.variables import VARIABLES, read_variables
 from trainfleet.config import Settings, load
 from trainfleet.config.types import Data
@@ -52,7 +53,7 @@ def refused(*lines: str, set: str = "") -> str:
 )  # fmt: skip
 @pytest.mark.parametrize("verb", ["plan", "tokenize"])
 def test_a_source_that_is_not_there_is_told_with_its_line_and_reason(
-    desk: Path, verb: str, source: str, why: str
+    desk: Path, capsys: pytest.CaptureFixture[str], verb: str, source: str, why: str
 ) -> None:
     os.mkfifo("pipe.txt")
     Path("gone.txt").symlink_to("nowhere")
@@ -61,7 +62,8 @@ def test_a_source_that_is_not_there_is_told_with_its_line_and_reason(
         f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 99\n"
     )
     Path("config.yaml").write_text(CONFIG.format(source=source))
-    said = verbs.enter(desk, verb, code=2)
+    assert main([verb]) == 2
+    said = capsys.readouterr().err
     assert (
         "config.yaml:6: data.sources[1]: " in said
         and why in said

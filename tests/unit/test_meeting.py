@@ -98,7 +98,8 @@ def test_a_name_that_nobody_knows_is_left_to_torch() -> None:
     assert meeting.listen("no-such-host.invalid", 29400, 2) is None
 
 
-@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.thorough
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_nothing_of_a_run_on_one_machine_listens_beyond_it(nodes: int, tmp_path: Path) -> None:
     """Real torchruns and gloo; every listening socket of node 0's torchrun and rank, as the kernel has them."""
     (tmp_path / "rank.py").write_text(RANK)

@@ -103,6 +103,7 @@ CHANGES: list[Callable[[Run], object]] = [
 ]
 
 
+@pytest.mark.thorough
 def test_every_change_arrives(both: tuple[Run, Run, Mirror, Shell]) -> None:
     there, here, mirror, _ = both
     for number, change in enumerate(CHANGES):

@@ -41,6 +41,7 @@ def started(tmp_path: Path, program: str, size: int = 2) -> check.Ranks:
     return check.Ranks([sys.executable, "-c", program], size, tmp_path, {})
 
 
+@pytest.mark.thorough
 def test_ranks_meet_though_the_port_that_was_free_is_taken(
     tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,18 @@ RUNS: dict[str, dict[str, Any]] = {
         pytest.param(range(5, 500, 5), id="500 steps"),
     ],
 )
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind,
+            marks=[pytest.mark.thorough]
+            if kind in ("rises", "falls in a line", "flat", "becomes slow")
+            else [],
+        )
+        for kind in RUNS
+    ],
+)
 def test_no_text_lies_on_a_curve_or_on_another_text(
     kind: str, steps: range, tmp_path: Path
 ) -> None:
@@ -96,7 +107,7 @@ def test_no_text_lies_on_a_curve_or_on_another_text(
         assert list(collisions(figure)) == [], (kind, name)
 
 
-@pytest.mark.parametrize("steps", [1, 500])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.thorough), 500])
 def test_the_smaller_plots_are_as_clear(steps: int, tmp_path: Path) -> None:
     history = read(make_run(tmp_path, steps=steps))
     for name, figure in (plots.figures(history) | panels.panels(history)).items():

@@ -218,7 +218,17 @@ def test_verdict_heads_a_failed_page_and_no_other(tmp_path: Path) -> None:
     assert 'class="verdict"' not in html.write(run).read_text()
 
 
-@pytest.mark.parametrize("lost", ["valid_loss", "mfu", "tokens_per_second", "loss", "tokens"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "loss",
+        "valid_loss",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("mfu", "tokens_per_second", "tokens")
+        ),
+    ],
+)
 def test_missing_measurement_leaves_the_rest(tmp_path: Path, lost: str) -> None:
     run = make_run(tmp_path, steps=40, every=1)
     lines = [

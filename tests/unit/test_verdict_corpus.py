@@ -69,7 +69,13 @@ def test_precision_and_recall(half: list[Case]) -> None:
     assert found.sure >= 0.32 * found.right, "sure of nothing is never wrong either"
 
 
-@pytest.mark.parametrize("half, lost", [(JUDGING, 2), (TUNED, 2)], ids=["judging", "tuned"])
+@pytest.mark.parametrize(
+    "half, lost",
+    [
+        pytest.param(JUDGING, 2, id="judging"),
+        pytest.param(TUNED, 2, id="tuned", marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize("change", [without_ranks, with_skew, with_counters])
 def test_without_prefixes_with_clocks_that_differ_and_the_kernel_s_log_closed_the_causes_are_the_same(
     change: Callable[[Case], Case], half: list[Case], lost: int

@@ -20,6 +20,7 @@ def look(*files: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough  # `make check` runs it
 def test_the_tree_has_none() -> None:
     done = look()
     assert done.returncode == 0, done.stdout
