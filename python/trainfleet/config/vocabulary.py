@@ -166,6 +166,7 @@ def named_tokens(path: Path) -> tuple[dict[str, str], list[str]]:
     tokens = {
         role: value["content"] if isinstance(value, dict) else value
         for role, value in given.items()
+        if role in TokenizerSettings.__annotations__  # other keys have any value
     }
     return {role: token for role, token in tokens.items() if isinstance(token, str)}, sorted(
         ids, key=lambda token: ids[token]
