@@ -457,6 +457,21 @@ def test_nothing_is_passed_over_in_silence(
     assert all(f" {kind}" in said for kind in {*COMMON, *others}) and "2 hidden" in said, said
 
 
+@pytest.mark.parametrize("kinds", [5, 20, 23])
+def test_every_suffix_is_named_up_to_twenty_and_the_rest_counted(
+    kinds: int, tmp_path: Path
+) -> None:
+    """The commonest first: four suffixes at most were named once, whatever else was not read."""
+    names = [f"{file}.kind{kind:02}" for kind in range(kinds) for file in range(kind + 1)]
+    for name in ("a.txt", *names):
+        written(tmp_path / "data" / name, b"text")
+    for source in (tmp_path / "data", tar(tmp_path / "a.tar", dict.fromkeys(["a.txt", *names], b"text"))):  # fmt: skip
+        said = told(source)
+        named = [f"{kind + 1} .kind{kind:02}" for kind in reversed(range(kinds))]
+        assert ", ".join(named[:20]) in said
+        assert ("more kinds" in said) == (kinds > 20) and (kinds < 21 or ", 3 more kinds" in said)
+
+
 def test_a_folder_that_may_not_be_read_or_that_a_pattern_matches_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from report_runs import make_run, metric
 
+import verbs
 from trainfleet.report import html, listing, panels, plots
 from trainfleet.report.history import STAGES, read
 from trainfleet.run.run_folder import Run, append_line
@@ -155,3 +159,18 @@ def test_a_use_of_time_has_one_colour_in_every_report(tmp_path: Path) -> None:
     with_some = html.write(make_run(tmp_path, name="some", seconds=seconds)).read_text()
     for text in (with_all, with_some):
         assert f'<li><i style="background:{html.COLOURS["train"]}"></i>train' in text
+
+
+@pytest.mark.parametrize("name", [
+    "XDG_CACHE_HOME",
+    pytest.param("HOME", marks=pytest.mark.thorough),
+    pytest.param("MPLCONFIGDIR", marks=pytest.mark.thorough),
+])  # fmt: skip
+def test_a_folder_that_a_library_may_not_write_is_no_news(name: str) -> None:
+    """A ~/.cache that is read-only, no home, and a folder of matplotlib's own: it draws without, and warns of it."""
+    line = "from trainfleet.report import plots; import matplotlib as m; print(m.get_configdir(), m.get_cachedir())"
+    environment = {"PYTHONPATH": verbs.PACKAGES, "PATH": os.environ["PATH"], "HOME": "/tmp", name: "/proc/none"}  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, "-c", line], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "/proc/none" not in ran.stdout.split()[-1] and not ran.stderr, ran.stderr
