@@ -1,18 +1,17 @@
 """Finds secrets and hides them in text: by the name of their variable, and by their form.
 
 Values are secret if TRAINFLEET_SECRETS names their variables (fleet.secrets), or if the names end
-like a secret's. A value is hidden as it is and in the spellings of JSON, Python, HTML, URLs,
-hexadecimal and base64. It is also hidden inside longer base64, as in headers. If a value has
-several lines, each longer line is hidden too, as logs are written line by line. Overlapping secrets
-are hidden together. A secret that no variable here holds is recognized by its form: its maker's
-prefix, or the text before it. Standard library only: supervisors start with it.
+like a secret's. A value is hidden in four spellings: as it is, in JSON and Python, in URLs and in
+base64, also inside longer base64, as in headers. If a value has several lines, each longer line is
+hidden too, as logs are written line by line. Overlapping secrets are hidden together. A secret that
+no variable here holds is recognized by its form: its maker's prefix, or the text before it.
+Standard library only: supervisors start with it.
 """
 
 from __future__ import annotations
 
 import base64
 import functools
-import html
 import json
 import os
 import re
@@ -241,7 +240,6 @@ def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, .
                 json.dumps(part)[1:-1],
                 json.dumps(part, ensure_ascii=False)[1:-1],
                 repr(part)[1:-1],
-                html.escape(part),
                 quote(part, safe="", errors="surrogateescape"),
                 quote(part, errors="surrogateescape"),
             )
@@ -257,10 +255,10 @@ def _is_plain(value: str) -> bool:
 
 
 def _encoded(value: bytes) -> Iterator[str]:
-    """Yields a value in hexadecimal and base64: at each offset the digits that depend only on it,
-    and wrapped lines at offset 0.
+    """Yields a value in base64: at each offset the digits that depend only on it, and wrapped lines
+    at offset 0.
     """
-    texts = [value.hex(), value.hex().upper()]
+    texts = []
     for before in range(3):
         first, last = -(-8 * before // 6), 8 * (before + len(value)) // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
