@@ -299,7 +299,7 @@ def opening(results: Record) -> str:
         for rest in text.split(None, 1)[1:]  # the first word may be cut
         for line in rest.splitlines()
     ]
-    chosen = " ".join(max(lines, key=len, default=[]))
+    chosen = " ".join(max([[], *lines], key=len))
     return f"{chosen} " if chosen and len(chosen) < LONGEST_OPENING else "The "
 
 
