@@ -299,7 +299,8 @@ def opening(results: Record) -> str:
         for rest in text.split(None, 1)[1:]  # the first word may be cut
         for line in rest.splitlines()
     ]
-    chosen = " ".join(max([[], *lines], key=len))
+    longest = max([[], *lines], key=len)
+    chosen = " ".join(longest)
     return f"{chosen} " if chosen and len(chosen) < LONGEST_OPENING else "The "
 
 
