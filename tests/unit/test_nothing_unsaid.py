@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -462,14 +463,15 @@ def test_every_suffix_is_named_up_to_twenty_and_the_rest_counted(
     kinds: int, tmp_path: Path
 ) -> None:
     """The commonest first: four suffixes at most were named once, whatever else was not read."""
-    names = [f"{file}.kind{kind:02}" for kind in range(kinds) for file in range(kind + 1)]
-    for name in ("a.txt", *names):
-        written(tmp_path / "data" / name, b"text")
-    for source in (tmp_path / "data", tar(tmp_path / "a.tar", dict.fromkeys(["a.txt", *names], b"text"))):  # fmt: skip
+    names = [*(f"{kind}.kind{kind:02}" for kind in range(kinds)), "x.kind00"]
+    members = dict.fromkeys(["a.txt", *names], b"text")
+    for name, content in members.items():
+        written(tmp_path / "data" / name, content)
+    for source in (tmp_path / "data", tar(tmp_path / "a.tar", members)):
         said = told(source)
-        named = [f"{kind + 1} .kind{kind:02}" for kind in reversed(range(kinds))]
-        assert ", ".join(named[:20]) in said
-        assert ("more kinds" in said) == (kinds > 20) and (kinds < 21 or ", 3 more kinds" in said)
+        assert ": 2 .kind00, 1 .kind" in said
+        assert len(re.findall(r" 1 \.kind", said)) == min(kinds, 20) - 1
+        assert ("3 more kinds" in said) == (kinds == 23)
 
 
 def test_a_folder_that_may_not_be_read_or_that_a_pattern_matches_is_named(
