@@ -174,3 +174,13 @@ def test_a_folder_that_a_library_may_not_write_is_no_news(name: str) -> None:
         [sys.executable, "-c", line], env=environment, capture_output=True, text=True, check=True
     )
     assert "/proc/none" not in ran.stdout.split()[-1] and not ran.stderr, ran.stderr
+
+
+@pytest.mark.parametrize("key, name", [("lr", "rate"), ("grad_norm", "norm")])
+def test_a_peak_of_a_rate_or_norm_is_drawn_as_it_was(key: str, name: str, tmp_path: Path) -> None:
+    """A moving mean would cut off the end of a warm-up and the spike before a loss breaks."""
+    run = make_run(tmp_path)
+    _lines(run, range(1, 201), **{key: lambda step: 1.0 if step == 100 else 0.1})
+    drawn = panels.panels(read(run))[name].axes[0].get_lines()
+    assert max(max(curve.get_ydata()) for curve in drawn[:1]) == 1.0  # type: ignore[arg-type]
+    assert len(drawn[0].get_ydata()) == 200  # type: ignore[arg-type]

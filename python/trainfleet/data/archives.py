@@ -81,17 +81,16 @@ def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
     """Warns for each source with a tar that has unread files among its first ones. Raises DataError
-    if tokenizing would end with its first record.
+    if tokenizing would end with one of them.
     """
     tars = {
         unit.source: piece for unit in units for piece in unit.pieces if name_of(piece.path) == TAR
     }
     for source, piece in tars.items():
-        kinds, good = list[str](), data.on_bad_record != STOP
+        kinds = list[str]()
         for item in islice(read_tar(piece, data.text_field_of(source)), LOOKED):
-            if isinstance(item, DataError) and not good:
+            if isinstance(item, DataError) and data.on_bad_record == STOP:
                 raise item
-            good |= isinstance(item, Document)
             kinds.append(getattr(item, "kind", ""))
         yield from told(
             f"{piece.path} (of its first {len(kinds):,} files)", Counter(filter(None, kinds))

@@ -58,7 +58,7 @@ def _read_first_records(plan: UnitPlan, data: Data) -> None:
     with it.
     """
     for source, piece in {unit.source: unit.pieces[0] for unit in reversed(plan.units)}.items():
-        kind, path = name_of(piece.path), Path(piece.path)
-        whole = kind == "json" and piece.bytes > FIRST  # which is read at once
-        if is_record(piece.path) and kind != TAR and path.is_file() and not whole:
+        kind = name_of(piece.path)
+        large = kind == "json" and piece.bytes > FIRST  # it is read at once
+        if is_record(piece.path) and kind != TAR and not large and Path(piece.path).is_file():
             next(read_piece(piece, data.text_field_of(source)), None)

@@ -132,9 +132,7 @@ def keep_secret(names: Iterable[str]) -> None:
 
 def hide(text: str) -> str:
     """Returns the text with *** for every secret in it."""
-    covered = sorted(part for pattern in _patterns() for part in _places(text, pattern))
-    if forms := list(_forms(text)):
-        covered = sorted([*covered, *forms])
+    covered = sorted([*_places(text), *_forms(text)])
     if not covered:
         return text
     parts, end = [], 0
@@ -179,11 +177,7 @@ def begun(text: str) -> int:
             next((size for size in range(longest, keep, -1) if text.endswith(pattern[:size])), 0),
         )
     cut = len(text) - keep
-    for start, stop in (
-        sorted((part for pattern in _patterns() for part in _places(text, pattern)), reverse=True)
-        if keep
-        else ()
-    ):
+    for start, stop in sorted(_places(text), reverse=True) if keep else ():
         cut = start if start < cut < stop else cut
     return len(text) - cut
 
@@ -275,9 +269,10 @@ def _encoded(value: bytes) -> Iterator[str]:
     return (text for text in texts if len(text) >= LEAST_LINE)
 
 
-def _places(text: str, pattern: str) -> Iterable[tuple[int, int]]:
-    """Yields the places of a pattern, including overlapping ones."""
-    start = text.find(pattern)
-    while start >= 0:
-        yield start, start + len(pattern)
-        start = text.find(pattern, start + 1)
+def _places(text: str) -> Iterator[tuple[int, int]]:
+    """Yields the places of all values in a text, including overlapping ones."""
+    for pattern in _patterns():
+        start = text.find(pattern)
+        while start >= 0:
+            yield start, start + len(pattern)
+            start = text.find(pattern, start + 1)
