@@ -336,7 +336,7 @@ def test_who_is_alive_is_told_by_beats_and_not_by_their_clocks(run: Run) -> None
     assert sentry.alive(0.04) == {0}
 
 
-CUT = "ended within 0 s without having saved: the scheduler kills before the grace time"
+CUT = "ended within 0 s without having saved: the scheduler kills a job before the grace time ends"
 
 
 def test_an_engine_that_kills_before_the_grace_time_is_named(run: Run) -> None:

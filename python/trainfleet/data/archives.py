@@ -181,7 +181,7 @@ class Headers:
     def seek(self, position: int) -> None:
         # a negative size leads there, and from there back to itself forever
         if position < self.stream.tell():
-            raise tarfile.TarError("a header in it points back")
+            raise tarfile.TarError("a header in it points backwards")
         self.stream.seek(position)
 
     def tell(self) -> int:
