@@ -120,6 +120,21 @@ def test_a_public_model_s_special_tokens_are_those_of_transformers(
     assert ours.end_of_document == end
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config", "special_tokens_map"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("sp_model_kwargs", {}), ("image_token", {"a": 1}), ("extra_special_tokens", [{"b": 2}]), ("auto_map", {"c": [None]}),
+     ("chat_template", [{"name": "default", "template": "x"}]), ("model_max_length", 1e30)],
+)  # fmt: skip
+def test_a_key_that_is_none_of_a_role_may_have_any_value(
+    tmp_path: Path, file: str, key: str, value: object
+) -> None:
+    (tmp_path / f"{file}.json").write_text(json.dumps({key: value, "eos_token": "</s>"}))
+    assert named_tokens(tmp_path)[0]["eos_token"] == "</s>"
+    (tmp_path / "special_tokens_map.json").write_text('{"added_tokens_decoder": {"x": {"content": "y"}}}')  # fmt: skip
+    assert "added_tokens_decoder" not in named_tokens(tmp_path)[0]
+
+
 def test_tokens_beside_vocab_json_and_merges_are_those_of_transformers(tmp_path: Path) -> None:
     transformers = need("transformers")
     vocabulary = {letter: id_ for id_, letter in enumerate([*LETTERS, "ab", "<|endoftext|>"])}
