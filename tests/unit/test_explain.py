@@ -100,7 +100,7 @@ def test_a_name_that_does_not_resolve_is_a_peer_s_or_a_server_s(
     assert f"({cause})\n" in explain(capsys, tmp_path / "log")[1]
 
 
-# Slurm 22.05's and 23.11's words (src/common/slurm_errno.c)
+# Slurm 22.05's and 23.11's words (src/common/slurm_errno.c), and those of PBS's and Grid Engine's qsub
 @pytest.mark.parametrize("cause, log", [
     ("request", "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification"),
     ("request", "srun: error: Unable to create step for job 7: Invalid generic resource (gres) specification"),
@@ -108,6 +108,11 @@ def test_a_name_that_does_not_resolve_is_a_peer_s_or_a_server_s(
     ("request", "salloc: error: Job submit/allocate failed: Invalid qos specification"),
     ("request", "sbatch: error: Batch job submission failed: Requested node configuration is not available"),
     ("request", "srun: error: Unable to create step for job 7: More processors requested than permitted"),
+    ("request", "sbatch: fatal: Invalid node list specification"),
+    ("request", "srun: error: Task launch for StepId=7.0 failed on node gpu-3: Unable to satisfy cpu bind request"),
+    ("request", "sbatch: error: Batch job submission failed: User's group not permitted to use this partition"),
+    ("request", "qsub: Unknown queue MSG=requested queue not found"),
+    ("request", 'Unable to run job: unknown queue "gpux".'),
     ("capacity", "srun: error: Unable to create step for job 7: Requested nodes are busy"),
     ("environment", "srun: error: Unable to allocate resources: Invalid job credential"),
     ("code", "sbatch: error: Unable to open file job.sh"),
