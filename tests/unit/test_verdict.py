@@ -25,6 +25,7 @@ from trainfleet.watch.causes import CAUSES, Then
 from trainfleet.watch.lines import read_lines
 from trainfleet.watch.monitor import AttemptOutcome
 from trainfleet.watch.verdict import Verdict, judge, start_now
+from verbs import ROOT
 
 BAD = Status(Phase.ENDED, exits={0: 1, 1: 1})
 
@@ -241,6 +242,12 @@ def test_each_cause_decides_what_follows(run: Run, words: str, then: Then) -> No
 def test_each_cause_says_what_to_type() -> None:
     for cause in CAUSES.values():
         assert cause.words and cause.next and "\n" not in cause.next
+
+
+def test_the_pages_count_the_causes() -> None:
+    named = len(CAUSES) - 1  # unknown is none
+    for page in ("docs/explanation/verdicts.md", "CHANGELOG.md"):
+        assert f" {named} causes" in (ROOT / page).read_text(), page
 
 
 def test_of_a_log_without_end_the_first_and_the_last_lines_are_read(
