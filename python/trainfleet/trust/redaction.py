@@ -171,11 +171,8 @@ def begun(text: str) -> int:
     """
     keep = _begun_form(text)
     for pattern in _patterns():
-        longest = min(len(pattern) - 1, len(text))
-        keep = max(
-            keep,
-            next((size for size in range(longest, keep, -1) if text.endswith(pattern[:size])), 0),
-        )
+        sizes = range(len(pattern) - 1, keep, -1)
+        keep = next((size for size in sizes if text.endswith(pattern[:size])), keep)
     cut = len(text) - keep
     for start, stop in sorted(_places(text), reverse=True) if keep else ():
         cut = start if start < cut < stop else cut
@@ -187,7 +184,7 @@ def _begun_form(text: str) -> int:
     text that may come before a secret.
     """
     line = text[text.rfind("\n") + 1 :][-UNFINISHED:]
-    return len(line) - found.start() if line and (found := _OPEN.search(line)) else 0
+    return len(line) - found.start() if (found := _OPEN.search(line)) else 0
 
 
 def _forms(text: str) -> Iterator[tuple[int, int]]:
