@@ -1,6 +1,6 @@
 """The special tokens of a tokenizer's folder beside transformers' AutoTokenizer, which reads the same files.
 
-The folders are made here, in the forms that the families' own folders have: no published file is copied.
+Folders are made here in the forms that the families' own have; published_tokenizers.yaml has the small files of ten public models.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from requirement import need
 from trainfleet.config.vocabulary import Vocabulary, named_tokens
@@ -17,6 +18,9 @@ from trainfleet.config.vocabulary import Vocabulary, named_tokens
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 LETTERS = [chr(code) for code in range(97, 123)]
 Files = dict[str, Any]
+PUBLISHED: dict[str, Files] = yaml.safe_load(
+    Path(__file__).with_name("published_tokenizers.yaml").read_text()
+)
 
 
 def described(token: str) -> dict[str, Any]:
@@ -90,6 +94,45 @@ def test_roles_and_ids_are_those_of_transformers(
     assert ours.vocabulary_size == len(judge)
     if judge.eos_token_id is not None:
         assert ours.end_of_document == judge.eos_token_id
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_public_model_s_special_tokens_are_those_of_transformers(
+    tmp_path: Path, name: str
+) -> None:
+    transformers, models = need("transformers"), need("tokenizers").models
+    files = dict(PUBLISHED[name])
+    assert files.pop("licence")
+    ids = files.pop("ids")
+    size = min(files.get("added_tokens", {"": max(ids.values()) + 1}).values())
+    vocabulary = {f"word{number}": number for number in {*range(size)} - {*ids.values()}} | ids
+    words = models.WordPiece(vocabulary, unk_token="[UNK]")
+    built = need("tokenizers").Tokenizer(words if "[UNK]" in ids else models.BPE(vocabulary, []))
+    built.add_special_tokens([*ids])
+    built.save(str(tmp_path / "tokenizer.json"))
+    for file, content in files.items():
+        (tmp_path / f"{file}.json").write_text(json.dumps(content))
+    judge, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), Vocabulary.read(tmp_path)
+    for role, token in named_tokens(tmp_path)[0].items():
+        if role.removesuffix("_token") in ROLES:
+            assert ours.vocabulary[token] == getattr(judge, f"{role}_id"), role
+    end = judge.sep_token_id if judge.eos_token_id is None else judge.eos_token_id
+    assert ours.end_of_document == end
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config", "special_tokens_map"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("sp_model_kwargs", {}), ("image_token", {"a": 1}), ("extra_special_tokens", [{"b": 2}]), ("auto_map", {"c": [None]}),
+     ("chat_template", [{"name": "default", "template": "x"}]), ("model_max_length", 1e30)],
+)  # fmt: skip
+def test_a_key_that_is_none_of_a_role_may_have_any_value(
+    tmp_path: Path, file: str, key: str, value: object
+) -> None:
+    (tmp_path / f"{file}.json").write_text(json.dumps({key: value, "eos_token": "</s>"}))
+    assert named_tokens(tmp_path)[0]["eos_token"] == "</s>"
+    (tmp_path / "special_tokens_map.json").write_text('{"added_tokens_decoder": {"x": {"content": "y"}}}')  # fmt: skip
+    assert "added_tokens_decoder" not in named_tokens(tmp_path)[0]
 
 
 def test_tokens_beside_vocab_json_and_merges_are_those_of_transformers(tmp_path: Path) -> None:

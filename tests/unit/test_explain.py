@@ -81,3 +81,45 @@ def test_what_is_not_a_log_is_refused(
         and f"{log}: is not a log" in said
         and "make explain LOG=train.log" in said
     ), said
+
+
+@pytest.mark.parametrize("cause, log", [
+    ("rendezvous", "[W1127 10:00:03.1 socket.cpp:752] [c10d] The IPv6 network addresses of (gpu-0, 29500) cannot be retrieved "
+     "(gai error: -3 - Temporary failure in name resolution).\n[rank1]: socket.gaierror: [Errno -3] Temporary failure in name resolution"),
+    ("rendezvous", "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of (gpu-0, 1). "
+     "The client socket has failed to connect to 10.0.0.1:1 (errno: 110 - Connection timed out)."),
+    ("rendezvous", "RuntimeError: getaddrinfo: Temporary failure in name resolution"),
+    ("storage", "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>"),
+    ("storage", "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host huggingface.co:443 ssl:default "
+     "[Temporary failure in name resolution]"),
+])  # fmt: skip
+def test_a_name_that_does_not_resolve_is_a_peer_s_or_a_server_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cause: str, log: str
+) -> None:
+    (tmp_path / "log").write_text(log + "\n")
+    assert f"({cause})\n" in explain(capsys, tmp_path / "log")[1]
+
+
+# Slurm 22.05's and 23.11's words (src/common/slurm_errno.c), and those of PBS's and Grid Engine's qsub
+@pytest.mark.parametrize("cause, log", [
+    ("request", "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification"),
+    ("request", "srun: error: Unable to create step for job 7: Invalid generic resource (gres) specification"),
+    ("request", "sbatch: error: invalid partition specified: gpux"),
+    ("request", "salloc: error: Job submit/allocate failed: Invalid qos specification"),
+    ("request", "sbatch: error: Batch job submission failed: Requested node configuration is not available"),
+    ("request", "srun: error: Unable to create step for job 7: More processors requested than permitted"),
+    ("request", "sbatch: fatal: Invalid node list specification"),
+    ("request", "srun: error: Task launch for StepId=7.0 failed on node gpu-3: Unable to satisfy cpu bind request"),
+    ("request", "sbatch: error: Batch job submission failed: User's group not permitted to use this partition"),
+    ("request", "qsub: Unknown queue MSG=requested queue not found"),
+    ("request", 'Unable to run job: unknown queue "gpux".'),
+    ("capacity", "srun: error: Unable to create step for job 7: Requested nodes are busy"),
+    ("environment", "srun: error: Unable to allocate resources: Invalid job credential"),
+    ("code", "sbatch: error: Unable to open file job.sh"),
+])  # fmt: skip
+def test_what_a_scheduler_can_t_give_is_no_bug_of_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cause: str, log: str
+) -> None:
+    (tmp_path / "log").write_text(log + "\n")
+    said = explain(capsys, tmp_path / "log")[1]
+    assert f"({cause})\n" in said and (cause != "request" or "sinfo" in said), said

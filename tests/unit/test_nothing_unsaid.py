@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -455,6 +456,22 @@ def test_nothing_is_passed_over_in_silence(
         monkeypatch.setattr(s3, "list_objects", lambda _: objects)
     said = told(source)
     assert all(f" {kind}" in said for kind in {*COMMON, *others}) and "2 hidden" in said, said
+
+
+@pytest.mark.parametrize("kinds", [5, 20, 23])
+def test_every_suffix_is_named_up_to_twenty_and_the_rest_counted(
+    kinds: int, tmp_path: Path
+) -> None:
+    """The commonest first: four suffixes at most were named once, whatever else was not read."""
+    names = [*(f"{kind}.kind{kind:02}" for kind in range(kinds)), "x.kind00"]
+    members = dict.fromkeys(["a.txt", *names], b"text")
+    for name, content in members.items():
+        written(tmp_path / "data" / name, content)
+    for source in (tmp_path / "data", tar(tmp_path / "a.tar", members)):
+        said = told(source)
+        assert ": 2 .kind00, 1 .kind" in said
+        assert len(re.findall(r" 1 \.kind", said)) == min(kinds, 20) - 1
+        assert ("3 more kinds" in said) == (kinds == 23)
 
 
 def test_a_folder_that_may_not_be_read_or_that_a_pattern_matches_is_named(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from report_runs import make_run, metric
 
+import verbs
 from trainfleet.report import html, listing, panels, plots
 from trainfleet.report.history import STAGES, read
 from trainfleet.run.run_folder import Run, append_line
@@ -166,3 +170,28 @@ def test_a_use_of_time_has_one_colour_in_every_report(tmp_path: Path) -> None:
     with_some = html.write(make_run(tmp_path, name="some", seconds=seconds)).read_text()
     for text in (with_all, with_some):
         assert f'<li><i style="background:{html.COLOURS["train"]}"></i>train' in text
+
+
+@pytest.mark.parametrize("name", [
+    "XDG_CACHE_HOME",
+    pytest.param("HOME", marks=pytest.mark.thorough),
+    pytest.param("MPLCONFIGDIR", marks=pytest.mark.thorough),
+])  # fmt: skip
+def test_a_folder_that_a_library_may_not_write_is_no_news(name: str) -> None:
+    """A ~/.cache that is read-only, no home, and a folder of matplotlib's own: it draws without, and warns of it."""
+    line = "from trainfleet.report import plots; import matplotlib as m; print(m.get_configdir(), m.get_cachedir())"
+    environment = {"PYTHONPATH": verbs.PACKAGES, "PATH": os.environ["PATH"], "HOME": "/tmp", name: "/proc/none"}  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, "-c", line], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "/proc/none" not in ran.stdout.split()[-1] and not ran.stderr, ran.stderr
+
+
+@pytest.mark.parametrize("key, name", [("lr", "rate"), ("grad_norm", "norm")])
+def test_a_peak_of_a_rate_or_norm_is_drawn_as_it_was(key: str, name: str, tmp_path: Path) -> None:
+    """A moving mean would cut off the end of a warm-up and the spike before a loss breaks."""
+    run = make_run(tmp_path)
+    _lines(run, range(1, 201), **{key: lambda step: 1.0 if step == 100 else 0.1})
+    drawn = panels.panels(read(run))[name].axes[0].get_lines()
+    assert max(max(curve.get_ydata()) for curve in drawn[:1]) == 1.0  # type: ignore[arg-type]
+    assert len(drawn[0].get_ydata()) == 200  # type: ignore[arg-type]

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from requirement import need
 from s3server import serve
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.config.types import Data
 from trainfleet.data.source_survey import SourceSurvey, look
 from trainfleet.data.sources import MEMORY
 from trainfleet.storage import s3
-from trainfleet.trust.errors import NoSource, S3Error
+from trainfleet.trust.errors import DataError, NoSource, S3Error
 
 LINES = "".join(
     json.dumps({"text": f"document {number} " * 30}) + "\n" for number in range(400)
@@ -130,3 +134,31 @@ def test_each_process_that_tokenizes_has_the_limit(
     )
     limits = {line for line in said.splitlines() if line.startswith("LIMIT")}
     assert limits == {f"LIMIT {MEMORY} {MEMORY}"} and "finished:" in said, said
+
+
+RECORD = {"messages": [{"role": "user", "content": "which field?"}]}
+LINE = json.dumps(RECORD).encode() + b"\n"
+FIRSTS = {"a.jsonl": LINE, "a.json": json.dumps([RECORD]).encode(), "a.jsonl.gz": gzip.compress(LINE),
+          "a.csv": b"messages,id\nhello,1\n", "a.tsv": b"messages\tid\nhello\t1\n"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*FIRSTS, "a.parquet", "a.tar"])
+def test_a_record_with_which_tokenizing_would_end_at_once_ends_the_plan(
+    name: str, tmp_path: Path
+) -> None:
+    """A chat in any format: `next: make train` would have failed."""
+    path = tmp_path / name
+    if name in FIRSTS:
+        path.write_bytes(FIRSTS[name])
+    elif name == "a.parquet":
+        need("pyarrow.parquet").write_table(need("pyarrow").table({"messages": ["hello"]}), path)
+    else:
+        with tarfile.open(path, "w") as archive:
+            about = tarfile.TarInfo("chat.jsonl")
+            about.size = len(LINE)
+            archive.addfile(about, io.BytesIO(LINE))
+    data = Data("set", (str(path),), "text", "bpe", 300, 0.1)
+    with pytest.raises(DataError, match="lacks the field `text`") as caught:
+        look(data)
+    assert "messages" in str(caught.value) and caught.value.next
+    assert look(replace(data, on_bad_record="skip")).files == 1

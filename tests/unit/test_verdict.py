@@ -25,6 +25,7 @@ from trainfleet.watch.causes import CAUSES, Then
 from trainfleet.watch.lines import read_lines
 from trainfleet.watch.monitor import AttemptOutcome
 from trainfleet.watch.verdict import Verdict, judge, start_now
+from verbs import ROOT
 
 BAD = Status(Phase.ENDED, exits={0: 1, 1: 1})
 
@@ -243,6 +244,12 @@ def test_each_cause_says_what_to_type() -> None:
         assert cause.words and cause.next and "\n" not in cause.next
 
 
+def test_the_pages_count_the_causes() -> None:
+    named = len(CAUSES) - 1  # unknown is none
+    for page in ("docs/explanation/verdicts.md", "CHANGELOG.md"):
+        assert f" {named} causes" in (ROOT / page).read_text(), page
+
+
 def test_of_a_log_without_end_the_first_and_the_last_lines_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +343,7 @@ def test_who_is_alive_is_told_by_beats_and_not_by_their_clocks(run: Run) -> None
     assert sentry.alive(0.04) == {0}
 
 
-CUT = "ended within 0 s without having saved: the scheduler kills before the grace time"
+CUT = "ended within 0 s without having saved: the scheduler kills a job before the grace time ends"
 
 
 def test_an_engine_that_kills_before_the_grace_time_is_named(run: Run) -> None:

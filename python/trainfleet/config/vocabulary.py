@@ -164,7 +164,7 @@ def named_tokens(path: Path) -> tuple[dict[str, str], list[str]]:
         given |= _read(TokenizerSettings, folder / "special_tokens_map.json")
         ids = _read(dict[str, int], folder / "added_tokens.json")
     tokens = {
-        role: value["content"] if isinstance(value, dict) else value
+        role: value.get("content") if isinstance(value, dict) else value  # keys may have any value
         for role, value in given.items()
     }
     return {role: token for role, token in tokens.items() if isinstance(token, str)}, sorted(

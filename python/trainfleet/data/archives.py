@@ -20,7 +20,7 @@ from ..config.named import named
 from ..config.types import Data
 from ..trust.errors import DataError
 from ..trust.untrusted_input import KIBIBYTE, MEBIBYTE, printable
-from .bad_records import too_long
+from .bad_records import STOP, too_long
 from .format_table import JSON, TAR, TEXT, format_of, is_record, is_sidecar, name_of, why_unread
 from .formats import LONGEST, Document, Item, Unread, attempted, damage, decoded, unpacked
 from .source_files import EMPTY, SourceFile, told
@@ -80,15 +80,18 @@ def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
-    """Warns for each source with a tar that has unread files among its first ones."""
+    """Warns for each source with a tar that has unread files among its first ones. Raises DataError
+    if tokenizing would end with one of them.
+    """
     tars = {
         unit.source: piece for unit in units for piece in unit.pieces if name_of(piece.path) == TAR
     }
     for source, piece in tars.items():
-        kinds = [
-            getattr(item, "kind", "")
-            for item in islice(read_tar(piece, data.text_field_of(source)), LOOKED)
-        ]
+        kinds = list[str]()
+        for item in islice(read_tar(piece, data.text_field_of(source)), LOOKED):
+            if isinstance(item, DataError) and data.on_bad_record == STOP:
+                raise item
+            kinds.append(getattr(item, "kind", ""))
         yield from told(
             f"{piece.path} (of its first {len(kinds):,} files)", Counter(filter(None, kinds))
         )
@@ -178,7 +181,7 @@ class Headers:
     def seek(self, position: int) -> None:
         # a negative size leads there, and from there back to itself forever
         if position < self.stream.tell():
-            raise tarfile.TarError("a header in it points back")
+            raise tarfile.TarError("a header in it points backwards")
         self.stream.seek(position)
 
     def tell(self) -> int:

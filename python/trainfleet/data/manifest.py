@@ -155,7 +155,7 @@ class Manifest:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Numbers of documents with [2^i, 2^(i+1)) tokens, i from 0."""
+        """Counts the documents with [2^i, 2^(i+1)) tokens, i from 0."""
         return tuple(map(sum, zip(*(shard.lengths for shard in self.shards), strict=True)))
 
     def split(self, name: str) -> tuple[Shard, ...]:

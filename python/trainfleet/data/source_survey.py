@@ -11,9 +11,11 @@ from ..config.types import Data
 from .archives import look_into
 from .bad_records import STOP
 from .documents import read_piece
-from .format_table import format_of
+from .format_table import TAR, is_record, name_of
 from .sources import UnitPlan, plan_units, seconds_for
 from .tokenizer import require_use
+
+FIRST = 2**24  # bytes of a .json that a plan reads
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,11 @@ def look(data: Data) -> SourceSurvey:
 
 
 def _read_first_records(plan: UnitPlan, data: Data) -> None:
-    """Reads the first record of each source of JSON lines on this disk. Raises DataError if
-    tokenizing would end with it.
+    """Reads the first record of each source on this disk. Raises DataError if tokenizing would end
+    with it.
     """
     for source, piece in {unit.source: unit.pieces[0] for unit in reversed(plan.units)}.items():
-        row = format_of(piece.path)
-        if row and row.divided and row.by_jq and Path(piece.path).is_file():
+        kind = name_of(piece.path)
+        large = kind == "json" and piece.bytes > FIRST  # it is read at once
+        if is_record(piece.path) and kind != TAR and not large and Path(piece.path).is_file():
             next(read_piece(piece, data.text_field_of(source)), None)

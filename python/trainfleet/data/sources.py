@@ -117,7 +117,7 @@ def plan_units(data: Data) -> UnitPlan:
     """
     if any(source.weight for source in data.mixture) and data.weights is None:
         raise DataError(
-            "some sources have a weight and some have none",
+            "some sources have a weight and others do not",
             where="data.sources",
             next="give all a weight, or none",
         )

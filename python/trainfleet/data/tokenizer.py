@@ -43,7 +43,7 @@ class Tokenizer(Vocabulary):
 
     @cached_property
     def encoder(self) -> TextEncoder:
-        """The fastest library that is exact on this tokenizer."""
+        """Opens the fastest library that gives exactly this tokenizer's tokens."""
         return self._opened[0]
 
     def renew(self) -> None:

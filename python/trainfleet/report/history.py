@@ -290,15 +290,17 @@ class History:
 
 
 def opening(results: Record) -> str:
-    """Returns a prompt for the model to continue: some words of the validation text that began the
-    run's own sample.
+    """Returns a prompt for the model to continue: some words of one line of the validation text
+    that began the run's own sample.
     """
-    words = [
-        word
-        for word in str((results.get("sample") or {}).get("prompt", "")).split()
-        if word.isprintable()
+    text = str((results.get("sample") or {}).get("prompt", ""))
+    lines = [
+        [word for word in line.split() if word.isprintable()][:OPENING]
+        for rest in text.split(None, 1)[1:]  # the first word may be cut
+        for line in rest.splitlines()
     ]
-    chosen = " ".join(words[1 : 1 + OPENING])  # the first may be cut
+    longest = max([[], *lines], key=len)
+    chosen = " ".join(longest)
     return f"{chosen} " if chosen and len(chosen) < LONGEST_OPENING else "The "
 
 

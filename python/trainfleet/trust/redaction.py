@@ -1,18 +1,17 @@
 """Finds secrets and hides them in text: by the name of their variable, and by their form.
 
 Values are secret if TRAINFLEET_SECRETS names their variables (fleet.secrets), or if the names end
-like a secret's. A value is hidden as it is and in the spellings of JSON, Python, HTML, URLs,
-hexadecimal and base64. It is also hidden inside longer base64, as in headers. If a value has
-several lines, each longer line is hidden too, as logs are written line by line. Overlapping secrets
-are hidden together. A secret that no variable here holds is recognized by its form: its maker's
-prefix, or the text before it. Standard library only: supervisors start with it.
+like a secret's. A value is hidden in four spellings: as it is, in JSON and Python, in URLs and in
+base64, also inside longer base64, as in headers. If a value has several lines, each longer line is
+hidden too, as logs are written line by line. Overlapping secrets are hidden together. A secret that
+no variable here holds is recognized by its form: its maker's prefix, or the text before it.
+Standard library only: supervisors start with it.
 """
 
 from __future__ import annotations
 
 import base64
 import functools
-import html
 import json
 import os
 import re
@@ -133,9 +132,7 @@ def keep_secret(names: Iterable[str]) -> None:
 
 def hide(text: str) -> str:
     """Returns the text with *** for every secret in it."""
-    covered = sorted(part for pattern in _patterns() for part in _places(text, pattern))
-    if forms := list(_forms(text)):
-        covered = sorted([*covered, *forms])
+    covered = sorted([*_places(text), *_forms(text)])
     if not covered:
         return text
     parts, end = [], 0
@@ -174,17 +171,10 @@ def begun(text: str) -> int:
     """
     keep = _begun_form(text)
     for pattern in _patterns():
-        longest = min(len(pattern) - 1, len(text))
-        keep = max(
-            keep,
-            next((size for size in range(longest, keep, -1) if text.endswith(pattern[:size])), 0),
-        )
+        sizes = range(len(pattern) - 1, keep, -1)
+        keep = next((size for size in sizes if text.endswith(pattern[:size])), keep)
     cut = len(text) - keep
-    for start, stop in (
-        sorted((part for pattern in _patterns() for part in _places(text, pattern)), reverse=True)
-        if keep
-        else ()
-    ):
+    for start, stop in sorted(_places(text), reverse=True) if keep else ():
         cut = start if start < cut < stop else cut
     return len(text) - cut
 
@@ -194,7 +184,7 @@ def _begun_form(text: str) -> int:
     text that may come before a secret.
     """
     line = text[text.rfind("\n") + 1 :][-UNFINISHED:]
-    return len(line) - found.start() if line and (found := _OPEN.search(line)) else 0
+    return len(line) - found.start() if (found := _OPEN.search(line)) else 0
 
 
 def _forms(text: str) -> Iterator[tuple[int, int]]:
@@ -241,7 +231,6 @@ def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, .
                 json.dumps(part)[1:-1],
                 json.dumps(part, ensure_ascii=False)[1:-1],
                 repr(part)[1:-1],
-                html.escape(part),
                 quote(part, safe="", errors="surrogateescape"),
                 quote(part, errors="surrogateescape"),
             )
@@ -257,10 +246,10 @@ def _is_plain(value: str) -> bool:
 
 
 def _encoded(value: bytes) -> Iterator[str]:
-    """Yields a value in hexadecimal and base64: at each offset the digits that depend only on it,
-    and wrapped lines at offset 0.
+    """Yields a value in base64: at each offset the digits that depend only on it, and wrapped lines
+    at offset 0.
     """
-    texts = [value.hex(), value.hex().upper()]
+    texts = []
     for before in range(3):
         first, last = -(-8 * before // 6), 8 * (before + len(value)) // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
@@ -277,9 +266,10 @@ def _encoded(value: bytes) -> Iterator[str]:
     return (text for text in texts if len(text) >= LEAST_LINE)
 
 
-def _places(text: str, pattern: str) -> Iterable[tuple[int, int]]:
-    """Yields the places of a pattern, including overlapping ones."""
-    start = text.find(pattern)
-    while start >= 0:
-        yield start, start + len(pattern)
-        start = text.find(pattern, start + 1)
+def _places(text: str) -> Iterator[tuple[int, int]]:
+    """Yields the places of all values in a text, including overlapping ones."""
+    for pattern in _patterns():
+        start = text.find(pattern)
+        while start >= 0:
+            yield start, start + len(pattern)
+            start = text.find(pattern, start + 1)

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 CLOSE = 0.6  # share of the letters that must be right for a suggestion
 SLIP = 0.75  # share of the letters that makes a suggestion sure
-ONE = 1.1  # distance of a word with one wrong letter, even the first
 # Cyrillic and Greek letters that look like Latin ones
 LETTERS = str.maketrans("аеорсухіѕјԁԛԝοανικτρυ", "aeopcyxisjdqwoaviktpu")
 
@@ -34,7 +33,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     ]:
         return names[min(whole, key=len)]  # llama-1b is llama-3.2-1b, and no other size
     best = max(names, key=lambda name: (likeness(form, name), -len(name)), default="")
-    if best and (likeness(form, best) >= CLOSE or distance(form, best) <= ONE):
+    if best and (likeness(form, best) >= CLOSE or distance(form, best) <= 1):
         return names[best]
     initials = [name for name in names if "".join(part[0] for part in name.split("_")) == form]
     short = initials or [
@@ -52,12 +51,10 @@ def slip(word: str, known: Iterable[str]) -> str | None:
     near = [
         name
         for name in names
-        if abs(len(name) - len(form)) <= max(ONE, (1 - SLIP) * max(len(name), len(form)) + 1)
+        if abs(len(name) - len(form)) <= max(1, (1 - SLIP) * max(len(name), len(form)) + 1)
     ]
     best = max(near, key=lambda name: (likeness(form, name), -len(name)), default="")
-    sure = best and (
-        likeness(form, best) >= SLIP or (distance(form, best) <= ONE and len(form) > 1)
-    )
+    sure = best and (likeness(form, best) >= SLIP or (distance(form, best) <= 1 and len(form) > 1))
     return names[best] if sure else None
 
 
@@ -79,21 +76,16 @@ def likeness(word: str, other: str) -> float:
     return 1 - distance(word, other) / max(len(word), len(other), 1)
 
 
-def distance(word: str, other: str) -> float:
+def distance(word: str, other: str) -> int:
     """Counts letters to change from one word to the other (Damerau and Levenshtein, each place
     once); a swap counts as one.
-
-    Differences at the beginning count a little more, and a `_` a little less, like typical typing
-    errors.
     """
-    before: list[float] = []
-    row = [float(index) for index in range(len(other) + 1)]
+    before: list[int] = []
+    row: list[int] = [*range(len(other) + 1)]
     for i, letter in enumerate(word, 1):
-        last, before, row = before, row, [float(i)]
+        last, before, row = before, row, [i]
         for j, mate in enumerate(other, 1):
-            change = 0.0 if letter == mate else 1.1 if i == j == 1 else 1.0
-            out, into = (0.5 if letter == "_" else 1.0), (0.5 if mate == "_" else 1.0)
-            least = min(before[j] + out, row[j - 1] + into, before[j - 1] + change)
+            least = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != mate))
             if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == mate:
                 least = min(least, last[j - 2] + 1)
             row.append(least)

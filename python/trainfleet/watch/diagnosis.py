@@ -64,6 +64,7 @@ OF_A_NODE = (
     "busy",
     "capacity",
     "quota",
+    "request",
 )
 
 

@@ -56,9 +56,9 @@ def persevere(
     """Returns the verdict that ended the last attempt, or none if every node ended well or stopped
     when asked to.
 
-    `jobs` may run in the request's place: the same job for as many nodes, then for fewer. `refit`
-    changes the run folder's config to that of one of them. `running`: another launcher has
-    submitted the request, and it is only followed.
+    `jobs` may replace the request: the same job for as many nodes, then for fewer. `refit` writes
+    the config of one of them into the run folder. `running`: the job of this request, which another
+    launcher has submitted.
     """
     run, broken, fruitless, restarts = watch.run, dict[str, str](), 0, 0
     while True:

@@ -187,7 +187,7 @@ def _cut_short(lines: list[LogLine], node: int | None) -> str:
         )
     lived = max(line.time for line in after) - asked.time
     limit = (
-        "the scheduler kills before the grace time (ECS_CONTAINER_STOP_TIMEOUT on its "
+        "the scheduler kills a job before the grace time ends (ECS_CONTAINER_STOP_TIMEOUT on its "
         "instances, Slurm's KillWait)"
     )
     return (
@@ -329,7 +329,7 @@ def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
             None,
             None,
             "watch",
-            "severed nodes: their parts failed, and they do not reach the run folder",
+            "severed nodes: their ranks failed, and they can't reach the run folder",
         )
         severed = []
     for node in severed:
