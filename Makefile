@@ -1,4 +1,4 @@
-# One line per verb: its code is python/trainfleet/cli/<verb>.py. `make` alone lists them.
+# One line per verb: FILES of python/trainfleet/cli/__init__.py names the file of its code. `make` alone lists them.
 ifneq ($(dir $(lastword $(MAKEFILE_LIST))),./)
 $(error This Makefile works on the folder it is in. Type: make -C $(dir $(lastword $(MAKEFILE_LIST))))
 endif

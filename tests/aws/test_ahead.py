@@ -18,7 +18,7 @@ from trainfleet.backends import backend_of, ec2_machines, terms_of
 from trainfleet.backends.ec2 import Ec2, StackHosts
 from trainfleet.backends.head import HEAD
 from trainfleet.cli import plan as plan_verb
-from trainfleet.cli import setup
+from trainfleet.cli.fleet import setup
 from trainfleet.cloud.unsupported import refuse
 from trainfleet.config import Config, Settings, load
 from trainfleet.plan.bill import PAID, Bill
@@ -49,7 +49,7 @@ def typed(
 
     def make(**variables: str) -> tuple[int, str]:
         backend_of.cache_clear()  # another command
-        code = setup.main({"CONFIG": "cloudy.yaml", **variables}, 0.0)
+        code = setup({"CONFIG": "cloudy.yaml", **variables}, 0.0)
         return code, capsys.readouterr().out
 
     return make
@@ -149,7 +149,7 @@ def test_its_price_is_in_the_plan_before_and_after_it_is_bought(
 ) -> None:
     def plan() -> str:
         backend_of.cache_clear()
-        assert plan_verb.main({"CONFIG": "cloudy.yaml"}, 0.0) == 0
+        assert plan_verb.plan({"CONFIG": "cloudy.yaml"}, 0.0) == 0
         return capsys.readouterr().out
 
     write(4000.0)

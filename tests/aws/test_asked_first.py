@@ -63,7 +63,7 @@ def test_a_plan_says_what_is_gone_and_writes_the_same(
 
     def plan(out: str) -> tuple[str, dict[str, bytes]]:
         backend_of.cache_clear()
-        assert verb.main({"CONFIG": str(FOLDER / f"{recipe}.yaml"), "OUT": out}, 0.0) == 0
+        assert verb.plan({"CONFIG": str(FOLDER / f"{recipe}.yaml"), "OUT": out}, 0.0) == 0
         return capsys.readouterr().out, {
             path.name: path.read_bytes() for path in (tmp_path / out).rglob("*") if path.is_file()
         }

@@ -21,7 +21,7 @@ from aws.world import aws, config_of
 from trainfleet.backends import backend_of, terms_of
 from trainfleet.backends.ec2 import Ec2
 from trainfleet.cli import plan as verb
-from trainfleet.cli import setup
+from trainfleet.cli.fleet import setup
 from trainfleet.cloud import data_access, discovery
 from trainfleet.cloud.calls import Calls
 from trainfleet.cloud.changeset import compare, describe
@@ -51,7 +51,7 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account
 
 def plan(capsys: pytest.CaptureFixture[str], **variables: str) -> str:
     backend_of.cache_clear()  # another command
-    assert verb.main({"CONFIG": "cloudy.yaml", **variables}, 0.0) == 0
+    assert verb.plan({"CONFIG": "cloudy.yaml", **variables}, 0.0) == 0
     return capsys.readouterr().out
 
 
@@ -189,7 +189,7 @@ def test_without_credentials_a_plan_says_so_and_setup_ends(
     account.no_credentials = True
     assert "account: not asked, as AWS can't be asked without credentials" in plan(capsys)
     with pytest.raises(CloudError, match="without credentials"):
-        setup.main({"CONFIG": "cloudy.yaml"}, 0.0)
+        setup({"CONFIG": "cloudy.yaml"}, 0.0)
 
 
 @pytest.mark.parametrize("name", EC2)

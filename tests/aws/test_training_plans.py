@@ -14,7 +14,7 @@ from aws.validation import problems_of
 from trainfleet.backends import backend_of, terms_of
 from trainfleet.backends.request_json import bodies
 from trainfleet.backends.sagemaker import SageMaker
-from trainfleet.cli import setup
+from trainfleet.cli.fleet import setup
 from trainfleet.cloud.capacity import PLAN_TYPES
 from trainfleet.config import Config, Settings, load
 from trainfleet.plan.job import train_job
@@ -37,7 +37,7 @@ def write(limit: float | None = 1000.0, **own: Any) -> Config:
 def typed(account: Account, capsys: pytest.CaptureFixture[str]) -> Any:
     def make(verb: Any = setup, **variables: str) -> tuple[int, str]:
         backend_of.cache_clear()
-        code = verb.main({"CONFIG": "config.yaml", **variables}, 0.0)
+        code = verb({"CONFIG": "config.yaml", **variables}, 0.0)
         return code, capsys.readouterr().out
 
     return make

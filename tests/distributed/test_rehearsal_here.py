@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_line import Desk
 
-from trainfleet.cli.rehearse import main
+from trainfleet.cli.jobs import rehearse
 from trainfleet.launch.rehearsal import RehearsalStage
 from verbs import enter
 
@@ -41,5 +41,5 @@ def test_with_a_mechanism_taken_out_a_promise_is_broken(
         return begin(self, name, words)
 
     monkeypatch.setattr(RehearsalStage, "begin", begin_without)
-    assert main({"CONFIG": str(tmp_path / "config.yaml"), "FAULTS": "rank-killed"}, 0.0) == 1
+    assert rehearse({"CONFIG": str(tmp_path / "config.yaml"), "FAULTS": "rank-killed"}, 0.0) == 1
     assert "BROKEN: the command ended with 1" in capsys.readouterr().out

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainfleet.cli import VERBS
+from trainfleet.cli.models import chosen
 from trainfleet.cli.variables import flag, number, read_variables
-from trainfleet.cli.verify import chosen
 from trainfleet.config import Settings
 from trainfleet.launch.command import config_of, run_named, settings_of
 from trainfleet.plan.measurement import counts_of

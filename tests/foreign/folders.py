@@ -160,7 +160,7 @@ def _changed(name: str, change: Callable[[Path], object], *verbs: str) -> Callab
         path.parent.mkdir(parents=True, exist_ok=True)
         change(path)
         with mock.patch(
-            "trainfleet.cli.verify.run_module", return_value=0
+            "trainfleet.cli.models.run_module", return_value=0
         ):  # that part loads torch, in a process of its own
             for verb in verbs:
                 main([verb, "CONFIG=config.yaml"])

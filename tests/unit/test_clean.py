@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainfleet.cli import clean, plan
+from trainfleet.cli import fleet, plan
 from trainfleet.trust.errors import ConfigError, TrainfleetError
 
 PARTS = ("report.html", "plots/loss.png", "stop", "lock", "logs/node-0.parts/a", "logs/node-0.log", "checkpoints/.step-00000002/w",
@@ -65,7 +65,7 @@ def state(folder: Path, but: tuple[str, ...] = ()) -> dict[str, bytes]:
 
 
 def type_clean(**variables: str) -> int:
-    return clean.main(variables, 0.0)
+    return fleet.clean(variables, 0.0)
 
 
 def test_what_can_be_made_again_goes_of_runs_alone(desk: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_plan_is_written_to_no_folder_with_other_files(desk: Path, where: str)
     (desk / "link").symlink_to(".")
     before = state(desk)
     with pytest.raises(ConfigError, match="OUT"):
-        plan.main({"OUT": where}, 0.0)
+        plan.plan({"OUT": where}, 0.0)
     assert state(desk) == before
 
 
@@ -188,5 +188,5 @@ def test_a_plan_is_written_to_a_new_folder_an_empty_one_and_an_earlier_plan_s(de
         yaml.safe_dump({"name": "mine", "data": {"name": "fresh", "sources": ["stdlib"]}})
     )
     for where in ("new", "empty", "new", "deep/er"):
-        assert plan.main({"OUT": where}, 0.0) == 0
+        assert plan.plan({"OUT": where}, 0.0) == 0
         assert (desk / where / "plan.json").exists() and (desk / where / "config.yaml").exists()

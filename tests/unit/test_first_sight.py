@@ -77,8 +77,8 @@ def test_a_config_of_another_name_is_pointed_out(tmp_path: Path) -> None:
 )
 def test_a_variable_that_means_nothing_is_refused_in_few_words(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainfleet.cli.sample.run_trained", lambda variables: None)
-    monkeypatch.setattr("trainfleet.cli.sample.forwarded", lambda verb, variables: None)
+    monkeypatch.setattr("trainfleet.cli.models.run_trained", lambda variables: None)
+    monkeypatch.setattr("trainfleet.launch.run_location.forwarded", lambda verb, variables: None)
     (tmp_path / "config.yaml").write_text("name: a\n")
     assert main(words.split()) == 2 and list(tmp_path.iterdir()) == [tmp_path / "config.yaml"]
     assert (

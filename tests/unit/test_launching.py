@@ -280,16 +280,16 @@ def test_a_launch_that_was_killed_is_no_obstacle(desk: Path) -> None:
 def test_stop_does_not_offer_to_resume_what_had_finished(
     desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainfleet.cli import stop
+    from trainfleet.cli import runs
 
     monkeypatch.chdir(desk)
     run = run_of("line")
     run.update_results(status="finished", steps=4)
-    assert "had finished before it could stop" in stop._ended(
+    assert "had finished before it could stop" in runs._ended(
         run, True
-    ) and "resumes" not in stop._ended(run, True)
+    ) and "resumes" not in runs._ended(run, True)
     run.update_results(status="stopped")
-    assert "make train resumes it" in stop._ended(run, True)
+    assert "make train resumes it" in runs._ended(run, True)
 
 
 def test_a_launch_that_is_cancelled_as_it_is_handed_over_says_that_it_is_stopped(

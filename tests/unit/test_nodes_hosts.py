@@ -13,7 +13,7 @@ import yaml
 
 from requirement import need_program
 from trainfleet.backends import terms_of
-from trainfleet.cli import config as config_verb
+from trainfleet.cli import recipes
 from trainfleet.config import Settings, load
 from trainfleet.config.host_list import Host, parse_hosts
 from trainfleet.hosts.finding import Finding
@@ -102,7 +102,7 @@ def test_a_recipe_never_writes_over_what_was_changed(
     path = tmp_path / "config.yaml"
 
     def write(**words: str) -> int:
-        return config_verb.main({"CONFIG": str(path)} | words, 0.0)
+        return recipes.config({"CONFIG": str(path)} | words, 0.0)
 
     assert (
         write(RECIPE="first-run") == 0 and write(RECIPE="ssh-4-nodes") == 0

@@ -17,7 +17,8 @@ from report_runs import make_run
 
 from requirement import missing
 from trainfleet.backends.slurm.beside import Beside
-from trainfleet.cli.rehearse import chosen, main, row
+from trainfleet.cli import jobs
+from trainfleet.cli.jobs import chosen, row
 from trainfleet.config import Settings, load
 from trainfleet.launch import rehearsal
 from trainfleet.launch.faults import BROKEN_NODE, FAULTS, FULL, READ_ONLY, SMALL, Fault, rehearse
@@ -90,7 +91,7 @@ def test_nodes_are_harmed_only_by_consent_and_those_of_an_engine_in_the_cloud_no
     config = tmp_path / "config.yaml"
     config.write_text(f"name: a\nfleet: {fleet}\n")
     with pytest.raises((RunError, ConfigError), match=expected):
-        main({"CONFIG": str(config)}, 0.0)
+        jobs.rehearse({"CONFIG": str(config)}, 0.0)
 
 
 def test_one_host_is_too_few(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_one_host_is_too_few(tmp_path: Path) -> None:
         "name: a\nfleet: {backend: ssh, nodes: 1, hosts: [a], shared_folder: /shared}\n"
     )
     with pytest.raises(ConfigError, match="1 hosts: a rehearsal needs two"):
-        main({"CONFIG": str(config), "YES": "1"}, 0.0)
+        jobs.rehearse({"CONFIG": str(config), "YES": "1"}, 0.0)
 
 
 def test_the_fleet_of_a_rehearsal_has_the_user_s_hosts_and_a_folder_of_its_own(

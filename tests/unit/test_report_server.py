@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trainfleet.cli import main as command
-from trainfleet.cli.watch import served as served_on
+from trainfleet.cli.runs import served as served_on
 from trainfleet.report import server
 from trainfleet.report.server import MOST, Server
 from unit.report_runs import make_run

@@ -1,4 +1,4 @@
-"""The verbs, one file each: parse → call → print."""
+"""The verbs, in a few files, each a function of its name: parse → call → print."""
 
 from __future__ import annotations
 
@@ -65,6 +65,17 @@ VERBS = {
     "release": (),
 }
 
+# file → its verbs
+FILES = {
+    "fleet": "setup build push image doctor ls clean",
+    "recipes": "recipes config",
+    "plan": "plan",
+    "jobs": "tokenize compile train profile scaling rehearse inspect",
+    "runs": "runs watch compare status logs explain stop report",
+    "models": "sample checkpoints verify eval export",
+    "checkout": "new-backend test check release",
+}
+
 OPTIONS = "as options of the installed command: trainfleet train --nodes 4 --set train.steps=50"
 OF_A_CHECKOUT = ("test", "check", "release")
 
@@ -110,9 +121,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _carried_out(verb: str, variables: Variables, started: float) -> int:
-    run: Callable[[Variables, float], int] = importlib.import_module(
-        f".{verb.replace('-', '_')}", __name__
-    ).main
+    file = next(file for file, verbs in FILES.items() if verb in verbs.split())
+    run: Callable[[Variables, float], int] = getattr(
+        importlib.import_module(f".{file}", __name__), verb.replace("-", "_")
+    )
     try:
         with guarded():
             return run(variables, started)

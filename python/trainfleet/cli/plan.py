@@ -1,87 +1,100 @@
-"""make plan: the requests, and the derived values with their reasons; OUT=folder receives every
-file and request.
-"""
+"""The plan of a config: what it would run, and what that needs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..backends import backend_of
+from ..backends.base import Prospect
+from ..config import Config, Derivation
 from ..config.layouts import best
 from ..launch import preflight, provisioning
 from ..launch.calibration import experience_of
 from ..launch.command import config_of, plan_of, settings_of
 from ..launch.run_location import is_nowhere, runs_programs, say_unheard
+from ..plan.bill import Bill
 from ..plan.estimate import estimate
 from ..plan.neuron_environment import compiles_ahead
-from ..plan.plan import make_plan
+from ..plan.plan import Plan, make_plan
+from ..plan.request import Artifact
 from ..plan.sizing import Wish
 from ..report import proposal, sizing_tables
 from .variables import Variables, amounts, flag
 
 
-def main(variables: Variables, started: float) -> int:
-    if out := Path(variables["OUT"]) if "OUT" in variables else None:
+def plan(variables: Variables, started: float) -> int:
+    """Prints the requests, and the derived values with their reasons; OUT=folder receives every
+    file and request.
+    """
+    out = Path(variables["OUT"]) if "OUT" in variables else None
+    if out:
         proposal.require_own(out)
     config, derived = config_of(settings_of(variables))
     bill = backend_of(config).bill()
-    if (wish := Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))) != Wish():
-        print("\n".join(sizing_tables.answer(config, wish, bill, out)))
+    wish = Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))
+    if wish != Wish():
+        _say(sizing_tables.answer(config, wish, bill, out))
         return 0
-    layouts = sizing_tables.describe_layouts(config, best(config, sizing_tables.ALTERNATIVES), bill)
-    needs = estimate(config, bill, experience_of(config))
-    print(
-        "\n".join(
-            [
-                *proposal.describe(config, derived, needs),
-                "",
-                provisioning.inherited(config),
-                *layouts,
-            ]
-        )
-    )
-    preflight.require(config)
-    say_unheard(config)
-    prospect = provisioning.prospect(config, needs)
-    prospects, changes, awaits = prospect.lines, prospect.changes, prospect.awaited
-    print("\n".join(prospects), end="\n" if prospects else "")
-    if prospect.unasked or is_nowhere(config) or awaits:
-        plan = make_plan(
-            config,
-            derived,
-            requests := provisioning.exact(config) if prospect.exact else [],
-            [],
-            bill,
-        )
-        print("\n".join(proposal.describe_requests(requests, ())))
-        makes = "make setup makes" if prospects else "fleet.hosts names"
-        print(
-            "\n${...} is filled in by make setup"
-            if awaits
-            else f"\nhosts: none yet, so no command is exact; {makes} them"
-        )
-    elif runs_programs(config):
-        plan = make_plan(config, derived, [], [], bill)
-        print(
-            "\nhosts: not asked, so no command is exact: a plan does not run the ProxyCommand of "
-            "fleet.ssh.config"
-        )
-    else:
-        changes = changes or provisioning.planned(config)
-        print("\n".join(proposal.describe_changes(changes)), end="\n" if changes else "")
-        plan = plan_of(config, derived)
-        whole = flag(
-            variables, "VERBOSE", default=bool(out) or not provisioning.shares_one_machine(config)
-        )
-        print("\n".join(proposal.describe_requests(plan.requests, plan.notes, whole)))
+    prospect = _prospect(config, derived, bill)
+    whole = bool(out) or not provisioning.shares_one_machine(config)
+    whole = flag(variables, "VERBOSE", default=whole)
+    plan, changes = _planned(config, derived, bill, prospect, whole)
     if compiles_ahead(config):
         from ..launch import compiling  # loads the trainer
 
         print("\n".join(compiling.outlook(config)), end="")
     if out:
         print(f"\nwritten to {out}/: {', '.join(proposal.write(plan, changes, out))}")
-    setup = (
-        "make setup" if config.fleet.hosts or prospects else "write fleet.hosts, then make setup"
-    )
-    print(f"\nnext: {'make train' if plan.requests and not awaits else setup}")
+    if plan.requests and not prospect.awaited:
+        print("\nnext: make train")
+    elif config.fleet.hosts or prospect.lines:
+        print("\nnext: make setup")
+    else:
+        print("\nnext: write fleet.hosts, then make setup")
     return 0
+
+
+def _prospect(config: Config, derived: Derivation, bill: Bill | None) -> Prospect:
+    """Prints the derived values, the estimate, and the changes that make setup would make."""
+    layouts = sizing_tables.describe_layouts(config, best(config, sizing_tables.ALTERNATIVES), bill)
+    needs = estimate(config, bill, experience_of(config))
+    _say([*proposal.describe(config, derived, needs), "", provisioning.inherited(config), *layouts])
+    preflight.require(config)
+    say_unheard(config)
+    prospect = provisioning.prospect(config, needs)
+    _say(prospect.lines)
+    return prospect
+
+
+def _planned(
+    config: Config, derived: Derivation, bill: Bill | None, prospect: Prospect, whole: bool
+) -> tuple[Plan, Sequence[Artifact]]:
+    """Prints the requests, as exact as the hosts are known, and the changes of the hosts before."""
+    if prospect.unasked or is_nowhere(config) or prospect.awaited:
+        requests = provisioning.exact(config) if prospect.exact else []
+        print("\n".join(proposal.describe_requests(requests, ())))
+        makes = "make setup makes" if prospect.lines else "fleet.hosts names"
+        print(
+            "\n${...} is filled in by make setup"
+            if prospect.awaited
+            else f"\nhosts: none yet, so no command is exact; {makes} them"
+        )
+        return make_plan(config, derived, requests, [], bill), prospect.changes
+    if runs_programs(config):
+        print(
+            "\nhosts: not asked, so no command is exact: a plan does not run the ProxyCommand of "
+            "fleet.ssh.config"
+        )
+        return make_plan(config, derived, [], [], bill), prospect.changes
+    changes = prospect.changes or provisioning.planned(config)
+    _say(proposal.describe_changes(changes))
+    plan = plan_of(config, derived)
+    print("\n".join(proposal.describe_requests(plan.requests, plan.notes, whole)))
+    return plan, changes
+
+
+def _say(lines: Iterable[str]) -> None:
+    """Prints the lines, if there are any."""
+    if text := "\n".join(lines):
+        print(text)

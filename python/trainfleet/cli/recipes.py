@@ -1,15 +1,75 @@
-"""make recipes: the complete configs that come with the package, one line each."""
+"""Recipes: the complete configs to begin with."""
 
 from __future__ import annotations
 
-from ..recipes import all_recipes
-from .variables import Variables
+import os
+from pathlib import Path
+
+from ..process.install_paths import ROOT
+from ..recipes import all_recipes, recipe_named
+from ..run.run_folder import write_atomic
+from ..trust import untrusted_input
+from ..trust.errors import ConfigError, InputError, Problem, TrainfleetError
+from .variables import Variables, flag
 
 
-def main(variables: Variables, started: float) -> int:
-    recipes = all_recipes()
-    width = max(len(recipe.name) for recipe in recipes)
-    for recipe in recipes:
+def recipes(variables: Variables, started: float) -> int:
+    """Lists the complete configs that come with the package."""
+    found = all_recipes()
+    width = max(len(recipe.name) for recipe in found)
+    for recipe in found:
         print(f"{recipe.name:{width}}  {recipe.line}")
     print("next: make config RECIPE=name writes one to config.yaml, or to CONFIG=path")
     return 0
+
+
+def config(variables: Variables, started: float) -> int:
+    """Writes a recipe to config.yaml, or to CONFIG=path; over a file that you changed only with
+    YES=1.
+    """
+    if "RECIPE" not in variables:
+        raise ConfigError.of("RECIPE", "must name a recipe", next="make recipes lists them")
+    recipe = recipe_named(variables["RECIPE"])
+    path = Path(variables.get("CONFIG", "config.yaml"))
+    before, text = _content(path), linked(recipe.text, path)
+    if before == text:
+        print(f"{path} already is the recipe {recipe.name}")
+        return 0
+    if (
+        before is not None
+        and before not in [linked(other.text, path) for other in all_recipes()]
+        and not flag(variables, "YES")
+    ):
+        then = f"make config RECIPE={recipe.name} CONFIG=other.yaml, or add YES=1 to overwrite it"
+        raise TrainfleetError(f"{path} has changes that would be lost", next=then)
+    write_atomic(path, text)
+    print(f"wrote the recipe {recipe.name} to {path}: {recipe.line}")
+    print(f"next: {recipe.next if path == Path('config.yaml') else f'make plan CONFIG={path}'}")
+    return 0
+
+
+def linked(text: str, path: Path) -> str:
+    """Returns a recipe with an editor line that names the schema as seen from the folder of `path`;
+    unchanged without a schema here.
+    """
+    schema = Path("schema/config.schema.json")
+    if not schema.exists():
+        schema = ROOT / schema
+    seen = os.path.relpath(schema.absolute(), path.parent.absolute())
+    return text.replace("$schema=schema/config.schema.json", f"$schema={Path(seen).as_posix()}", 1)
+
+
+def _content(path: Path) -> str | None:
+    """Returns the text at the path; None if there is no file, "" if the file is not text, which no
+    recipe equals.
+    """
+    try:
+        return untrusted_input.read_text(path, untrusted_input.MEBIBYTE)
+    except FileNotFoundError:
+        return None
+    except InputError as error:
+        if not path.is_file():
+            raise ConfigError(
+                [Problem(0, str(path), "CONFIG", error.what)], next="CONFIG=path/to/config.yaml"
+            ) from error
+        return ""

@@ -1,16 +1,33 @@
-"""make runs: all runs here, one line each: state, step, loss, speed, cost, age. With CONFIG: only
-that config's.
-"""
+"""Runs: what they do now, how they differ, why one ended."""
 
 from __future__ import annotations
 
-from ..launch import cleaning
-from ..launch.command import run_named
-from ..report import listing
-from .variables import Variables
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..run.run_folder import Run
+from ..trust import untrusted_input
+from ..trust.errors import BackendError, ConfigError, Problem, RunError, tell
+from ..trust.spelling import suggest
+from .variables import Variables, flag, number
+
+if TYPE_CHECKING:
+    from ..backends.run_storage import Place
+    from ..report.server import Server
+    from ..watch.lines import LogLine
 
 
-def main(variables: Variables, started: float) -> int:
+def runs(variables: Variables, started: float) -> int:
+    """Lists the runs here, or those of CONFIG: state, step, loss, speed, cost, age."""
+    from ..launch import cleaning
+    from ..launch.command import run_named
+    from ..report import listing
+
     found = listing.known()
     if variables:
         made = cleaning.made_by(run_named(variables), None)
@@ -23,4 +40,281 @@ def main(variables: Variables, started: float) -> int:
         "\nnext: make status RUN=name, make logs RUN=name, make compare RUNS='one another', make "
         "clean RUN=name PURGE=1"
     )
+    return 0
+
+
+def watch(variables: Variables, started: float) -> int:
+    """Serves the run's report on this machine, redrawn while the run continues; Ctrl-C ends the
+    page, not the run.
+    """
+    from ..launch.command import run_named
+    from ..launch.run_location import place_of
+
+    run, port = run_named(variables), number(variables, "PORT", 0)
+    if port > 65535:
+        message = f"must be a port, up to 65535, not {port}"
+        raise ConfigError.of("PORT", message, next="PORT=8642, or omit it")
+    if not run.config.exists():
+        raise RunError("was never started", where=str(run.folder), next="make train")
+    with place_of(variables) as place:
+        _draw(run, place)
+        server = served(run, port)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        print(f"{run.name}: {server.link}\nCtrl-C ends this page, not the run", flush=True)
+        try:
+            while True:
+                time.sleep(max(10.0, place.pace))
+                _draw(run, place)
+        except KeyboardInterrupt:
+            print()
+        finally:
+            server.shutdown()
+    return 0
+
+
+def served(run: Run, port: int) -> Server:
+    """Returns the page's server, on `port` if it is not 0. ConfigError if another program uses that
+    port.
+    """
+    from ..report.server import Server
+
+    try:
+        return Server(
+            lambda: untrusted_input.read_bytes(run.report, 4 * untrusted_input.RECORD), port or None
+        )
+    except OSError as error:
+        message = f"{port} can't be used: {error.strerror}"
+        raise ConfigError.of(
+            "PORT", message, next="PORT=another, or omit it to use any free port"
+        ) from error
+
+
+def _draw(run: Run, place: Place) -> None:
+    """Updates the run folder and draws the page; if the fleet does not respond, the page shows the
+    last known state.
+    """
+    from ..report import html
+
+    try:
+        place.refresh()
+    except BackendError as error:
+        print(f"as last seen: {error}", flush=True)
+    html.write(run)
+
+
+MOST = 7  # runs that a reader can tell apart in a plot
+
+
+def compare(variables: Variables, started: float) -> int:
+    """Prints how runs differ in configs and results, and draws their loss curves in one plot."""
+    from ..report import listing
+
+    runs = runs_of(variables.get("RUNS", ""))
+    print("\n".join(listing.describe_differences(runs)))
+    picture = runs[0].plots / "compare.png"
+    listing.draw(runs, picture)
+    print(f"\nplot  {picture}\nnext  make report RUN={runs[0].name} draws a run's own page")
+    return 0
+
+
+def runs_of(text: str) -> list[Run]:
+    """Returns the runs that RUNS names; ConfigError for fewer than two, more than MOST, or one that
+    is not here.
+    """
+    from ..report import listing
+
+    here = {run.name: run for run in listing.known()}
+    names = list(dict.fromkeys(text.replace(",", " ").split()))
+    problems = [
+        Problem(0, "RUNS", "", f"no run is called {name!r}{suggest(name, here)}")
+        for name in names
+        if name not in here
+    ]
+    if not problems and not 2 <= len(names) <= MOST:
+        problems = [Problem(0, "RUNS", "", f"must name two to {MOST} runs, not {len(names)}")]
+    if problems:
+        raise ConfigError(problems, next="make runs lists them; make compare RUNS='one another'")
+    return [here[name] for name in names]
+
+
+def status(variables: Variables, started: float) -> int:
+    """Prints the state of the run, from its folder, and why its job waits, from the engine.
+
+    For a fleet that can't be reached, it prints the last known state.
+    """
+    from ..launch import launching, run_location
+    from ..launch.command import run_named
+    from ..report import summary
+
+    run = run_named(variables)
+    try:
+        with run_location.place_of(variables) as place:
+            place.refresh()
+            # is_running would ask again an engine that does not answer.
+            heard = run_location.heard_now(run, variables)
+            led, begun = heard is None or place.is_running(), launching.under_way(place)
+            alone = "" if led or begun else run_location.orphan_note(run, variables)
+            alone = f"\nit is being launched: {begun}" if begun and not led else alone
+    except BackendError:
+        if run.results.exists():
+            minutes = (started - run.results.stat().st_mtime) / 60
+            print(f"{summary.status(run)}\nthis is its state of {minutes:.0f} min ago", flush=True)
+        raise
+    print(summary.status(run, heard or "") + alone)
+    return 0
+
+
+def logs(variables: Variables, started: float) -> int:
+    """Prints the last lines of each node; with FOLLOW=1 it stays until the run ends."""
+    from ..launch.command import run_named
+    from ..launch.log_tail import await_first, logs_of, look, print_new
+    from ..launch.run_location import place_of
+
+    run, follow = run_named(variables), flag(variables, "FOLLOW")
+    with place_of(variables) as place:
+        trouble = look(place, run)
+        if follow and not logs_of(run):
+            trouble = await_first(place, run)
+        if not (found := logs_of(run)):
+            raise trouble or RunError(
+                "no logs yet",
+                where=str(run.logs),
+                why="no node of this run has started",
+                next="make train",
+            )
+        # Twenty lines of each node are searched for in the last 256 KiB of its log.
+        ends = {log: print_new(log, max(0, log.stat().st_size - 2**18), 20) for log in found}
+        while follow:
+            # asked before the logs are read, so that the last lines are not missed
+            alive = place.is_running()
+            trouble = look(place, run) or trouble
+            ends = {log: print_new(log, ends.get(log, 0)) for log in logs_of(run)}
+            if not alive:
+                break
+            time.sleep(place.pace)
+    if trouble:
+        tell(trouble)
+    return 0
+
+
+TYPED = (
+    "make explain LOG=train.log; for several nodes, LOG=FOLDER with a log of each; for stdin, LOG=-"
+)
+
+
+def explain(variables: Variables, started: float) -> int:
+    """Names the cause that ended a job, from the log of torchrun, Slurm, kubectl or any other
+    launcher.
+    """
+    from ..watch.diagnosis import diagnose
+    from ..watch.verdict import last_words, of_finding
+
+    lines, nodes = _read(variables.get("LOG", ""))
+    if finding := diagnose(lines, nodes=nodes):
+        print(of_finding(finding, lines, host=""))
+        return 0
+    print(
+        "no line explains why it ended. The last ones:",
+        *(f"  | {words}" for words in last_words(lines)),
+        sep="\n",
+    )
+    return 1
+
+
+def _read(name: str) -> tuple[list[LogLine], int]:
+    """Reads the lines of the logs, and the number of nodes that wrote them; 0 for one log, which
+    may be of any number.
+    """
+    from ..watch.lines import read_lines
+
+    if not name:
+        raise ConfigError.of("LOG", "must name a log", next=TYPED)
+    if name == "-":
+        with tempfile.NamedTemporaryFile() as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+            file.flush()
+            logs, lines = [Path(file.name)], read_lines(Path(file.name), None)
+    else:
+        logs = (
+            sorted(filter(Path.is_file, Path(name).iterdir()))
+            if Path(name).is_dir()
+            else [Path(name)]
+        )
+        several = len(logs) > 1
+        lines = [
+            line
+            for node, log in enumerate(logs)
+            for line in read_lines(log, node if several else None, logs=len(logs))
+        ]
+    if not lines or any("\0" in line.text for line in lines[:100]):
+        raise RunError("is not a log: no file with lines of text", where=name, next=TYPED)
+    return lines, len(logs) if len(logs) > 1 else 0
+
+
+def stop(variables: Variables, started: float) -> int:
+    """Asks the running launcher, from any terminal, for a clean stop, and waits until no process
+    runs.
+    """
+    from ..launch import launching, run_location
+    from ..launch.command import run_named
+
+    run = run_named(variables)
+    with run_location.place_of(variables) as place:
+        place.refresh()
+        led = place.is_running()
+        if not led and (begun := launching.under_way(place)):
+            if launching.cancel(place, run, begun):
+                run_location.end(variables)
+                print(
+                    f"the launch of {run.name} has ended, and none of its processes runs\nnext: "
+                    "make train begins again"
+                )
+                return 0
+            led = True
+        if not led and not (alone := run_location.nodes_at_work(variables)):
+            print(f"{run.name} is not running{place.words}; nothing to stop")
+            return 0
+        if not led:
+            print(f"its launcher is gone, but {', '.join(alone)} still run", flush=True)
+        calmly = run_location.stop(place, run, variables)
+        if not calmly:
+            print(
+                f"no answer for {run_location.PATIENCE:.0f} s; ending its processes at once",
+                flush=True,
+            )
+            run_location.end(variables)
+            place.refresh()
+            run_location.require_over(run)
+    print(_ended(run, calmly))
+    return 0
+
+
+def _ended(run: Run, calmly: bool) -> str:
+    """Returns the outcome of the run, and the next command."""
+    if run.read_results().get("status") == "finished":
+        return (
+            f"{run.name} had finished before it could stop; no process runs any more\nnext: make "
+            "report"
+        )
+    return (
+        "stopped; no process runs any more\nnext: make train "
+        f"{'resumes it' if calmly else 'resumes from the last checkpoint'}"
+    )
+
+
+def report(variables: Variables, started: float) -> int:
+    """Draws the plots and report.html again from the run folder."""
+    from ..launch.command import run_named
+    from ..report import html, plots
+
+    run = run_named(variables)
+    if not run.metrics.exists():
+        raise RunError(
+            "nothing to report yet",
+            where=str(run.folder),
+            why="no step has been logged",
+            next="make train",
+        )
+    drawn = plots.draw(run)
+    print("\n".join(str(path) for path in (*drawn, html.write(run))))
     return 0

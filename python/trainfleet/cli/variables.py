@@ -79,72 +79,15 @@ def read_variables(
     Raises:
         ConfigError: a variable is unknown, is not one of this verb's, or has two values.
     """
-    given, told = _from_make(environment.get("MAKEFLAGS", "")), dict[str, str]()
-    problems, words = [], list(_without_options(words, allowed))
-    for before, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
-        name, equals, value = word.partition("=")
-        # otherwise it is the 5 of `--steps 5`
-        if not equals and ("=" in before or word[:1] == "-" or before[:2] != "--"):
-            meant = _as_set(
-                word, allowed, following if following and "=" not in following else "..."
-            )
-            variable = _variable_of(word)
-            fault = (
-                f"has no value; it is {VARIABLES[variable]}"
-                if variable in allowed
-                else _stranger(word, allowed, meant)
-            )
-            problems.append(Problem(0, f"make {verb}", "", f"{show(word)} {fault}"))
-        elif equals and name in told and name != "SET" and told[name] != value:
-            problems.append(
-                Problem(
-                    0, name, "", f"has two values, {show(told[name])} and {show(value)}; give one"
-                )
-            )
-        elif equals:
-            told[name] = f"{told[name]} {value}" if name == "SET" and name in told else value
-    given |= told
+    told, problems = _read_words(verb, list(_without_options(words, allowed)), allowed)
+    given = _from_make(environment.get("MAKEFLAGS", "")) | told
     problems += [
         _refusal(verb, name, value, allowed) for name, value in given.items() if name not in allowed
     ]
-    empty = [
-        name
-        for name, value in given.items()
-        if not value.strip() and name in allowed and name not in MAY_BE_EMPTY
-    ]
-    problems += [
-        Problem(0, name, "", f"is empty; set it to {VARIABLES[name]}, or omit it") for name in empty
-    ]
-    problems += [
-        Problem(
-            0,
-            name,
-            "",
-            f"{show(given[name])} is an address, and {name} is {VARIABLES[name]} on this machine",
-        )
-        for name in PATHS
-        if name in allowed and ADDRESS.match(given.get(name, ""))
-    ]
     problems += [
         Problem(0, name, "", fault)
-        for name in PATHS
-        if name in allowed and (fault := _no_path(given.get(name, "")))
-    ]
-    long = [
-        name
         for name, value in given.items()
-        if len(value) > LONGEST and name in VARIABLES and name not in TEXTS
-    ]
-    problems += [
-        Problem(
-            0, name, "", f"has {len(given[name]):,} characters; at most {LONGEST:,} are allowed"
-        )
-        for name in long
-    ]
-    problems += [
-        Problem(0, name, "", "is not UTF-8 text")
-        for name, value in given.items()
-        if not _is_text(value)
+        for fault in _faults(name, value, allowed)
     ]
     if problems:
         raise ConfigError(
@@ -153,6 +96,41 @@ def read_variables(
         )
     found = {name: environment[name] for name in allowed if environment.get(name)} | given
     return {name: _at_home(value) if name in PATHS else value for name, value in found.items()}
+
+
+def _read_words(
+    verb: str, words: Sequence[str], allowed: Sequence[str]
+) -> tuple[Variables, list[Problem]]:
+    """Returns the variables that the verb's own words set, and the words that set none."""
+    told, problems = dict[str, str](), list[Problem]()
+    for before, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        if not equals:
+            # otherwise it is the 5 of `--steps 5`
+            if "=" in before or word[:1] == "-" or before[:2] != "--":
+                fault = f"{show(word)} {_stranger(word, allowed, following)}"
+                problems.append(Problem(0, f"make {verb}", "", fault))
+        elif name == "SET" and name in told:
+            told[name] += f" {value}"
+        elif told.setdefault(name, value) != value:
+            fault = f"has two values, {show(told[name])} and {show(value)}; give one"
+            problems.append(Problem(0, name, "", fault))
+    return told, problems
+
+
+def _faults(name: str, value: str, allowed: Sequence[str]) -> Iterator[str]:
+    """Yields what is wrong with the text of a variable, whatever its verb makes of it."""
+    if name in allowed and name not in MAY_BE_EMPTY and not value.strip():
+        yield f"is empty; set it to {VARIABLES[name]}, or omit it"
+    if name in allowed and name in PATHS:
+        if ADDRESS.match(value):
+            yield (f"{show(value)} is an address, and {name} is {VARIABLES[name]} on this machine")
+        if fault := _no_path(value):
+            yield fault
+    if name in VARIABLES and name not in TEXTS and len(value) > LONGEST:
+        yield f"has {len(value):,} characters; at most {LONGEST:,} are allowed"
+    if not _is_text(value):
+        yield "is not UTF-8 text"
 
 
 def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[str]:
@@ -171,10 +149,13 @@ def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[s
             yield f"{name}={left.pop()}" if left and left[-1][:2] != "--" else word
 
 
-def _stranger(word: str, allowed: Sequence[str], meant: str) -> str:
-    """Explains a word that is neither a variable nor an option of the verb. `meant` is the config
-    key that it names.
+def _stranger(word: str, allowed: Sequence[str], following: str) -> str:
+    """Explains a word that sets no variable: an option without a value, or the name of a config
+    key, for whose SET the `following` word is the value.
     """
+    if (name := _variable_of(word)) in allowed:
+        return f"has no value; it is {VARIABLES[name]}"
+    meant = _as_set(word, allowed, following if following and "=" not in following else "...")
     if not word.startswith("--"):
         return f"is not VARIABLE=value{meant or suggest(word, allowed)}"
     return f"is not an option{meant or suggest(word.partition('=')[0], map(option_of, allowed))}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..plan.measurement import Measure
+from ..plan.measurement import Measure, steady
 from ..run.run_folder import Run, write_atomic, write_json
 from .history import percent, quantity, table
 from .plots import BLUE, FAINT, INK, STYLE, note, save, sheet
@@ -19,13 +19,14 @@ HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "per rank", "MFU", "eff
 STRONG, WEAK = "strong scaling: constant global batch", "weak scaling: constant work per rank"
 
 
-def speed_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the median speed and MFU of lines of metrics; {} without lines."""
+def results_of(run: Run) -> dict[str, Any]:
+    """Returns the results of a run, with the median speed and MFU of its steady steps."""
+    lines: list[dict[str, Any]] = steady(list(run.read_metrics()))
     found = {
         key: [line[key] for line in lines if line.get(key) is not None]
         for key in ("tokens_per_second", "mfu")
     }
-    return {key: median(values) for key, values in found.items() if values}
+    return run.read_results() | {key: median(values) for key, values in found.items() if values}
 
 
 def describe(measures: Sequence[Measure], weak: bool) -> list[str]:

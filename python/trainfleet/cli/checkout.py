@@ -1,0 +1,67 @@
+"""Work on trainfleet itself, in a checkout of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ..process.processes import run_module
+from ..trust.errors import ConfigError
+from .variables import Variables
+
+
+def new_backend(variables: Variables, started: float) -> int:
+    """Writes a package that adds a backend, with the bench that tests its conformance."""
+    from ..backends import skeleton
+
+    if "NAME" not in variables:
+        raise ConfigError.of(
+            "NAME", "must name the backend", next="make new-backend NAME=kubernetes"
+        )
+    name = variables["NAME"]
+    files = skeleton.write(name, Path())
+    print("\n".join(["wrote", *(f"  {file}" for file in files)]))
+    print(
+        f"next: .venv/bin/python -m pip install --no-deps -e {files[0].parent}; make plan "
+        f"SET='fleet.backend={name}'"
+    )
+    return 0
+
+
+def test(variables: Variables, started: float) -> int:
+    """Runs the tests that take minutes; `make drills` runs the slow ones."""
+    # Runs four files at once, as tests wait half of the time, with one thread each, as threads of
+    # several processes would wait for each other.
+    at_once = ("--numprocesses=4", "--dist=loadfile", "--no-loadscope-reorder", "--durations=15")
+    return run_module("pytest", "-q", "-m", "not thorough", *at_once, OMP_NUM_THREADS="1")
+
+
+def check(variables: Variables, started: float) -> int:
+    """Runs lint, format, types, shell scripts, the Dockerfile, and versions outside the locks."""
+    scripts = sorted(map(str, Path("scripts").glob("*.sh")))
+    tool = Path(sys.executable).parent
+    hadolint = tool / "hadolint"
+    commands = [
+        [sys.executable, "-m", "ruff", "check", "."],
+        [sys.executable, "-m", "ruff", "format", "--check", "."],
+        [sys.executable, "-m", "mypy"],
+        [str(tool / "shellcheck"), *scripts, ".ci/run"],
+        [sys.executable, "scripts/versions.py"],
+    ]
+    if hadolint.exists() or "REQUIRE_ALL" in os.environ:
+        commands.append([str(hadolint), "docker/Dockerfile"])
+    else:
+        print(
+            "docker/Dockerfile is not checked, as hadolint is not installed; run scripts/venv.sh "
+            "apply requirements-test.lock"
+        )
+    failed = [command for command in commands if subprocess.run(command, check=False).returncode]
+    print("checks failed" if failed else f"all {len(commands)} checks passed")
+    return 1 if failed else 0
+
+
+def release(variables: Variables, started: float) -> int:
+    """Builds the wheel and the sdist, and checks them in a clean environment."""
+    return subprocess.run([sys.executable, "scripts/release.py"], check=False).returncode

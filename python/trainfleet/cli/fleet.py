@@ -1,0 +1,163 @@
+"""The fleet: sets it up, builds its images, examines it, lists what it costs, takes it down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..launch.command import config_of, config_to_examine, run_named, settings_of
+from ..trust.errors import BackendError, ConfigError, RunError, S3Error
+from ..trust.safe_output import is_agreed
+from .variables import Variables, flag
+
+if TYPE_CHECKING:
+    from ..backends.base import Machines
+    from ..backends.run_storage import Place
+    from ..config import Config
+    from ..run.run_folder import Run
+
+
+def setup(variables: Variables, started: float) -> int:
+    """Does the steps that building .venv has not done. On this machine it prints the devices to
+    train on.
+    """
+    from ..launch.provisioning import make_ready
+
+    return make_ready(config_of(settings_of(variables))[0], flag(variables, "YES"))
+
+
+def build(variables: Variables, started: float) -> int:
+    """Builds the container image of fleet.platform here, from docker/ and the lock."""
+    from ..launch import job_image
+
+    return job_image.build(config_of(settings_of(variables))[0])
+
+
+def push(variables: Variables, started: float) -> int:
+    """Pushes the container image, built if missing, to ECR under a tag of its content."""
+    from ..launch import job_image
+
+    return job_image.push(config_of(settings_of(variables))[0])
+
+
+def image(variables: Variables, started: float) -> int:
+    """Bakes a machine image (AMI) for nodes of the ec2 backend; `build` makes the container image
+    of jobs.
+    """
+    from ..launch.provisioning import bake
+
+    return bake(config_of(settings_of(variables))[0])
+
+
+def doctor(variables: Variables, started: float) -> int:
+    """Checks whether the fleet is fit to train, and prints each host's problems with a command.
+
+    LIFT=host releases a host from quarantine.
+    """
+    from ..launch.provisioning import examine
+
+    lifted = variables.get("LIFT", "").replace(",", " ").split()
+    return examine(config_to_examine(settings_of(variables)), lifted)
+
+
+def ls(variables: Variables, started: float) -> int:
+    """Lists the resources of every config in a region, found only by tag, with cost and age."""
+    for line in holdings(config_of(settings_of(variables))[0]):
+        print(line)
+    return 0
+
+
+def holdings(config: Config) -> Iterator[str]:
+    """Yields lines about the region's resources, by config; CloudError at the end if the
+    credentials may not list all of them.
+    """
+    from ..backends import backend_of
+
+    if not backend_of(config).machines().made:
+        yield (
+            f"the {config.fleet.backend} backend makes no machines, so it has no resource that "
+            "costs money"
+        )
+        return
+    from ..cloud.calls import Calls
+    from ..cloud.inventory import find, require_seen, table, total, weighed
+    from ..cloud.region import region_of
+
+    region = region_of(config)
+    calls = Calls(region)
+    everything = list(weighed(calls, find(calls)))
+    if found := [one for one in everything if one.id]:
+        yield from table(found)
+        yield f"{len(found)} resource{'s' * (len(found) > 1)} in {region}: {total(found)}"
+        yield (
+            "next: make clean removes those of its config, with CONFIG=path those of another, "
+            "with PURGE=1 also those that hold data"
+        )
+    require_seen(everything, region, "make ls")
+    if not found:
+        yield f"trainfleet has no resources in {region}"
+
+
+def clean(variables: Variables, started: float) -> int:
+    """Stops the run, takes machines down, removes files that can be made again; with PURGE=1 also
+    all data.
+    """
+    from ..backends import is_guest
+    from ..launch import cleaning, run_location
+
+    run, sure = run_named(variables), flag(variables, "YES")
+    purge = flag(variables, "PURGE", "all")
+    config = run_location.config_known(run, variables)
+    made, machines = cleaning.made_by(run, config), cleaning.machines_of(config)
+    if config and is_guest(config):
+        print(
+            f"the machines stay, as they belong to the config {config.fleet_name}; make clean "
+            "with that config removes them"
+        )
+    if machines and not sure and not purge:  # a purge asks later
+        _require_consent(machines)
+    try:
+        with run_location.place_of(variables) as place:
+            _end(place, run, variables, sure)
+            if not machines:
+                cleaning.remove_remakeable()
+                if not purge:
+                    return cleaning.keep(place, made)
+                code = cleaning.purge(place, made, sure)
+                everything = variables["PURGE"].lower() == "all"
+                return cleaning.end_of_hosts(config, everything, sure) or code
+    except (BackendError, RunError, S3Error) as error:
+        if not machines:
+            cleaning.remove_remakeable()  # cleans up here even if the fleet fails
+            raise
+        print(f"warning: {error}\nits machines are taken down anyway", flush=True)
+    return cleaning.take_down(machines, cleaning.folders_of(config, run), made, purge, sure)
+
+
+def _end(place: Place, run: Run, variables: Variables, sure: bool) -> None:
+    """Ends the run, or the launch that begins it. ConfigError if it runs and the user says no."""
+    from ..launch import launching, run_location
+
+    place.refresh()
+    running = place.is_running()
+    begun = None if running else launching.under_way(place)
+    ask = f"{run.folder} is running; end it, with a checkpoint?"
+    if (running or begun) and not sure and not is_agreed(ask):
+        then = "make clean YES=1 ends it, with a checkpoint; make watch shows it"
+        raise ConfigError.of(str(run.folder), "is running; nothing was changed", next=then)
+    if running or (begun and not launching.cancel(place, run, begun)):
+        run_location.stop(place, run, variables)
+    run_location.end(variables)  # also if it did not obey the request
+
+
+def _require_consent(machines: Machines) -> None:
+    """Asks before machines that cost money are taken down.
+
+    Raises:
+        ConfigError: the answer is no, or there is no terminal to ask on.
+    """
+    found = machines.costing()
+    print("\n".join(found), end="\n" if found else "")
+    if found and not is_agreed("end all jobs on these machines, and remove them?"):
+        what = f"would end machines that cost {found[-1]}; nothing was changed"
+        raise ConfigError.of("make clean", what, next="make clean YES=1")

@@ -1,0 +1,216 @@
+"""Jobs: tokenizing, compiling, training, and the short runs that measure or break one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING
+
+from ..launch.command import config_of, plan_for, plan_of, settings_of, sized
+from ..process.processes import run_module
+from ..run.run_folder import Run, run_of
+from ..trust.errors import ConfigError, Problem
+from ..trust.spelling import suggest
+from .variables import Variables, flag, number
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..launch.faults import Fault
+    from ..plan.measurement import Measure
+    from ..report import rehearsal_table
+
+
+def tokenize(variables: Variables, started: float) -> int:
+    """Turns the sources into data/<name>; does nothing if it exists."""
+    from ..launch import execution, tokenizing
+    from ..launch.launching import launching
+
+    with launching(config_of(settings_of(variables))[0], "tokenize"):
+        plan = plan_for(variables, ("tokenize",))
+        execution.warn(plan)
+        return tokenizing.tokenize(plan, started)
+
+
+def compile(variables: Variables, started: float) -> int:
+    """Compiles the training's programs on the fleet, into the cache that its nodes share."""
+    from ..launch import compiling
+
+    config, derived = config_of(settings_of(variables))
+    compiling.require(config)
+    return compiling.compile_ahead(config, derived, started)
+
+
+def train(variables: Variables, started: float) -> int:
+    """Compiles and tokenizes what is missing, trains from the newest checkpoint to train.steps,
+    reports.
+    """
+    from ..launch import compiling, execution, training
+    from ..launch.launching import launching
+
+    config, derived = config_of(settings_of(variables))
+    with launching(config, "train"):
+        if compiling.is_due(config) and (code := compiling.compile_first(config, derived, started)):
+            return code
+        plan = plan_for(variables)
+        execution.warn(plan)
+        return training.train(plan, started)
+
+
+def profile(variables: Variables, started: float) -> int:
+    """Trains a few steps in a separate run, some under torch's profiler, and prints where the time
+    went.
+    """
+    from ..backends import shared
+    from ..launch.training import train
+    from ..plan.measurement import PROFILED, TIMED, measured
+    from ..report.profile_table import describe
+
+    config, derived = config_of(settings_of(variables))
+    steps = config.train.profile_steps or PROFILED
+    name = f"{config.name}-profile-{time.strftime('%m%d-%H%M%S')}"
+    last = int(steps.partition("-")[2])
+    short = measured(shared(config), name, last + TIMED, steps)
+    code = train(plan_of(short, derived, launch=name), started, summarize=False)
+    if code == 0:
+        print("\n".join(["", *describe(run_of(name))]))
+    return code
+
+
+def scaling(variables: Variables, started: float) -> int:
+    """Runs the same job at several numbers of nodes, each in a short, separate run; writes a table
+    with the efficiency, and a plot.
+    """
+    from ..backends import shared
+    from ..launch.training import train
+    from ..plan.measurement import WARM_UP, measured, measures_of
+    from ..plan.plan import degrees
+    from ..report.scaling_table import results_of
+
+    weak, steps = flag(variables, "WEAK"), number(variables, "STEPS", 20, least=1)
+    sizes = sized(variables, weak)
+    base = f"{sizes[0][0].name}-scaling-{time.strftime('%m%d-%H%M%S')}"
+    done = []
+    for config, derived in sizes:
+        short = measured(shared(config), f"{base}-{config.fleet.nodes}", WARM_UP + steps)
+        layout, nodes, batch = degrees(config), config.fleet.nodes, config.train.global_batch_size
+        print(f"{nodes} node{'s' * (nodes > 1)}: {layout}, {batch} sequences per step", flush=True)
+        if code := train(plan_of(short, derived, launch=short.name), started, summarize=False):
+            return code
+        done.append((config, layout, results_of(run_of(short.name))))
+    _tell(run_of(base), measures_of(done), weak, _remark(sizes[-1][0]))
+    return 0
+
+
+def _tell(run: Run, found: list[Measure], weak: bool, remark: list[str]) -> None:
+    """Prints the table of a scaling run, writes it and the plot, and names the fastest size."""
+    from ..report import scaling_table
+
+    scaling_table.write(run, found, weak)
+    print("\n".join(["", *scaling_table.describe(found, weak), *remark, ""]))
+    fastest = max(found, key=lambda measure: measure.tokens_per_second)
+    print(
+        f"table  {run.folder}/scaling.md\nplot   {run.plots}/scaling.png\n"
+        f"next   make train NODES={fastest.nodes}  the fastest of these"
+    )
+
+
+def _remark(config: Config) -> list[str]:
+    """Warns that nodes simulated on this machine share its cores."""
+    from ..hardware import node_types
+    from ..launch.provisioning import shares_one_machine
+
+    if not shares_one_machine(config) or node_types.local_accelerators():
+        return []
+    cores = node_types.local_cores()
+    return [
+        "",
+        f"note: all sizes share this machine's {cores} cores, so this shows the cost of "
+        "splitting, not the gain of more machines",
+    ]
+
+
+WIDTHS = (18, 13, 20, 10, 15, 9, 9)
+
+
+def rehearse(variables: Variables, started: float) -> int:
+    """Breaks a short, separate run on purpose, and reports which promises it kept; on real nodes
+    only with YES=1.
+    """
+    from ..launch.faults import FAULTS, rehearse
+    from ..launch.rehearsal_steps import stage_for
+    from ..report import html, rehearsal_table
+
+    faults = chosen(variables.get("FAULTS", ""))
+    config, _ = config_of(settings_of(variables))
+    outcomes: list[rehearsal_table.FaultOutcome] = []
+    run = run_of(f"{config.name}-rehearsal-{time.strftime('%m%d-%H%M%S')}")
+    with stage_for(config, [fault.name for fault in faults], flag(variables, "YES")) as made:
+        print(row(*rehearsal_table.HEAD), flush=True)
+        for fault in faults:
+            print(fault.name, end="", flush=True)  # the rest of its row follows when it has ended
+            try:
+                outcomes.append(rehearse(fault, made))
+            except BaseException:
+                print()
+                raise
+            print(row(*outcomes[-1].cells).removeprefix(fault.name), flush=True)
+        rehearsal_table.write(run, made.run("whole").folder, config.fleet.backend, outcomes)
+    broken = [outcome for outcome in outcomes if outcome.broken]
+    for outcome in broken:
+        print(
+            f"{outcome.name}: {FAULTS[outcome.name].what}: {'; '.join(outcome.broken)}",
+            file=sys.stderr,
+        )
+    print(
+        f"\n{rehearsal_table.Rehearsal(config.fleet.backend, tuple(outcomes)).summary}; "
+        "everything is restored"
+    )
+    print(f"report  {html.write(run)}")
+    return 1 if broken else 0
+
+
+def chosen(names: str) -> list[Fault]:
+    """Returns the named faults, or all of them; ConfigError for a name that is not a fault."""
+    from ..launch.faults import FAULTS
+
+    wanted = names.replace(",", " ").split()
+    problems = [
+        Problem(0, "FAULTS", "", f"{name} is not a fault{suggest(name, FAULTS)}")
+        for name in wanted
+        if name not in FAULTS
+    ]
+    if problems:
+        raise ConfigError(problems, next=f"one or more of: {' '.join(FAULTS)}")
+    return [FAULTS[name] for name in wanted] or list(FAULTS.values())
+
+
+def row(*cells: str) -> str:
+    """Returns the cells of a row, padded except the last; for a fault that could not be injected
+    only its name and the reason.
+    """
+    shown = cells if all(cells) else (cells[0], cells[-1])
+    return " ".join(
+        [*(cell.ljust(width) for cell, width in zip(shown[:-1], WIDTHS, strict=False)), shown[-1]]
+    )
+
+
+def inspect(variables: Variables, started: float) -> int:
+    """Prints a sample of the training order; VERIFY=1 checks every file of the dataset first."""
+    from ..config import dump_resolved
+    from ..launch.run_location import forwarded
+
+    sample = number(variables, "SAMPLE", 0)
+    config, _ = config_of(settings_of(variables))
+    if (code := forwarded("inspect", variables, config)) is not None:
+        return code
+    # outside the run's folder, which inspecting does not change
+    with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file:
+        file.write(dump_resolved(config))
+        file.flush()
+        return run_module(
+            "trainfleet.data.inspect",
+            file.name,
+            str(sample),
+            VERIFY="1" if flag(variables, "VERIFY") else "0",
+        )

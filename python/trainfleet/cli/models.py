@@ -1,0 +1,169 @@
+"""Trained models: their checkpoints, and what a checkpoint says, scores and exports."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from ..launch import run_location
+from ..launch.command import run_trained, store_named
+from ..process.processes import run_module
+from ..trust.errors import ConfigError, RunError
+from ..trust.safe_output import unguarded
+from .variables import Variables, amount, number
+
+if TYPE_CHECKING:
+    from ..checkpoints.listing import ListedCheckpoint
+    from ..checkpoints.marker import Commit
+    from ..checkpoints.store import CheckpointStore
+
+
+def sample(variables: Variables, started: float) -> int:
+    """Continues PROMPT with the newest checkpoint, token by token."""
+    from ..report.history import opening
+
+    if (code := run_location.forwarded("sample", variables)) is not None:
+        return code
+    words = {
+        "--tokens": number(variables, "LENGTH", 200, least=1, most=10**6),
+        "--temperature": amount(variables, "TEMPERATURE", least=0),
+        "--top-p": amount(variables, "TOP_P", most=1),
+        "--seed": number(variables, "SEED", 0) if "SEED" in variables else None,
+    }
+    options = [
+        str(word) for name, value in words.items() if value is not None for word in (name, value)
+    ]
+    run = run_trained(variables)
+    prompt = variables["PROMPT"] if "PROMPT" in variables else opening(run.read_results())
+    # After `--` all is data: a prompt may begin with a dash.
+    return run_module("trainfleet.engine.generate", *options, "--", str(run.folder), prompt)
+
+
+def checkpoints(variables: Variables, started: float) -> int:
+    """Lists each checkpoint: step, time, size, loss, layout, and whether it is intact."""
+    from ..checkpoints.listing import look
+    from ..report.history import table
+
+    if (code := run_location.forwarded("checkpoints", variables)) is not None:
+        return code
+    name, store = store_named(variables)
+    entries = list(look(store))
+    if not entries:
+        raise RunError("has no checkpoint yet", where=name, next="make train")
+    head = ("step", "saved (UTC)", "size", "loss", "layout", "state")
+    words = ("saved (UTC)", "layout", "state")
+    print("\n".join(table(head, list(map(row, entries)), words)))
+    if any(entry.fault for entry in entries):
+        print("next: make train resumes from the newest good one")
+        return 1
+    print("next: make verify reads the newest in full; good means that no file is missing or cut")
+    return 0
+
+
+def row(entry: ListedCheckpoint) -> tuple[str, ...]:
+    """Returns the cells of one checkpoint."""
+    from ..report.history import decimal, layout, moment, size
+
+    commit, state = entry.commit, f"broken: {entry.fault}" if entry.fault else "good"
+    if commit is None:
+        return (f"{entry.step:,}", "—", "—", "—", "—", state)
+    return (
+        f"{entry.step:,}",
+        moment(commit.time),
+        size(commit.size),
+        decimal(commit.loss),
+        layout(commit.layout),
+        state,
+    )
+
+
+def verify(variables: Variables, started: float) -> int:
+    """Reads one checkpoint: every byte against its checksum, then every number."""
+    from ..checkpoints.listing import read
+    from ..checkpoints.marker import Broken
+    from ..report.history import layout, size
+
+    if (code := run_location.forwarded("verify", variables)) is not None:
+        return code
+    name, store = store_named(variables)
+    step = chosen(variables, store, name)
+    commit = read(store, step)
+    print(
+        f"{store.address(step)}: {len(commit.files)} files, {size(commit.size)}, saved by "
+        f"{layout(commit.layout)}",
+        flush=True,
+    )
+    faults = [fault for fault in read_through(store, step, commit) if fault]
+    if faults:
+        then = "make train sets it aside and continues from the one before it"
+        raise Broken(
+            "differs from the committed checkpoint",
+            where=store.address(step),
+            why="; ".join(faults),
+            then=then,
+        )
+    print(f"every byte is intact ({len(commit.files)} checksums)", flush=True)
+    return run_module("trainfleet.engine.checkpoint.verify", store.address(step))
+
+
+def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
+    """Returns STEP, or else the newest step."""
+    steps, text = store.steps(), variables.get("STEP", "")
+    if not steps:
+        raise RunError("has no checkpoint yet", where=name, next="make train")
+    if text and (not re.fullmatch("[0-9]{1,18}", text) or int(text) not in steps):
+        message = (
+            f"there is no checkpoint of step {text!r}; the steps are {', '.join(map(str, steps))}"
+        )
+        raise ConfigError.of("STEP", message, next="make checkpoints")
+    return int(text) if text else steps[-1]
+
+
+def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[str]:
+    """Yields the damage of each file, or "", in turn; shows a progress bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..checkpoints.listing import damage
+    from ..hardware import node_types
+
+    show = Progress(
+        console=Console(file=unguarded(sys.stdout)), transient=True, disable=not sys.stdout.isatty()
+    )
+    with ThreadPoolExecutor(node_types.local_cores()) as pool, show as bar:
+        task = bar.add_task("reading", total=commit.size)
+        faults = pool.map(lambda item: damage(store, step, *item), commit.files.items())
+        for file, fault in zip(commit.files.values(), faults, strict=True):
+            bar.advance(task, file.size)
+            yield fault
+
+
+def eval(variables: Variables, started: float) -> int:
+    """Measures loss, perplexity and accuracy of the newest checkpoint on the validation split; or
+    runs TASKS with lm-eval.
+    """
+    if "TASKS" in variables:
+        from ..launch.lm_eval import evaluate
+
+        return evaluate(variables, variables["TASKS"])
+    if (code := run_location.forwarded("eval", variables)) is not None:
+        return code
+    return run_module("trainfleet.engine.evaluate", str(run_trained(variables).folder))
+
+
+def export(variables: Variables, started: float) -> int:
+    """Writes the newest checkpoint as a Hugging Face folder, OUT, or in the FORMAT of NxD Core."""
+    from ..config import export_formats
+
+    if "OUT" not in variables:
+        raise ConfigError.of("OUT", "must name a new folder", next="make export OUT=my-model")
+    try:
+        export_formats.degrees(variables.get("FORMAT") or export_formats.HUGGINGFACE)
+    except ValueError as error:
+        raise ConfigError.of(
+            "FORMAT", str(error), next="make export OUT=my-model FORMAT=nxd-tp8"
+        ) from error
+    return run_location.export(variables)
