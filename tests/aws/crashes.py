@@ -15,7 +15,7 @@ from unittest import mock
 import yaml
 
 from trainfleet import cli
-from trainfleet.backends import backend_of, bake
+from trainfleet.backends import backend_of, ec2
 from trainfleet.backends.s3_run import BucketPlace
 from trainfleet.cloud import cloudformation, inventory, sweep
 from trainfleet.cloud.template_inputs import own_tags
@@ -87,9 +87,9 @@ class World:
                 patch.setattr(module, name, value)  # fewer looks: each is a case of the matrix
             patch.setattr(host_setup, "main", lambda config: 0)
             patch.setattr(
-                bake, "_at_rest", lambda head: (Host(head._cloud().nodes()[-1].id, ""), None)
+                ec2, "_at_rest", lambda head: (Host(head._cloud().nodes()[-1].id, ""), None)
             )
-            patch.setattr(bake, "_sealed", lambda *_: contextlib.nullcontext())
+            patch.setattr(ec2, "_sealed", lambda *_: contextlib.nullcontext())
             patch.setattr(s3, "list_objects", lambda address: [])  # objects are tests/distributed's
             patch.setattr(BucketPlace, "ask_to_stop", lambda place: None)
             patch.setattr(

@@ -15,8 +15,8 @@ from aws.test_crashes import proven_empty
 from aws.validation import problems_of
 from aws.world import config_of, said
 from trainfleet.cloud import baking
+from trainfleet.cloud.baking import Oven
 from trainfleet.cloud.calls import Calls
-from trainfleet.cloud.oven import Oven
 from trainfleet.cloud.stack_nodes import FleetStack
 from trainfleet.config import Config
 from trainfleet.trust.errors import CloudError

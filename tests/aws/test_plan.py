@@ -24,7 +24,7 @@ from trainfleet.cli import plan as verb
 from trainfleet.cli.fleet import setup
 from trainfleet.cloud import data_access, discovery
 from trainfleet.cloud.calls import Calls
-from trainfleet.cloud.changeset import compare, describe
+from trainfleet.cloud.cloudformation import compare, describe
 from trainfleet.cloud.inventory import weighed
 from trainfleet.cloud.stack_nodes import FleetStack
 from trainfleet.cloud.template import template

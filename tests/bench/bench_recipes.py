@@ -4,7 +4,7 @@
 
 A row a recipe: tokens/s of a device as planned, the published run of the same shape and length, of its degrees and compiled or not as it is first, that has the nearest number of devices,
 and the planned over that. Layouts, batches and links differ, so this is a check of scale. What Neuron published of whole nodes
-(plan/published.py) comes first; other rows are those of published.jsonl.
+(report/proposal.py) comes first; other rows are those of published.jsonl.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import fit_planner
 from trainfleet.config import Config, Settings, load
 from trainfleet.config.speed_inputs import predict, work_of
 from trainfleet.hardware import accelerators, node_types
-from trainfleet.plan.published import ROWS
 from trainfleet.recipes import FOLDER
+from trainfleet.report.proposal import ROWS
 
 KINDS = {
     "A100": "ampere",

@@ -24,7 +24,7 @@ from cockpit import Cockpit, pin
 
 import verbs
 from fleet.lab import USERS, Lab, lab
-from trainfleet.hosts.job_commands import LAUNCHER, MARK
+from trainfleet.hosts.host_commands import LAUNCHER, MARK
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "1800"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))

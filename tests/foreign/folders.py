@@ -27,7 +27,7 @@ from trainfleet.data.dataset_store import FolderDataset
 from trainfleet.data.manifest import read_manifest, read_preparation, read_records
 from trainfleet.data.progress import clear, read_progress
 from trainfleet.launch.command import config_of
-from trainfleet.report import profile_table
+from trainfleet.report import measurements
 from trainfleet.run.run_folder import Run
 
 from .cases import Case
@@ -414,7 +414,7 @@ def summaries() -> Iterator[Case]:
             def run(folder: Path, path: tuple[str, ...] = path, value: Any = value) -> None:
                 (folder / "profile").mkdir()
                 (folder / "profile" / "summary.json").write_bytes(encoded(SUMMARY, path, value, 1))
-                list(profile_table.describe(Run(folder)))
+                list(measurements.describe_profile(Run(folder)))
 
             yield Case("profile", f"{'.'.join(path)}: {str(value)[:30]!r}", run, refused=False)
 

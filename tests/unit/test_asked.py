@@ -13,7 +13,7 @@ from trainfleet.config import Config, Settings, dump_asked, dump_resolved, load
 from trainfleet.launch import training
 from trainfleet.launch.command import config_of, plan_of, settings_of
 from trainfleet.recipes import recipe_named
-from trainfleet.report import history, provenance
+from trainfleet.report import history, panels
 from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import ConfigError
 
@@ -85,7 +85,7 @@ def test_each_way_to_go_on_begins_with_what_was_asked_for(run: Run) -> None:
     assert settings_of({"RUN": "other"}).path == run.given
     assert typed({"RUN": "other"}) == " CONFIG=runs/other/given.yaml"
     assert "train CONFIG=runs/other/given.yaml" in str(history.read(run).next_commands)
-    assert dict(provenance.given(run)) == {
+    assert dict(panels.given(run)) == {
         "name": "other", "fleet.nodes": "1", "data.sources": "['text']", "train.steps": "4", "train.sequence_length": "32",
         "train.seed": "7",
     }  # fmt: skip
@@ -103,7 +103,7 @@ def test_a_received_config_that_expands_without_end_leaves_the_report(last: str,
         ),
     ]
     run.given.write_text("\n".join([*lines, last]))
-    assert dict(provenance.given(run)) == {}
+    assert dict(panels.given(run)) == {}
 
 
 def test_a_run_of_an_older_version_is_still_gone_on_with(run: Run) -> None:

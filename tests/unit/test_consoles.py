@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from s3server import serve
-from trainfleet.backends.container_logs import PATIENCE, Console, Consoles
+from trainfleet.backends.aws_managed import PATIENCE, Console, Consoles
 from trainfleet.cloud import calls, log_streams
 from trainfleet.cloud.calls import Calls
 from trainfleet.storage import s3

@@ -11,7 +11,7 @@ import pytest
 
 from trainfleet.backends import job_starts
 from trainfleet.data.manifest import MANIFEST, PLAN, shard_path, unit_name
-from trainfleet.hosts import removal_commands
+from trainfleet.hosts import host_commands
 from trainfleet.hosts.host_results import Implausible
 from trainfleet.run import contents
 from trainfleet.run.run_folder import engine_log, job_log, node_log, scratch
@@ -61,10 +61,10 @@ def test_a_host_removes_the_same_files_and_names_the_same_others(tmp_path: Path)
     (folder / "logs/node-9.parts").symlink_to(tmp_path)
     (tmp_path / "data/a_b").mkdir()
     (tmp_path / "data/a_b/plan.json").write_text("another's")
-    command = removal_commands.remove(str(tmp_path), ["data/a.b", "runs/gone"])
+    command = host_commands.remove(str(tmp_path), ["data/a.b", "runs/gone"])
     said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     left = {f"data/a.b/{name}" for name in (*OTHERS, "train/00009.bin")}
-    assert set(removal_commands.read_left(said.stdout, ["data/a.b"])) == left and not said.stderr
+    assert set(host_commands.read_left(said.stdout, ["data/a.b"])) == left and not said.stderr
     assert (tmp_path / "data/a_b/plan.json").exists()
     shutil.rmtree(folder)
     assert not subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout
@@ -75,7 +75,7 @@ def test_a_host_removes_the_same_files_and_names_the_same_others(tmp_path: Path)
 )
 def test_what_a_host_says_that_it_left_is_not_believed_blindly(text: str) -> None:
     with pytest.raises(Implausible):
-        removal_commands.read_left(text, ["data/text"])
+        host_commands.read_left(text, ["data/text"])
 
 
 def test_the_objects_of_a_file_in_s3_are_known_by_its_name() -> None:

@@ -27,7 +27,7 @@ from trainfleet.data.progress import read_progress
 from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.data.tokenizer import load
 from trainfleet.health.lease import LEFT
-from trainfleet.report import lengths
+from trainfleet.report import plots
 from trainfleet.trust.errors import DataError
 
 ALONE = Share(0, 1, 1)
@@ -94,16 +94,16 @@ def documented_index(path: Path) -> tuple[str, np.ndarray]:
     magic, version, code, count, bounds = struct.unpack_from("<9sQBQQ", content)
     assert (magic, version, bounds) == (b"MMIDIDX\0\0", 1, count + 1)
     dtype = {4: "int32", 8: "uint16"}[code]
-    lengths = np.frombuffer(content, "<i4", count, 34)
+    plots = np.frombuffer(content, "<i4", count, 34)
     pointers = np.frombuffer(content, "<i8", count, 34 + 4 * count)
     documents = np.frombuffer(content, "<i8", bounds, 34 + 12 * count)
     assert pointers.tolist() == [
-        int(lengths[:i].sum()) * np.dtype(dtype).itemsize for i in range(count)
+        int(plots[:i].sum()) * np.dtype(dtype).itemsize for i in range(count)
     ]
     assert (
         documents.tolist() == list(range(bounds)) and len(content) == 34 + 12 * count + 8 * bounds
     )
-    return dtype, lengths
+    return dtype, plots
 
 
 def test_every_document_is_there_once_whole_and_ended(data: Data, tmp_path: Path) -> None:
@@ -111,15 +111,15 @@ def test_every_document_is_there_once_whole_and_ended(data: Data, tmp_path: Path
     assert found is not None and found == find(data, tmp_path)
     tokenizer, texts = load(tmp_path / "set"), []
     for shard in found.shards:
-        dtype, lengths = documented_index(tmp_path / "set" / f"{shard.path}.idx")
+        dtype, plots = documented_index(tmp_path / "set" / f"{shard.path}.idx")
         ids = np.fromfile(tmp_path / "set" / f"{shard.path}.bin", dtype)
-        assert (len(lengths), int(lengths.sum()), int(lengths.max())) == (
+        assert (len(plots), int(plots.sum()), int(plots.max())) == (
             shard.documents,
             shard.tokens,
             shard.longest,
         )
         assert (int(ids.min()), int(ids.max())) == (shard.min_id, shard.max_id)
-        for part in np.split(ids, np.cumsum(lengths)[:-1]):
+        for part in np.split(ids, np.cumsum(plots)[:-1]):
             assert part[-1] == found.end_of_document
             texts.append(tokenizer.decode(part[:-1]))
     plan = sources.plan_units(data)
@@ -217,9 +217,9 @@ def test_the_lengths_of_all_documents_are_drawn(data: Data, tmp_path: Path) -> N
     need("matplotlib")
     found = tokenize(data, ALONE, tmp_path)
     assert found and sum(found.lengths) == found.documents == 401
-    lengths.draw("set", found, tmp_path / "set" / "lengths.png")
+    plots.draw_lengths("set", found, tmp_path / "set" / "lengths.png")
     assert (tmp_path / "set" / "lengths.png").read_bytes().startswith(b"\x89PNG")
-    assert [lengths._power(number) for number in (0, 9, 10, 17, 20)] == [
+    assert [plots._power(number) for number in (0, 9, 10, 17, 20)] == [
         "1",
         "512",
         "1k",

@@ -13,7 +13,7 @@ import pytest
 from report_runs import make_run
 
 from trainfleet.backends.slurm.client import Said, SlurmClient
-from trainfleet.backends.slurm.partitions import Partitions
+from trainfleet.backends.slurm.resources import Partitions
 from trainfleet.cli import main
 from trainfleet.config import Settings
 from trainfleet.launch.command import config_of

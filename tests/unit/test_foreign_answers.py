@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainfleet.config.host_list import Host
-from trainfleet.hosts import job_commands, removal_commands
+from trainfleet.hosts import host_commands
 from trainfleet.hosts.facts import Facts, parse
 from trainfleet.hosts.head import public_key
 from trainfleet.hosts.host_results import Implausible, parse_json
@@ -27,9 +27,9 @@ KNOWN = {"results.json": (9, 5.0, 7), "metrics.jsonl": (8, 5.0, 7)}
 READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "mirror": (lambda text: read_news(text, dict(KNOWN)), answer({"results.json": piece(), "metrics.jsonl": piece(offset=8), "stop": piece(b"")})),
     "facts": (parse, P3DN),
-    "job": (job_commands.read_look, "ended 137\n"),
+    "job": (host_commands.read_look, "ended 137\n"),
     "bandwidth": (lambda text: read_bandwidth(text, 2), '{"bandwidth": 1.5, "bytes": 8, "nodes": 2, "pairs": [[0, 1, 2.5]]}'),
-    "measures": (lambda text: removal_commands.read_measures(text, ["runs/x"]), "4096\truns/x\n"),
+    "measures": (lambda text: host_commands.read_measures(text, ["runs/x"]), "4096\truns/x\n"),
     "key": (lambda text: public_key(Host("a", "a"), text), "ssh-ed25519 " + "A" * 68 + " trainfleet head a\n"),
     "json": (parse_json, '{"a": [1, 2.5, null, true, "x"]}'),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from trainfleet.cli import main
 from trainfleet.config.hub_addresses import DATASET_FORMS, HubDataset, dataset_of
 from trainfleet.data import hub_datasets
 from trainfleet.data.hub_datasets import list_shards, open_dataset
-from trainfleet.report import provenance
+from trainfleet.report import panels
 from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import DataError, InputError
 
@@ -151,4 +151,4 @@ def test_aliases_that_repeat_without_end_are_refused_at_once(tmp_path: Path) -> 
     run = Run(tmp_path / "run")
     run.folder.mkdir()
     run.given.write_text(nested)
-    assert not [*provenance.given(run)]
+    assert not [*panels.given(run)]

@@ -11,7 +11,6 @@ import torch
 from trainfleet.backends import terms_of
 from trainfleet.config import Settings, load
 from trainfleet.devices import neuron
-from trainfleet.plan import published
 from trainfleet.plan.estimate import estimate
 from trainfleet.report import proposal
 from trainfleet.trust.errors import ConfigError, RunError
@@ -113,7 +112,7 @@ def test_what_is_derived_for_a_stack_is_not_refused_on_it(tmp_path: Path, settin
 )
 def test_a_recipe_s_plan_has_aws_s_figure_beside_its_own(recipe: str, told: str) -> None:
     config = load(Settings(RECIPES / f"{recipe}.yaml", ""), terms_of)[0]
-    assert told in published.beside(config)
+    assert told in proposal.beside(config)
     lines = "\n".join(proposal.describe(config, [], estimate(config, None)))
     assert (
         "GiB of" in lines

@@ -14,7 +14,7 @@ from trainfleet.config import Config
 from trainfleet.config.host_list import Host
 from trainfleet.config.types import SshConfig
 from trainfleet.hosts import facts as reading
-from trainfleet.hosts import job_commands, removal_commands
+from trainfleet.hosts import host_commands
 from trainfleet.hosts.facts import parse
 from trainfleet.hosts.head import public_key
 from trainfleet.hosts.host_results import HostFailure, Implausible, Result, by_host, grouped
@@ -140,11 +140,11 @@ def test_a_line_separator_of_another_alphabet_starts_no_fact() -> None:
     "said", ["running", "absent", "rebooted", "ended 0", "ended 137", "Welcome!\nended 1"]
 )
 def test_how_a_part_of_a_job_is_is_read(said: str) -> None:
-    assert job_commands.read_look(said + "\n").state in said
+    assert host_commands.read_look(said + "\n").state in said
 
 
 def test_a_script_that_never_became_the_supervisor_says_why() -> None:
-    look = job_commands.read_look("failed node-0.sh: 4: cd: can't cd to /fsx\x1b[2J\n")
+    look = host_commands.read_look("failed node-0.sh: 4: cd: can't cd to /fsx\x1b[2J\n")
     assert (look.state, look.code, look.words) == (
         "ended",
         127,
@@ -164,23 +164,23 @@ def test_a_part_that_refused_before_it_had_a_log_says_why(
         "error: WORKERS is 'abc', not a number\n  why: so it is\x1b[2J\n  next: unset WORKERS\n"
     )
     said = subprocess.run(
-        ["sh", "-c", job_commands.look("train", "token")],
+        ["sh", "-c", host_commands.look("train", "token")],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    look = job_commands.read_look(said)
-    assert look == job_commands.PartState(
+    look = host_commands.read_look(said)
+    assert look == host_commands.PartState(
         "ended", 1, "WORKERS is 'abc', not a number why: so it is[2J next: unset WORKERS"
     )
     file.with_name("train.exit").write_text("0\n")
     said = subprocess.run(
-        ["sh", "-c", job_commands.look("train", "token")],
+        ["sh", "-c", host_commands.look("train", "token")],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert job_commands.read_look(said) == job_commands.PartState("ended"), (
+    assert host_commands.read_look(said) == host_commands.PartState("ended"), (
         "what a part says that ended well is no failure"
     )
 
@@ -202,7 +202,7 @@ def test_a_part_that_refused_before_it_had_a_log_says_why(
 )
 def test_any_other_word_of_it_is_untrue(said: str) -> None:
     with pytest.raises(Implausible):
-        job_commands.read_look(said)
+        host_commands.read_look(said)
 
 
 BANDWIDTHS = ["", "[]", "{}", '{"bandwidth": NaN, "bytes": 1, "nodes": 2, "pairs": []}', '{"bandwidth": "1", "bytes": 1, "nodes": 2, "pairs": []}',
@@ -259,13 +259,13 @@ MARKS = [
 @pytest.mark.parametrize("mark", MARKS)
 def test_no_fence_is_made_of_a_mark_that_could_be_another_s(mark: str) -> None:
     with pytest.raises(BackendError, match="marks no run"):
-        job_commands.fence(mark)
+        host_commands.fence(mark)
 
 
 @pytest.mark.parametrize("name", ["x\n", "\n", "", "a\nb", " "])
 def test_no_mark_is_made_of_such_a_name(name: str) -> None:
     with pytest.raises(BackendError, match="marks no run"):
-        job_commands.mark_of("/fsx", name)
+        host_commands.mark_of("/fsx", name)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a fence reads /proc")
@@ -273,15 +273,15 @@ def test_no_mark_is_made_of_such_a_name(name: str) -> None:
     "name", ["x", "-x", "x*", "[a-z]x", "x'; kill -9 -1; '", "$(id)", "x y", "e", "\\x", "n\u00f6"]
 )
 def test_a_fence_kills_what_has_the_mark_and_nothing_else(name: str) -> None:
-    mark = job_commands.mark_of(f"/fsx/{os.getpid()}", name)
+    mark = host_commands.mark_of(f"/fsx/{os.getpid()}", name)
     sleep = ["sleep", "60"]
-    ours = subprocess.Popen(sleep, env=os.environ | {job_commands.MARK: mark})
+    ours = subprocess.Popen(sleep, env=os.environ | {host_commands.MARK: mark})
     others = [
-        subprocess.Popen(sleep, env=os.environ | {job_commands.MARK: other})
+        subprocess.Popen(sleep, env=os.environ | {host_commands.MARK: other})
         for other in ("", f"{mark}x", f"x{mark}", mark[:-1])
     ]
     try:
-        done = subprocess.run(["sh", "-c", job_commands.fence(mark)], timeout=60, check=False)
+        done = subprocess.run(["sh", "-c", host_commands.fence(mark)], timeout=60, check=False)
         assert done.returncode == 0 and ours.wait(10) == -9
         assert [other.poll() for other in others] == [None] * len(others)
     finally:
@@ -307,13 +307,13 @@ def shared(tmp_path: Path) -> Path:
 def test_what_a_run_has_on_a_fleet_is_measured_and_removed(shared: Path) -> None:
     folders = ["runs/x", "data/text", "data/none"]
     (shared / "data/text/file").rename(shared / "data/text/plan.json")
-    measured = removal_commands.read_measures(
-        run(removal_commands.measure(str(shared), folders)).stdout, folders
+    measured = host_commands.read_measures(
+        run(host_commands.measure(str(shared), folders)).stdout, folders
     )
     assert set(measured) == {"runs/x", "data/text"} and min(measured.values()) >= 5
-    assert run(removal_commands.remove(str(shared), folders)).returncode == 0
+    assert run(host_commands.remove(str(shared), folders)).returncode == 0
     assert sorted(path.name for path in shared.glob("*/*")) == ["other"]
-    assert run(removal_commands.measure(f"{shared}/none", folders)).stdout == ""
+    assert run(host_commands.measure(f"{shared}/none", folders)).stdout == ""
 
 
 @pytest.mark.parametrize("where", ["runs/x", "runs", "data/text", "data"])
@@ -322,7 +322,7 @@ def test_no_link_on_a_fleet_is_followed_by_a_removal(shared: Path, where: str) -
     (shared / where).symlink_to("../precious" if where.count("/") == 0 else "../../precious")
     if "/" not in where:
         (shared.parent / "precious" / ("x" if where == "runs" else "text")).mkdir()
-    done = run(removal_commands.remove(str(shared), ["runs/x", "data/text"]))
+    done = run(host_commands.remove(str(shared), ["runs/x", "data/text"]))
     assert done.returncode == 1 and "is a link" in done.stderr
     assert (shared.parent / "precious/file").exists() and len(list(shared.rglob("file"))) >= 2
 
@@ -330,7 +330,7 @@ def test_no_link_on_a_fleet_is_followed_by_a_removal(shared: Path, where: str) -
 def test_a_shared_folder_that_is_a_link_itself_is_one(shared: Path) -> None:
     (shared.parent / "link").symlink_to(shared)
     assert (
-        run(removal_commands.remove(str(shared.parent / "link"), ["runs/x"])).returncode == 0
+        run(host_commands.remove(str(shared.parent / "link"), ["runs/x"])).returncode == 0
         and not (shared / "runs/x").exists()
     )
 
@@ -342,15 +342,15 @@ FOLDERS = ["", "/", ".", "..", "runs", "runs/", "runs/..", "runs/../..", "data/.
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_nothing_else_is_ever_named_to_a_removal(folder: str) -> None:
     with pytest.raises(BackendError):
-        removal_commands.remove("/fsx", [folder])
+        host_commands.remove("/fsx", [folder])
     with pytest.raises(BackendError):
-        removal_commands.measure("/fsx", [folder])
+        host_commands.measure("/fsx", [folder])
 
 
 @pytest.mark.parametrize("folder", ["", "/", "//", "fsx", "/fsx\nHOME=/root", "/fsx\0"])
 def test_no_removal_in_a_folder_that_no_fleet_shares(folder: str) -> None:
     with pytest.raises(BackendError):
-        removal_commands.remove(folder, ["runs/x"])
+        host_commands.remove(folder, ["runs/x"])
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_no_removal_in_a_folder_that_no_fleet_shares(folder: str) -> None:
 )
 def test_a_measure_of_something_else_is_untrue(said: str) -> None:
     with pytest.raises(Implausible):
-        removal_commands.read_measures(said, ["runs/x"])
+        host_commands.read_measures(said, ["runs/x"])
 
 
 def test_what_is_the_same_for_many_hosts_is_said_once() -> None:

@@ -16,7 +16,7 @@ from trainfleet.backends import terms_of
 from trainfleet.cli import recipes
 from trainfleet.config import Settings, load
 from trainfleet.config.host_list import Host, parse_hosts
-from trainfleet.hosts.finding import Finding
+from trainfleet.hosts.host_results import Finding
 from trainfleet.hosts.host_setup import meet
 from trainfleet.recipes import all_recipes, recipe_named
 from trainfleet.trust.errors import ConfigError, TrainfleetError

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from trainfleet.hosts import job_commands
+from trainfleet.hosts import host_commands
 from trainfleet.process.host_marker import user
 
 MINE, OTHER = "/fsx/me:lm", "/fsx/you:other"
@@ -34,9 +34,9 @@ def announced(mark: str, **environment: str) -> Iterator[str]:
 def seen(mark: str) -> set[str]:
     """The other runs on this machine, as only the names of sockets tell."""
     text = subprocess.run(
-        ["sh", "-c", job_commands.marks()], capture_output=True, text=True, check=True
+        ["sh", "-c", host_commands.marks()], capture_output=True, text=True, check=True
     ).stdout
-    return job_commands.read_marks(
+    return host_commands.read_marks(
         "\n".join(line for line in text.splitlines() if not line.startswith("mine")), mark
     )
 
@@ -52,16 +52,16 @@ def test_a_run_is_seen_as_long_as_it_lives() -> None:
 
 
 def test_another_users_run_of_the_same_name_is_another_run() -> None:
-    assert job_commands.read_marks(f"user me\nsaid 1a2b:you:{MINE}\nsaid 1a2b:me:{MINE}", MINE) == {
-        f"{MINE} (of you)"
-    }
+    assert host_commands.read_marks(
+        f"user me\nsaid 1a2b:you:{MINE}\nsaid 1a2b:me:{MINE}", MINE
+    ) == {f"{MINE} (of you)"}
     assert (
-        job_commands.read_marks(
+        host_commands.read_marks(
             f"Welcome to this node\nmine {MINE}\nuser me\nsaid 1a2b:me:{MINE[:7]}", MINE
         )
         == set()
     )
-    assert job_commands.read_marks(f"mine {OTHER}\nuser me\nsaid 1a2b:me:{OTHER}", MINE) == {OTHER}
+    assert host_commands.read_marks(f"mine {OTHER}\nuser me\nsaid 1a2b:me:{OTHER}", MINE) == {OTHER}
 
 
 def test_of_two_that_must_be_alone_one_is_the_first() -> None:

@@ -24,7 +24,7 @@ from trainfleet.health.heartbeat_format import Beat
 from trainfleet.health.watchdog import is_slow
 from trainfleet.launch.command import sized
 from trainfleet.plan.measurement import counts_of, measured, measures_of, steady
-from trainfleet.report import profile_table, scaling_table
+from trainfleet.report import measurements
 from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import ConfigError
 from trainfleet_nxd.device import NeuronXla
@@ -185,7 +185,7 @@ def test_a_profile_is_shown_on_one_screen(tmp_path: Path) -> None:
     summary = {"steps": [4, 6], "seconds": 3.0, "parts": {"forward": 1.0, "backward": 1.5}, "communication": {"seconds": 0.6, "not_hidden": 0.3},
                "top": [{"name": "aten::mm", "seconds": 1.2, "calls": 1234}]}  # fmt: skip
     (run.profile / "summary.json").write_text(json.dumps(summary))
-    said = list(profile_table.describe(run))
+    said = list(measurements.describe_profile(run))
     assert (
         said[-1].startswith("next   make train")
         and len(said) < 24
@@ -269,7 +269,7 @@ def test_efficiency_is_against_the_smallest_size(tmp_path: Path) -> None:
     ]  # fmt: skip
     measures = measures_of(done)
     assert [measure.efficiency for measure in measures] == pytest.approx([1.0, 0.9])
-    table = scaling_table.describe(measures, weak=False)
+    table = measurements.describe_scaling(measures, weak=False)
     assert table[0].startswith("strong") and table[-1].split() == [
         "4",
         "4",
@@ -283,7 +283,7 @@ def test_efficiency_is_against_the_smallest_size(tmp_path: Path) -> None:
         "90.0",
         "%",
     ]
-    scaling_table.write(Run(tmp_path / "s"), measures, weak=True)
+    measurements.write(Run(tmp_path / "s"), measures, weak=True)
     assert (
         "| 4 | 4 |" in (tmp_path / "s/scaling.md").read_text()
         and (tmp_path / "s/plots/scaling.png").stat().st_size > 5000

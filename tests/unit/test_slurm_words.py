@@ -21,14 +21,7 @@ from aws.world import aws
 from requirement import need_program
 from trainfleet.backends import job_starts, terms_of
 from trainfleet.backends.base import Handle, Phase, Status
-from trainfleet.backends.slurm import (
-    Slurm,
-    client,
-    cluster_checks,
-    cluster_file,
-    parallelcluster,
-    reasons,
-)
+from trainfleet.backends.slurm import Slurm, client, cluster_checks, cluster_file, parallelcluster
 from trainfleet.backends.slurm.client import Said, SlurmClient
 from trainfleet.backends.slurm.parallelcluster import Cluster
 from trainfleet.cloud import checks, discovery
@@ -77,7 +70,7 @@ def config_of(folder: Path, **fleet: Any) -> Config:
     ],
 )
 def test_why_a_job_waits_is_said_in_plain_words(reason: str, expected: str) -> None:
-    assert expected in reasons.why_waiting(reason) and reasons.why_waiting(reason).startswith(
+    assert expected in client.why_waiting(reason) and client.why_waiting(reason).startswith(
         f"({reason}): "
     )
 
@@ -92,7 +85,7 @@ def test_a_machine_that_belongs_to_no_cluster_is_told_so() -> None:
 
 
 def test_every_entry_of_the_catalogue_says_what_to_do() -> None:
-    table = yaml.safe_load(reasons.FILE.read_text())
+    table = yaml.safe_load(client.FILE.read_text())
     assert len(table["reasons"]) > 45 and all(
         set(entry) == {"means", "do"} for entry in table["reasons"].values()
     )
@@ -300,7 +293,7 @@ def test_what_squeue_has_forgotten_accounting_knows_or_nobody() -> None:
     slurm = SlurmClient(ask)
     assert (slurm.look("7").state, slurm.look("7").reason) == ("CANCELLED", "by 0")
     assert slurm.look("8").state == client.GONE
-    assert reasons.PHASES.get("CANCELLED", Phase.ENDED) is Phase.ENDED
+    assert client.PHASES.get("CANCELLED", Phase.ENDED) is Phase.ENDED
 
 
 def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:

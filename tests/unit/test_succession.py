@@ -18,8 +18,8 @@ from trainfleet.backends.host_fleet import Hosts
 from trainfleet.backends.ssh import Looks, Ssh
 from trainfleet.config.host_list import Host
 from trainfleet.health.lease import FILE, SUCCEEDS, TO_BEGIN, Holder, Lease, Standby, write_standby
+from trainfleet.hosts.host_commands import PartState
 from trainfleet.hosts.host_results import Answers, HostFailure, Result
-from trainfleet.hosts.job_commands import PartState
 from trainfleet.launch import execution, failover, remote_launch, training
 from trainfleet.launch.failover import Succession
 from trainfleet.launch.remote_launch import Leads

@@ -20,8 +20,8 @@ from trainfleet.process.node_log import Log
 from trainfleet.run import events
 from trainfleet.run.run_folder import Run
 from trainfleet.watch import lines
-from trainfleet.watch.blame import Book
 from trainfleet.watch.causes import CAUSES, Then
+from trainfleet.watch.evidence import Book
 from trainfleet.watch.lines import read_lines
 from trainfleet.watch.monitor import AttemptOutcome
 from trainfleet.watch.verdict import Verdict, judge, start_now

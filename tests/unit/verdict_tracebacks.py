@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from verdict_cases import Case
 
-from trainfleet.watch.lines import LogLine, parse
-from trainfleet.watch.prefixes import TRACEBACK
+from trainfleet.watch.lines import TRACEBACK, LogLine, parse
 
 HEAD = f"{TRACEBACK}:"
 FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (.+))?')

@@ -33,9 +33,8 @@ from ..run.run_folder import Run
 from ..trust.errors import CloudError
 from ..trust.untrusted_input import show
 from . import aws_managed, batch_request, queue_reasons, secret_refs
-from .aws_managed import ON_REQUEST, Hosted
+from .aws_managed import ON_REQUEST, Console, Hosted
 from .base import Handle, Phase, Status
-from .container_logs import Console
 from .managed_machines import ManagedMachines, filled
 from .queue_reasons import QueueReasons
 from .request_json import TOKEN, artifact, bodies, pairs

@@ -2,8 +2,11 @@
 stack.
 
 A node is known by its instance id, also in quarantine, as AWS later gives its address to another
-machine. Its host key comes from AWS (host_keys.py). On the head, the config that it received has
+machine. Its host key comes from AWS (ec2_machines.py). On the head, the config that it received has
 the hosts and the file system, so it asks AWS nothing.
+
+`make image` seals one node of a fleet that is set up and idle, and makes it the image of the next
+machines.
 
 Tested: everything that SSH does runs for real, on nodes in namespaces; AWS is a mock account
 (tests/aws). Not tested: EFA, FSx, and AWS itself.
@@ -13,17 +16,25 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..cloud import data_access, spending, unsupported
+from ..cloud.baking import Oven
 from ..cloud.calls import Calls
 from ..cloud.capacity import Blocks, Paid
 from ..cloud.region import region_of, through_agent
 from ..cloud.stack_nodes import FleetStack, StackNode
 from ..cloud.template_storage import log_group
 from ..config import Config
+from ..hosts import host_commands, preflight
+from ..hosts.facts import Facts
 from ..hosts.fleet import hosts_of
+from ..hosts.host_results import Host, by_host, reason
+from ..hosts.host_setup import last_line, send_scripts
 from ..hosts.install_steps import SCRATCH
 from ..hosts.transport import Transport
 from ..plan.bill import PAID, Bill
@@ -31,12 +42,135 @@ from ..plan.job import Job
 from ..run.run_folder import COPY
 from ..storage.cloudwatch import LOGS
 from ..trust.errors import BackendError
-from .bake import Baking
 from .base import Bake, Can, Machines, Purchase
-from .ec2_machines import Instances
+from .ec2_machines import Instances, keep_keys, require_plugin, say, told_of
 from .head import HEAD, Head
-from .host_keys import keep_keys
 from .ssh import Ssh
+
+if TYPE_CHECKING:
+    from ..cloud.stack_nodes import FleetStack
+    from .head import Head
+
+
+SEALED = "/run/trainfleet-seal.sh"  # path of scripts/seal.sh while homes are empty
+TIMEOUT = 300.0  # seconds for sealing
+
+
+class Baking(Bake):
+    """Makes an image (base.py) of one node of a stack; `head` reaches the nodes."""
+
+    def __init__(self, cloud: FleetStack, head: Head) -> None:
+        self.cloud, self.head = cloud, head
+
+    def make(self) -> int:
+        """Makes the image.
+
+        Raises:
+            BackendError, CloudError: no node is fit and idle, it can't be sealed, or EC2 can't make
+                an image of it.
+        """
+        return _bake(self.head, Oven(self.head.config, self.cloud.calls))
+
+
+def _bake(head: Head, oven: Oven) -> int:
+    with told_of(
+        "AWS continues with an image that was begun",
+        "make image continues with it, make clean PURGE=1 removes it",
+    ):
+        if found := oven.begun():
+            say(f"{found.id} has these versions: {found.lock}, baked {found.made}")
+            image = found.id
+        else:
+            oven.clear(say)
+            image = _baked(head, oven)
+        oven.follow(image, say)
+    say(f"{image} is ready; {oven.cost(image)}, until make clean PURGE=1 removes it")
+    if own := head.fleet.aws.ami:
+        say(f"make setup uses fleet.aws.ami, {own}; set null to use this one")
+    say(
+        "next: make plan shows when nodes are made from it; existing ones keep theirs "
+        "until make clean"
+    )
+    return 0
+
+
+def _baked(head: Head, oven: Oven) -> str:
+    """Returns the id of a new image of one node; it may not be available yet."""
+    if head.by_agent:
+        require_plugin()
+    host, facts = _at_rest(head)
+    say(f"{host}: sealed during its snapshot, without a reboot")
+    with _sealed(head, host, facts):
+        image = oven.begin(host.name)
+        oven.await_snapshots(image)
+        oven.confirm(image)
+    return image
+
+
+def _at_rest(head: Head) -> tuple[Host, Facts]:
+    """Returns a node that is set up, has passed its checks and has no run: the last such node, as
+    the first leads runs.
+
+    Raises:
+        BackendError: there is no such node, with each node's problem.
+    """
+    transport = head.transport
+    report = preflight.examine(transport, head.located, fabric=False)
+    against = {
+        host: f"in quarantine: {entry.evidence}"
+        for host, entry in head.quarantine.held(transport.hosts).items()
+    }
+    against |= {finding.host: str(finding) for finding in report.findings if finding.host}
+    fit = [host for host in report.facts if host not in against]
+    if not fit:
+        raise BackendError(
+            by_host("no node has passed its checks", against), next="make setup, or make doctor"
+        )
+    host = fit[-1]
+    said = transport.run(host_commands.marks(), timeout=TIMEOUT, hosts=[host]).require(
+        "can't list the runs there"
+    )
+    if busy := host_commands.read_marks(said.ok[host].stdout, ""):
+        why = f"its keys would be removed for a moment, and {', '.join(sorted(busy))} is running"
+        raise BackendError(
+            "an image needs an idle node",
+            where=str(host),
+            why=why,
+            next="make stop, then make image",
+        )
+    return host, report.facts[host]
+
+
+@contextmanager
+def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
+    """Removes files that must not be in an image from the node's disk, for the duration of the
+    `with`.
+    """
+    transport, sudo = head.transport, "" if facts.user == "root" else "sudo -n "
+    folder, failed = send_scripts(transport, [host])
+    if failed:
+        raise BackendError(by_host("the scripts can't be sent", failed), next="make doctor")
+    shared = shlex.quote(head.folder)
+    try:
+        answer = transport.ask(host, f"{sudo}{folder}/seal.sh apply {shared}", timeout=TIMEOUT)
+        if reason(answer):
+            raise BackendError(
+                "the node can't be sealed",
+                where=str(host),
+                why=last_line(answer),
+                next="make image again",
+            )
+        yield
+    finally:
+        opened = transport.ask(
+            host, f"[ ! -e {SEALED} ] || {sudo}bash {SEALED} undo {shared}", timeout=TIMEOUT
+        )
+        if trouble := reason(opened):
+            say(
+                f"warning: {host} could not be unsealed ({trouble}): it unseals itself ten "
+                "minutes after it was sealed"
+            )
+
 
 USER = "ubuntu"  # user of the images that the stack lock names
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from ..config import Config
 from ..hosts import facts as reading
-from ..hosts import job_commands
+from ..hosts import host_commands
 from ..hosts.facts import Facts
 from ..hosts.fleet import open_fleet, wanted_of
 from ..hosts.host_results import Host, HostFailure, by_host
@@ -94,7 +94,7 @@ class Head:
     @property
     def mark(self) -> str:
         """Returns the mark of this run's processes on any node."""
-        return job_commands.mark_of(self.folder, self.config.name)
+        return host_commands.mark_of(self.folder, self.config.name)
 
     def place(self, run: Run) -> Hosts:
         """Returns a mirror of the run's folder, for a machine that does not share the hosts'
@@ -149,9 +149,9 @@ class Head:
         """
         if not self.fleet.exclusive:
             return
-        answers = self.transport.run(job_commands.marks(), timeout=FENCE_TIMEOUT, hosts=hosts)
+        answers = self.transport.run(host_commands.marks(), timeout=FENCE_TIMEOUT, hosts=hosts)
         others = {
-            host: ", ".join(sorted(job_commands.read_marks(answer.stdout, self.mark)))
+            host: ", ".join(sorted(host_commands.read_marks(answer.stdout, self.mark)))
             for host, answer in answers.ok.items()
         }
         if busy := {host: names for host, names in others.items() if names}:

@@ -24,7 +24,7 @@ from ..health.lease import (
     newest_standby,
     parse_launching,
 )
-from ..hosts import remote_verb, removal_commands
+from ..hosts import host_commands, remote_verb
 from ..hosts.fetch import fetch
 from ..hosts.head import FleetHead
 from ..hosts.host_results import (
@@ -177,11 +177,11 @@ class Hosts:
 
     def folders(self) -> dict[str, int]:
         folders = [f"runs/{self.run.name}", f"data/{self.config.data.name}"]
-        found = self._at_the_door(removal_commands.measure(self.folder, folders))
+        found = self._at_the_door(host_commands.measure(self.folder, folders))
         try:
             return {
                 f"{self.folder}/{folder}": count
-                for folder, count in removal_commands.read_measures(found, folders).items()
+                for folder, count in host_commands.read_measures(found, folders).items()
             }
         except Implausible as error:
             where = (self.entry or self.transport.hosts[0]).name
@@ -189,9 +189,9 @@ class Hosts:
 
     def remove(self, folders: Iterable[str]) -> list[str]:
         names = [folder.removeprefix(f"{self.folder}/") for folder in folders]
-        left = self._at_the_door(removal_commands.remove(self.folder, names)) if names else ""
+        left = self._at_the_door(host_commands.remove(self.folder, names)) if names else ""
         try:
-            return [f"{self.folder}/{path}" for path in removal_commands.read_left(left, names)]
+            return [f"{self.folder}/{path}" for path in host_commands.read_left(left, names)]
         except Implausible as error:
             where = (self.entry or self.transport.hosts[0]).name
             raise BackendError(str(implausible(error, "what find prints")), where=where) from error

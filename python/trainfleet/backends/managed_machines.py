@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 
-from ..cloud import changeset, plan_text, spending
+from ..cloud import cloudformation, plan_text, spending
 from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
-from ..cloud.engine_fleet import EngineFleet
+from ..cloud.engine_template import EngineFleet
 from ..cloud.prices import Prices, by_table, in_region
 from ..config import Config
 from ..plan.request import Artifact
@@ -95,7 +95,7 @@ class ManagedMachines(Stacked):
                 found, changes = self.foreseen, self.changes()
                 account = [
                     f"stack {self.cloud.stack.name}",
-                    *changeset.describe(found.changes, not found.before),
+                    *cloudformation.describe(found.changes, not found.before),
                     "",
                     *plan_text.account(self.config, self.own.calls, found.inputs, found.unasked),
                 ]

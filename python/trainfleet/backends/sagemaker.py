@@ -36,9 +36,8 @@ from ..run.run_folder import Run
 from ..storage.s3_sync_agent import BUCKET
 from ..trust.errors import BackendError, CloudError, S3Error
 from . import sagemaker_request, secret_refs
-from .aws_managed import ON_REQUEST, Hosted
+from .aws_managed import ON_REQUEST, Console, Hosted
 from .base import Handle, Phase, Purchase, Status
-from .container_logs import Console
 from .managed_machines import JOB_ROLE, ManagedMachines, filled
 from .request_json import TOKEN, artifact, bodies
 

@@ -23,8 +23,9 @@ from zlib import crc32
 from ..config import Config
 from ..config.host_list import parse_hosts
 from ..health import lease
-from ..hosts import job_commands, polling
+from ..hosts import host_commands, polling
 from ..hosts.fleet import is_here, wanted_of
+from ..hosts.host_commands import RUNNING, PartState
 from ..hosts.host_results import (
     Answers,
     Host,
@@ -36,7 +37,6 @@ from ..hosts.host_results import (
     settled,
 )
 from ..hosts.install_steps import lock_name
-from ..hosts.job_commands import RUNNING, PartState
 from ..hosts.platform import load_platform
 from ..hosts.preflight import fabric_of
 from ..hosts.transport import Transport
@@ -199,7 +199,7 @@ class Ssh(Backend):
         )
         secrets, hosts = values_of(request.job.secrets), self._hosts(handle)
         said = self.transport.run(
-            job_commands.look(handle.id, handle.token), timeout=FENCE_TIMEOUT, hosts=hosts
+            host_commands.look(handle.id, handle.token), timeout=FENCE_TIMEOUT, hosts=hosts
         ).ok
         if len(said) == len(hosts) and not any(
             answer.stdout.startswith("absent") for answer in said.values()
@@ -214,11 +214,13 @@ class Ssh(Backend):
             )
         self._head.refuse_other_runs(hosts)
         self._fence(hosts)
-        starting = job_commands.start(
+        starting = host_commands.start(
             handle.id, self._head.mark, self._head.interpreter, self._head.code, self._head.folder
         )
         orders = {
-            host: job_commands.task(artifact.text, {**request.environment, **secrets}, handle.token)
+            host: host_commands.task(
+                artifact.text, {**request.environment, **secrets}, handle.token
+            )
             for host, artifact in zip(hosts, request.artifacts, strict=True)
         }
         answers = self.transport.each(
@@ -275,7 +277,7 @@ class Ssh(Backend):
             looks.asked = True
         if not at_once:
             self.transport.run(
-                job_commands.terminate(handle.id), timeout=FENCE_TIMEOUT, hosts=hosts
+                host_commands.terminate(handle.id), timeout=FENCE_TIMEOUT, hosts=hosts
             )
             return
         lost = self.status(handle).lost if looks else {}
@@ -364,9 +366,9 @@ class Ssh(Backend):
         whether any process of the run is there.
         """
         return (
-            job_commands.look(handle.id, handle.token)
+            host_commands.look(handle.id, handle.token)
             if handle.token
-            else job_commands.look_for(self._head.mark)
+            else host_commands.look_for(self._head.mark)
         )
 
     def _look_after(self, handle: Handle, looks: Looks) -> None:
@@ -394,7 +396,7 @@ class Ssh(Backend):
             return
         try:
             looks.said[host], looks.heard[host] = (
-                job_commands.read_look(answer.stdout),
+                host_commands.read_look(answer.stdout),
                 time.monotonic(),
             )
         except Implausible as error:
@@ -402,7 +404,7 @@ class Ssh(Backend):
 
     def _fence(self, hosts: Iterable[Host]) -> None:
         # on the head, spares the launcher itself
-        fence = job_commands.fence(self._head.mark, launchers=self.hands_over)
+        fence = host_commands.fence(self._head.mark, launchers=self.hands_over)
         failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=hosts).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
         if stuck:

@@ -64,7 +64,7 @@ def profile(variables: Variables, started: float) -> int:
     from ..backends import shared
     from ..launch.training import train
     from ..plan.measurement import PROFILED, TIMED, measured
-    from ..report.profile_table import describe
+    from ..report.measurements import describe_profile
 
     config, derived = config_of(settings_of(variables))
     steps = config.train.profile_steps or PROFILED
@@ -73,7 +73,7 @@ def profile(variables: Variables, started: float) -> int:
     short = measured(shared(config), name, last + TIMED, steps)
     code = train(plan_of(short, derived, launch=name), started, summarize=False)
     if code == 0:
-        print("\n".join(["", *describe(run_of(name))]))
+        print("\n".join(["", *describe_profile(run_of(name))]))
     return code
 
 
@@ -85,7 +85,7 @@ def scaling(variables: Variables, started: float) -> int:
     from ..launch.training import train
     from ..plan.measurement import WARM_UP, measured, measures_of
     from ..plan.plan import degrees
-    from ..report.scaling_table import results_of
+    from ..report.measurements import results_of
 
     weak, steps = flag(variables, "WEAK"), number(variables, "STEPS", 20, least=1)
     sizes = sized(variables, weak)
@@ -104,10 +104,10 @@ def scaling(variables: Variables, started: float) -> int:
 
 def _tell(run: Run, found: list[Measure], weak: bool, remark: list[str]) -> None:
     """Prints the table of a scaling run, writes it and the plot, and names the fastest size."""
-    from ..report import scaling_table
+    from ..report import measurements
 
-    scaling_table.write(run, found, weak)
-    print("\n".join(["", *scaling_table.describe(found, weak), *remark, ""]))
+    measurements.write(run, found, weak)
+    print("\n".join(["", *measurements.describe_scaling(found, weak), *remark, ""]))
     fastest = max(found, key=lambda measure: measure.tokens_per_second)
     print(
         f"table  {run.folder}/scaling.md\nplot   {run.plots}/scaling.png\n"

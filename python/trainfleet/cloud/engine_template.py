@@ -1,5 +1,5 @@
 """The CloudFormation template behind AWS Batch, SageMaker and ParallelCluster: what all of their
-jobs share. Pure.
+jobs share; and its stack: as a fleet's, but without nodes, which the engine makes.
 
 Batch: a network, an environment whose launch template has every EFA interface, in one placement
 group, and its queue. SageMaker makes machines itself and needs a role. Both: the roles of
@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 from ..config import Config
 from ..config.tokenizing import tokenizing
 from ..hardware import node_types
-from .instance_networking import interfaces
-from .instances import hardened, newest, placement, reserved, together
+from ..trust.errors import CloudError
+from .instances import hardened, interfaces, newest, placement, reserved, together
 from .roles import AGENT, allow, keys, pulls, role, statements
+from .stack_nodes import FleetStack, StackNode
 from .template import assemble
 from .template_inputs import ENGINES, Inputs, stack_name, tags_of, tokenizing_queue
 from .template_storage import logs
@@ -326,3 +327,33 @@ def _mounting(config: Config) -> list[str]:
         "break; sleep $wait; done",
         f"mountpoint -q {folder} || refuse '{source} can not be mounted at {folder}'",
     ]
+
+
+class EngineFleet(FleetStack):
+    """The stack that `engine`, batch, sagemaker or parallelcluster, needs."""
+
+    def __init__(self, config: Config, engine: str) -> None:
+        super().__init__(config)
+        self.engine = engine
+
+    def render(self, inputs: Inputs) -> str:
+        return render(self.config, inputs, self.engine)
+
+    def _wanted(
+        self, bad: Collection[str]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
+        return (), (), []
+
+    def outputs(self) -> dict[str, str]:
+        """Returns the stack's outputs by name; CloudError without a stack."""
+        state = self.stack.look()
+        if state is None or not state.whole:
+            why = (
+                f"the stack {self.stack.name} is {state.status}"
+                if state
+                else f"there is no stack {self.stack.name}"
+            )
+            raise CloudError(
+                "nothing is set up for this config", where=self.where, why=why, next="make setup"
+            )
+        return dict(state.outputs)

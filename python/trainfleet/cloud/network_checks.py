@@ -13,7 +13,7 @@ from ..config import Config
 from . import vpc
 from .api_errors import passing
 from .calls import Calls
-from .instance_networking import addresses, interfaces
+from .instances import addresses, interfaces
 from .quotas import Obstacle, mine
 from .resource_types import is_ours, tags_of
 from .template_inputs import Inputs

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..config import Config
-from . import baking, changeset, checks, data_access, spending
+from . import baking, checks, cloudformation, data_access, spending
 from .calls import Calls
 from .capacity import NOTHING, Paid
 from .prices import GB, TABLE, WHERE_PRICES_ARE, Prices, by_table
@@ -31,7 +31,7 @@ def describe(
     yield from ("", f"stack {fleet.stack.name} in {inputs.zone}")
     if not foreseen.unasked:
         yield from baking.describe(config, calls, inputs.image)
-    yield from changeset.describe(foreseen.changes, not foreseen.before)
+    yield from cloudformation.describe(foreseen.changes, not foreseen.before)
     yield from ("", "dollars an hour", *spending.describe(costs.rows, hours))
     if calls.region != WHERE_PRICES_ARE and any(row.source == TABLE for row in costs.rows):
         yield f"  {calls.region} may ask up to half more than that list"

@@ -13,8 +13,7 @@ from ..config.types_slurm import Queue
 from ..hardware import node_types
 from .api_errors import passing
 from .calls import Calls
-from .instance_networking import Quota, quota_of
-from .instances import capacity_of
+from .instances import Quota, capacity_of, quota_of
 from .resource_types import instances, is_ours, tags_of
 from .template_inputs import Inputs
 from .template_storage import makes_file_system

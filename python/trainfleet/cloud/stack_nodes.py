@@ -18,8 +18,7 @@ from ..config import Config
 from ..trust.errors import CloudError, NotAsked
 from . import checks, clock, discovery, template
 from .calls import Calls
-from .changeset import Change, compare
-from .cloudformation import CloudFormationStack, Show, StackState
+from .cloudformation import Change, CloudFormationStack, Show, StackState, compare
 from .instances import NODE, capacity_of
 from .inventory import BESIDE, OwnedResource, find, surely
 from .region import region_of

@@ -37,7 +37,7 @@ class NodeType:
     needed; `first_efa`, the first card that has EFA; `efa_only`, its EFA interfaces take no
     addresses, so a plain one comes first; `lustre_efa`, the number of them that an FSx client uses;
     `nvme_gb` of local disks; `sold` on-demand, spot or block (every type can be reserved); `quota`
-    and `spot_quota`, the classes of its quotas (cloud/instance_networking.py), "" if AWS has not
+    and `spot_quota`, the classes of its quotas (cloud/instances.py), "" if AWS has not
     published it; whether `sagemaker` trains on it, and its price per hour there (None: unknown).
     """
 

@@ -17,8 +17,7 @@ from ..node.placement import PORT
 from ..plan.fabric_environment import least_bandwidth
 from ..trust.errors import InputError
 from .facts import Facts
-from .finding import Finding
-from .host_results import Host, HostFailure, Result
+from .host_results import Finding, Host, HostFailure, Result
 from .install_steps import Wanted
 from .transport import Transport
 

@@ -22,7 +22,7 @@ from ..health.lease import APPOINTED
 from ..plan.request import Request, script
 from ..process.install_paths import python_path
 from ..trust.errors import BackendError
-from . import job_commands
+from . import host_commands
 from .facts import Facts
 from .host_results import Host, HostFailure, Result
 from .preflight import send_code
@@ -145,7 +145,7 @@ class FleetHead:
     def dismiss(self, host: Host) -> None:
         """Ends the standby process on a host, if the host can be reached."""
         self.transport.ask(
-            host, job_commands.terminate(f"{self.config.name}-standby"), timeout=TIMEOUT
+            host, host_commands.terminate(f"{self.config.name}-standby"), timeout=TIMEOUT
         )
 
     def _start(
@@ -176,22 +176,22 @@ class FleetHead:
         text = script(
             [f"the {what} of {self.config.name}, on {host}"], self.folder, environment, supervised
         )
-        mark = job_commands.mark_of(self.folder, self.config.name)
-        command = job_commands.start(
+        mark = host_commands.mark_of(self.folder, self.config.name)
+        command = host_commands.start(
             f"{self.config.name}-{what}",
             mark,
             self.python,
             self.code,
             self.folder,
-            job_commands.LAUNCHER,
+            host_commands.LAUNCHER,
         )
-        order = job_commands.task(text, launcher.secrets, secrets.token_hex(8))
+        order = host_commands.task(text, launcher.secrets, secrets.token_hex(8))
         answers = self.transport.run(command, stdin=order, timeout=TIMEOUT, hosts=[host])
         answers.require(f"the {what} could not be started")
 
     def has_ended(self, host: Host) -> bool:
         """Tells whether the launcher that was started on this host has ended."""
-        answer = self.transport.ask(host, job_commands.look(self.name), timeout=TIMEOUT)
+        answer = self.transport.ask(host, host_commands.look(self.name), timeout=TIMEOUT)
         return isinstance(answer, Result) and not answer.stdout.strip().endswith("running")
 
     def ask_to_stop(self, host: Host) -> None:

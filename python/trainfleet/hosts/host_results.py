@@ -1,4 +1,4 @@
-"""The answers of hosts: a result or a failure for each."""
+"""The answers of hosts: a result or a failure for each, and what is wrong with one."""
 
 from __future__ import annotations
 
@@ -161,3 +161,22 @@ def number(value: object, least: float, most: float) -> float:
     ):
         raise Implausible("an impossible number")
     return float(value)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem: its host (None: the whole fleet), a message, the next command, and whether the
+    host itself is to blame.
+
+    A host that is to blame (broken hardware, a slow link) goes into quarantine. A problem that
+    `make setup` fixes does not blame the host.
+    """
+
+    host: Host | None
+    check: str
+    message: str
+    next: str = ""
+    blames_host: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.message}; next: {self.next}" if self.next else self.message

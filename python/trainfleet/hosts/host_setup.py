@@ -15,9 +15,8 @@ from ..trust.errors import BackendError
 from ..trust.safe_output import is_agreed
 from . import facts as reading
 from .facts import Facts
-from .finding import Finding
 from .fleet import open_fleet, wanted_of
-from .host_results import Host, HostFailure, Result, grouped, reason
+from .host_results import Finding, Host, HostFailure, Result, grouped, reason
 from .host_table import Board
 from .install_steps import PHASES, InstallStep, Wanted, steps
 from .node_checks import heard, interpreter, shared, sound, unfit

@@ -19,8 +19,7 @@ from ..hardware.node_types import RDMA
 from ..process.rdma_adapters import fastest
 from . import probe
 from .facts import Facts
-from .finding import Finding
-from .host_results import Host, HostFailure
+from .host_results import Finding, Host, HostFailure
 from .install_steps import ON_NODES, Wanted, steps
 
 FleetFacts = Mapping[Host, Facts]

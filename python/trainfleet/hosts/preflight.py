@@ -24,10 +24,10 @@ from ..process.install_paths import python_path
 from ..process.rdma_adapters import fastest, listed
 from . import facts as reading
 from .facts import Facts
-from .finding import Finding
 from .fleet import wanted_of
 from .host_results import (
     Answers,
+    Finding,
     Host,
     Implausible,
     Result,

@@ -27,9 +27,8 @@ from ..config.host_list import Host
 from ..health.stack_dumps import read_end
 from ..hosts import preflight
 from ..hosts.facts import SCRIPT, Facts, parse
-from ..hosts.finding import Finding
 from ..hosts.fleet import wanted_of
-from ..hosts.host_results import Implausible, implausible
+from ..hosts.host_results import Finding, Implausible, implausible
 from ..hosts.node_checks import judge_allocated
 from ..node.placement import expand_hosts
 from ..plan.fabric_environment import least_bandwidth

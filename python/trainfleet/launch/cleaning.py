@@ -1,10 +1,19 @@
-"""make clean: removes what can be made again, and with PURGE the named config's run and dataset."""
+"""make clean: removes what can be made again, and with PURGE the named config's run and dataset.
+
+It finds the files in runs/ and data/ that this program made as run/contents.py declares them, and
+never through a link. A run's folder has a config.yaml with the folder's name, beside what a run
+leaves. Of a dataset's folder only the files that tokenizing makes are ours, by name: your own text
+may lie in the same folder, and stays.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ..backends import backend_of, is_guest
@@ -12,11 +21,122 @@ from ..backends.base import Can, Machines
 from ..backends.run_storage import Here, Place
 from ..config import Config
 from ..report.history import size
+from ..run import contents
 from ..run.run_folder import COMPILED, DATA, RUNS, Run, is_locked
+from ..trust import untrusted_input
 from ..trust.errors import BackendError, TrainfleetError
 from ..trust.safe_output import is_agreed
 from ..trust.untrusted_input import printable, shortened
-from . import owned_files
+
+
+def is_inside(path: Path, root: Path) -> bool:
+    """Tells whether a path lies where it says, under `root`: neither it nor a folder on the way to
+    it is a link.
+    """
+    if path.is_symlink() or ".." in path.parts or not path.is_relative_to(root):
+        return False
+    return path.resolve() == root.resolve() / path.relative_to(root)
+
+
+def folders(root: Path) -> list[Path]:
+    """Returns the folders in runs/ or data/, without links."""
+    return sorted(path for path in root.glob("*") if path.is_dir() and is_inside(path, root))
+
+
+def is_run(folder: Path) -> bool:
+    """Tells whether a folder in runs/ is a run's."""
+    config = folder / "config.yaml"
+    if not (folder.is_dir() and is_inside(config, RUNS) and config.is_file()):
+        return False
+    with (
+        suppress(OSError),
+        open(config, encoding="utf-8", errors="replace", opener=untrusted_input.opener) as file,
+    ):
+        named = re.search(
+            rf"^name: (['\"]?){re.escape(folder.name)}\1$", file.read(1 << 20), flags=re.MULTILINE
+        )
+        return named is not None and any(
+            True for kind in _signs(contents.RUN) for _ in folder.glob(kind.glob)
+        )
+    return False
+
+
+def is_dataset(folder: Path) -> bool:
+    """Tells whether tokenizing has made something in a folder of data/."""
+    signs = [folder / kind.name for kind in _signs(contents.DATASET)]
+    return folder.is_dir() and is_inside(folder, DATA) and any(sign.is_file() for sign in signs)
+
+
+def _signs(folder: str) -> Iterator[contents.FileKind]:
+    yield from (kind for kind in contents.kinds(folder) if kind.signs)
+
+
+def remakeable(run: Path) -> Iterator[Path]:
+    """Returns the files of a run that can be made again: report, plots, and half-made files."""
+    patterns = dict.fromkeys(kind.glob for kind in contents.kinds(contents.RUN) if kind.again)
+    yield from (
+        path for pattern in patterns for path in sorted(run.glob(pattern)) if is_inside(path, RUNS)
+    )
+
+
+def remove_dataset(folder: Path) -> list[Path]:
+    """Removes what tokenizing has made in a folder, and the folder itself if nothing else is in it;
+    what is left.
+    """
+    left, ours, links = (
+        [],
+        re.compile(contents.pattern_of(contents.DATASET)),
+        re.compile(contents.RANK_LOGS_LINK.pattern),
+    )
+    for path in sorted(_walk(folder), reverse=True):
+        name = str(path.relative_to(folder))
+        if path.is_symlink() and links.fullmatch(name):
+            path.unlink()
+        elif path.is_dir() and not path.is_symlink():
+            with suppress(OSError):  # not empty: then what is in it is named
+                path.rmdir()
+        elif not path.is_symlink() and ours.fullmatch(name):
+            remove(path)
+        else:
+            left.append(path)
+    with suppress(OSError):
+        folder.rmdir()
+    return left[::-1]
+
+
+def remove(path: Path) -> int:
+    """Removes a file, or a folder with all that is in it; no link is followed. Bytes that were
+    freed.
+
+    Raises:
+        TrainfleetError: it can't be removed.
+    """
+    if path.is_symlink() or not path.exists():
+        return 0
+    freed = measure(path)
+    try:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    except OSError as error:
+        raise TrainfleetError(
+            f"can't remove {path}", why=str(error), next=f"ls -ld {path}"
+        ) from error
+    return freed
+
+
+def measure(path: Path) -> int:
+    """Bytes in a file, or in all files of a folder; what a link leads to does not count."""
+    total = 0
+    for part in _walk(path) if path.is_dir() and not path.is_symlink() else [path]:
+        with suppress(FileNotFoundError):  # gone meanwhile
+            total += part.lstat().st_size if not part.is_dir() or part.is_symlink() else 0
+    return total
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """All that is in a folder, at any depth; links as such."""
+    for parent, names, files in os.walk(folder):
+        yield from (Path(parent) / name for name in (*names, *files))
+
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", str(COMPILED))
 # what make profile and make scaling add to the name of the run
@@ -32,11 +152,11 @@ def made_by(run: Run, config: Config | None) -> list[Path]:
 
 
 def _runs() -> list[Path]:
-    return [folder for folder in owned_files.folders(RUNS) if owned_files.is_run(folder)]
+    return [folder for folder in folders(RUNS) if is_run(folder)]
 
 
 def _datasets() -> list[Path]:
-    return [folder for folder in owned_files.folders(DATA) if owned_files.is_dataset(folder)]
+    return [folder for folder in folders(DATA) if is_dataset(folder)]
 
 
 def remove_remakeable() -> None:
@@ -45,7 +165,7 @@ def remove_remakeable() -> None:
     if busy:
         then = f"make stop CONFIG={busy[0]}/config.yaml, or wait for it"
         raise BackendError(f"still running: {', '.join(map(str, busy))}", next=then)
-    removed = sum(owned_files.remove(path) for path in _remakeable())
+    removed = sum(remove(path) for path in _remakeable())
     print(
         f"removed {size(removed)} that can be made again (reports, plots, caches, what was half "
         "made)"
@@ -54,12 +174,10 @@ def remove_remakeable() -> None:
 
 def _remakeable() -> Iterator[Path]:
     for run in _runs():
-        yield from owned_files.remakeable(run)
+        yield from remakeable(run)
     yield from (Path(name) for name in CACHES)
     for root in ("python", "tests"):
-        yield from (
-            path for path in Path(root).rglob("__pycache__") if owned_files.is_inside(path, Path())
-        )
+        yield from (path for path in Path(root).rglob("__pycache__") if is_inside(path, Path()))
 
 
 def machines_of(config: Config | None) -> Machines | None:
@@ -127,7 +245,7 @@ def take_down(
 
 def keep(place: Place, made: Sequence[Path]) -> int:
     """Says what stays; the exit code."""
-    here = {folder: owned_files.measure(folder) for folder in (*_runs(), *_datasets())}
+    here = {folder: measure(folder) for folder in (*_runs(), *_datasets())}
     kept = {str(folder): count for folder, count in here.items()} | place.folders()
     for name, count in kept.items():
         print(f"kept {name}: {size(count)}")
@@ -145,11 +263,7 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
     """Removes the folders that the config made, here and on its fleet, and nothing else; 1 when one
     of them had to stay.
     """
-    here = {
-        folder: owned_files.measure(folder)
-        for folder in made
-        if owned_files.is_run(folder) or owned_files.is_dataset(folder)
-    }
+    here = {folder: measure(folder) for folder in made if is_run(folder) or is_dataset(folder)}
     far = place.folders()
     sizes = {str(folder): count for folder, count in here.items()} | far
     strange = [
@@ -173,7 +287,7 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
     for name in (*far_left, *map(str, left)):
         print(f"left {shortened(printable(name), 255)}: this program did not write it")
     print(
-        f"removed {size(sum(sizes.values()) - sum(map(owned_files.measure, left)))}: this "
+        f"removed {size(sum(sizes.values()) - sum(map(measure, left)))}: this "
         "config's run and dataset"
     )
     return 1 if strange else 0
@@ -182,8 +296,8 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
 def _remove(folder: Path) -> list[Path]:
     """Returns the rest of a folder once all that is ours in it is removed."""
     if folder.parent == DATA:
-        return owned_files.remove_dataset(folder)
-    owned_files.remove(folder)
+        return remove_dataset(folder)
+    remove(folder)
     return []
 
 

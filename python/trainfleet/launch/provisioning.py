@@ -25,8 +25,7 @@ from .run_location import say_unheard
 if TYPE_CHECKING:
     from ..backends.head import Head
     from ..hosts.facts import Facts
-    from ..hosts.finding import Finding
-    from ..hosts.host_results import Host
+    from ..hosts.host_results import Finding, Host
     from ..hosts.transport import Transport
 NAMED = 8  # nodes of which a line tells
 

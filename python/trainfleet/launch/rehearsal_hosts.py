@@ -25,7 +25,7 @@ from ..backends import backend_of
 from ..backends.base import Can
 from ..backends.head import PLAIN, Head
 from ..config import Config
-from ..hosts import job_commands
+from ..hosts import host_commands
 from ..hosts.fleet import open_fleet, wanted_of
 from ..hosts.host_results import by_host
 from ..hosts.ssh_config import expanded
@@ -107,10 +107,10 @@ class HostStage(RehearsalStage):
         return PREFIX + name
 
     def mark(self, name: str) -> str:
-        return job_commands.mark_of(self.shared, self.called(name))
+        return host_commands.mark_of(self.shared, self.called(name))
 
     def at_rank(self, name: str, command: str) -> str:
-        rank = RANK.format(mark=shlex.quote(f"{job_commands.MARK}={self.mark(name)}"))
+        rank = RANK.format(mark=shlex.quote(f"{host_commands.MARK}={self.mark(name)}"))
         words = f"{rank}\nc={self.checkpoints(name)}\n( {command}\n) || true"
         said = [
             answer.stdout.strip()
@@ -162,11 +162,11 @@ class HostStage(RehearsalStage):
         return shlex.quote(f"{WATCH}={self.shared}")
 
     def lose_head(self, name: str) -> str:
-        self.on_head(job_commands.fence(self.mark(name), launchers=True))
+        self.on_head(host_commands.fence(self.mark(name), launchers=True))
         return self.transport.hosts[0].name
 
     def at_work(self) -> Sequence[object]:
-        look = "; ".join(f"{{ {job_commands.look_for(self.mark(name))}; }}" for name in self.names)
+        look = "; ".join(f"{{ {host_commands.look_for(self.mark(name))}; }}" for name in self.names)
         return [
             host
             for host, said in self.transport.run(look, timeout=TIMEOUT).ok.items()
@@ -177,13 +177,15 @@ class HostStage(RehearsalStage):
         """A shell's words that end these runs on a host, launchers first, and forget its part in
         them.
         """
-        ends = [f"( {job_commands.fence(self.mark(name), launchers=True)} )" for name in self.names]
+        ends = [
+            f"( {host_commands.fence(self.mark(name), launchers=True)} )" for name in self.names
+        ]
         return "\n".join(
             [
                 *ends,
                 END.format(mark=self.link),
                 self.unmount,
-                f"rm -f {job_commands.JOBS}/$(uname -n)/{PREFIX}*",
+                f"rm -f {host_commands.JOBS}/$(uname -n)/{PREFIX}*",
             ]
         )
 

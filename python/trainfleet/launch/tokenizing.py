@@ -7,7 +7,7 @@ from ..config import dump_resolved
 from ..data import description
 from ..data.dataset import find
 from ..plan.plan import Plan
-from ..report import lengths
+from ..report import plots
 from ..run import run_folder
 from ..watch.signals import Interrupts
 from . import execution
@@ -50,7 +50,7 @@ def describe(plan: Plan) -> None:
     dataset = find(plan.config.data)
     assert dataset is not None
     folder = run_folder.DATA / plan.config.data.name
-    lengths.draw(plan.config.data.name, dataset, folder / "lengths.png")
+    plots.draw_lengths(plan.config.data.name, dataset, folder / "lengths.png")
     for name, value in [*description.table(dataset), ("lengths", str(folder / "lengths.png"))]:
         print(f"{name:>16}  {value}")
     print("next: make train")

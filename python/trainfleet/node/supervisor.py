@@ -101,7 +101,7 @@ def run_part(part: Callable[[], int]) -> int:
         raise
     finally:
         if exit_file:
-            # if that disk is full too, the missing file shows the failure (hosts/job_commands.py)
+            # if that disk is full too, the missing file shows the failure (hosts/host_commands.py)
             with contextlib.suppress(OSError):
                 write(Path(exit_file), str(code))
     return code

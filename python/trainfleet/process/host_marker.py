@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..trust.safe_output import visible
 
-JOB = "TRAINFLEET_JOB"  # the mark of a run's processes (hosts/job_commands.py)
+JOB = "TRAINFLEET_JOB"  # the mark of a run's processes (hosts/host_commands.py)
 ALONE = "TRAINFLEET_ALONE"  # no other run may use this host (fleet.exclusive)
 # beginnings of a socket's name: of any run, and of the one that must be alone
 ANNOUNCED, ONLY = ("trainfleet:", "trainfleet-alone")

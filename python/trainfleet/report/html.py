@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..run.run_folder import Run, write_atomic
 from ..trust.errors import ConfigError
 from ..trust.safe_output import shown
-from . import panels, plots, provenance, rehearsal_table
+from . import panels, plots, rehearsal_table
 from .history import (
     UNKNOWN,
     History,
@@ -79,12 +79,12 @@ def write(run: Run) -> Path:
         *([_pair(*_figures(panels.panels(history), panels.CAPTIONS))] if history.metrics else []),
         _pair(_sample(history), _next(history)),
         _pair(
-            _rows("Provenance", provenance.facts(history)),
-            _rows("Ranks, the slowest first", provenance.ranks(history)),
+            _rows("Provenance", panels.facts(history)),
+            _rows("Ranks, the slowest first", panels.ranks(history)),
         ),
         _pair(
             _events(history),
-            _rows("Config, other than the defaults", provenance.given(history.run)),
+            _rows("Config, other than the defaults", panels.given(history.run)),
         ),
         _settings(history),
         f"<footer>{formula}trainfleet · written {moment(time.time())} UTC</footer>",

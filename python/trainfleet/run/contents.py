@@ -93,7 +93,7 @@ START = _declare("nodes/slurm-{job}-{start}/", RUN, DATASET)
 LOCK = _declare("lock", RUN, DATASET, again=True, signs=True)
 SYNCED = _declare(".link.json", RUN, DATASET, signs=True)
 
-# Of a dataset: data/, report/lengths.py
+# Of a dataset: data/, report/plots.py
 _declare("plan.json", DATASET, signs=True)
 _declare("manifest.json", DATASET, signs=True)
 _declare("tokenizer.json", DATASET, signs=True)

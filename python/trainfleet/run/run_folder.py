@@ -12,7 +12,7 @@ runs/<name>/
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8
                      digits>/  tensorboard/  plots/*.png
   logs/engine-<i>.log    of a node that left no log, what its engine has heard
-                         (backends/container_logs.py)
+                         (backends/aws_managed.py)
   profile/
   handle.json, request.json   the job that was submitted last: by these any process asks for it,
                               follows it and stops it
@@ -188,7 +188,7 @@ def job_log(folder: Path) -> Path:
 
 def engine_log(folder: Path, node: int) -> Path:
     """Returns the log that an engine has kept for node `node`, if the node itself has left none
-    (backends/container_logs.py).
+    (backends/aws_managed.py).
     """
     return contents.ENGINE_LOG.at(folder, node=node)
 

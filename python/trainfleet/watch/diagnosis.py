@@ -34,14 +34,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..trust import untrusted_input
-from . import blame
 from .causes import Weight
-from .evidence import SKEW, Evidence, Record, survived
+from .evidence import SKEW, Book, Evidence, Record, most_blamed, plain, survived, votes
 from .exception_classifier import TELLING
 from .line_classifier import ENDED, OUTSIDE
-from .lines import LogLine, parse, read_lines
+from .lines import MOST, LogLine, parse, read_lines
 from .log_reader import read
-from .prefixes import MOST
 
 __all__ = ["Diagnosis", "LogLine", "diagnose", "parse", "quote", "read_lines"]
 JUST_BEFORE = 60.0  # seconds in which a library's message explains an exception that follows
@@ -95,15 +93,15 @@ def diagnose(
     `pids`: known ranks by node and pid; `hosts`: nodes by name or address; `nodes`: the number of
     nodes.
     """
-    book = blame.Book(
-        {blame.plain(name): node for name, node in (hosts or {}).items()}, dict(pids or {})
+    book = Book(
+        {plain(name): node for name, node in (hosts or {}).items()}, dict(pids or {})
     )
     record = read(lines, book)
     heard = [one for one in _uncancelled(record.evidence) if not survived(one, record)]
     standing = settle(heard)
     if not standing:
         return None
-    counted = blame.votes((one.writer[0], book.node_of(one.groups.get("peer"))) for one in standing)
+    counted = votes((one.writer[0], book.node_of(one.groups.get("peer"))) for one in standing)
     best = _nearer(min(standing, key=lambda one: _order(one, counted)), standing)
     own = [
         one
@@ -251,7 +249,7 @@ def _whom(
     """Returns the node and rank to blame, and the reason in words."""
     named = record.book.node_of(best.groups.get("peer"))
     if best.cause == "victim":
-        return blame.most_blamed(counted), None, _loss(standing, counted) or best.words
+        return most_blamed(counted), None, _loss(standing, counted) or best.words
     if (
         best.cause == "hang"
         and best.weight == Weight.HINT
@@ -273,7 +271,7 @@ def _whom(
             None,
             best.words,
         )
-    blamed = blame.most_blamed(counted)
+    blamed = most_blamed(counted)
     if (
         best.cause == "fabric"
         and "peer" in best.groups
@@ -313,10 +311,10 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
 
 def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
     """Describes which node is missing for how many others; "" if no line names a peer."""
-    node = blame.most_blamed(counted)
+    node = most_blamed(counted)
     if node is not None:
         return f"node {node} went away silently; {counted[node]} other nodes lost their links to it"
-    peers = Counter(blame.plain(one.groups["peer"]) for one in standing if "peer" in one.groups)
+    peers = Counter(plain(one.groups["peer"]) for one in standing if "peer" in one.groups)
     return (
         f"the peer {peers.most_common(1)[0][0]} went away, according to {peers.total()} lines"
         if len(peers) == 1

@@ -10,14 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from .blame import Book
 from .catalogue import first_sign
 from .causes import Weight
-from .evidence import Evidence, ProcessLines, Record, Writer, signed
+from .evidence import Book, Evidence, ProcessLines, Record, Writer, signed
 from .exception_classifier import errors
 from .line_classifier import OUTSIDE, meant
-from .lines import DAY, LogLine, is_calm, is_closing, is_progress
-from .prefixes import TRACEBACK, learned, strip
+from .lines import DAY, TRACEBACK, LogLine, is_calm, is_closing, is_progress, learned, strip
 
 # a record of the kernel's log: by the prefix that syslog or dmesg wrote, or by the driver's name
 KERNEL = re.compile(

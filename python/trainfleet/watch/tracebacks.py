@@ -8,8 +8,7 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
-from .lines import LogLine, is_progress
-from .prefixes import TRACEBACK
+from .lines import TRACEBACK, LogLine, is_progress
 
 # lines and seconds by which an exception's message may continue after its first line
 MESSAGE_LINES, MESSAGE_SECONDS = (16, 1.5)

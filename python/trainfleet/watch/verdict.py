@@ -21,9 +21,8 @@ from ..run.claims import look_again
 from .causes import CAUSES, Cause, Then
 from .diagnosis import Diagnosis, diagnose, quote
 from .evidence import SKEW
-from .lines import LogLine, read_lines, time_of_day
+from .lines import TRACEBACK, LogLine, read_lines, time_of_day
 from .monitor import AttemptOutcome
-from .prefixes import TRACEBACK
 
 TAIL = 12  # lines
 # causes by which a healthy node ends

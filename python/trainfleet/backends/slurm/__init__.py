@@ -56,24 +56,26 @@ from ..base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Prospect,
 from ..head import HEAD, Head, hours_alone
 from ..node_script import values_of
 from ..run_storage import Place
-from . import cluster_checks, cluster_file, options, pulse, resources, sbatch, site_defaults
+from . import cluster_checks, cluster_file, options, pulse, resources, sbatch
 from .beside import Beside
 from .client import (
     COMMENT,
     GIVEN,
     GONE,
+    PHASES,
     TIMEOUT,
     Said,
     SlurmClient,
     as_asked,
     ask_here,
     how_it_ended,
+    is_for_nodes,
     refused,
+    why_waiting,
 )
 from .client import SlurmJob as Known
 from .parallelcluster import Cluster
-from .partitions import Partitions
-from .reasons import PHASES, is_for_nodes, why_waiting
+from .resources import Partitions
 from .shared_folder import Shared
 
 # seconds until all processes of a killed job have ended: KillWait, and the nodes' epilog
@@ -267,7 +269,7 @@ class Slurm(Backend):
         """
         if self._known is None:
             with suppress(BackendError):  # a launch fails at its next query, with the reason
-                self._known = site_defaults.apply(self.config, site_defaults.read(self.engine))
+                self._known = options.apply(self.config, options.read(self.engine))
         return self._known or (
             self.config,
             ["the settings in sbatch's environment (SBATCH_ACCOUNT ...) are not known yet"],

@@ -36,7 +36,7 @@ from ...trust.errors import BackendError
 from ..base import Machines, Prospect
 from ..ec2_machines import Stacked, policies, prove_gone, say, told_of
 from ..managed_machines import priced
-from . import cluster_file, cluster_network, cluster_storage
+from . import cluster_file, cluster_parts
 
 EVERY = 15.0  # seconds between two polls of CloudFormation
 PATIENCE = 3600.0  # most seconds for CloudFormation
@@ -110,7 +110,7 @@ class Cluster(Machines):
     def _all(
         self, state: ClusterState | None, cluster: tuple[Artifact, ...]
     ) -> tuple[Artifact, ...]:
-        found = (*cluster_network.changes(self.config, state.maker if state else ""), *cluster)
+        found = (*cluster_parts.network_changes(self.config, state.maker if state else ""), *cluster)
         return (*found, *policies(self.config, self._asked[0])) if found else ()
 
     @functools.cached_property
@@ -119,15 +119,13 @@ class Cluster(Machines):
 
     def _wanted(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         maker = state.maker if state else ""
-        placed = cluster_network.placed(self.config, maker)
-        return cluster_file.artifacts(
-            cluster_storage.using(placed, self._left_behind(state)), maker
-        )
+        placed = cluster_parts.with_network(self.config, maker)
+        return cluster_file.artifacts(cluster_parts.with_file_system(placed, self._left_behind(state)), maker)
 
     def _left_behind(self, state: ClusterState | None) -> Row | None:
         """Returns the file system that an earlier cluster of the same config left."""
         maker, stack = (state.maker, state.stack) if state else ("", "")
-        return cluster_storage.left_behind(self.config, self.calls, maker, stack)
+        return cluster_parts.left_behind(self.config, self.calls, maker, stack)
 
     def _cluster(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         """Returns the cluster's file and the nodes' script, if the cluster differs from them."""
@@ -166,16 +164,16 @@ class Cluster(Machines):
             key = public_key(self.config) if state is None else ""
             if state is None:
                 checks.require(self.config, self.calls, self._asked[0])
-            if cluster_network.changes(self.config, state.maker if state else ""):
-                Stacked(cluster_network.stack_of(self.config)).make()
+            if cluster_parts.network_changes(self.config, state.maker if state else ""):
+                Stacked(cluster_parts.network_stack(self.config)).make()
             if key:
                 self._provide_key(key)
             if state is None and (row := self._left_behind(None)):
-                for line in cluster_storage.describe(
-                    cluster_network.placed(self.config), self.calls, row
+                for line in cluster_parts.describe_file_system(
+                    cluster_parts.with_network(self.config), self.calls, row
                 ):
                     say(line)
-                cluster_storage.open_to_network(self.calls, row)
+                cluster_parts.open_to_network(self.calls, row)
             self._begin(state, self._cluster(state))
         made = self._follow()
         address = made.address or "without a public address"
@@ -348,7 +346,7 @@ class Cluster(Machines):
         Raises:
             BackendError: other resources are left, with their cost.
         """
-        own = cluster_network.stack_of(self.config)
+        own = cluster_parts.network_stack(self.config)
         try:
             self._delete()
         except BackendError:

@@ -2,11 +2,12 @@
 node.
 
 slurm.schedmd.com, sinfo.html (--format) and srun.html (--immediate). Their output comes from
-another machine: it is parsed here, the free text last.
+another machine: it is parsed here, the free text last. An existing cluster is machines, too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,7 +20,9 @@ from ...hosts.facts import Facts
 from ...hosts.host_results import Implausible
 from ...trust import untrusted_input
 from ...trust.errors import BackendError
-from .client import SlurmClient
+from ...trust.untrusted_input import show
+from ..this_machine import Standing
+from .client import SlurmClient, read_partitions
 
 # numbers first, then names, and last the administrators' free text
 COLUMNS = "%D|%c|%m|%R|%N|%G|%f"
@@ -166,3 +169,35 @@ def _most(row: Nodes) -> int:
 def _last(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return untrusted_input.printable(lines[-1])[:200] if lines else "nothing"
+
+
+class Partitions(Standing):
+    """The machines of a cluster that others administer."""
+
+    def __init__(self, engine: SlurmClient) -> None:
+        self.engine = engine
+
+    def apply(self) -> int:
+        """Prints the cluster's version and partitions."""
+        version = self.engine.run("sinfo", "--version").strip()
+        rows = read_partitions(self.engine.run("scontrol", "--oneliner", "show", "partition"))
+        if not re.match(r"slurm\S* \d+\.\d+", version) or not rows:
+            why = (
+                f"sinfo --version prints {show(version)}, and scontrol show partition lists "
+                f"{len(rows)} partitions"
+            )
+            raise BackendError(
+                "this Slurm can't be used",
+                why=why,
+                next="module load slurm; scontrol ping",
+            )
+        print(version)
+        for row in rows:
+            most = f"{row.most_minutes} min at most" if row.most_minutes else "no time limit"
+            print(
+                f"partition {row.name}: {row.nodes} nodes, "
+                f"{most}{', the default' if row.is_default else ''}"
+                f"{'' if row.is_up else ', takes no jobs now'}"
+            )
+        print("the cluster's administrators set it up\nnext: make train")
+        return 0

@@ -1,29 +1,87 @@
-"""The file system that an earlier cluster of this config left: found by tag, opened to the next
-cluster, and used by it.
+"""What a cluster uses and does not own: a network that is made before it, unless the config names
+subnets, and removed after it; and the file system that an earlier cluster of this config left.
 
-ParallelCluster makes it with DeletionPolicy Retain and so keeps it, with its security group, when
-the cluster is deleted. The next cluster's file then names it instead of a new one. The group's
-rules named groups of the deleted cluster, so it is opened to its network, on Lustre's ports (FSx
-for Lustre user guide, "File system access control with Amazon VPC").
+The network belongs to the config that made the cluster; a second config on that cluster uses the
+same subnets.
+
+ParallelCluster makes the file system with DeletionPolicy Retain and so keeps it, with its security
+group, when the cluster is deleted. It is found by tag, and the next cluster's file names it instead
+of a new one. The group's rules named groups of the deleted cluster, so it is opened to its network,
+on Lustre's ports (FSx for Lustre user guide, "File system access control with Amazon VPC").
 
 Not tested: ParallelCluster itself on such a file system; no cluster was made.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import yaml
+
 from ...cloud import prices
 from ...cloud.api_errors import passing
 from ...cloud.calls import Calls
+from ...cloud.engine_template import NETWORK, EngineFleet
 from ...cloud.resource_types import Row, is_ours, tags_of
 from ...cloud.template_storage import makes_file_system
 from ...config import Config
+from ...plan.request import Artifact
 from ...trust.errors import NotAsked
+from ..request_json import artifact
 from .cluster_file import links
+
+FILE = "network.yaml"
+
+
+def network_stack(config: Config, maker: str = "") -> EngineFleet:
+    """Returns the stack of the network; `maker` is the config that made the cluster, if it
+    exists.
+    """
+    return EngineFleet(replace(config, name=maker or config.fleet_name), NETWORK)
+
+
+def with_network(config: Config, maker: str = "") -> Config:
+    """Returns the config with subnets for nodes and head: its own, or those of the existing
+    stack.
+    """
+    fleet = config.fleet
+    if fleet.aws.subnets:
+        return config
+    try:
+        state = network_stack(config, maker).stack.look()
+    except NotAsked:
+        state = None
+    if state is None or not {"Private", "Public"} <= state.outputs.keys():
+        return config
+    cluster = replace(fleet.slurm.parallelcluster, head_subnet=state.outputs["Public"])
+    aws, slurm = (
+        replace(fleet.aws, subnets=(state.outputs["Private"],)),
+        replace(fleet.slurm, parallelcluster=cluster),
+    )
+    return replace(config, fleet=replace(fleet, aws=aws, slurm=slurm))
+
+
+def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
+    """Returns the request that would make or change the network; empty for the user's own subnets,
+    or another config's network.
+    """
+    if config.fleet.aws.subnets or maker not in ("", config.fleet_name):
+        return ()
+    found: list[Artifact] = []
+    for number, (service, operation, body) in enumerate(
+        network_stack(config).foresee(set()).requests, 1
+    ):
+        template = json.loads(str(body["TemplateBody"]))
+        found += [
+            Artifact(FILE, yaml.safe_dump(template, sort_keys=False)),
+            artifact(number, service, operation, body),
+        ]
+    return tuple(found)
+
 
 STACK = "aws:cloudformation:stack-id"
 PORTS = (988, 1023)  # first and last of Lustre's TCP ports
@@ -53,7 +111,7 @@ def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") 
     return max(ours, key=lambda row: row["CreationTime"], default=None)
 
 
-def using(config: Config, row: Row | None) -> Config:
+def with_file_system(config: Config, row: Row | None) -> Config:
     """Returns the config with that file system as an existing one."""
     if row is None:
         return config
@@ -66,7 +124,7 @@ def using(config: Config, row: Row | None) -> Config:
     return replace(config, fleet=replace(config.fleet, fsx=fsx))
 
 
-def describe(config: Config, calls: Calls, row: Row) -> Iterator[str]:
+def describe_file_system(config: Config, calls: Calls, row: Row) -> Iterator[str]:
     """Yields lines about the file system, its use, and its missing links to S3, with the commands
     that make them.
     """

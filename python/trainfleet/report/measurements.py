@@ -1,19 +1,75 @@
-"""The results of make scaling: the table on the terminal and in scaling.md, the figures in
-scaling.json, and the plot.
+"""The results of make scaling and make profile: tables on the terminal, and of make scaling also
+files and a plot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ..plan.measurement import Measure, steady
-from ..run.run_folder import Run, write_atomic, write_json
-from .history import percent, quantity, table
+from ..run.records import Profile
+from ..run.run_folder import Run, read_json, write_atomic, write_json
+from ..trust.errors import RunError
+from ..trust.validation import fit
+from .history import duration, percent, quantity, table
 from .plots import BLUE, FAINT, INK, STYLE, note, save, sheet
+
+WIDTH = 24  # characters of the longest bar
+ROWS = 12
+
+
+def describe_profile(run: Run) -> Iterator[str]:
+    """Yields the parts of the steps, the collectives' share, and the operations that took longest,
+    each with its share.
+
+    Raises:
+        RunError: the run has no profile.
+    """
+    path = run.profile / "summary.json"
+    if (record := read_json(path)) is None:
+        raise RunError(
+            "has no profile",
+            where=str(run.profile),
+            next="make logs says why; make profile measures again",
+        )
+    found = fit(Profile, record, str(path), "make profile measures again")
+    total = found["seconds"] or 1.0
+    first, last = found["steps"]
+    yield (
+        f"steps {first} to {last} of rank 0: {duration(total)} in all, "
+        f"{duration(total / max(1, last - first + 1))} per step"
+    )
+    yield ""
+    rest = total - sum(found["parts"].values())
+    for name, seconds in [*found["parts"].items(), *([("the rest", rest)] if rest > 0 else [])]:
+        yield _bar(name, seconds, total)
+    talk = found["communication"]
+    yield ""
+    spent, shown = percent(talk["seconds"] / total), percent(talk["not_hidden"] / total)
+    yield f"communication  {spent:>7}  of the time, {shown} without computing in parallel"
+    yield ""
+    width = max((len(row["name"][:60]) for row in found["top"]), default=0)
+    for row in found["top"][:ROWS]:
+        name, seconds = row["name"][:60], row["seconds"]
+        yield (
+            f"{name:<{width}}  {percent(seconds / total):>7}  {duration(seconds):>8}  "
+            f"{row['calls']:>6,} calls"
+        )
+    yield ""
+    yield f"trace  {run.profile}/trace.json.gz  (drop it on ui.perfetto.dev)"
+    yield "next   make train, or make profile SET='...' to see what another setting changes"
+
+
+def _bar(name: str, seconds: float, total: float) -> str:
+    return (
+        f"{name:<14} {percent(seconds / total):>7}  {duration(seconds):>8}  "
+        f"{'█' * round(WIDTH * seconds / total)}"
+    ).rstrip()
+
 
 HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "per rank", "MFU", "efficiency")
 STRONG, WEAK = "strong scaling: constant global batch", "weak scaling: constant work per rank"
@@ -29,7 +85,7 @@ def results_of(run: Run) -> dict[str, Any]:
     return run.read_results() | {key: median(values) for key, values in found.items() if values}
 
 
-def describe(measures: Sequence[Measure], weak: bool) -> list[str]:
+def describe_scaling(measures: Sequence[Measure], weak: bool) -> list[str]:
     """Returns the table as aligned lines."""
     lines = table(HEAD, [_row(measure) for measure in measures], ("layout",))
     return [WEAK if weak else STRONG, "", *lines]
