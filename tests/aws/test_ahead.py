@@ -21,7 +21,7 @@ from trainfleet.cli import plan as plan_verb
 from trainfleet.cli.fleet import setup
 from trainfleet.cloud.unsupported import refuse
 from trainfleet.config import Config, Settings, load
-from trainfleet.plan.bill import PAID, Bill
+from trainfleet.plan.estimate import PAID, Bill
 from trainfleet.run.run_folder import Run, append_line
 from trainfleet.trust.errors import ConfigError
 from trainfleet.watch.budget import Budget

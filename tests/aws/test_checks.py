@@ -15,7 +15,7 @@ from trainfleet.cloud.calls import Calls
 from trainfleet.cloud.permissions import needed
 from trainfleet.cloud.template_inputs import Inputs
 from trainfleet.config import Config
-from trainfleet.plan.bill import Bill
+from trainfleet.plan.estimate import Bill
 from trainfleet.trust.errors import CloudError
 
 TWO = 2 * 192  # vCPUs of two p5.48xlarge

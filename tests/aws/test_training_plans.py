@@ -17,8 +17,7 @@ from trainfleet.backends.sagemaker import SageMaker
 from trainfleet.cli.fleet import setup
 from trainfleet.cloud.capacity import PLAN_TYPES
 from trainfleet.config import Config, Settings, load
-from trainfleet.plan.job import train_job
-from trainfleet.plan.request import Request
+from trainfleet.plan.job import Request, train_job
 from trainfleet.trust.errors import BackendError, ConfigError
 
 FLEET = {"backend": "sagemaker", "nodes": 2, "instance_type": "p5.48xlarge", "shared_folder": "s3://bucket/some",

@@ -21,7 +21,7 @@ from trainfleet.engine.tree_allreduce import FAN, levels
 from trainfleet.health.heartbeat import Instructions, NodeMemory
 from trainfleet.health.heartbeat_format import Beat, Beats, write_beats
 from trainfleet.health.watchdog import Watchdog
-from trainfleet.hosts.polling import MOST_NODES
+from trainfleet.hosts.fleet import MOST_NODES
 from trainfleet.report.summary import status
 from trainfleet.run import events
 from trainfleet.run.run_folder import Run

@@ -31,8 +31,7 @@ from trainfleet.backends.base import Can, Handle, Phase, Status, load_job, save_
 from trainfleet.backends.ec2 import Ec2
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.node.entrypoint import AGAIN
-from trainfleet.plan.job import Job
-from trainfleet.plan.request import Request
+from trainfleet.plan.job import Job, Request
 from trainfleet.process import plugins
 from trainfleet.run.run_folder import Run
 from trainfleet.storage import s3
@@ -93,7 +92,7 @@ from dataclasses import asdict
 from pathlib import Path
 from trainfleet.backends import backend_of
 from trainfleet.config import load_resolved
-from trainfleet.plan.request import Request
+from trainfleet.plan.job import Request
 request = Request.of(json.loads(Path(sys.argv[2]).read_text()), sys.argv[2])
 print(json.dumps(asdict(backend_of(load_resolved(Path(sys.argv[1]))).submit(request))), flush=True)
 time.sleep(300)

@@ -21,8 +21,7 @@ from trainfleet.backends.slurm import Slurm as Backend
 from trainfleet.config import Settings, load, load_resolved
 from trainfleet.health.lease import read_holder
 from trainfleet.plan.estimate import list_price
-from trainfleet.plan.job import tokenize_job
-from trainfleet.plan.request import Request
+from trainfleet.plan.job import Request, tokenize_job
 from trainfleet.run.run_folder import Run
 from trainfleet.watch.causes import Then
 from trainfleet.watch.monitor import AttemptOutcome

@@ -20,8 +20,7 @@ from trainfleet.config import Config
 from trainfleet.config.goodput import NOTICED, foresee, stall_of
 from trainfleet.health import fence
 from trainfleet.health.heartbeat_format import Beat, write_beats
-from trainfleet.plan.job import Job
-from trainfleet.plan.request import Artifact, Request
+from trainfleet.plan.job import Artifact, Job, Request
 from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import BackendError
 from trainfleet.watch.budget import Budget
@@ -32,7 +31,7 @@ from trainfleet.watch.time_accounting import goodput, ledger
 
 NODES = 4
 TICK = 1.0  # seconds that a wait takes at least
-SILENCE = 9.0  # seconds after which a host that does not answer counts as lost (hosts/polling.py)
+SILENCE = 9.0  # seconds after which a host that does not answer counts as lost (hosts/fleet.py)
 BEGAN = 1.8e9  # unix time
 
 

@@ -12,8 +12,7 @@ from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.backends.run_storage import Here
 from trainfleet.config import Settings, load
 from trainfleet.health import fence
-from trainfleet.plan.job import Job
-from trainfleet.plan.request import Artifact, Request
+from trainfleet.plan.job import Artifact, Job, Request
 from trainfleet.recipes import FOLDER
 from trainfleet.run import run_folder
 from trainfleet.run.run_folder import Run

@@ -13,8 +13,7 @@ from trainfleet.backends.slurm import cluster_file
 from trainfleet.cloud import spending
 from trainfleet.cloud.prices import by_table
 from trainfleet.config import Config, Settings, load
-from trainfleet.plan.bill import Bill, BillStage
-from trainfleet.plan.estimate import estimate
+from trainfleet.plan.estimate import Bill, BillStage, estimate
 from trainfleet.plan.plan import make_plan
 from trainfleet.plan.sizing import Wish, answer, sizes
 from trainfleet.recipes import FOLDER

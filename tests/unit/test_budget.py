@@ -11,11 +11,9 @@ import pytest
 from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.backends.run_storage import Here
 from trainfleet.config import Config, Settings, load
-from trainfleet.plan.bill import Bill
-from trainfleet.plan.estimate import estimate
-from trainfleet.plan.job import Job
+from trainfleet.plan.estimate import Bill, estimate
+from trainfleet.plan.job import Artifact, Job, Request
 from trainfleet.plan.plan import make_plan
-from trainfleet.plan.request import Artifact, Request
 from trainfleet.recipes import FOLDER
 from trainfleet.run.run_folder import Run, append_line
 from trainfleet.trust.errors import ConfigError

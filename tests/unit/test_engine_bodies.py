@@ -20,8 +20,7 @@ from trainfleet.hardware import node_types
 from trainfleet.hosts.install_steps import lock_name
 from trainfleet.hosts.platform import load_platform
 from trainfleet.node.entrypoint import LOCK
-from trainfleet.plan.job import tokenize_job, train_job
-from trainfleet.plan.request import Request
+from trainfleet.plan.job import Request, tokenize_job, train_job
 from trainfleet.trust.errors import BackendError, ConfigError
 
 TYPES = [name for name, row in node_types.INSTANCE_TYPES.items() if row.memory_gib > 32]

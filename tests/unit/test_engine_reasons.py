@@ -9,8 +9,7 @@ import yaml
 
 from trainfleet.backends.base import Phase, Status
 from trainfleet.backends.batch_request import retries
-from trainfleet.plan.job import Job
-from trainfleet.plan.request import Request
+from trainfleet.plan.job import Job, Request
 from trainfleet.run.run_folder import Run
 from trainfleet.watch.causes import CAUSES, Then
 from trainfleet.watch.monitor import AttemptOutcome

@@ -15,8 +15,7 @@ from trainfleet.config.speed_inputs import predict
 from trainfleet.data.dataset import Dataset
 from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.launch.calibration import experience_of
-from trainfleet.plan.bill import Bill
-from trainfleet.plan.estimate import estimate
+from trainfleet.plan.estimate import Bill, estimate
 
 TEXT = """
 name: {name}

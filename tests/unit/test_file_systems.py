@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from test_walls import FILES, PACKAGE
 
-from trainfleet.backends.this_machine import ThisMachine
+from trainfleet.backends.own_machines import ThisMachine
 from trainfleet.data.dataset_lock import only_job
 from trainfleet.data.dataset_store import open_store
 from trainfleet.process import file_systems, temporary_folders

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trainfleet.cli import VERBS, completion
-from trainfleet.plan.request import fold
+from trainfleet.plan.job import fold
 from trainfleet.recipes import all_recipes
 from trainfleet.report.proposal import hung
 from trainfleet.run.run_folder import Lines, append_line, read_lines

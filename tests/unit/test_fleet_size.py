@@ -15,7 +15,8 @@ from trainfleet.backends.ssh import Ssh
 from trainfleet.config import Settings, load
 from trainfleet.config.host_list import Host
 from trainfleet.health import lease
-from trainfleet.hosts import polling, preflight
+from trainfleet.hosts import preflight
+from trainfleet.hosts.fleet import ANSWERS, MOST_NODES, look_every, lost_after
 from trainfleet.hosts.host_results import HostFailure, Result
 from trainfleet.hosts.node_checks import flaws
 from trainfleet.hosts.transport import THREADS, Transport
@@ -137,31 +138,31 @@ def test_a_simulated_fleet_of_2000_hosts_passes_its_gate() -> None:
 def longest_silence(count: int, answers: float, seconds: float = 600.0) -> float:
     """For how long any of so many healthy hosts is not heard of, by a head that takes in so many answers a second."""
     heard, free, worst = [0.0] * count, 0.0, 0.0
-    due = [(polling.look_every(count), host) for host in range(count)]
+    due = [(look_every(count), host) for host in range(count)]
     heapq.heapify(due)
     while due[0][0] < seconds:
         moment, host = heapq.heappop(due)
         free = max(free, moment) + 1 / answers
         worst, heard[host] = max(worst, free - heard[host]), free
-        heapq.heappush(due, (free + polling.look_every(count), host))
+        heapq.heappush(due, (free + look_every(count), host))
     return worst
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 128, 640, 1000, MANY])
 def test_no_healthy_host_of_any_fleet_is_taken_for_lost(count: int) -> None:
-    assert longest_silence(count, polling.ANSWERS) < polling.lost_after(count)
+    assert longest_silence(count, ANSWERS) < lost_after(count)
 
 
 @pytest.mark.parametrize("count", [2, 64, 640, MANY])
 def test_a_lost_host_is_noticed_in_some_looks(count: int) -> None:
-    assert polling.lost_after(count) <= 9 + 3 * polling.look_every(count)
+    assert lost_after(count) <= 9 + 3 * look_every(count)
 
 
 def test_what_one_head_cant_carry_is_refused_by_name_of_what_can(tmp_path: Path) -> None:
     text = "name: x\nfleet: {{backend: ssh, shared_folder: /fsx/x, nodes: {}}}\ntrain: {{global_batch_size: {}}}\n"
-    for nodes in (polling.MOST_NODES, polling.MOST_NODES + 1):
+    for nodes in (MOST_NODES, MOST_NODES + 1):
         (tmp_path / "config.yaml").write_text(text.format(nodes, nodes))
-        if nodes == polling.MOST_NODES:
+        if nodes == MOST_NODES:
             assert load(Settings(tmp_path / "config.yaml"), terms_of)[0].fleet.nodes == nodes
             continue
         with pytest.raises(ConfigError) as refused:

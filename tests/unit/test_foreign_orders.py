@@ -28,8 +28,7 @@ from trainfleet.health.heartbeat import Instructions, NodeMemory
 from trainfleet.health.heartbeat_format import HEAD, MAGIC, ROW, Beat, pack, read_beats
 from trainfleet.health.lease import FILE, Holder, Vacancy, newest_holder, read_holder
 from trainfleet.launch.command import config_of
-from trainfleet.plan.job import Job, JobRecord, train_job
-from trainfleet.plan.request import Artifact, Request
+from trainfleet.plan.job import Artifact, Job, JobRecord, Request, train_job
 from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import TrainfleetError
 

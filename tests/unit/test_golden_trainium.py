@@ -21,9 +21,8 @@ from trainfleet.config import Config, Settings, load
 from trainfleet.hosts.facts import Facts
 from trainfleet.hosts.host_results import Host
 from trainfleet.hosts.quarantine import Quarantine
-from trainfleet.plan.job import Job, train_job
+from trainfleet.plan.job import Artifact, Job, train_job
 from trainfleet.plan.measurement import compile_only
-from trainfleet.plan.request import Artifact
 
 GOLDEN = Path(__file__).parent / "golden_trainium"
 ROOT = Path(__file__).parents[2]

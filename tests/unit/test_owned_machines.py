@@ -22,8 +22,7 @@ from trainfleet.hardware.accelerators import (
     find_accelerator,
     unsupported,
 )
-from trainfleet.plan.bill import Bill
-from trainfleet.plan.estimate import Estimate, estimate
+from trainfleet.plan.estimate import Bill, Estimate, estimate
 from trainfleet.plan.fabric_environment import (
     fabric_environment,
     fabric_settings,

@@ -19,9 +19,8 @@ from trainfleet.backends.slurm import Slurm
 from trainfleet.cli import main
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.health import watchdog
-from trainfleet.plan.bill import Bill
-from trainfleet.plan.job import Job
-from trainfleet.plan.request import Artifact, Request
+from trainfleet.plan.estimate import Bill
+from trainfleet.plan.job import Artifact, Job, Request
 from trainfleet.process.processes import identity
 from trainfleet.recipes import FOLDER
 from trainfleet.report.live import Live

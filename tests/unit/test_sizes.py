@@ -15,8 +15,7 @@ from trainfleet.config.goodput import FAILURES, best_minutes, foresee, share
 from trainfleet.config.layout_search import KEYS, candidates, ranked
 from trainfleet.config.layouts import best
 from trainfleet.hardware import node_types
-from trainfleet.plan.bill import Bill
-from trainfleet.plan.estimate import LIKELY
+from trainfleet.plan.estimate import LIKELY, Bill
 from trainfleet.plan.sizing import Wish, answer, knee, sizes, surely
 from trainfleet.recipes import FOLDER
 from trainfleet.run.run_folder import Run

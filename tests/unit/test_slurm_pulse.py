@@ -8,9 +8,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from trainfleet.backends.slurm import pulse
+from trainfleet.backends.slurm import cluster_checks
 from trainfleet.backends.slurm.client import Said, SlurmClient
-from trainfleet.backends.slurm.pulse import SlurmdAddress
+from trainfleet.backends.slurm.cluster_checks import SlurmdAddress
 
 ROW = "NodeName={name} Arch=x86_64 Gres=stone:2 NodeAddr={address} NodeHostName={name} {port}Version=22.05.8 OS=Linux 5 #1 Comment=a b\n"
 CONFIG = "SlurmctldPort           = 6817\nSlurmdPort              = {port}\nSlurmdTimeout           = 300 sec\n"
@@ -45,7 +45,7 @@ def refusing() -> int:
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A port from which nothing comes back: its queue is full, and the kernel drops what comes for it."""
-    monkeypatch.setattr(pulse, "WAIT", 0.5)
+    monkeypatch.setattr(cluster_checks, "WAIT", 0.5)
     with ExitStack() as held:
         full = held.enter_context(closing(socket.create_server(("127.0.0.1", 0), backlog=0)))
         for _ in range(8):
@@ -62,26 +62,31 @@ def test_a_machine_from_which_nothing_comes_back_is_absent_while_another_answers
     told = (
         f"no answer from 127.0.0.1, port {silent} (slurmd), while 2 other nodes of the job answer"
     )
-    assert pulse.absent(engine, ["n1", "n2", "n3"]) == {"n2": told}
+    assert cluster_checks.absent(engine, ["n1", "n2", "n3"]) == {"n2": told}
 
 
 def test_a_machine_whose_slurmd_alone_is_gone_is_there(answering: int, refusing: int) -> None:
-    assert pulse.absent(slurm(row("n1", answering) + row("n2", refusing)), ["n1", "n2"]) == {}
+    assert (
+        cluster_checks.absent(slurm(row("n1", answering) + row("n2", refusing)), ["n1", "n2"]) == {}
+    )
 
 
 def test_where_no_machine_answers_the_way_to_them_may_be_shut(silent: int) -> None:
     engine = slurm(row("n1", silent) + row("n2", silent))
-    assert pulse.absent(engine, ["n1", "n2"]) == {} and pulse.absent(engine, ["n1"]) == {}
+    assert (
+        cluster_checks.absent(engine, ["n1", "n2"]) == {}
+        and cluster_checks.absent(engine, ["n1"]) == {}
+    )
 
 
 def test_a_name_that_nobody_knows_is_no_proof(answering: int) -> None:
     engine = slurm(row("n1", answering) + row("n2", 6818, "no-such-host.invalid"))
-    assert pulse.absent(engine, ["n1", "n2"]) == {}
+    assert cluster_checks.absent(engine, ["n1", "n2"]) == {}
 
 
 def test_a_node_listens_at_its_own_port_or_at_that_of_all() -> None:
     engine = slurm(row("n1", 7001) + ROW.format(name="n2", address="10.0.0.2", port=""))
-    assert pulse.places(engine, ["n1", "n2"]) == {
+    assert cluster_checks.places(engine, ["n1", "n2"]) == {
         "n1": SlurmdAddress("127.0.0.1", 7001),
         "n2": SlurmdAddress("10.0.0.2", 6818),
     }
@@ -103,21 +108,21 @@ def test_a_node_listens_at_its_own_port_or_at_that_of_all() -> None:
     ],
 )
 def test_what_names_no_place_is_not_asked(nodes: str, port: object) -> None:
-    assert pulse.places(slurm(nodes, port), ["n1"]) == {}
+    assert cluster_checks.places(slurm(nodes, port), ["n1"]) == {}
 
 
 def test_what_an_administrator_wrote_names_no_place() -> None:
     engine = slurm(
         row("n1", 7001).strip() + " Reason=NodeAddr=192.0.2.1 NodeHostName=n1 Port=1 [root]\n"
     )
-    assert pulse.places(engine, ["n1"]) == {"n1": SlurmdAddress("127.0.0.1", 7001)}
+    assert cluster_checks.places(engine, ["n1"]) == {"n1": SlurmdAddress("127.0.0.1", 7001)}
 
 
 def test_a_host_that_looks_like_an_option_is_not_given_to_scontrol() -> None:
     def never(*words: object) -> Said:
         raise AssertionError(words)
 
-    assert pulse.absent(SlurmClient(never), ["--help", "a b", ""]) == {}
+    assert cluster_checks.absent(SlurmClient(never), ["--help", "a b", ""]) == {}
 
 
 def test_while_slurmctld_does_not_answer_nobody_is_absent() -> None:
@@ -126,4 +131,4 @@ def test_while_slurmctld_does_not_answer_nobody_is_absent() -> None:
             1, "", "Unable to contact slurm controller (connect failure)"
         )
     )
-    assert pulse.absent(engine, ["n1"]) == {}
+    assert cluster_checks.absent(engine, ["n1"]) == {}

@@ -31,8 +31,7 @@ from trainfleet.hosts.install_steps import lock_name
 from trainfleet.hosts.platform import load_platform
 from trainfleet.launch import admission
 from trainfleet.node.entrypoint import LOCK
-from trainfleet.plan.job import Job, tokenize_job, train_job
-from trainfleet.plan.request import Request
+from trainfleet.plan.job import Job, Request, tokenize_job, train_job
 from trainfleet.run import run_folder
 from trainfleet.run.run_folder import Run, node_log
 from trainfleet.storage import s3

@@ -20,7 +20,7 @@ from trainfleet.health import fence, kernel_log
 from trainfleet.health.watchdog import Limits
 from trainfleet.node import supervisor
 from trainfleet.node.supervisor import SEVERED, UNLOGGED, run
-from trainfleet.plan.request import script
+from trainfleet.plan.job import script
 from trainfleet.process import node_log
 from trainfleet.process.node_log import Log, stamp
 from trainfleet.run.run_folder import scratch

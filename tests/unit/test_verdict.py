@@ -14,8 +14,7 @@ from trainfleet.health import fence, heartbeat_format
 from trainfleet.health.heartbeat_format import Beat
 from trainfleet.health.watchdog import Alarm, Sentry
 from trainfleet.node.supervisor import SEVERED, UNLOGGED
-from trainfleet.plan.job import Job
-from trainfleet.plan.request import Artifact, Request
+from trainfleet.plan.job import Artifact, Job, Request
 from trainfleet.process.node_log import Log
 from trainfleet.run import events
 from trainfleet.run.run_folder import Run

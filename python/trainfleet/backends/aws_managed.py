@@ -5,13 +5,17 @@ The engine also keeps its own record of a job's output, for nodes without a log 
 in S3. The entrypoint's log comes first: it is complete, seconds old, and next to the checkpoints.
 If a node died before its entrypoint, or could not write to S3, only the engine has its output. Its
 lines go to logs/engine-<i>.log.
+
+Secrets are passed by reference, as no request may contain a value. A name of fleet.secrets with an
+ARN in fleet.secret_arns refers to that secret. The value of any other is read on the launching
+machine and kept in SSM as a SecureString, /trainfleet/<config>/<NAME>, until `make clean`.
 """
 
 from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,9 +26,10 @@ from ..cloud.discovery import known
 from ..cloud.prices import Prices, by_table, in_region
 from ..cloud.region import region_of
 from ..cloud.spending import Spending
+from ..cloud.template_inputs import own_tags, pairs
 from ..config import Config
 from ..config.goodput import saving_of
-from ..plan.bill import Bill
+from ..plan.estimate import Bill
 from ..plan.job import Job
 from ..run import run_folder
 from ..run.run_folder import Run
@@ -32,8 +37,51 @@ from ..storage import s3, sync_rules
 from ..trust.errors import BackendError
 from . import supported_keys
 from .base import Backend, Can, Handle, Status
+from .node_script import values_of
 from .run_storage import Place
 from .s3_run import bucket_of, unpacked, unshared
+
+LONGEST = 4096  # bytes of a parameter of the standard tier
+
+
+def folder(config: Config) -> str:
+    """Returns the prefix of a config's parameters."""
+    return f"/trainfleet/{config.fleet_name}"
+
+
+def references(config: Config, names: Iterable[str]) -> dict[str, str]:
+    """Returns name → the address of its value, which `keep` may still have to write."""
+    given = dict(entry.split("=", 1) for entry in config.fleet.secret_arns)
+    return {name: given.get(name) or f"{folder(config)}/{name}" for name in names}
+
+
+def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
+    """Writes the values of the names without an ARN to SSM; BackendError if one is not set here, or
+    too long.
+    """
+    own = {
+        name: where for name, where in references(config, names).items() if where.startswith("/")
+    }
+    values = values_of(own)
+    for name, where in own.items():
+        if len(values[name].encode()) > LONGEST:
+            raise BackendError(
+                f"{name} is longer than SSM allows ({LONGEST} bytes)",
+                where="fleet.secrets",
+                next=f"put it in Secrets Manager, and in fleet.secret_arns: {name}=arn:...",
+            )
+        calls(
+            "ssm",
+            "PutParameter",
+            Name=where,
+            Value=values[name],
+            Type="SecureString",
+            Overwrite=True,
+        )
+        marks = pairs(own_tags(config.fleet_name))
+        # PutParameter does not take tags together with Overwrite
+        calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)
+
 
 PATIENCE = 30.0  # seconds that a container gets to begin, before its console is read
 OBJECT = re.compile(r".+/node-(\d{1,9})\.log(?:/[^/]+)?")

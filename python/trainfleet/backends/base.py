@@ -34,9 +34,8 @@ from typing import TYPE_CHECKING, Protocol
 from ..config import Config
 from ..hosts.facts import Facts
 from ..node.placement import PlacementSource, Terms
-from ..plan.bill import Bill
-from ..plan.job import Job, Ranks
-from ..plan.request import Artifact, Request
+from ..plan.estimate import Bill
+from ..plan.job import Artifact, Job, Ranks, Request
 from ..run import run_folder
 from ..run.run_folder import Run
 from ..trust.errors import InputError, RunError

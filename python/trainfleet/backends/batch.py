@@ -27,12 +27,11 @@ from ..hosts.platform import load_platform
 from ..node.entrypoint import AGAIN
 from ..node.exit_codes import ELSEWHERE
 from ..node.placements.batch import PLACEMENT
-from ..plan.job import Job, on_its_machines
-from ..plan.request import Request
+from ..plan.job import Job, Request, on_its_machines
 from ..run.run_folder import Run
 from ..trust.errors import CloudError
 from ..trust.untrusted_input import show
-from . import aws_managed, batch_request, queue_reasons, secret_refs
+from . import aws_managed, batch_request, queue_reasons
 from .aws_managed import ON_REQUEST, Console, Hosted
 from .base import Handle, Phase, Status
 from .managed_machines import ManagedMachines, filled
@@ -116,7 +115,7 @@ class Batch(Hosted):
         no effect.
         """
         secrets, config = (
-            secret_refs.references(self.config, job.secrets),
+            aws_managed.references(self.config, job.secrets),
             on_its_machines(self.config, job),
         )
         what = batch_request.definition(config, job, job.image, secrets)
@@ -141,7 +140,7 @@ class Batch(Hosted):
             return self._handle(request, there)
         what, how = bodies(request)
         self._require(request.job, what["nodeProperties"]["nodeRangeProperties"][0]["container"])
-        secret_refs.keep(self.calls, self.config, request.job.secrets)
+        aws_managed.keep(self.calls, self.config, request.job.secrets)
         what = filled(self.machines().own, what)
         known = self.calls(
             "batch",

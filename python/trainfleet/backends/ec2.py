@@ -37,7 +37,7 @@ from ..hosts.host_results import Host, by_host, reason
 from ..hosts.host_setup import last_line, send_scripts
 from ..hosts.install_steps import SCRATCH
 from ..hosts.transport import Transport
-from ..plan.bill import PAID, Bill
+from ..plan.estimate import PAID, Bill
 from ..plan.job import Job
 from ..run.run_folder import COPY
 from ..storage.cloudwatch import LOGS

@@ -31,8 +31,8 @@ from ..config import Config
 from ..config.host_list import Host
 from ..hosts import host_setup
 from ..hosts.host_table import Board
-from ..hosts.state_dir import STATE
-from ..plan.request import Artifact
+from ..hosts.known_hosts import STATE
+from ..plan.job import Artifact
 from ..run import run_folder
 from ..trust.errors import BackendError, InputError
 from ..trust.validation import fit

@@ -23,8 +23,7 @@ from ..hosts.node_checks import others_folder
 from ..hosts.quarantine import Quarantine
 from ..hosts.tar import code_files, content_hash
 from ..hosts.transport import Transport
-from ..plan.bill import Bill
-from ..plan.estimate import list_price
+from ..plan.estimate import Bill, list_price
 from ..process.install_paths import ROOT
 from ..run.run_folder import Run
 from ..trust.errors import BackendError

@@ -31,10 +31,8 @@ from ..hosts.host_results import Implausible
 from ..node.placement import LOOPBACK, Placement
 from ..node.placements.fleet import PLACEMENT
 from ..node.supervisor import EXIT, process_in, read, said_file, told, write
-from ..plan.bill import Bill
-from ..plan.estimate import list_price
-from ..plan.job import Job
-from ..plan.request import Artifact, Request
+from ..plan.estimate import Bill, list_price
+from ..plan.job import Artifact, Job, Request
 from ..process.install_paths import CODE, python_path
 from ..process.processes import die_with_parent, identity, signal_group
 from ..run import contents, run_folder
@@ -43,8 +41,8 @@ from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
 from .base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Status
 from .node_script import node_script, values_of
+from .own_machines import ThisMachine
 from .run_storage import Here, Place
-from .this_machine import ThisMachine
 
 KILL_GRACE = 5.0  # seconds for SIGKILLed processes to end
 MOST_NODES = 64

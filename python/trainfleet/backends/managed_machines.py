@@ -12,7 +12,7 @@ from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
 from ..cloud.engine_template import EngineFleet
 from ..cloud.prices import Prices, by_table, in_region
 from ..config import Config
-from ..plan.request import Artifact
+from ..plan.job import Artifact
 from ..trust.errors import CloudError
 from .base import Prospect
 from .ec2_machines import Stacked, say

@@ -12,8 +12,7 @@ from ..node.placement import Placement, PlacementSource, torchrun
 from ..node.placements.fleet import PLACEMENT
 from ..node.precompile import ahead
 from ..node.supervisor import EXIT, WATCH
-from ..plan.job import Job
-from ..plan.request import Artifact, script
+from ..plan.job import Artifact, Job, script
 from ..process.host_marker import JOB
 from ..run import run_folder
 from ..trust.errors import BackendError

@@ -17,8 +17,7 @@ from ..hosts.install_steps import lock_name
 from ..hosts.platform import load_platform
 from ..node.entrypoint import LOCK
 from ..plan.fabric_environment import NCCL_LOGS, fabric_environment
-from ..plan.job import Job
-from ..plan.request import Artifact, Request
+from ..plan.job import Artifact, Job, Request
 from ..run.records import require_object
 from ..storage.s3_sync_agent import BUCKET, RUN
 from ..trust import untrusted_input

@@ -29,13 +29,12 @@ from ..cloud.template_inputs import slug
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
 from ..node.placements.sagemaker import PLACEMENT
-from ..plan.bill import Bill
-from ..plan.job import Job
-from ..plan.request import Request
+from ..plan.estimate import Bill
+from ..plan.job import Job, Request
 from ..run.run_folder import Run
 from ..storage.s3_sync_agent import BUCKET
 from ..trust.errors import BackendError, CloudError, S3Error
-from . import sagemaker_request, secret_refs
+from . import aws_managed, sagemaker_request
 from .aws_managed import ON_REQUEST, Console, Hosted
 from .base import Handle, Phase, Purchase, Status
 from .managed_machines import JOB_ROLE, ManagedMachines, filled
@@ -122,7 +121,7 @@ class SageMaker(Hosted):
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """Returns the training job. SageMaker chooses the machines, so `without` has no effect."""
-        secrets = secret_refs.references(self.config, job.secrets)
+        secrets = aws_managed.references(self.config, job.secrets)
         role = self.config.fleet.sagemaker.role or JOB_ROLE
         body = sagemaker_request.body(
             self.placed, job, job.image, secrets, role, size_of(self.config)
@@ -159,7 +158,7 @@ class SageMaker(Hosted):
             engine_template.of_a_training_job,
         )
         self.require(self.placed, request.job, checks.kms, role, quotas.training)
-        secret_refs.keep(self.calls, self.config, request.job.secrets)
+        aws_managed.keep(self.calls, self.config, request.job.secrets)
         body["Environment"] |= request.environment
         try:
             self.calls("sagemaker", "CreateTrainingJob", TrainingJobName=name, **body)

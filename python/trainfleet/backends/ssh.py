@@ -23,8 +23,8 @@ from zlib import crc32
 from ..config import Config
 from ..config.host_list import parse_hosts
 from ..health import lease
-from ..hosts import host_commands, polling
-from ..hosts.fleet import is_here, wanted_of
+from ..hosts import host_commands
+from ..hosts.fleet import LOOK_EVERY, MOST_NODES, is_here, look_every, lost_after, wanted_of
 from ..hosts.host_commands import RUNNING, PartState
 from ..hosts.host_results import (
     Answers,
@@ -44,9 +44,8 @@ from ..images.ecr import Registry
 from ..images.image_recipe import ARCHITECTURE
 from ..node.placement import PORT, Placement
 from ..node.placements.fleet import PLACEMENT
-from ..plan.bill import Bill
-from ..plan.job import Job
-from ..plan.request import Artifact, Request
+from ..plan.estimate import Bill
+from ..plan.job import Artifact, Job, Request
 from ..process.host_marker import ALONE
 from ..process.install_paths import python_path
 from ..run.run_folder import Run
@@ -55,7 +54,7 @@ from . import supported_keys
 from .base import Backend, Can, Handle, Harm, Machines, Phase, Status
 from .head import FENCE_TIMEOUT, Head, hours_alone
 from .node_script import node_script, values_of
-from .own_hosts import OwnHosts
+from .own_machines import OwnHosts
 from .run_storage import OnHead, Place
 
 PORTS = 200  # number of ports in turn: each attempt uses the next, as the last may linger
@@ -119,9 +118,9 @@ class Ssh(Backend):
                 f"the {fleet.backend} backend needs a folder that every node sees, e.g. "
                 "/fsx/trainfleet",
             )
-        if fleet.nodes > polling.MOST_NODES:
+        if fleet.nodes > MOST_NODES:
             most = (
-                f"{polling.MOST_NODES} is the most (most_nodes); for more use the "
+                f"{MOST_NODES} is the most (most_nodes); for more use the "
                 "backends slurm, batch and sagemaker"
             )
             yield "fleet.nodes", f"one head can't watch {fleet.nodes} nodes over SSH: {most}"
@@ -239,7 +238,7 @@ class Ssh(Backend):
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """Returns the nodes' last answers; one that is silent for long is lost (hosts/polling.py).
+        """Returns the nodes' last answers; one that is silent for long is lost (hosts/fleet.py).
         The first query of a job waits.
         """
         looks = self._looks.get(handle.token) or self._look_first(handle)
@@ -250,7 +249,7 @@ class Ssh(Backend):
                     exits[node], words = code, words or (f"{host}: {said}" if said else "")
                 case PartState("rebooted"):
                     lost[node] = "it has rebooted"
-                case _ if (silent := now - looks.heard.get(host, 0.0)) > polling.lost_after(
+                case _ if (silent := now - looks.heard.get(host, 0.0)) > lost_after(
                     len(looks.hosts)
                 ):
                     unheard.add(node)
@@ -308,17 +307,17 @@ class Ssh(Backend):
             heard, now = max(looks.heard.get(host, 0.0) for host in others), time.monotonic()
             # hosts with an ended part are not asked any more
             ended = [host for host in others if looks.said.get(host, RUNNING) != RUNNING]
-            if heard > began - 2 * polling.look_every(len(looks.hosts)) or (
+            if heard > began - 2 * look_every(len(looks.hosts)) or (
                 ended and self._any_answers(ended)
             ):
                 break
-            if now - heard > polling.lost_after(len(looks.hosts)):
+            if now - heard > lost_after(len(looks.hosts)):
                 return (
                     ""
                     if self._any_answers([host for host in self.transport.hosts if host != here])
                     else here.name
                 )
-            time.sleep(polling.LOOK_EVERY / 4)
+            time.sleep(LOOK_EVERY / 4)
         return ""
 
     def _any_answers(self, hosts: Sequence[Host]) -> bool:
@@ -384,7 +383,7 @@ class Ssh(Backend):
 
     def _keep_looking(self, handle: Handle, looks: Looks, host: Host) -> None:
         """Polls one host's part until it has ended or the job is no longer followed."""
-        pause = polling.look_every(len(looks.hosts))
+        pause = look_every(len(looks.hosts))
         while looks.said.get(host, RUNNING) == RUNNING and not looks.closed.wait(pause):
             self._hear(
                 looks, host, settled(self.transport.ask(host, self._question(handle), timeout=8))

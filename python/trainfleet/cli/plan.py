@@ -13,11 +13,10 @@ from ..launch import preflight, provisioning
 from ..launch.calibration import experience_of
 from ..launch.command import config_of, plan_of, settings_of
 from ..launch.run_location import is_nowhere, runs_programs, say_unheard
-from ..plan.bill import Bill
-from ..plan.estimate import estimate
+from ..plan.estimate import Bill, estimate
+from ..plan.job import Artifact
 from ..plan.neuron_environment import compiles_ahead
 from ..plan.plan import Plan, make_plan
-from ..plan.request import Artifact
 from ..plan.sizing import Wish
 from ..report import proposal, sizing_tables
 from .variables import Variables, amounts, flag

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tempfile
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..run.run_folder import Run
+from ..run.run_folder import Run, whole_lines
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, ConfigError, Problem, RunError, tell
 from ..trust.spelling import suggest
@@ -167,7 +168,8 @@ def status(variables: Variables, started: float) -> int:
 def logs(variables: Variables, started: float) -> int:
     """Prints the last lines of each node; with FOLLOW=1 it stays until the run ends."""
     from ..launch.command import run_named
-    from ..launch.log_tail import await_first, logs_of, look, print_new
+
+    pass
     from ..launch.run_location import place_of
 
     run, follow = run_named(variables), flag(variables, "FOLLOW")
@@ -318,3 +320,44 @@ def report(variables: Variables, started: float) -> int:
     drawn = plots.draw(run)
     print("\n".join(str(path) for path in (*drawn, html.write(run))))
     return 0
+
+
+NAME = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
+
+
+def look(place: Place, run: Run) -> BackendError | None:
+    """Brings what is new; what the engine keeps is brought too, and may be closed to these
+    credentials.
+    """
+    place.refresh()
+    try:
+        place.supplement(run.folder)
+    except BackendError as error:
+        return error
+    return None
+
+
+def logs_of(run: Run) -> list[Path]:
+    """The nodes' logs in the order of the nodes."""
+    found = [*run.logs.glob("node-*.log"), *run.logs.glob("engine-*.log")]
+    named = {
+        path: match for path in found if (match := NAME.fullmatch(path.name)) and path.is_file()
+    }
+    return sorted(named, key=lambda path: int(named[path][1]))
+
+
+def await_first(place: Place, run: Run) -> BackendError | None:
+    """Waits for the first log of a run that is about to start its ranks."""
+    trouble = None
+    while place.is_running() and not logs_of(run):
+        time.sleep(place.pace)
+        trouble = look(place, run)
+    return trouble
+
+
+def print_new(log: Path, end: int, most: int = 0) -> int:
+    """Prints the whole lines behind `end`, of many the last `most`; where they end."""
+    lines, end = whole_lines(log, end)
+    for line in lines[-most:]:
+        print(f"{log.stem}  {line.decode(errors='replace')}", flush=True)
+    return end

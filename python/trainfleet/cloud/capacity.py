@@ -25,7 +25,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..config import Config
-from ..plan.bill import Bill
+from ..plan.estimate import Bill
 from ..trust.errors import BackendError, CloudError, ConfigError, NotAsked
 from . import clock, discovery
 from .calls import Calls

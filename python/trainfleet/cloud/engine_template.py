@@ -202,7 +202,7 @@ def _reads(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
 
 def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
     """Reading the parameters in which the secrets of this config are kept
-    (backends/secret_refs.py).
+    (backends/aws_managed.py).
     """
     store = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}"
     where = f"{store}:parameter/trainfleet/{config.fleet_name}/*"

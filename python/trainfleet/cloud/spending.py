@@ -17,7 +17,7 @@ from ..config import Config
 from ..config.tables import read_table
 from ..config.tokenizing import tokenizing
 from ..config.types import Fsx, Queue
-from ..plan.bill import Bill, BillStage
+from ..plan.estimate import Bill, BillStage
 from .instances import HEAD_GIB, capacity_of
 from .prices import GB, GIB_MONTH, OF_SAGEMAKER, TABLE, Price, Prices, by_table, of
 from .template_storage import has_file_system, makes_file_system

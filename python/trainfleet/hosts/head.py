@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from ..config import Config, dump_resolved
 from ..config.types import SshConfig
 from ..health.lease import APPOINTED
-from ..plan.request import Request, script
+from ..plan.job import Request, script
 from ..process.install_paths import python_path
 from ..trust.errors import BackendError
 from . import host_commands

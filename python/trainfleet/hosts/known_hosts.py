@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..config.types import SshConfig
 from ..trust.errors import BackendError
 from .ssh_config import expanded
-from .state_dir import STATE
 
 if TYPE_CHECKING:
     from paramiko import PKey, SSHClient
+
+
+STATE = Path(".fleet")
+
 
 # types of keys that paramiko can check
 TYPES = re.compile("ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)")

@@ -24,7 +24,7 @@ from ..process.install_paths import python_path
 from ..process.rdma_adapters import fastest, listed
 from . import facts as reading
 from .facts import Facts
-from .fleet import wanted_of
+from .fleet import spread, wanted_of
 from .host_results import (
     Answers,
     Finding,
@@ -38,7 +38,6 @@ from .host_results import (
 )
 from .install_steps import Wanted
 from .node_checks import exposed, flaws, heard, sound
-from .polling import spread
 from .tar import code_files, content_hash
 from .transport import GRACE, Transport
 

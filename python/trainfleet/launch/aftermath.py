@@ -18,7 +18,7 @@ from pathlib import Path
 from ..backends import job_starts
 from ..backends.base import Phase, Status, load_job
 from ..health.lease import is_held, is_renewed, read_holder
-from ..plan.request import Request
+from ..plan.job import Request
 from ..run.run_folder import Run
 from ..trust import safe_output
 from ..trust.errors import TrainfleetError, telling

@@ -25,10 +25,9 @@ from ..data.manifest import MANIFEST, skippable
 from ..data.source_survey import look
 from ..data.sources import have_changed
 from ..hardware import node_types
-from ..plan.job import tokenize_job, train_job
+from ..plan.job import Request, tokenize_job, train_job
 from ..plan.measurement import counts_of
 from ..plan.plan import Plan, make_plan
-from ..plan.request import Request
 from ..report.history import few_digits
 from ..run.run_folder import DATA, RUNS, Run, read_json, run_of
 from ..trust.errors import ConfigError, NoSource, Problem, RunError

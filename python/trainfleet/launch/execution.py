@@ -21,9 +21,8 @@ from ..config.elastic import smaller
 from ..data.dataset_lock import is_busy
 from ..health.lease import SUCCEEDS, Lease, led_already, newest_holder
 from ..node.placement import require_numbers
-from ..plan.job import tokenize_job, train_job
+from ..plan.job import Request, tokenize_job, train_job
 from ..plan.plan import Plan
-from ..plan.request import Request
 from ..report.live import Live, TokenizeLive
 from ..report.summary import status
 from ..run import run_folder

@@ -23,7 +23,7 @@ from ..health.lease import EVERY, PATIENCE, SUCCEEDS, TO_BEGIN, Lease, Standby, 
 from ..hosts.fleet import is_here
 from ..hosts.head import FleetHead, Launcher
 from ..hosts.host_results import Host
-from ..plan.bill import PAID
+from ..plan.estimate import PAID
 from ..trust.errors import TrainfleetError
 from ..watch.monitor import ENDS
 

@@ -15,8 +15,7 @@ from ..hosts.facts import Facts
 from ..hosts.quarantine import Quarantine
 from ..plan.estimate import Estimate
 from ..plan.fabric_environment import fabric_settings, least_bandwidth
-from ..plan.job import tokenize_job, train_job
-from ..plan.request import Artifact, Request
+from ..plan.job import Artifact, Request, tokenize_job, train_job
 from ..process.rdma_adapters import fastest, listed
 from ..trust.errors import BackendError
 from . import job_image

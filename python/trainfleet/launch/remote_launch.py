@@ -24,7 +24,7 @@ from ..health.lease import TO_BEGIN, Vacancy, newest_holder, newest_standby, rea
 from ..hosts.head import Launcher
 from ..hosts.host_results import Host, by_host, grouped, names
 from ..hosts.preflight import examine
-from ..plan.bill import PAID, Bill
+from ..plan.estimate import PAID, Bill
 from ..plan.plan import Plan
 from ..report import html
 from ..report.summary import print_summary

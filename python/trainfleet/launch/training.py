@@ -10,8 +10,8 @@ from ..backends.base import Can, Handle
 from ..checkpoints.store import store_at
 from ..config import Config, dump_resolved, export_formats, load_resolved
 from ..health.lease import LEFT, Holder
+from ..plan.job import Request
 from ..plan.plan import Plan
-from ..plan.request import Request
 from ..process import install_paths
 from ..process.processes import run_module
 from ..report import compilation, html, plots

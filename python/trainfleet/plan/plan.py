@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from ..config import Config, Derived
 from ..trust.errors import ConfigError
-from .bill import Bill
-from .estimate import Estimate, Experience, estimate
-from .request import Request
+from .estimate import Bill, Estimate, Experience, estimate
+from .job import Request
 
 
 @dataclass(frozen=True)

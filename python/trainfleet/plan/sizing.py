@@ -15,8 +15,7 @@ from ..config.precision import format_of
 from ..config.sizes import count_parameters, flops_per_token
 from ..hardware.accelerators import Accelerator
 from ..trust.errors import ConfigError, Problem
-from .bill import Bill
-from .estimate import LIKELY
+from .estimate import LIKELY, Bill
 
 DAY = 86400.0
 LARGEST = 10_000  # nodes

@@ -21,8 +21,8 @@ from ..hardware import node_types
 from ..plan import neuron_environment
 from ..plan.estimate import LIKELY, LIKELY_MEMORY, Estimate
 from ..plan.fabric_environment import fabric_settings
+from ..plan.job import Artifact, Request
 from ..plan.plan import Plan, degrees
-from ..plan.request import Artifact, Request
 from ..run.run_folder import no_place, write_atomic
 from ..trust.errors import ConfigError
 from .history import duration

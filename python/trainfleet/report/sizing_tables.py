@@ -10,7 +10,7 @@ from pathlib import Path
 from ..config import Config
 from ..config.layout_search import Choice
 from ..plan import sizing
-from ..plan.bill import Bill
+from ..plan.estimate import Bill
 from ..plan.plan import degrees
 from ..plan.sizing import DAY, Size, Wish, remark, shown
 from .history import duration, percent, quantity, table

@@ -2,7 +2,7 @@
 events only.
 
 As only events count, no cent is lost when a launcher dies, and every reader gets the same sum. If
-machines are made for the run, the plan's bill (plan/bill.py) counts. It has an estimate for set-up,
+machines are made for the run, the bill of plan/estimate.py counts. It has an estimate for set-up,
 and nodes by their hours. Between launches, nodes count until fleet.idle_minutes ends them.
 Resources other than nodes count for the same hours, and in queues too. A run is stopped while the
 budget still pays for its nodes until they are gone.
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from ..config import Config
-from ..plan.bill import Bill
+from ..plan.estimate import Bill
 from ..run.run_folder import Record, Run
 from ..trust.errors import ConfigError
 

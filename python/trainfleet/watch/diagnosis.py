@@ -93,9 +93,7 @@ def diagnose(
     `pids`: known ranks by node and pid; `hosts`: nodes by name or address; `nodes`: the number of
     nodes.
     """
-    book = Book(
-        {plain(name): node for name, node in (hosts or {}).items()}, dict(pids or {})
-    )
+    book = Book({plain(name): node for name, node in (hosts or {}).items()}, dict(pids or {}))
     record = read(lines, book)
     heard = [one for one in _uncancelled(record.evidence) if not survived(one, record)]
     standing = settle(heard)

@@ -15,7 +15,7 @@ from ..hardware.node_types import NodeType
 from ..health import fence
 from ..health.watchdog import Alarm, Limits, Sentry
 from ..plan.fabric_environment import judge_nccl
-from ..plan.request import Request
+from ..plan.job import Request
 from ..run.run_folder import Run, node_log, size_of
 from ..trust import untrusted_input
 from ..trust.errors import BackendError

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from ..backends.base import REQUEST, Phase, Status
 from ..node.entrypoint import AGAIN
-from ..plan.job import Job
-from ..plan.request import Request
+from ..plan.job import Job, Request
 from ..process import temporary_folders
 from ..run.run_folder import Run, read_json
 from ..storage.folder_sync import FolderSync

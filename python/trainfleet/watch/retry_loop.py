@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from ..backends.base import Backend, Handle, Status
 from ..health import fence
 from ..health.heartbeat_format import read_beats
-from ..plan.job import Job
-from ..plan.request import Request
+from ..plan.job import Job, Request
 from ..run import run_folder
 from ..trust.errors import BackendError, RunError
 from .catalogue import first_sign

@@ -15,7 +15,7 @@ from ..backends.base import Status
 from ..health import fence
 from ..health.heartbeat_format import read_beats
 from ..node.supervisor import ASKED, LATE, SEVERED, UNLOGGED
-from ..plan.request import Request
+from ..plan.job import Request
 from ..run import run_folder
 from ..run.claims import look_again
 from .causes import CAUSES, Cause, Then

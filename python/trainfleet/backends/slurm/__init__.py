@@ -42,10 +42,9 @@ from ...hosts.transport import Transport
 from ...node.entrypoint import CARD, CARDS, LOCK, PORTS
 from ...node.placement import expand_hosts
 from ...node.placements.slurm import PLACEMENT
-from ...plan.bill import Bill
+from ...plan.estimate import Bill
 from ...plan.fabric_environment import fabric_environment
-from ...plan.job import Job
-from ...plan.request import Artifact, Request
+from ...plan.job import Artifact, Job, Request
 from ...process.install_paths import CODE, python_path
 from ...run import run_folder
 from ...run.run_folder import Run
@@ -56,7 +55,7 @@ from ..base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Prospect,
 from ..head import HEAD, Head, hours_alone
 from ..node_script import values_of
 from ..run_storage import Place
-from . import cluster_checks, cluster_file, options, pulse, resources, sbatch
+from . import cluster_checks, cluster_file, options, resources, sbatch
 from .beside import Beside
 from .client import (
     COMMENT,
@@ -464,7 +463,7 @@ class Slurm(Backend):
     def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
         if self.hands_over:
             return {}
-        gone = pulse.absent(self.engine, hosts)
+        gone = cluster_checks.absent(self.engine, hosts)
         return {node: gone[host] for node, host in enumerate(hosts) if host in gone}
 
     def bill(self) -> Bill | None:

@@ -28,7 +28,7 @@ from ...config.types import Queue
 from ...hardware import node_types
 from ...hosts.install_steps import NOFILE, InstallStep, neuron_step
 from ...hosts.platform import load_platform, load_system
-from ...plan.request import Artifact
+from ...plan.job import Artifact
 from ...process.install_paths import ROOT
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"

@@ -29,7 +29,7 @@ from ...cloud.engine_template import NETWORK, EngineFleet
 from ...cloud.resource_types import Row, is_ours, tags_of
 from ...cloud.template_storage import makes_file_system
 from ...config import Config
-from ...plan.request import Artifact
+from ...plan.job import Artifact
 from ...trust.errors import NotAsked
 from ..request_json import artifact
 from .cluster_file import links

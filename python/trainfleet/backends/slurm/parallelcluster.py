@@ -30,7 +30,7 @@ from ...cloud.resource_types import Row, tags_of
 from ...cloud.sweep import Sweep
 from ...cloud.template_inputs import Inputs, cluster_name, own_tags, pairs
 from ...config import Config
-from ...plan.request import Artifact
+from ...plan.job import Artifact
 from ...storage import s3
 from ...trust.errors import BackendError
 from ..base import Machines, Prospect
@@ -110,7 +110,10 @@ class Cluster(Machines):
     def _all(
         self, state: ClusterState | None, cluster: tuple[Artifact, ...]
     ) -> tuple[Artifact, ...]:
-        found = (*cluster_parts.network_changes(self.config, state.maker if state else ""), *cluster)
+        found = (
+            *cluster_parts.network_changes(self.config, state.maker if state else ""),
+            *cluster,
+        )
         return (*found, *policies(self.config, self._asked[0])) if found else ()
 
     @functools.cached_property
@@ -120,7 +123,9 @@ class Cluster(Machines):
     def _wanted(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         maker = state.maker if state else ""
         placed = cluster_parts.with_network(self.config, maker)
-        return cluster_file.artifacts(cluster_parts.with_file_system(placed, self._left_behind(state)), maker)
+        return cluster_file.artifacts(
+            cluster_parts.with_file_system(placed, self._left_behind(state)), maker
+        )
 
     def _left_behind(self, state: ClusterState | None) -> Row | None:
         """Returns the file system that an earlier cluster of the same config left."""

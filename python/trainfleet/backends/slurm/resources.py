@@ -21,7 +21,7 @@ from ...hosts.host_results import Implausible
 from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from ...trust.untrusted_input import show
-from ..this_machine import Standing
+from ..own_machines import Standing
 from .client import SlurmClient, read_partitions
 
 # numbers first, then names, and last the administrators' free text

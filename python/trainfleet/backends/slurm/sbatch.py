@@ -24,8 +24,7 @@ from ...node.placements.slurm import PLACEMENT
 from ...node.precompile import ahead
 from ...node.supervisor import EXIT, WATCH
 from ...plan.fabric_environment import NCCL_LOGS
-from ...plan.job import Job
-from ...plan.request import WIDTH, Artifact, fold
+from ...plan.job import WIDTH, Artifact, Job, fold
 from ...run import contents, run_folder
 from ..node_script import entrypoint_words
 
