@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fleet.lab import Lab, address_of
-from trainfleet.cloud.region import through_agent
+from trainfleet.cloud.calls import through_agent
 from trainfleet.config.host_list import Host, parse_hosts
 from trainfleet.config.types import SshConfig
 from trainfleet.hosts.host_results import Result

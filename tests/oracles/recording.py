@@ -34,7 +34,7 @@ BESIDE = {  # source → what the five recipes' verbs do not show
     "python/trainfleet/images/ecr.py, repository.py": "ecr:CreateRepository DeleteRepository PutLifecyclePolicy TagResource ListImages "
                                                       "BatchGetImage GetDownloadUrlForLayer BatchDeleteImage",
     "python/trainfleet/storage/s3.py": "s3:GetObject PutObject DeleteObject DeleteObjectVersion AbortMultipartUpload",
-    "aws ssm start-session: python/trainfleet/cloud/region.py": "ssm:StartSession",
+    "aws ssm start-session: python/trainfleet/cloud/calls.py": "ssm:StartSession",
 }  # fmt: skip
 BY_ITSELF = ("iam:CreateServiceLinkedRole",)  # of which a policy has a statement with a condition
 

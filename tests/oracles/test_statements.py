@@ -29,8 +29,8 @@ from oracles.iam_judge import may
 from oracles.recording import Recording, made
 from oracles.test_permissions import ARTICLES, config_of
 from trainfleet.backends import BACKENDS, terms_of
+from trainfleet.cloud.calls import through_agent
 from trainfleet.cloud.permissions import FILE, policy
-from trainfleet.cloud.region import through_agent
 from trainfleet.cloud.template_inputs import own_tags
 from trainfleet.config import Settings, load
 from trainfleet.launch import job_image

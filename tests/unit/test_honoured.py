@@ -71,7 +71,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 # Who uses a key that changes nothing in what is planned: the launcher, when it opens a link or makes something.
 LATER = {
     "fleet.hosts": "hosts/fleet.py", "fleet.ssh": "hosts", "fleet.exclusive": "backends/ssh.py", "fleet.install_docker": "hosts/install_steps.py",
-    "fleet.spot": "engine/__main__.py", "fleet.python": "hosts/install_steps.py", "fleet.aws.region": "cloud/region.py",
+    "fleet.spot": "engine/__main__.py", "fleet.python": "hosts/install_steps.py", "fleet.aws.region": "cloud/calls.py",
     "fleet.fsx": "hosts/install_steps.py", "fleet.aws.zones": "cloud/discovery.py", "fleet.aws.key_pair": "cloud/instances.py",
     "fleet.aws.ami": "cloud/discovery.py", "fleet.aws.vpc": "cloud/vpc.py", "fleet.slurm": "backends/slurm",
     "fleet.sagemaker": "backends/sagemaker.py", "fleet.batch": "backends/batch.py", "fleet.aws.reservation": "cloud/instances.py",

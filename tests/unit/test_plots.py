@@ -15,7 +15,7 @@ import pytest
 from report_runs import make_run, metric
 
 import verbs
-from trainfleet.report import html, listing, panels, plots
+from trainfleet.report import html, panels, plots, summary
 from trainfleet.report.history import STAGES, read
 from trainfleet.run.run_folder import Run, append_line
 from trainfleet.watch.time_accounting import USES
@@ -136,7 +136,7 @@ def test_compared_runs_are_named_beside_their_curves(
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure)
     )
-    listing.draw(runs, tmp_path / "compare.png")
+    summary.draw(runs, tmp_path / "compare.png")
     assert list(collisions(drawn[0])) == []
     assert drawn[0].axes[0].get_position().width > 0.4, "the names leave the curves room"
     told = [text.get_text() for text in drawn[0].axes[0].texts]
@@ -154,12 +154,12 @@ def test_a_page_of_ten_thousand_steps_is_no_heavier_than_a_picture(tmp_path: Pat
 def test_a_run_that_lost_its_loss_is_not_listed_with_the_one_before(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=60, every=1)
     append_line(run.metrics, metric(61, 61) | {"loss": float("nan")})
-    assert "nan" in "".join(listing.describe_runs([run])) and ("loss", "nan") in listing._outcomes(
+    assert "nan" in "".join(summary.describe_runs([run])) and ("loss", "nan") in summary._outcomes(
         [read(run)]
     )
     assert "the last that was a finite number" in html.write(run).read_text()
     append_line(run.metrics, metric(62, 62))
-    assert ("loss", "nan") not in listing._outcomes([read(run)]), "it has found its way back"
+    assert ("loss", "nan") not in summary._outcomes([read(run)]), "it has found its way back"
 
 
 def test_a_use_of_time_has_one_colour_in_every_report(tmp_path: Path) -> None:

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..cloud import checks, clock, log_streams
-from ..cloud.calls import Calls
+from ..cloud.calls import Calls, region_of
 from ..cloud.checks import Check
 from ..cloud.discovery import known
 from ..cloud.prices import Prices, by_table, in_region
-from ..cloud.region import region_of
 from ..cloud.spending import Spending
 from ..cloud.template_inputs import own_tags, pairs
 from ..config import Config

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING
 
 from ..cloud import data_access, spending, unsupported
 from ..cloud.baking import Oven
-from ..cloud.calls import Calls
+from ..cloud.calls import Calls, region_of, through_agent
 from ..cloud.capacity import Blocks, Paid
-from ..cloud.region import region_of, through_agent
 from ..cloud.stack_nodes import FleetStack, StackNode
 from ..cloud.template_storage import log_group
 from ..config import Config

@@ -4,18 +4,26 @@ Place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol, Self
 
 from ..config import Config
 from ..health.lease import (
+    Holder,
     Launching,
+    is_held,
     is_renewed,
+    led_already,
+    read_holder,
     read_launching,
     require_vacant,
     show_launching,
 )
+from ..process.processes import identity
 from ..run.run_folder import Run, is_locked
 
 
@@ -113,3 +121,35 @@ class OnHead(Here):
 
     def is_running(self) -> bool:
         return is_renewed(self.run.folder)
+
+
+class Shared(Here):
+    """A run in the shared folder; `has_job` tells whether the engine has a job of it that has not
+    ended.
+    """
+
+    # Lustre and NFS show other machines' writes some seconds later
+    words, pace, lag = (" on the cluster", 1.0, 5.0)
+
+    def __init__(self, run: Run, has_job: Callable[[], bool]) -> None:
+        super().__init__(run)
+        self.has_job = has_job
+
+    def lead(self) -> None:
+        """Raises BackendError while another launcher, on any machine, leads the run."""
+        holder = read_holder(self.run.folder)
+        if holder and _is_alive(self.run, holder):
+            raise led_already(self.run.name, f"{self.run.folder}, launched on {holder.host}")
+
+    def is_running(self) -> bool:
+        holder = read_holder(self.run.folder)
+        return (holder is not None and _is_alive(self.run, holder)) or self.has_job()
+
+
+def _is_alive(run: Run, holder: Holder) -> bool:
+    """Tells whether a launcher holds the lease: known at once on its own machine, elsewhere by its
+    clock or its next renewal.
+    """
+    if holder.host == platform.node() and holder.pid != os.getpid() and not identity(holder.pid):
+        return False
+    return is_held(holder, time.time()) or is_renewed(run.folder)

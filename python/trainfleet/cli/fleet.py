@@ -79,9 +79,8 @@ def holdings(config: Config) -> Iterator[str]:
             "costs money"
         )
         return
-    from ..cloud.calls import Calls
+    from ..cloud.calls import Calls, region_of
     from ..cloud.inventory import find, require_seen, table, total, weighed
-    from ..cloud.region import region_of
 
     region = region_of(config)
     calls = Calls(region)

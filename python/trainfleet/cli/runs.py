@@ -27,16 +27,16 @@ def runs(variables: Variables, started: float) -> int:
     """Lists the runs here, or those of CONFIG: state, step, loss, speed, cost, age."""
     from ..launch import cleaning
     from ..launch.command import run_named
-    from ..report import listing
+    from ..report import summary
 
-    found = listing.known()
+    found = summary.known()
     if variables:
         made = cleaning.made_by(run_named(variables), None)
         found = [run for run in found if run.folder in made]
     if not found:
         print(f"no runs {'of this config ' if variables else ''}here yet\nnext: make train")
         return 0
-    print("\n".join(listing.describe_runs(found)))
+    print("\n".join(summary.describe_runs(found)))
     print(
         "\nnext: make status RUN=name, make logs RUN=name, make compare RUNS='one another', make "
         "clean RUN=name PURGE=1"
@@ -108,12 +108,12 @@ MOST = 7  # runs that a reader can tell apart in a plot
 
 def compare(variables: Variables, started: float) -> int:
     """Prints how runs differ in configs and results, and draws their loss curves in one plot."""
-    from ..report import listing
+    from ..report import summary
 
     runs = runs_of(variables.get("RUNS", ""))
-    print("\n".join(listing.describe_differences(runs)))
+    print("\n".join(summary.describe_differences(runs)))
     picture = runs[0].plots / "compare.png"
-    listing.draw(runs, picture)
+    summary.draw(runs, picture)
     print(f"\nplot  {picture}\nnext  make report RUN={runs[0].name} draws a run's own page")
     return 0
 
@@ -122,9 +122,9 @@ def runs_of(text: str) -> list[Run]:
     """Returns the runs that RUNS names; ConfigError for fewer than two, more than MOST, or one that
     is not here.
     """
-    from ..report import listing
+    from ..report import summary
 
-    here = {run.name: run for run in listing.known()}
+    here = {run.name: run for run in summary.known()}
     names = list(dict.fromkeys(text.replace(",", " ").split()))
     problems = [
         Problem(0, "RUNS", "", f"no run is called {name!r}{suggest(name, here)}")

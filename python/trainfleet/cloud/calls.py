@@ -1,5 +1,5 @@
 """The one way to send AWS control requests: each is checked against botocore's model, sent, and
-explained when it is refused.
+explained when it is refused; and the region that it goes to.
 
 `send` is the hook: the fakes of the tests and the crash matrix put their own function there.
 Objects in S3 have their own module (storage/s3.py), as nodes use it too. The first request loads
@@ -9,11 +9,13 @@ boto3.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..trust.errors import CloudError
+from ..config import Config
+from ..trust.errors import CloudError, ConfigError
 from . import api_errors
 
 # of a request, in boto3's standard mode: it waits up to 20 s between two of them while AWS
@@ -140,3 +142,48 @@ def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
         return ()
     into, out = pagination["input_token"], pagination["output_token"]
     return ((into, out),) if isinstance(into, str) else tuple(zip(into, out, strict=True))
+
+
+PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # of regions that begin so
+
+
+def region_of(config: Config) -> str:
+    """fleet.aws.region; without it AWS_REGION, AWS_DEFAULT_REGION, or that of the profile;
+    ConfigError without any.
+    """
+    if config.fleet.aws.region:
+        return config.fleet.aws.region
+    import botocore.exceptions
+    import botocore.session
+
+    try:
+        found = os.environ.get("AWS_REGION") or botocore.session.get_session().get_config_variable(
+            "region"
+        )
+    except (
+        botocore.exceptions.BotoCoreError
+    ) as error:  # a profile that is not there, a file that can't be read
+        raise ConfigError.of(
+            "fleet.aws.region", str(error), next="look at AWS_PROFILE and ~/.aws/config"
+        ) from error
+    if not found:
+        message = "null, and neither AWS_REGION, AWS_DEFAULT_REGION nor your profile names a region"
+        raise ConfigError.of(
+            "fleet.aws.region", message, next="SET='fleet.aws.region=us-east-1', or in config.yaml"
+        )
+    return str(found)
+
+
+def through_agent(region: str) -> str:
+    """The command by which SSH reaches an instance, %h, through SSM Session Manager (a ProxyCommand
+    of ssh_config).
+    """
+    return (
+        "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters "
+        f"portNumber=%p --region {region}"
+    )
+
+
+def partition_of(region: str) -> str:
+    """The part of AWS that a region is in, as its ARNs name it."""
+    return next((name for start, name in PARTITIONS.items() if region.startswith(start)), "aws")

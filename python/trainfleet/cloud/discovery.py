@@ -18,9 +18,8 @@ from ..trust.errors import CloudError, ConfigError, NotAsked
 from . import clock
 from .api_errors import passing
 from .baking import fitting
-from .calls import Calls
+from .calls import Calls, partition_of
 from .instances import capacity_of
-from .region import partition_of
 from .resource_types import is_ours
 from .resource_types import tags_of as tags
 from .template_inputs import ENGINES, Inputs, bucket_of

@@ -23,8 +23,7 @@ from ..config.tables import read_table
 from ..hardware import node_types
 from ..trust.errors import CloudError, ConfigError
 from ..trust.untrusted_input import parse_json
-from .calls import Calls
-from .region import region_of
+from .calls import Calls, region_of
 from .resource_types import Row
 
 READ = "2026-11-22"

@@ -17,11 +17,10 @@ from typing import Any
 from ..config import Config
 from ..trust.errors import CloudError, NotAsked
 from . import checks, clock, discovery, template
-from .calls import Calls
+from .calls import Calls, region_of
 from .cloudformation import Change, CloudFormationStack, Show, StackState, compare
 from .instances import NODE, capacity_of
 from .inventory import BESIDE, OwnedResource, find, surely
-from .region import region_of
 from .resource_types import instances, is_ours
 from .resource_types import tags_of as tags
 from .stack_errors import explain, is_capacity

@@ -1,5 +1,5 @@
-"""Shell commands that start, query and end a node's part of a job, and that measure and remove a run's
-folders in the shared folder. Pure: the transport runs them.
+"""Shell commands that start, query and end a node's part of a job, and that measure and remove the
+folders of a run. Pure: the transport runs them.
 
 The processes of a job are known by their environment (TRAINFLEET_JOB), which children inherit. So a
 fence finds every process of a run on a node, regardless of its parent. The supervisor's file only

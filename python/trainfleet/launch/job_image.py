@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..backends import BACKENDS
-from ..cloud.calls import Calls
+from ..cloud.calls import Calls, region_of
 from ..cloud.cloudformation import CREATED
-from ..cloud.region import region_of
 from ..cloud.repository import BUILD, NAME, held_as
 from ..cloud.template_inputs import own_tags
 from ..config import Config

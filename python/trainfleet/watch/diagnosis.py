@@ -35,9 +35,19 @@ from dataclasses import dataclass, replace
 
 from ..trust import untrusted_input
 from .causes import Weight
-from .evidence import SKEW, Book, Evidence, Record, most_blamed, plain, survived, votes
+from .evidence import (
+    ENDED,
+    OUTSIDE,
+    SKEW,
+    Book,
+    Evidence,
+    Record,
+    most_blamed,
+    plain,
+    survived,
+    votes,
+)
 from .exception_classifier import TELLING
-from .line_classifier import ENDED, OUTSIDE
 from .lines import MOST, LogLine, parse, read_lines
 from .log_reader import read
 

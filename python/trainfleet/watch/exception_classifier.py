@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from .catalogue import firm_causes, first_sign
 from .causes import Weight
-from .evidence import Evidence, ProcessLines, Writer, signed
-from .line_classifier import firmer, implied, stated
+from .evidence import Evidence, ProcessLines, Writer, firmer, implied, signed, stated
 from .tracebacks import BUGS, PROGRAM, PrintedException
 
 RESTORING = re.compile(

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 from .catalogue import first_sign
 from .causes import Weight
-from .evidence import Book, Evidence, ProcessLines, Record, Writer, signed
+from .evidence import OUTSIDE, Book, Evidence, ProcessLines, Record, Writer, meant, signed
 from .exception_classifier import errors
-from .line_classifier import OUTSIDE, meant
 from .lines import DAY, TRACEBACK, LogLine, is_calm, is_closing, is_progress, learned, strip
 
 # a record of the kernel's log: by the prefix that syslog or dmesg wrote, or by the driver's name

@@ -27,8 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from ...cloud.calls import through_agent
 from ...cloud.prices import by_table
-from ...cloud.region import through_agent
 from ...cloud.template_inputs import cluster_name
 from ...config import Config
 from ...config.host_list import Host
@@ -54,7 +54,7 @@ from .. import job_starts, supported_keys
 from ..base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Prospect, Status
 from ..head import HEAD, Head, hours_alone
 from ..node_script import values_of
-from ..run_storage import Place
+from ..run_storage import Place, Shared
 from . import cluster_checks, cluster_file, options, resources, sbatch
 from .beside import Beside
 from .client import (
@@ -75,7 +75,6 @@ from .client import (
 from .client import SlurmJob as Known
 from .parallelcluster import Cluster
 from .resources import Partitions
-from .shared_folder import Shared
 
 # seconds until all processes of a killed job have ended: KillWait, and the nodes' epilog
 TO_END = 60.0

@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 
 from ...cloud import spending
+from ...cloud.calls import partition_of
 from ...cloud.instances import capacity_of
 from ...cloud.prices import Prices
-from ...cloud.region import partition_of
 from ...cloud.template_inputs import LONGEST_WITH_DATABASE, cluster_name, own_tags, pairs
 from ...cloud.template_storage import makes_file_system, refuse_size, refuse_unmade
 from ...config import Config
