@@ -13,7 +13,7 @@ from ..run import run_folder
 from ..run.run_folder import Record
 from ..trust.errors import BackendError, InputError
 from ..trust.validation import Moment, fit
-from .host_results import Host
+from .host_results import Finding, Host
 from .known_hosts import STATE
 
 
@@ -70,6 +70,12 @@ class Quarantine:
             entries
             | {host.identity: QuarantineEntry(host.name, host.address, against, time.time(), by)}
         )
+
+    def add_blamed(self, findings: Iterable[Finding]) -> None:
+        """Adds the hosts that findings blame."""
+        for finding in findings:
+            if finding.host and finding.blames_host:
+                self.add(finding.host, finding.message)
 
     def learn(self, events: Sequence[Record], known: Callable[[str], Host | None]) -> None:
         """Adds the hosts that the newest launch of a run found broken. `known` returns the host of

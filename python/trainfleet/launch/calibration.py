@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from ..config import Config, load_resolved
-from ..config.speed import GROUPS
+from ..config.speed import GROUPS, StepTime
 from ..config.speed_inputs import predict
 from ..config.types import Fleet
 from ..plan.estimate import Experience
@@ -91,36 +91,35 @@ def _read(folder: Path, written: int) -> Lesson | None:
     return None
 
 
-def _lesson(config: Config, results: Record, lines: list[Record]) -> Lesson | None:
-    lines, step = plain(config, lines), predict(config)
-    profiled = config.train.profile_steps is not None
-    speed = (
-        median(line["tokens_per_second"] for line in lines)
-        if profiled and lines
-        else results.get("tokens_per_second")
-    )
-    enough = len(lines) >= PLAIN if profiled else (results.get("steps") or 0) >= ENOUGH
-    if not isinstance(speed, float) or step is None or not enough:
+def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | None:
+    """Returns what a run teaches about its hardware; None if it was too short or disturbed."""
+    steps, predicted = plain(config, metrics), predict(config)
+    speed = results.get("tokens_per_second")
+    enough = (results.get("steps") or 0) >= ENOUGH
+    if config.train.profile_steps is not None:
+        enough = len(steps) >= PLAIN
+        speed = median(step["tokens_per_second"] for step in steps) if enough else None
+    if not enough or predicted is None or not isinstance(speed, float):
         return None
-    ratio = speed * step.total / (config.train.global_batch_size * config.train.sequence_length)
-    if not NEAR < ratio < FAR:
-        return None
-    spent = (
-        {group: sum(_median(lines, name) for name in names) for group, names in SPANS.items()}
-        if lines
-        else {}
-    )
-    spent |= {"rest": max(0.0, _median(lines, "seconds") - sum(spent.values()))} if spent else {}
-    # the rest of forward and backward passes, as predicted
-    beside = step.group("calls") + step.group("exchange")
-    if spent.get("computing", 0.0) <= beside:
-        return Lesson(config, ratio, {})
+    tokens = config.train.global_batch_size * config.train.sequence_length
+    ratio = speed * predicted.total / tokens
+    return Lesson(config, ratio, _parts(steps, predicted)) if NEAR < ratio < FAR else None
+
+
+def _parts(steps: list[Record], predicted: StepTime) -> dict[str, float]:
+    """Returns measured over predicted seconds by group of parts; {} if the run timed no parts."""
+    spent = {group: sum(_median(steps, name) for name in names) for group, names in SPANS.items()}
+    # inside forward and backward passes, as predicted
+    beside = predicted.group("calls") + predicted.group("exchange")
+    if spent["computing"] <= beside:
+        return {}
+    spent["rest"] = max(0.0, _median(steps, "seconds") - sum(spent.values()))
     spent["computing"] -= beside
-    return Lesson(
-        config,
-        ratio,
-        {name: seconds / step.group(name) for name, seconds in spent.items() if step.group(name)},
-    )
+    return {
+        group: seconds / predicted.group(group)
+        for group, seconds in spent.items()
+        if predicted.group(group)
+    }
 
 
 def plain(config: Config, lines: list[Record]) -> list[Record]:

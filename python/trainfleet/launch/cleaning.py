@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -193,11 +193,13 @@ def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
     Raises:
         BackendError: some of it can't be removed.
     """
-    machines = backend_of(config).machines() if config and not is_guest(config) else None
-    left = machines.left() if machines else []
+    if config is None or is_guest(config):
+        return 0
+    machines = backend_of(config).machines()
+    left = machines.left()
     for what in left:
         print(f"left {what}")
-    if not machines or not left:
+    if not left:
         return 0
     if not everything:
         print(
@@ -208,10 +210,10 @@ def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
         return 1
     machines.remove(purge=True)
     still = machines.left()
-    print(
-        "\n".join(f"still there: {what}" for what in still)
-        or "only drivers and packages are left on the hosts"
-    )
+    for what in still or ():
+        print(f"still there: {what}")
+    if not still:
+        print("only drivers and packages are left on the hosts")
     return 1 if still else 0
 
 
@@ -265,18 +267,11 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
     """
     here = {folder: measure(folder) for folder in made if is_run(folder) or is_dataset(folder)}
     far = place.folders()
+    stays = _left_alone(folder for folder in made if folder not in here)
     sizes = {str(folder): count for folder, count in here.items()} | far
-    strange = [
-        folder for folder in made if folder not in here and (folder.exists() or folder.is_symlink())
-    ]
-    for folder in strange:
-        print(
-            f"left {folder}: it is "
-            f"{'a link' if folder.is_symlink() else 'nothing that this config made'}"
-        )
     if not sizes:
         print("no run and no dataset of this config is left")
-        return 1 if strange else 0
+        return stays
     for name, count in sizes.items():
         print(f"{name}: {size(count)}")
     if not sure and not _confirmed(f"these {len(sizes)} folders"):
@@ -286,10 +281,17 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
     left = [path for folder in here for path in _remove(folder)]
     for name in (*far_left, *map(str, left)):
         print(f"left {shortened(printable(name), 255)}: this program did not write it")
-    print(
-        f"removed {size(sum(sizes.values()) - sum(map(measure, left)))}: this "
-        "config's run and dataset"
-    )
+    gone = size(sum(sizes.values()) - sum(map(measure, left)))
+    print(f"removed {gone}: this config's run and dataset")
+    return stays
+
+
+def _left_alone(folders: Iterable[Path]) -> int:
+    """Names the folders that are not the config's; 1 if there are any, 0 if not."""
+    strange = [folder for folder in folders if folder.exists() or folder.is_symlink()]
+    for folder in strange:
+        what = "a link" if folder.is_symlink() else "nothing that this config made"
+        print(f"left {folder}: it is {what}")
     return 1 if strange else 0
 
 

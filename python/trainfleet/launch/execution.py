@@ -200,13 +200,9 @@ class Launch:
             BackendError: a command that was typed finds too few.
         """
         job, deadline, said = load_job(self.run), time.monotonic() + PATIENCE, False
-        number = job[1].job.attempt + 1 if job else 1
         while True:
-            lost = self.backend.status(job[0]).lost if job else {}
-            without = {job[1].host(node): why for node, why in lost.items()} if job else {}
             try:
-                found = [self._next(request, number, without) for request in self.plan.requests]
-                return replace(self, plan=replace(self.plan, requests=tuple(found)))
+                return self._without_lost(job)
             except BackendError as error:
                 if SUCCEEDS not in os.environ:
                     raise
@@ -220,6 +216,16 @@ class Launch:
             if self.interrupts.count or self.run.is_asked_to_stop():
                 return None
             time.sleep(ASK_AGAIN)
+
+    def _without_lost(self, job: tuple[Handle, Request] | None) -> Launch:
+        """Returns the same with the next attempt's plan, without the hosts that the job lost."""
+        number, without = 1, dict[str, str]()
+        if job:
+            handle, request = job
+            number, lost = request.job.attempt + 1, self.backend.status(handle).lost
+            without = {request.host(node): why for node, why in lost.items()}
+        found = tuple(self._next(request, number, without) for request in self.plan.requests)
+        return replace(self, plan=replace(self.plan, requests=found))
 
     def _next(self, request: Request, number: int, without: Mapping[str, str]) -> Request:
         """Plans the request's job again, or for fewer nodes if the config allows that."""
@@ -244,26 +250,28 @@ class Launch:
                 else "runs on, as the launcher before this one left it"
             )
             print(f"{self.run.name} {how}", flush=True)
-        job = request.job
-        if job.kind == "tokenize":
-            folder = job.folder
-            if not handle and is_busy(folder):
-                raise BackendError(
-                    f"another command is tokenizing {job.name}",
-                    where=str(folder),
-                    next="wait for it, or make stop",
-                )
-            live = TokenizeLive(folder, self.config.data.tokenized_path)
-            still = lambda: STUCK if live.progress and live.progress.bytes_total else STILL  # noqa: E731
-            return self._execute(request, live, handle, progress=lambda: live.progress, still=still)
+        if request.job.kind == "tokenize":
+            return self._tokenize(request, handle)
         if not handle:
             record_launch(self.run, request)
         logged = lambda: sum(run_folder.size_of(log) for log in request.logs)  # noqa: E731
         # What compiles says little.
-        told = {"progress": logged, "still": lambda: COMPILES} if job.ahead else {}
-        return self._execute(
-            request, Live(self.run, self.config.train.steps), handle, sequel=self.sequel, **told
-        )
+        told = {"progress": logged, "still": lambda: COMPILES} if request.job.ahead else {}
+        live = Live(self.run, self.config.train.steps)
+        return self._execute(request, live, handle, sequel=self.sequel, **told)
+
+    def _tokenize(self, request: Request, handle: Handle | None) -> bool:
+        """Carries out the request to tokenize, unless another command does."""
+        folder = request.job.folder
+        if not handle and is_busy(folder):
+            raise BackendError(
+                f"another command is tokenizing {request.job.name}",
+                where=str(folder),
+                next="wait for it, or make stop",
+            )
+        live = TokenizeLive(folder, self.config.data.tokenized_path)
+        still = lambda: STUCK if live.progress and live.progress.bytes_total else STILL  # noqa: E731
+        return self._execute(request, live, handle, progress=lambda: live.progress, still=still)
 
     def _execute(
         self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any

@@ -7,7 +7,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ..backends.base import LINKS, OWN_HEAD
@@ -195,34 +195,46 @@ def _measure(
     unaided.
     """
     events = stage.events(fault.name, began)
-    verdict = named or next((event for event in events if event["event"] == "verdict"), None)
-    signs = ("damaged", "unsaved", "stopped") if ends else ()
-    first = verdict or next((event for event in events if event["event"] in signs), None)
-    after = first["time"] if first else began
-    again = next(
-        (event for event in events if event["event"] == "began" and event["time"] > after), None
-    )
+    verdict = named or _first(events, "verdict")
+    first = verdict or (_first(events, "damaged", "unsaved", "stopped") if ends else None)
+    again = _first(events, "began", after=first["time"] if first else began)
     said = str(verdict["cause"]) if verdict else "none"
     wrong = _what_is_wrong(fault, verdict, said)
-    losses = stage.losses(fault.name)
-    equal = all(
+    equal = _has_equal_losses(stage, fault.name, ends)
+    lost = sum(int(event.get("steps", 0)) for event in events if event["event"] == "lost")
+    most = stage.steps if most_lost is None else most_lost
+    failed = (*broken, *_unkept(wrong, equal, lost, most))
+    seen, back = _seconds(began, first), _seconds(began, again)
+    return FaultOutcome(fault.name, seen, said, not wrong, lost, back, equal, broken=failed)
+
+
+def _unkept(wrong: str, equal: bool, lost: int, most_lost: int) -> Iterator[str]:
+    """Yields the promises that all faults have and that this one broke."""
+    if wrong:
+        yield wrong
+    if not equal:
+        yield "the losses are not those of the unbroken run"
+    if lost > most_lost:
+        yield f"{lost} steps were done twice"
+
+
+def _seconds(began: float, event: Record | None) -> float | None:
+    return max(0.0, round(event["time"] - began, 1)) if event else None
+
+
+def _has_equal_losses(stage: RehearsalStage, name: str, ends: bool) -> bool:
+    """Tells whether a run lost nothing against the unbroken one; up to its last step, unless it
+    was to end.
+    """
+    losses = stage.losses(name)
+    return all(
         losses.get(step) == loss for step, loss in stage.whole.items() if ends or step in losses
     )
-    lost = sum(int(event.get("steps", 0)) for event in events if event["event"] == "lost")
-    promises = [
-        wrong,
-        "" if equal else "the losses are not those of the unbroken run",
-        f"{lost} steps were done twice"
-        if lost > (stage.steps if most_lost is None else most_lost)
-        else "",
-    ]
-    seconds = [
-        max(0.0, round(event["time"] - began, 1)) if event else None for event in (first, again)
-    ]
-    failed = (*broken, *filter(None, promises))
-    return FaultOutcome(
-        fault.name, seconds[0], said, not wrong, lost, seconds[1], equal, broken=failed
-    )
+
+
+def _first(events: Iterable[Record], *names: str, after: float = 0.0) -> Record | None:
+    """Returns the first of these events after a time."""
+    return next((one for one in events if one["event"] in names and one["time"] > after), None)
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:

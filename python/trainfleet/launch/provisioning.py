@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,8 @@ from ..backends import backend_of, is_guest
 from ..backends.base import Can, Prospect
 from ..cloud.repository import BUILD
 from ..config import Config
+from ..config.types import Devices
+from ..hardware.node_types import NodeType
 from ..hosts import pins, probe
 from ..hosts.facts import Facts
 from ..hosts.quarantine import Quarantine
@@ -151,32 +153,30 @@ def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
     from ..hosts.host_table import Board
     from ..hosts.preflight import examine as examine_fleet
 
+    tried, wrong = list[str](), list[Finding]()
     with head.transport as transport, Board(transport.hosts) as board:
         report = examine_fleet(transport, head.located, links=True)
         held = quarantine.held(transport.hosts)
+        quarantine.add_blamed(report.findings)
         for host in transport.hosts:
-            against = report.against(host)
-            for finding in against:
-                if finding.blames_host:
-                    quarantine.add(host, finding.message)
-            said = [str(finding) for finding in against] + (
-                [f"in quarantine: {held[host].evidence}"] if host in held else []
-            )
+            said = list(map(str, report.against(host)))
+            if host in held:
+                said.append(f"in quarantine: {held[host].evidence}")
             board.show(host, "FAILED" if said else "ok", "; ".join(said))
-        tried, wrong = (
-            collectives(transport, head.located, report.facts) if report.passed else ([], [])
-        )
+        if report.passed:
+            tried, wrong = collectives(transport, head.located, report.facts)
     lines, fits = look(config, report.facts)
     print("\n".join([*lines, *report.describe(least_bandwidth(config.fleet.node_type)), *tried]))
-    if report.passed and not held and not wrong and fits:
+    if report.passed and fits and not held and not wrong:
         print("next: make train")
         return 0
-    inside = ",".join(host.name for host in quarantine.held(transport.hosts))
-    print(
-        "next: correct the faults "
-        f"above{f'; then make doctor LIFT={inside}' if inside else ', then make doctor'}"
-    )
+    print(f"next: correct the faults above{_then(quarantine.held(transport.hosts))}")
     return 1
+
+
+def _then(held: Mapping[Host, object]) -> str:
+    names = ",".join(host.name for host in held)
+    return f"; then make doctor LIFT={names}" if names else ", then make doctor"
 
 
 def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
@@ -222,35 +222,40 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
     """Lines on where the config differs from the nodes, with what to write into it; and whether it
     may stay as it is.
     """
-    fleet = config.fleet
+    fleet, kind = config.fleet, config.fleet.node_type
     wrong = [
         f"{name}: {words}" for name, fact in facts.items() for words in probe.differing(fact, fleet)
     ]
-    found = next((devices for fact in facts.values() if (devices := probe.devices_of(fact))), None)
+    found = next(filter(None, map(probe.devices_of, facts.values())), None)
     if found is None:
-        asked = fleet.device == "cuda" and bool(facts)
-        return [
-            *wrong,
-            *(["no GPU that is known answers, and fleet.platform is cuda"] if asked else []),
-        ], not (wrong or asked)
-    own, kind = fleet.accelerator, fleet.node_type
-    counts = {len(fact.gpus) for fact in facts.values()}
-    if (
-        kind
-        and not wrong
-        and counts == {kind.accelerators}
-        and not (own and own.network is None and fleet.nodes > 1)
-    ):
-        return [], True
-    if kind is not None and not kind.owned:
+        if fleet.device != "cuda" or not facts:
+            return wrong, not wrong
+        return [*wrong, "no GPU that is known answers, and fleet.platform is cuda"], False
+    if kind and not kind.owned:
         return wrong, not wrong  # an EC2 type says it all
-    says = "none of it" if kind is None else "otherwise" if wrong else "less than that"
-    lines = [*wrong, f"the config says {says}; write:", *probe.block(found).splitlines()]
+    if kind and not wrong and _says_all(config, kind, facts):
+        return [], True
+    lines = [*wrong, *_correction(config, found, bool(wrong))]
+    return lines, not wrong if kind else fleet.device == "cpu"
+
+
+def _correction(config: Config, found: Devices, wrong: bool) -> Iterator[str]:
+    """Yields what to write into the config about the devices of the nodes."""
+    kind = config.fleet.node_type
+    says = "otherwise" if wrong else "less than that" if kind else "none of it"
+    yield f"the config says {says}; write:"
+    yield from probe.block(found).splitlines()
     if found.network == "roce":
-        lines.append("  # network: ethernet, where the switches are not set up for RoCE")
-    if kind is None and fleet.device == "cpu":
-        return [*lines, "as it is, ranks compute on the CPU cores"], True
-    return lines, not (wrong or kind is None)
+        yield "  # network: ethernet, where the switches are not set up for RoCE"
+    if kind is None and config.fleet.device == "cpu":
+        yield "as it is, ranks compute on the CPU cores"
+
+
+def _says_all(config: Config, kind: NodeType, facts: Mapping[str, Facts]) -> bool:
+    """Tells whether the config says how many GPUs each node has, and what links several nodes."""
+    own, counts = config.fleet.accelerator, {len(fact.gpus) for fact in facts.values()}
+    linked = own is None or own.network is not None or config.fleet.nodes == 1
+    return counts == {kind.accelerators} and linked
 
 
 def described(facts: Mapping[str, Facts]) -> list[str]:

@@ -23,7 +23,7 @@ from ..config import Config, dump_resolved, load_resolved
 from ..health.lease import TO_BEGIN, Vacancy, newest_holder, newest_standby, read_holder
 from ..hosts.head import Launcher
 from ..hosts.host_results import Host, by_host, grouped, names
-from ..hosts.preflight import examine
+from ..hosts.preflight import PreflightReport, examine
 from ..plan.estimate import PAID, Bill
 from ..plan.plan import Plan
 from ..report import html
@@ -123,10 +123,7 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     """
     run, secrets, backend = place.run, values_of(plan.config.fleet.secrets), backend_of(plan.config)
     Budget(run, plan.config, backend.bill()).require()
-    plan, sound = fit_hosts(plan, head, run)
-    run_folder.write_atomic(run.config, dump_resolved(plan.config))
-    run_folder.write_atomic(run.given, plan.asked)
-    place.head.prepare({host: head.facts[host] for host in sound}, plan.requests, plan.asked)
+    sound = _prepare(plan, head, place)
     # now that this very code is there: before that an earlier launch may not have been seen
     place.refresh()
     before, words = newest_holder(run.folder), LauncherLogs(run).from_now_on()
@@ -134,20 +131,36 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     command = (head.interpreter, "-m", "trainfleet", verb, f"CONFIG={place.head.run}/launch.yaml")
     launcher = Launcher(command, {STARTED: str(started), **asked_of(head, backend.bill())}, secrets)
     place.head.start(sound[0], launcher)
-    print(f"launched on {sound[0].name}; it continues there when this terminal closes", flush=True)
-    appoint(place, sound[1:2], launcher, term)
+    first, standbys = sound[0], sound[1:2]
+    print(f"launched on {first.name}; it continues there when this terminal closes", flush=True)
+    appoint(place, standbys, launcher, term)
     try:
-        await_lease(place, sound[0], term, words)
+        await_lease(place, first, term, words)
     except (KeyboardInterrupt, BackendError):  # nobody leads it yet, and nobody shall
-        try:
-            backend.stop(backend.find(run), at_once=True)
-            for host in sound[1:2]:
-                place.head.dismiss(host)
-        except BackendError as error:
-            print(f"warning: it may still begin, and make stop ends it: {error}", flush=True)
+        _withdraw(plan, place, standbys)
         raise
     leads(run)
     return words
+
+
+def _prepare(plan: Plan, head: Head, place: Hosts) -> list[Host]:
+    """Writes the run's config, here and on the hosts that fit together; returns these."""
+    plan, sound = fit_hosts(plan, head, place.run)
+    run_folder.write_atomic(place.run.config, dump_resolved(plan.config))
+    run_folder.write_atomic(place.run.given, plan.asked)
+    place.head.prepare({host: head.facts[host] for host in sound}, plan.requests, plan.asked)
+    return sound
+
+
+def _withdraw(plan: Plan, place: Hosts, standbys: list[Host]) -> None:
+    """Ends a launcher that does not lead, and dismisses its standby; warns if it can't."""
+    backend = backend_of(plan.config)
+    try:
+        backend.stop(backend.find(place.run), at_once=True)
+        for host in standbys:
+            place.head.dismiss(host)
+    except BackendError as error:
+        print(f"warning: it may still begin, and make stop ends it: {error}", flush=True)
 
 
 def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
@@ -223,25 +236,25 @@ def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
     while nodes > 1:
         fit = [host for host in sound if host.name not in without]
         report = examine(head.transport, config, fabric=config.fleet.is_told, hosts=fit[:nodes])
-        for finding in report.findings:
-            if finding.blames_host and finding.host:
-                head.quarantine.add(finding.host, finding.message)
+        head.quarantine.add_blamed(report.findings)
         if report.passed:
             print(f"preflight passed: {'; '.join(report.describe(None))}", flush=True)
             break
         unfit = {finding.host.name: str(finding) for finding in report.findings if finding.host}
-        if unfit and len(fit) - len(unfit) >= nodes:
-            for name, why in unfit.items():
-                print(f"{name} is left out, and a spare takes its place: {why}", flush=True)
-            without |= unfit
-            continue
-        of_all = [f"\n  fleet: {finding}" for finding in report.findings if finding.host is None]
-        what = f"the preflight failed: the nodes are not fit to train together{''.join(of_all)}"
-        said = {
-            host: "; ".join(map(str, report.against(host))) for host in fit if report.against(host)
-        }
-        raise BackendError(by_host(what, said), next="make setup, then make doctor")
+        if not unfit or len(fit) - len(unfit) < nodes:
+            raise _unfit(report, fit)
+        for name, why in unfit.items():
+            print(f"{name} is left out, and a spare takes its place: {why}", flush=True)
+        without |= unfit
     return without
+
+
+def _unfit(report: PreflightReport, hosts: list[Host]) -> BackendError:
+    """Makes the error about hosts of which too few fit together."""
+    of_all = [f"\n  fleet: {finding}" for finding in report.findings if finding.host is None]
+    what = f"the preflight failed: the nodes are not fit to train together{''.join(of_all)}"
+    said = {host: "; ".join(map(str, found)) for host in hosts if (found := report.against(host))}
+    return BackendError(by_host(what, said), next="make setup, then make doctor")
 
 
 class LeftAlone(Exception):

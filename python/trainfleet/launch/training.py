@@ -7,6 +7,7 @@ import time
 
 from ..backends import backend_of
 from ..backends.base import Can, Handle
+from ..backends.run_storage import Place
 from ..checkpoints.store import store_at
 from ..config import Config, dump_resolved, export_formats, load_resolved
 from ..health.lease import LEFT, Holder
@@ -46,26 +47,13 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
         place.refresh()
         require_same(plan.config, run)
         if execution.is_finished(plan, run):
-            if backend.is_here:
-                mend_finished(plan, run)
-            else:
-                execution.end_remains(run, place, backend)
-            return execution.say_finished(plan, run)
+            return _finish_again(plan, run, place)
         require_able(plan.config, run)
         with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
-            try:
-                lease.code = lead(Launch(plan, place, lease, interrupts, started, sequel))
-            except CutOff as error:
-                lease.leave()
-                print(error, flush=True)
+            code = _led(Launch(plan, place, lease, interrupts, started, sequel))
+            if code is None:
                 return LEFT
-            except TrainfleetError:
-                lease.confirm()
-                report(run, plan.config, "failed")
-                raise
-            finally:
-                run.stop.unlink(missing_ok=True)
-                backend.learn(run)
+            lease.code = code
         # On a head it is printed where the command was typed.
         if summarize and (backend.is_here or Can.SHARED not in backend.can):
             print_summary(run)
@@ -111,6 +99,33 @@ def require_able(config: Config, run: Run) -> None:
     """
     Budget(run, config, backend_of(config).bill()).require()
     preflight.try_addresses(config)
+
+
+def _finish_again(plan: Plan, run: Run, place: Place) -> int:
+    """Makes up for what a finished run lacks, and says that it has finished."""
+    backend = backend_of(plan.config)
+    if backend.is_here:
+        mend_finished(plan, run)
+    else:
+        execution.end_remains(run, place, backend)
+    return execution.say_finished(plan, run)
+
+
+def _led(launch: Launch) -> int | None:
+    """Leads the run; its exit code, or None if this launcher was cut off from it."""
+    try:
+        return lead(launch)
+    except CutOff as error:
+        launch.lease.leave()
+        print(error, flush=True)
+        return None
+    except TrainfleetError:
+        launch.lease.confirm()
+        report(launch.run, launch.config, "failed")
+        raise
+    finally:
+        launch.run.stop.unlink(missing_ok=True)
+        launch.backend.learn(launch.run)
 
 
 def lead(launch: Launch) -> int:
