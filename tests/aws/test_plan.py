@@ -22,7 +22,7 @@ from trainfleet.backends import backend_of, terms_of
 from trainfleet.backends.ec2 import Ec2
 from trainfleet.cli import plan as verb
 from trainfleet.cli.fleet import setup
-from trainfleet.cloud import data_access, discovery
+from trainfleet.cloud import discovery, template_storage
 from trainfleet.cloud.calls import Calls
 from trainfleet.cloud.cloudformation import compare, describe
 from trainfleet.cloud.inventory import weighed
@@ -230,19 +230,19 @@ def test_how_tokens_are_read_follows_from_their_size_and_where_they_are(
         config, fleet=replace(config.fleet, shared_folder=shared), data=replace(config.data, tokenized_path=store),
         train=replace(config.train, steps=steps),
     )  # fmt: skip
-    chosen, why = data_access.choose(config)
+    chosen, why = template_storage.choose(config)
     assert chosen.name == way and why
-    said = "\n".join(data_access.describe(config, 1e6))
+    said = "\n".join(template_storage.describe(config, 1e6))
     assert (
         f"{way}: {why}" in said
         and "first batch after" in said
-        and said.count("not ") == len(list(data_access.ways(config))) - 1
+        and said.count("not ") == len(list(template_storage.ways(config))) - 1
     )
 
 
 def test_what_s3_is_asked_for_is_far_below_what_a_prefix_takes() -> None:
     config = replace(fleet(), data=replace(fleet().data, tokenized_path="s3://bucket/sets"))
-    assert "one prefix is enough" in "\n".join(data_access.describe(config, 5e6))
+    assert "one prefix is enough" in "\n".join(template_storage.describe(config, 5e6))
 
 
 def test_nodes_are_told_where_logs_go_and_whether_to_copy(account: Account, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from trainfleet.config import Settings, load
 from trainfleet.hosts import remote_verb
-from trainfleet.hosts.fetch import read_listing
 from trainfleet.hosts.host_results import Implausible
+from trainfleet.hosts.mirror import read_listing
 from trainfleet.hosts.stream import OUTPUT_BEGINS, _after_mark, said
 from trainfleet.trust.errors import InputError
 

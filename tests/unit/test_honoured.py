@@ -73,7 +73,7 @@ LATER = {
     "fleet.hosts": "hosts/fleet.py", "fleet.ssh": "hosts", "fleet.exclusive": "backends/ssh.py", "fleet.install_docker": "hosts/install_steps.py",
     "fleet.spot": "engine/__main__.py", "fleet.python": "hosts/install_steps.py", "fleet.aws.region": "cloud/calls.py",
     "fleet.fsx": "hosts/install_steps.py", "fleet.aws.zones": "cloud/discovery.py", "fleet.aws.key_pair": "cloud/instances.py",
-    "fleet.aws.ami": "cloud/discovery.py", "fleet.aws.vpc": "cloud/vpc.py", "fleet.slurm": "backends/slurm",
+    "fleet.aws.ami": "cloud/discovery.py", "fleet.aws.vpc": "cloud/template_parts.py", "fleet.slurm": "backends/slurm",
     "fleet.sagemaker": "backends/sagemaker.py", "fleet.batch": "backends/batch.py", "fleet.aws.reservation": "cloud/instances.py",
 }  # fmt: skip
 FLEET = [

@@ -12,7 +12,7 @@ import yaml
 from trainfleet.config import Settings, huggingface_config, load
 from trainfleet.config.types import SshConfig
 from trainfleet.hosts import host_results, ssh_config
-from trainfleet.hosts.known_hosts import KnownHosts
+from trainfleet.hosts.ssh_config import KnownHosts
 from trainfleet.hosts.transport import Transport
 from trainfleet.trust.errors import ConfigError, InputError
 

@@ -15,7 +15,7 @@ import pytest
 from requirement import need_program
 from trainfleet.config.host_list import Host
 from trainfleet.config.types import SshConfig
-from trainfleet.hosts.known_hosts import KnownHosts, RevokedKey, UnknownKey, fingerprint
+from trainfleet.hosts.ssh_config import KnownHosts, RevokedKey, UnknownKey, fingerprint
 from trainfleet.hosts.ssh_errors import explain
 from trainfleet.trust.errors import BackendError
 

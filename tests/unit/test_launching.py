@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 
 from s3server import serve
-from trainfleet.backends.host_fleet import Hosts
+from trainfleet.backends.head import Hosts
 from trainfleet.backends.run_storage import Here, Place
 from trainfleet.backends.s3_run import BucketPlace
 from trainfleet.health.lease import Holder, Launching, Lease, newest_holder

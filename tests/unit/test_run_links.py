@@ -215,7 +215,7 @@ OPENS = {
     # what a user has named: sources, keys, where a model goes
     "cloud/discovery.py:public_key", "data/documents.py:_library_text", "data/documents.py:read_plain", "data/source_files.py:open_file",
     "../trainfleet_nxd/files.py:save", "engine/export.py:export", "engine/export.py:write", "models/huggingface_weights.py:save",
-    "hosts/fetch.py:bring_all", "hosts/known_hosts.py:trust", "hosts/known_hosts.py:read_lines",
+    "hosts/mirror.py:bring_all", "hosts/ssh_config.py:trust", "hosts/ssh_config.py:read_lines",
     # in folders that this process has made, on this machine's own disk
     "backends/slurm/parallelcluster.py:_file", "data/cache.py:_bring", "data/local_copy.py:_bring_tokens", "data/local_copy.py:copy",
     "health/heartbeat.py:is_due", "health/heartbeat.py:publish", "images/building.py:secrets_in", "images/image_recipe.py:write_context",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trainfleet.backends.base import Handle
-from trainfleet.backends.host_fleet import Hosts
+from trainfleet.backends.head import Hosts
 from trainfleet.backends.ssh import Looks, Ssh
 from trainfleet.config.host_list import Host
 from trainfleet.health.lease import FILE, SUCCEEDS, TO_BEGIN, Holder, Lease, Standby, write_standby

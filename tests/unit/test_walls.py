@@ -172,7 +172,6 @@ OF_ALL_BACKENDS = {
     "skeleton",
     "base",
     "head",
-    "host_fleet",
     "node_script",
     "run_storage",
     "job_starts",

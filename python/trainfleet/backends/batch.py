@@ -19,8 +19,8 @@ from typing import Any
 from ..cloud import checks, engine_template, spending, unsupported
 from ..cloud.engine_template import DISK
 from ..cloud.prices import Prices, by_table
-from ..cloud.roles import statements
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
+from ..cloud.template_parts import statements
 from ..config import Config
 from ..config.types import Aws
 from ..hosts.platform import load_platform

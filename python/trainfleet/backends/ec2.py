@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..cloud import data_access, spending, unsupported
+from ..cloud import spending, template_storage, unsupported
 from ..cloud.baking import Oven
 from ..cloud.calls import Calls, region_of, through_agent
 from ..cloud.capacity import Blocks, Paid
@@ -303,7 +303,9 @@ class Ec2(Ssh):
         disks.
         """
         logs = {LOGS: f"{region_of(self.config)} {log_group(self.config)}"}
-        return logs | ({COPY: SCRATCH} if job.torchrun and data_access.copies(self.config) else {})
+        return logs | (
+            {COPY: SCRATCH} if job.torchrun and template_storage.copies(self.config) else {}
+        )
 
     def bake(self) -> Bake | None:
         return Baking(self.cloud, self._head)

@@ -31,7 +31,7 @@ from ..config import Config
 from ..config.host_list import Host
 from ..hosts import host_setup
 from ..hosts.host_table import Board
-from ..hosts.known_hosts import STATE
+from ..hosts.ssh_config import STATE
 from ..plan.job import Artifact
 from ..run import run_folder
 from ..trust.errors import BackendError, InputError

@@ -3,31 +3,269 @@ that were typed elsewhere.
 
 This runs in two places. On the machine where a command is typed, the head is another machine, to
 which launch/remote_launch.py hands the command. On the head itself (TRAINFLEET_HEAD is set, the
-current folder is the shared one) it reaches the other hosts.
+current folder is the shared one) it reaches the other hosts. `Hosts` is the way to the fleet's runs
+(Place) for a machine that does not share their disk.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import secrets
 import shlex
+import sys
+import time
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
 
-from ..config import Config
+from ..config import Config, export_formats
+from ..health.lease import (
+    FILE,
+    GLANCE,
+    Holder,
+    Launching,
+    Standby,
+    is_held,
+    launching_text,
+    newest_holder,
+    newest_standby,
+    parse_launching,
+)
 from ..hosts import facts as reading
-from ..hosts import host_commands
+from ..hosts import host_commands, remote_verb
 from ..hosts.facts import Facts
 from ..hosts.fleet import open_fleet, wanted_of
-from ..hosts.host_results import Host, HostFailure, by_host
+from ..hosts.head import FleetHead
+from ..hosts.host_results import (
+    Host,
+    HostFailure,
+    Implausible,
+    by_host,
+    implausible,
+    reason,
+    settled,
+)
+from ..hosts.mirror import Mirror, fetch
 from ..hosts.node_checks import others_folder
+from ..hosts.preflight import send_code
 from ..hosts.quarantine import Quarantine
+from ..hosts.stream import Sink, printer
 from ..hosts.tar import code_files, content_hash
 from ..hosts.transport import Transport
 from ..plan.estimate import Bill, list_price
 from ..process.install_paths import ROOT
+from ..run.claims import ROOM
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
-from .host_fleet import Hosts
+
+# seconds for a host to answer about a launch; number of hosts that are asked for an answer
+NOTICE, FEW = (20.0, 4)
+REMOVAL = 600.0  # seconds: checkpoints are many files, and large
+LARGEST = 1 << 20  # bytes of a config
+# commands that read and write a launch in head.json (health/lease.py)
+LOOK = f"""cd -- {{folder}} 2> /dev/null || exit 0
+[ -e stop ] && ! grep -qs ^engine: stop && echo asked || echo -
+cat {FILE} 2> /dev/null || true"""
+SHOW = f"""mkdir -p -- {{folder}} && cd -- {{folder}} && {{obey}} || exit
+[ -s {FILE} ] || printf '%{ROOM}s' '' > {FILE}
+dd of={FILE} bs={ROOM} seek=1 conv=notrunc 2> /dev/null || exit
+grep -q '{{{{' {FILE} || rm -f {FILE}
+rmdir -- {{folder}} 2> /dev/null || true"""
+HANDED = ".handed-"  # prefix of an exported model's folder, which is removed after the download
+
+
+def _sweep(made: str) -> str:
+    """Returns the command that removes an exported model after its download, and others that a lost
+    link left a day ago.
+    """
+    parent = shlex.quote(made.rpartition("/")[0])
+    old = f"find {parent} -mindepth 1 -maxdepth 1 -name '{HANDED}*' -mmin +1440 -exec rm -rf {{}} +"
+    return f"rm -rf -- {shlex.quote(made)}; {old}"
+
+
+class Hosts:
+    """A run on a fleet, for a machine that does not share its disk: a mirror of its small files,
+    from any host.
+    """
+
+    words, pace, lag = " on the fleet", 1.0, 0.0
+
+    def __init__(
+        self, transport: Transport, config: Config, python: str, code: str, run: Run
+    ) -> None:
+        self.transport, self.config, self.run = transport, config, run
+        self.folder = config.fleet.shared_folder or ""
+        self.head = FleetHead(transport, config, python, code)
+        self.mirror = Mirror(transport, self.folder, code, python, run.folder)
+        self.now = 0.0  # the fleet's clock at the last refresh
+        self.entry: Host | None = None  # the host that answered last
+        # the last beats, if no newer ones followed
+        self.silent: tuple[Holder | None, Standby | None] = (None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.transport.close()
+
+    def lead(self) -> None: ...  # the fleet's head does this
+
+    def refresh(self) -> None:
+        failures: dict[Host, HostFailure] = {}
+        for host in [*([self.entry] if self.entry else []), *self.transport.hosts]:
+            answer = self.mirror.refresh(host)
+            if isinstance(answer, float):
+                self.now, self.entry = answer, host
+                return
+            failures[host] = answer
+            if answer.kind == "exit":
+                self.entry = host
+                break  # it answers, but has no such folder, so others have none either
+        if any(failure.kind == "exit" for failure in failures.values()):
+            return
+        raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
+
+    def read(self, name: str) -> str:
+        """Returns the text of a file of the run's folder on the fleet; "" if it does not exist."""
+        path = shlex.quote(f"{self.folder}/runs/{self.run.name}/{name}")
+        return self._at_the_door(f"[ ! -f {path} ] || head -c {LARGEST} {path}")
+
+    def supplement(self, folder: Path) -> None: ...
+
+    def is_running(self) -> bool:
+        """Tells whether a launcher leads the run, or another is about to: at once if clocks agree,
+        else from changes.
+        """
+        found = self._beats()
+        if is_held(found[0], self.now):
+            return True
+        if found[0] is None or found[0].code is not None or found == self.silent:
+            return False
+        until = time.monotonic() + GLANCE
+        while time.monotonic() < until:
+            time.sleep(self.pace)
+            self.refresh()
+            if (newest := self._beats()) != found:
+                return newest[0] is not None and newest[0].code is None
+        self.silent = found
+        return False
+
+    def _beats(self) -> tuple[Holder | None, Standby | None]:
+        return newest_holder(self.run.folder), newest_standby(self.run.folder)
+
+    def launching(self) -> Launching | None:
+        said = self._said(LOOK)
+        asked, _, text = said.partition("\n")
+        found = parse_launching(text)
+        return replace(found, asked=asked == "asked") if found else None
+
+    def show(self, launching: Launching | None, obeyed: bool = False) -> None:
+        """Does nothing if no host answers, or the shared folder can't be written: the launch itself
+        reports that, by host.
+        """
+        self._said(SHOW, launching_text(launching), "rm -f stop" if obeyed else ":")
+
+    def _said(self, script: str, stdin: str = "", obey: str = "") -> str:
+        """Returns the output of a script about a launch; "" if it is unknown, and another host is
+        asked next time.
+        """
+        folder = shlex.quote(f"{self.folder}/runs/{self.run.name}")
+        command = script.format(folder=folder, obey=obey)
+        answer = settled(self.transport.ask(self._first(), command, stdin=stdin, timeout=NOTICE))
+        if isinstance(answer, HostFailure):
+            self.entry = None
+            return ""
+        return answer.stdout
+
+    def _first(self) -> Host:
+        """Returns a host that answers: the last one that did, or else one of the first few; the
+        first if none does.
+        """
+        if self.entry is None:
+            few = self.transport.hosts[:FEW]
+            self.entry = next(iter(self.transport.run("true", timeout=NOTICE, hosts=few).ok), None)
+        return self.entry or self.transport.hosts[0]
+
+    def ask_to_stop(self) -> None:
+        self.head.ask_to_stop(self.entry or self.transport.hosts[0])
+
+    def folders(self) -> dict[str, int]:
+        folders = [f"runs/{self.run.name}", f"data/{self.config.data.name}"]
+        found = self._at_the_door(host_commands.measure(self.folder, folders))
+        try:
+            return {
+                f"{self.folder}/{folder}": count
+                for folder, count in host_commands.read_measures(found, folders).items()
+            }
+        except Implausible as error:
+            where = (self.entry or self.transport.hosts[0]).name
+            raise BackendError(str(implausible(error, "what du prints")), where=where) from error
+
+    def remove(self, folders: Iterable[str]) -> list[str]:
+        names = [folder.removeprefix(f"{self.folder}/") for folder in folders]
+        left = self._at_the_door(host_commands.remove(self.folder, names)) if names else ""
+        try:
+            return [f"{self.folder}/{path}" for path in host_commands.read_left(left, names)]
+        except Implausible as error:
+            where = (self.entry or self.transport.hosts[0]).name
+            raise BackendError(str(implausible(error, "what find prints")), where=where) from error
+
+    def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
+        """Runs the verb on the first host that answers, in the shared folder; an exported model is
+        downloaded.
+        """
+        host = self._answering()
+        if verb != "export":
+            return self._send(host, verb, config, variables, printer(sys.stdout))
+        out = Path(variables["OUT"])
+        made = f"runs/{self.run.name}/huggingface/{HANDED}{secrets.token_hex(8)}"
+        try:
+            print(f"exporting on {host.name}", flush=True)
+            if code := self._send(host, verb, config, variables | {"OUT": made}, lambda said: None):
+                return code
+            files = fetch(self.transport, host, f"{self.folder}/{made}", out)
+        finally:
+            self.transport.ask(host, _sweep(f"{self.folder}/{made}"), timeout=REMOVAL)
+        print(f"{out}: {', '.join(files)}, {sum(files.values()) / 1e6:,.1f} MB from {host.name}")
+        print(
+            "next: "
+            f"{export_formats.opening(variables.get('FORMAT') or export_formats.HUGGINGFACE, out)}"
+        )
+        return 0
+
+    def _send(
+        self, host: Host, verb: str, config: Config, variables: dict[str, str], out: Sink
+    ) -> int:
+        """Runs a verb on a host, shows its errors here, and returns its exit code."""
+        code = send_code(self.transport, self.config.fleet, [host])
+        command, order = (
+            remote_verb.command(self.head.python, code, self.folder),
+            remote_verb.encode(verb, config, variables),
+        )
+        ended = self.transport.stream(host, command, stdin=order, out=out, err=printer(sys.stderr))
+        if isinstance(ended, HostFailure):
+            raise BackendError(str(ended), where=host.name, next=f"make {verb} again")
+        return ended
+
+    def _answering(self) -> Host:
+        """Returns the first host that answers; BackendError if none does."""
+        failures: dict[Host, HostFailure] = {}
+        for host in self.transport.hosts:
+            if not (failure := reason(self.transport.ask(host, "true", timeout=20))):
+                return host
+            failures[host] = failure
+        raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
+
+    def _at_the_door(self, command: str) -> str:
+        """Returns a command's output from the host that answered last."""
+        host = self.entry or self.transport.hosts[0]
+        answer = settled(self.transport.ask(host, command, timeout=REMOVAL))
+        if isinstance(answer, HostFailure):
+            raise BackendError(str(answer), where=host.name, next="make clean again")
+        return answer.stdout
+
 
 HEAD = "TRAINFLEET_HEAD"  # set for processes on the head
 PLAIN = "ssh"  # backend that uses such hosts as they are

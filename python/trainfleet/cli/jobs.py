@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 def tokenize(variables: Variables, started: float) -> int:
     """Turns the sources into data/<name>; does nothing if it exists."""
-    from ..launch import execution, tokenizing
+    from ..launch import execution, training
     from ..launch.launching import launching
 
     with launching(config_of(settings_of(variables))[0], "tokenize"):
         plan = plan_for(variables, ("tokenize",))
         execution.warn(plan)
-        return tokenizing.tokenize(plan, started)
+        return training.tokenize(plan, started)
 
 
 def compile(variables: Variables, started: float) -> int:

@@ -23,12 +23,25 @@ from ..config.tokenizing import tokenizing
 from ..hardware import node_types
 from ..trust.errors import CloudError
 from .instances import hardened, interfaces, newest, placement, reserved, together
-from .roles import AGENT, allow, keys, pulls, role, statements
 from .stack_nodes import FleetStack, StackNode
 from .template import assemble
 from .template_inputs import ENGINES, Inputs, stack_name, tags_of, tokenizing_queue
+from .template_parts import (
+    AGENT,
+    Resources,
+    allow,
+    attribute,
+    keys,
+    network,
+    pulls,
+    ref,
+    resource,
+    role,
+    statements,
+    subnet,
+    walls,
+)
 from .template_storage import logs
-from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
 TASKS_OWN = 1  # interface of a task of a multi-node job, on card 0

@@ -20,8 +20,8 @@ from ..config import Config
 from ..hardware import node_types
 from ..process.install_paths import ROOT
 from .template_inputs import Inputs, pairs
+from .template_parts import Resource, Resources, after, attribute, ref, resource, subnet
 from .template_storage import makes_file_system
-from .vpc import Resource, Resources, after, attribute, ref, resource, subnet
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from ..config import Config
-from . import vpc
+from . import template_parts
 from .api_errors import passing
 from .calls import Calls
 from .instances import addresses, interfaces
@@ -88,7 +88,9 @@ def _open(
     from there.
     """
     what, routes = "", _routes(calls, row)
-    leads = [route for route in routes if route.get("DestinationCidrBlock") == vpc.ANYWHERE]
+    leads = [
+        route for route in routes if route.get("DestinationCidrBlock") == template_parts.ANYWHERE
+    ]
     if routes and not any(route.get("State") != "blackhole" for route in leads):
         what = "has no route to the Internet: set-up loads drivers and packages from there"
     elif (
@@ -158,7 +160,9 @@ def _of_file_system(system: str, calls: Calls, subnet: str) -> Iterator[Obstacle
         "ec2", "DescribeNetworkInterfaces", "NetworkInterfaces", NetworkInterfaceIds=card
     )
     groups = {one["GroupId"] for card in cards for one in card.get("Groups", ())}
-    cidr = next(iter(_described(calls, [subnet])), {"CidrBlock": vpc.ANYWHERE})["CidrBlock"]
+    cidr = next(iter(_described(calls, [subnet])), {"CidrBlock": template_parts.ANYWHERE})[
+        "CidrBlock"
+    ]
     rules = [rule for group in _groups(calls, groups) for rule in group.get("IpPermissions", ())]
     if not any(_lets_in(rule, cidr) for rule in rules):
         what = (

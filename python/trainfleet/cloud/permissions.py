@@ -21,8 +21,8 @@ from ..storage import s3
 from ..trust.errors import CloudError
 from . import repository
 from .calls import Calls
-from .roles import allow, written
 from .template_inputs import Inputs, bucket_of, cluster_name, stack_name
+from .template_parts import allow, written
 from .template_storage import log_group, makes_file_system
 
 FILE = Path(__file__).with_name("permissions.yaml")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..config import Config
-from . import baking, checks, cloudformation, data_access, spending
+from . import baking, checks, cloudformation, spending, template_storage
 from .calls import Calls
 from .capacity import NOTHING, Paid
 from .prices import GB, TABLE, WHERE_PRICES_ARE, Prices, by_table
@@ -42,7 +42,7 @@ def describe(
     )
     yield from ("", *account(config, calls, inputs, foreseen.unasked))
     yield from ("", "access", f"  {access(config)}")
-    yield from ("", "data", *data_access.describe(config, speed))
+    yield from ("", "data", *template_storage.describe(config, speed))
     if makes_file_system(config) and config.fleet.fsx.s3_export:
         yield (
             "  FSx writes runs and datasets back to "

@@ -20,10 +20,9 @@ from typing import Any
 from ..config import Config
 from ..trust.errors import ConfigError
 from .instances import machines
-from .roles import roles
 from .template_inputs import Inputs, bucket_of, pairs, tags_of
+from .template_parts import Resources, attribute, network, ref, roles, walls
 from .template_storage import bucket, file_system, logs, makes_file_system
-from .vpc import Resources, attribute, network, ref, walls
 
 MOST_BYTES = 51_200  # of a template that is sent with the request (CloudFormation quotas)
 UNTAGGED = {  # kinds that take no tags, or have theirs from elsewhere

@@ -14,7 +14,7 @@ from ..run.run_folder import Record
 from ..trust.errors import BackendError, InputError
 from ..trust.validation import Moment, fit
 from .host_results import Finding, Host
-from .known_hosts import STATE
+from .ssh_config import STATE
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..config.types import SshConfig
 from .host_results import Host, HostFailure
-from .known_hosts import KnownHosts, RevokedKey, UnknownKey
+from .ssh_config import KnownHosts, RevokedKey, UnknownKey
 
 MOST_SAID = 24 << 20  # bytes of one answer: a longer one never ends
 

@@ -34,7 +34,7 @@ from ..config.host_list import parse_host
 from ..config.types import SshConfig
 from . import ssh_config
 from .host_results import Answers, Host, HostFailure, Result
-from .known_hosts import KnownHosts
+from .ssh_config import KnownHosts
 from .ssh_errors import MOST_SAID, JumpFailed, LinkLost, TooMuch, explain, is_late
 from .stream import OUTPUT_BEGINS, Sink, said, stream
 from .tar import pack

@@ -15,8 +15,7 @@ from typing import Self
 
 from ..backends import backend_of
 from ..backends.base import Backend, Can
-from ..backends.head import Head
-from ..backends.host_fleet import Hosts
+from ..backends.head import Head, Hosts
 from ..backends.node_script import values_of
 from ..checkpoints import changes
 from ..config import Config, dump_resolved, load_resolved

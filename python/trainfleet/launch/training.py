@@ -1,4 +1,4 @@
-"""Trains by a plan, up to the report, from the machine that launches it."""
+"""Tokenizes and trains by a plan, up to the report, from the machine that launches it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from ..backends.base import Can, Handle
 from ..backends.run_storage import Place
 from ..checkpoints.store import store_at
 from ..config import Config, dump_resolved, export_formats, load_resolved
+from ..data import description
+from ..data.dataset import find
 from ..health.lease import LEFT, Holder
 from ..plan.job import Request
 from ..plan.plan import Plan
@@ -275,3 +277,45 @@ def report(run: Run, config: Config, status: str) -> None:
             "report",
             file=sys.stderr,
         )
+
+
+def tokenize(plan: Plan, started: float) -> int:
+    """Turns the sources into data/<name> by this plan; the command's exit code."""
+    with launching(plan.config, "tokenize"):
+        run = run_folder.run_of(plan.config.name)
+        if backend_of(plan.config).hands_over:
+            from .remote_launch import hand_over  # loads SSH
+
+            return hand_over("tokenize", plan, started, summarize=False)
+        place = backend_of(plan.config).place(run)
+        place.refresh()
+        with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
+            if not _is_whole(execution.Launch(plan, place, lease, interrupts, started)):
+                print("stopped; the units that were done stay: make tokenize resumes from there")
+                lease.code = execution.STOPPED
+                return lease.code
+            lease.code = 0
+        describe_dataset(plan)
+        return 0
+
+
+def _is_whole(launch: execution.Launch) -> bool:
+    """Tells whether every request of the plan has ended well; False after a stop."""
+    found = launch.following()
+    if found is None:
+        return False
+    launch, running = found
+    if not running:
+        run_folder.write_atomic(launch.run.config, dump_resolved(launch.config))
+    return all(launch.do(request, running) for request in launch.plan.requests)
+
+
+def describe_dataset(plan: Plan) -> None:
+    """Draws and prints what the dataset holds."""
+    dataset = find(plan.config.data)
+    assert dataset is not None
+    folder = run_folder.DATA / plan.config.data.name
+    plots.draw_lengths(plan.config.data.name, dataset, folder / "lengths.png")
+    for name, value in [*description.table(dataset), ("lengths", str(folder / "lengths.png"))]:
+        print(f"{name:>16}  {value}")
+    print("next: make train")

@@ -15,8 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from .catalogue import Sign, first_sign, signs
-from .causes import Weight
+from .causes import Sign, Weight, first_sign, signs
 from .lines import LogLine
 from .tracebacks import Tracebacks
 

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .catalogue import firm_causes, first_sign
-from .causes import Weight
+from .causes import Weight, firm_causes, first_sign
 from .evidence import Evidence, ProcessLines, Writer, firmer, implied, signed, stated
 from .tracebacks import BUGS, PROGRAM, PrintedException
 

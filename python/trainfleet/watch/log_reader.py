@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from .catalogue import first_sign
-from .causes import Weight
+from .causes import Weight, first_sign
 from .evidence import OUTSIDE, Book, Evidence, ProcessLines, Record, Writer, meant, signed
 from .exception_classifier import errors
 from .lines import DAY, TRACEBACK, LogLine, is_calm, is_closing, is_progress, learned, strip

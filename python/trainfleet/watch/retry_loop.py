@@ -23,8 +23,7 @@ from ..health.heartbeat_format import read_beats
 from ..plan.job import Job, Request
 from ..run import run_folder
 from ..trust.errors import BackendError, RunError
-from .catalogue import first_sign
-from .causes import CAUSES, Then, Weight
+from .causes import CAUSES, Then, Weight, first_sign
 from .monitor import AttemptOutcome, CutOff, MonitoredAttempt, Watch
 from .verdict import Start, Verdict, judge, start_now
 

@@ -7,7 +7,7 @@ from trainfleet.config.families import FAMILIES
 from trainfleet.config.optimizers import OPTIMIZERS, Optimizer
 from trainfleet.data.format_table import FORMATS, Format
 from trainfleet.hardware import node_types
-from trainfleet.watch import catalogue
+from trainfleet.watch import causes
 from trainfleet.watch.causes import CAUSES, Cause
 
 node_types.INSTANCE_TYPES["x9.48xlarge"] = replace(
@@ -20,4 +20,4 @@ OPTIMIZERS["lion"] = Optimizer("lion", "dummy_parts:lion", moments=5, others=5)
 FAMILIES["giraffe"] = replace(FAMILIES["llama"], name="giraffe", module="dummy_parts:Giraffe")
 FORMATS["rot13"] = Format("rot13", (".rot",), "dummy_reader:read_rot13")
 CAUSES["moths"] = Cause("moths", "moths have been here", "make camphor")
-catalogue.FOLDERS.append(Path(__file__).parent)
+causes.FOLDERS.append(Path(__file__).parent)
