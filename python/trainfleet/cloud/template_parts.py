@@ -1,6 +1,6 @@
 """The network of a fleet: a VPC with a public and a private subnet in one zone, or the user's own,
-and who may reach whom; and the roles of nodes, which may speak to SSM, use the buckets that the config
-names, pull images and write their log, and nothing else.
+and who may reach whom; and the roles of nodes, which may speak to SSM, use the buckets that the
+config names, pull images and write their log, and nothing else.
 """
 
 from __future__ import annotations

@@ -235,10 +235,10 @@ def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
     while nodes > 1:
         fit = [host for host in sound if host.name not in without]
         report = examine(head.transport, config, fabric=config.fleet.is_told, hosts=fit[:nodes])
-        head.quarantine.add_blamed(report.findings)
         if report.passed:
             print(f"preflight passed: {'; '.join(report.describe(None))}", flush=True)
             break
+        head.quarantine.add_blamed(report.findings)
         unfit = {finding.host.name: str(finding) for finding in report.findings if finding.host}
         if not unfit or len(fit) - len(unfit) < nodes:
             raise _unfit(report, fit)

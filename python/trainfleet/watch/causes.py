@@ -1,6 +1,6 @@
 """Defines why jobs die: the causes that a verdict can name, what each decides, and the one command
-that helps (causes.yaml); and the words by which logs show a cause (catalogue/*.yaml; each file names
-its sources).
+that helps (causes.yaml); and the words by which logs show a cause (catalogue/*.yaml, with their
+sources).
 
 `firm: false` marks words with a wider meaning: they count only if no more exact words are found.
 Words are under `closed` if they mean only that cause, in any log. Those under `says` sometimes mean
