@@ -12,12 +12,12 @@ from __future__ import annotations
 import functools
 import os
 import secrets
-import shlex
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Self
 
 from ..config import Config, export_formats
@@ -80,9 +80,9 @@ def _sweep(made: str) -> str:
     """Returns the command that removes an exported model after its download, and others that a lost
     link left a day ago.
     """
-    parent = shlex.quote(made.rpartition("/")[0])
+    parent = quote(made.rpartition("/")[0])
     old = f"find {parent} -mindepth 1 -maxdepth 1 -name '{HANDED}*' -mmin +1440 -exec rm -rf {{}} +"
-    return f"rm -rf -- {shlex.quote(made)}; {old}"
+    return f"rm -rf -- {quote(made)}; {old}"
 
 
 class Hosts:
@@ -129,7 +129,7 @@ class Hosts:
 
     def read(self, name: str) -> str:
         """Returns the text of a file of the run's folder on the fleet; "" if it does not exist."""
-        path = shlex.quote(f"{self.folder}/runs/{self.run.name}/{name}")
+        path = quote(f"{self.folder}/runs/{self.run.name}/{name}")
         return self._at_the_door(f"[ ! -f {path} ] || head -c {LARGEST} {path}")
 
     def supplement(self, folder: Path) -> None: ...
@@ -171,7 +171,7 @@ class Hosts:
         """Returns the output of a script about a launch; "" if it is unknown, and another host is
         asked next time.
         """
-        folder = shlex.quote(f"{self.folder}/runs/{self.run.name}")
+        folder = quote(f"{self.folder}/runs/{self.run.name}")
         command = script.format(folder=folder, obey=obey)
         answer = settled(self.transport.ask(self._first(), command, stdin=stdin, timeout=NOTICE))
         if isinstance(answer, HostFailure):
@@ -363,7 +363,7 @@ class Head:
         unsound |= {
             host: str(answer) for host, answer in answers.items() if isinstance(answer, HostFailure)
         }
-        file = f"{shlex.quote(self.folder)}/.token.$$"
+        file = f"{quote(self.folder)}/.token.$$"
         # a stale client cache may still show the folder, but can't write a file
         look = f": > {file} && rm -f {file}"
         unsound |= {

@@ -73,6 +73,7 @@ AGAIN = ("Interrupted", "Restarting")
 EXIT = re.compile(r"exit code:? ([0-9]{1,9})\b", re.IGNORECASE)
 NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
 STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
+STOP = "StopTrainingJob"
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
@@ -211,7 +212,7 @@ class SageMaker(Hosted):
 
     def end(self, handle: Handle) -> str:
         with passing("ValidationException"):  # it has ended in the meantime
-            self.calls("sagemaker", "StopTrainingJob", TrainingJobName=handle.id)
+            self.calls("sagemaker", STOP, TrainingJobName=handle.id)
         return f"aws sagemaker describe-training-job --training-job-name {handle.id}"
 
     def find(self, run: Run) -> Handle:
@@ -268,25 +269,21 @@ def size_of(config: Config) -> int | None:
 
 def status_of(record: dict[str, Any], nodes: int) -> Status:
     """Returns the status of a job, from DescribeTrainingJob."""
-    second, ended = record.get("SecondaryStatus", ""), record["TrainingJobStatus"] in ENDED
+    state, second = record["TrainingJobStatus"], record.get("SecondaryStatus", "")
     transitions = record.get("SecondaryStatusTransitions", ())
     attempt = 1 + sum(entry["Status"] in AGAIN for entry in transitions)
     hosts = tuple(f"algo-{node + 1}" for node in range(nodes)) if transitions else ()
-    if not ended:
-        phase = (
-            Phase.STOPPING
-            if record["TrainingJobStatus"] == "Stopping"
-            else PHASES.get(second, Phase.STARTING)
-        )
-        said = next((entry.get("StatusMessage", "") for entry in reversed(transitions)), "")
+    if state not in ENDED:
+        phase = Phase.STOPPING if state == "Stopping" else PHASES.get(second, Phase.STARTING)
+        said = transitions[-1].get("StatusMessage", "") if transitions else ""
         return Status(phase, f"{second}: {WORDS.get(second, said) or said}", attempt, hosts=hosts)
     reason = record.get("FailureReason", "")
-    if record["TrainingJobStatus"] == "Failed":
+    if state == "Failed":
         return Status(Phase.ENDED, reason, attempt, exits_of(reason), hosts=hosts)
     if second in OF_THE_ENGINE:
         return Status(Phase.ENDED, f"{second}: {WORDS[second]}", attempt, {0: 143}, hosts=hosts)
-    by = "StopTrainingJob" if record["TrainingJobStatus"] == "Stopped" else ""
-    said = f"{ON_REQUEST}: {by}" if by else ""
+    by = STOP if state == "Stopped" else ""
+    said = by and f"{ON_REQUEST}: {by}"
     return Status(
         Phase.ENDED, said, attempt, dict.fromkeys(range(nodes), 0), hosts=hosts, ended_by=by
     )

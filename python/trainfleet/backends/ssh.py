@@ -152,30 +152,32 @@ class Ssh(Backend):
         return Request(job, scripts, tuple(host.name for host in chosen))
 
     def _script(self, job: Job, node: int, hosts: Sequence[Host]) -> Artifact:
-        host, facts, head = hosts[node], self._head.facts[hosts[node]], self._head.facts[hosts[0]]
+        head, host = self._head, hosts[node]
+        facts, first = head.facts[host], head.facts[hosts[0]]
         port = job.port or PORT + (self._first_port + job.attempt - 1) % PORTS
         placement = Placement(
-            node, job.nodes, head.address(hosts[0]), port, address=facts.address(host)
+            node, job.nodes, first.address(hosts[0]), port, address=facts.address(host)
         )
         if job.torchrun:
-            threads = str(max(1, facts.cores // job.ranks_per_node))
-            own = fabric_of(wanted_of(self.config), facts, host, job.nodes)
-            own |= {"OMP_NUM_THREADS": threads, lease.VARIABLE: str(lease.ORPHANED_AFTER)}
+            own = fabric_of(wanted_of(self.config), facts, host, job.nodes) | {
+                "OMP_NUM_THREADS": str(max(1, facts.cores // job.ranks_per_node)),
+                lease.VARIABLE: str(lease.ORPHANED_AFTER),
+            }
         else:
             own = {"WORKERS": str(facts.cores)}
         own |= {ALONE: "1"} if self.fleet.exclusive else {}
-        own |= self.extras(job)
         environment = (
             own
-            | python_path(f"{self._head.code}/python")
+            | self.extras(job)
+            | python_path(f"{head.code}/python")
             | placement.environment()
             | dict(job.environment)
         )
         return node_script(
             job,
             placement,
-            self._head.folder,
-            self._head.interpreter,
+            head.folder,
+            head.interpreter,
             environment,
             host.name,
             self.fleet.platform,

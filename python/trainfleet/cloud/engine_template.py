@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,49 +117,49 @@ def _tokenizing(config: Config, inputs: Inputs) -> Resources:
 
 
 def _queue(
-    config: Config, inputs: Inputs, names: tuple[str, str], group: Any, prefix: str = ""
+    config: Config, inputs: Inputs, names: Sequence[str], group: Any, prefix: str = ""
 ) -> Resources:
     """A launch template, the environment of these names that makes machines by it, and its
     queue.
     """
     row, tags = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
-    # of tasks' interfaces: else the VPC's default group
-    environment = resource(
-        "AWS::Batch::ComputeEnvironment",
-        ComputeEnvironmentName=names[0],
-        Type="MANAGED",
-        State="ENABLED",
-        ReplaceComputeEnvironment=False,
-        Tags=tags,
-        ComputeResources={
-            "Type": "EC2",
-            "AllocationStrategy": "BEST_FIT_PROGRESSIVE",
-            "MinvCpus": 0,
-            "MaxvCpus": row.vcpus * config.fleet.nodes,
-            "InstanceTypes": [row.name],
-            "Subnets": [subnet(inputs)],
-            **({"PlacementGroup": group} if group else {}),
-            "SecurityGroupIds": [attribute("Wall", "GroupId")],
-            "InstanceRole": attribute("NodeProfile", "Arn"),
-            "Ec2Configuration": [_image(inputs, row)],
-            "Tags": tags,
-            "LaunchTemplate": newest(f"{prefix}Template"),
-        },
-    )
-    queue = resource(
-        "AWS::Batch::JobQueue",
-        JobQueueName=names[1],
-        Priority=1,
-        State="ENABLED",
-        Tags=tags,
-        ComputeEnvironmentOrder=[{"Order": 1, "ComputeEnvironment": ref(f"{prefix}Environment")}],
-    )
     return {
         f"{prefix}Template": resource(
             "AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, inputs, tags)
         ),
-        f"{prefix}Environment": environment,
-        f"{prefix}Queue": queue,
+        # of tasks' interfaces: else the VPC's default group
+        f"{prefix}Environment": resource(
+            "AWS::Batch::ComputeEnvironment",
+            ComputeEnvironmentName=names[0],
+            Type="MANAGED",
+            State="ENABLED",
+            ReplaceComputeEnvironment=False,
+            Tags=tags,
+            ComputeResources={
+                "Type": "EC2",
+                "AllocationStrategy": "BEST_FIT_PROGRESSIVE",
+                "MinvCpus": 0,
+                "MaxvCpus": row.vcpus * config.fleet.nodes,
+                "InstanceTypes": [row.name],
+                "Subnets": [subnet(inputs)],
+                **({"PlacementGroup": group} if group else {}),
+                "SecurityGroupIds": [attribute("Wall", "GroupId")],
+                "InstanceRole": attribute("NodeProfile", "Arn"),
+                "Ec2Configuration": [_image(inputs, row)],
+                "Tags": tags,
+                "LaunchTemplate": newest(f"{prefix}Template"),
+            },
+        ),
+        f"{prefix}Queue": resource(
+            "AWS::Batch::JobQueue",
+            JobQueueName=names[1],
+            Priority=1,
+            State="ENABLED",
+            Tags=tags,
+            ComputeEnvironmentOrder=[
+                {"Order": 1, "ComputeEnvironment": ref(f"{prefix}Environment")}
+            ],
+        ),
     }
 
 

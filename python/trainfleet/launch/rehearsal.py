@@ -12,7 +12,6 @@ rehearsal_hosts.py, rehearsal_steps.py.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from typing import Any, ClassVar
 
 import yaml
@@ -119,9 +119,7 @@ def python_of(place: str, interpreter: str) -> bytes:
     """The Python of nodes that this machine does not start: the one there, which looks into SITE
     first (Stage.alter).
     """
-    return PYTHON.format(
-        site=shlex.quote(f"{place}/{SITE}"), python=shlex.quote(interpreter)
-    ).encode()
+    return PYTHON.format(site=quote(f"{place}/{SITE}"), python=quote(interpreter)).encode()
 
 
 def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -178,7 +176,7 @@ class RehearsalStage:
 
     def checkpoints(self, name: str) -> str:
         """The folder of a run's checkpoints, as a word of a shell on a node."""
-        return shlex.quote(f"{self.place}/runs/{self.called(name)}/checkpoints")
+        return quote(f"{self.place}/runs/{self.called(name)}/checkpoints")
 
     def begin(self, name: str, words: str = "") -> subprocess.Popen[str]:
         """`make train` of the run called `name`; `words` are further keys."""
@@ -298,16 +296,16 @@ class RehearsalStage:
         """Has the nodes' Pythons run a program when they start, until `restore`; RunError where it
         could not be written.
         """
-        site = shlex.quote(f"{self.place}/{SITE}")
+        site = quote(f"{self.place}/{SITE}")
         words = (
-            f"mkdir -p {site} && printf %s {shlex.quote(program)} > {site}/sitecustomize.py "
+            f"mkdir -p {site} && printf %s {quote(program)} > {site}/sitecustomize.py "
             f"&& echo {STRUCK}"
         )
         self.require(name, self.on_head(words))
 
     def restore(self) -> None:
         """Has the nodes' Pythons be as they were."""
-        self.on_head(f"rm -rf {shlex.quote(f'{self.place}/{SITE}')}")
+        self.on_head(f"rm -rf {quote(f'{self.place}/{SITE}')}")
 
     def let_write(self, name: str) -> None:
         """Has the checkpoints' folder be as it was."""

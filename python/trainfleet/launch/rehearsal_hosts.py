@@ -14,11 +14,11 @@ Session Manager reaches.
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any
 
 from ..backends import backend_of
@@ -110,7 +110,7 @@ class HostStage(RehearsalStage):
         return host_commands.mark_of(self.shared, self.called(name))
 
     def at_rank(self, name: str, command: str) -> str:
-        rank = RANK.format(mark=shlex.quote(f"{host_commands.MARK}={self.mark(name)}"))
+        rank = RANK.format(mark=quote(f"{host_commands.MARK}={self.mark(name)}"))
         words = f"{rank}\nc={self.checkpoints(name)}\n( {command}\n) || true"
         said = [
             answer.stdout.strip()
@@ -141,10 +141,10 @@ class HostStage(RehearsalStage):
     @property
     def unmount(self) -> str:
         """Returns shell words that unmount the mounts in the folder."""
-        return UNMOUNT.format(folder=shlex.quote(self.shared))
+        return UNMOUNT.format(folder=quote(self.shared))
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
-        peer = shlex.quote(self.transport.hosts[0].address)
+        peer = quote(self.transport.hosts[0].address)
         said = self.at_rank(
             name, SHAPING.format(peer=peer, rate=rate, seconds=seconds, link=self.link)
         )
@@ -155,11 +155,11 @@ class HostStage(RehearsalStage):
 
     @property
     def link(self) -> str:
-        return shlex.quote(f"{LINK}={self.shared}")
+        return quote(f"{LINK}={self.shared}")
 
     @property
     def guard(self) -> str:
-        return shlex.quote(f"{WATCH}={self.shared}")
+        return quote(f"{WATCH}={self.shared}")
 
     def lose_head(self, name: str) -> str:
         self.on_head(host_commands.fence(self.mark(name), launchers=True))
@@ -191,7 +191,7 @@ class HostStage(RehearsalStage):
 
     def put_back(self) -> None:
         """BackendError where a host could not be put back; by host."""
-        folder = shlex.quote(self.shared)
+        folder = quote(self.shared)
         self.transport.run(self.end_all(), timeout=TIMEOUT)
         # Once more: a launcher may have had another host start its part just before its own end.
         failed = self.transport.run(self.end_all(), timeout=TIMEOUT).failed
@@ -281,7 +281,7 @@ def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
 
 
 def _refuse_another(made: HostStage) -> None:
-    sign = f"find {shlex.quote(made.shared)}/sign -newermt '-{SILENT} seconds' 2> /dev/null || true"
+    sign = f"find {quote(made.shared)}/sign -newermt '-{SILENT} seconds' 2> /dev/null || true"
     answers = made.transport.run(sign, timeout=TIMEOUT).require("these hosts can't be reached")
     if any(answer.stdout.strip() for answer in answers.ok.values()):
         then = f"wait for it; it counts as dead after {SILENT} s"
@@ -290,7 +290,7 @@ def _refuse_another(made: HostStage) -> None:
 
 def _furnish(made: HostStage, config: Config) -> None:
     """The folder there with its documents, a guard on every host, and the config here."""
-    folder = shlex.quote(made.shared)
+    folder = quote(made.shared)
     made.on_all(made.end_all())
     guard = GUARD.format(
         folder=folder, silent=SILENT, end=made.end_all(), remove=REMOVE.format(folder=folder)
@@ -300,7 +300,7 @@ def _furnish(made: HostStage, config: Config) -> None:
     made.on_head(f"rm -rf {folder}")
     made.transport.put(files, made.shared, hosts=made.transport.hosts[:1]).require(UNDONE)
     # public halves, which open every node to the head
-    keys = f"{shlex.quote(config.fleet.shared_folder or '')}/ssh"
+    keys = f"{quote(config.fleet.shared_folder or '')}/ssh"
     made.on_head(f"[ ! -d {keys} ] || cp -r {keys} {folder}/")
     made.on_all(
         f"touch {folder}/sign; setsid env {made.guard} sh {folder}/guard.sh > /dev/null 2>&1 < "
@@ -345,7 +345,7 @@ def _live(made: HostStage, over: threading.Event) -> None:
     """Shows that this process lives, until `over`."""
     while not over.wait(SIGN):
         made.transport.run(
-            f"touch -c {shlex.quote(made.shared)}/sign",
+            f"touch -c {quote(made.shared)}/sign",
             timeout=SIGN,
             hosts=made.transport.hosts[:1],
         )

@@ -185,7 +185,7 @@ def judge_nccl(lines: Iterable[str], kind: NodeType | None) -> list[str]:
     """
     if kind is None or kind.kind != "cuda" or kind.fabric not in ("efa", *RDMA):
         return []
-    text = [line for line in lines if "NCCL INFO" in line or "NCCL WARN" in line]
+    text = [line for line in lines if re.search("NCCL (INFO|WARN)", line)]
     if not text:
         return ["NCCL printed nothing: check that NCCL_DEBUG=INFO is set"]
     wrong = list(

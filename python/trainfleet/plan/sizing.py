@@ -208,16 +208,8 @@ def _size(
     days = tokens / (rate * useful) / DAY
     peak = device.peak(format_of(choice.config)) * choice.config.world_size
     mfu = rate * flops_per_token(config.model, train.sequence_length) / peak
-    return Size(
-        nodes,
-        choice,
-        rate,
-        mfu,
-        useful,
-        tokens,
-        days,
-        None if dollars is None else around + days * dollars,
-    )
+    usd = None if dollars is None else around + days * dollars
+    return Size(nodes, choice, rate, mfu, useful, tokens, days, usd)
 
 
 def _tokens(config: Config, wish: Wish, rate: float, dollars: float | None) -> float:

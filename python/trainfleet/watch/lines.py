@@ -55,6 +55,7 @@ _PREFIX = re.compile(
     |[A-Za-z][\w.-]*:[ ](?=Traceback[ ]\(|[ ]{2}File[ ]"))""",  # noqa: E501
     re.VERBOSE,
 )
+_RANKS = ("rank", "mpi", "slurm", "tag", "word", "colon", "sky")  # its groups with a rank
 _TOKEN = re.compile(
     r"(?P<rank>(?i:rank)[ =:]{0,2})\d+"
     r"|(?P<level>\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b)|(?P<number>[\w.]*\d[\w.]*)"
@@ -76,14 +77,7 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
     if "<" in text and (match := _GLUED.match(text)):
         text = text[match.end() :]
     while match := _PREFIX.match(text):
-        number = next(
-            (
-                match[name]
-                for name in ("rank", "mpi", "slurm", "tag", "word", "colon", "sky")
-                if match[name]
-            ),
-            None,
-        )
+        number = next(filter(None, match.group(*_RANKS)), None)
         rank = untrusted_input.whole(number, MOST) if number else rank
         if not match.end():
             break

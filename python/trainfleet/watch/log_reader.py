@@ -146,15 +146,11 @@ class TorchrunReport:
             self.rank = int(match[1])
             if self.entry == 0 and line.node is not None:
                 book.failed[line.node] = self.rank
-        elif match := re.match(r"\s*exitcode\s+: (-?\d+)\s+\(pid: (\d+)\)", text):
+        elif match := re.match(r"\s*exitcode\s+: (-?)(\d+)\s+\(pid: (\d+)\)", text):
             if self.rank is not None and line.node is not None:
-                book.pids.setdefault((line.node, int(match[2])), self.rank)
-            if (
-                self.entry == 0
-                and (fate := _EXITS.get(match[1].removeprefix("-")))
-                and match[1].startswith("-")
-            ):
-                words = f"rank {self.rank} was killed by signal {match[1][1:]}"
+                book.pids.setdefault((line.node, int(match[3])), self.rank)
+            if self.entry == 0 and match[1] and (fate := _EXITS.get(match[2])):
+                words = f"rank {self.rank} was killed by signal {match[2]}"
                 writer: Writer = (line.node, None, line.who)
                 # these lines do not show who killed it
                 return [

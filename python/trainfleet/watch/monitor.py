@@ -183,23 +183,21 @@ class MonitoredAttempt:
         count.
         """
         status = self._with_cut_off(status)
-        if alarm or status.failed:
+        failed = alarm is not None or status.failed
+        if failed:
             status = self._with_absent(status)
         alive = (
             status.silent & self.sentry.alive(ALIVE)
             if self.sentry and status.silent
             else frozenset[int]()
         )
-        concluded = (
-            (alarm is not None or status.failed) and self.request.job.beats and self._is_concluded()
-        )
+        concluded = failed and self.request.job.beats and self._is_concluded()
         if concluded:
             self.say(
                 "the ranks are done; stopping the processes left on their nodes "
                 f"now{f' ({alarm.words})' if alarm else ''}"
             )
-        failed = (alarm is not None or status.failed) and not concluded
-        cut_off = self.backend.cut_off(handle) if failed else ""
+        cut_off = self.backend.cut_off(handle) if failed and not concluded else ""
         return AttemptOutcome(status, alarm, alive, concluded, cut_off, self.asked)
 
     def _await_silent(self, handle: Handle, silent: frozenset[int]) -> None:
@@ -364,13 +362,15 @@ class MonitoredAttempt:
             or self._is_over()
         ):
             self.asked = True
-            gently = (
-                "stopping at the next step, with a checkpoint (press Ctrl-C again to stop at once)"
-            )
-            self.say(gently if self.request.job.beats else "stopping")
-            self.run.ask_to_stop() if self.request.job.beats else self.backend.stop(
-                handle, at_once=False
-            )
+            if self.request.job.beats:
+                self.say(
+                    "stopping at the next step, with a checkpoint (press Ctrl-C again to stop at "
+                    "once)"
+                )
+                self.run.ask_to_stop()
+            else:
+                self.say("stopping")
+                self.backend.stop(handle, at_once=False)
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
 
     def _is_over(self) -> bool:

@@ -37,12 +37,8 @@ SETTLE = 2 * EVERY + 1.0  # seconds after which the other nodes' last lines are 
 
 @telling
 def main(arguments: list[str]) -> int:
-    folder, nodes, code, began = (
-        Path(arguments[0]),
-        int(arguments[1]),
-        int(arguments[2]),
-        float(arguments[3]),
-    )
+    folder, began = Path(arguments[0]), float(arguments[3])
+    nodes, code = map(int, arguments[1:3])
     time.sleep(SETTLE)
     with tempfile.TemporaryDirectory(prefix="trainfleet-verdict-") as own:
         held = temporary_folders.hold(Path(own))

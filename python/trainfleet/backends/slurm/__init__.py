@@ -296,26 +296,27 @@ class Slurm(Backend):
         job = request.job
         if number := self._number(job.folder, request.token):
             return self._handle(job.folder, number, request.token, job.nodes)
-        secrets = values_of(job.secrets)
+        claim = job_starts.claim(job.folder, request.token)
         if job.secrets:
             cluster_checks.require_private(self.engine)
-        for file in (job_starts.claim(job.folder, request.token), run_folder.job_log(job.folder)):
+        for file in (claim, run_folder.job_log(job.folder)):
             run_folder.make_folder(file.parent)
-        environment = {**request.environment, **secrets, sbatch.TOKEN: request.token}
-        comment = (
-            f"{COMMENT} {request.token} {job.nodes} {job.folder} "
-            f"{Path(self.folder, run_folder.RUNS, self.config.name)}"
-        )
+        environment = {
+            **request.environment,
+            **values_of(job.secrets),
+            sbatch.TOKEN: request.token,
+        }
         words = [
             "--parsable",
             f"--export={','.join(sorted({*self.inherits, *environment}))}",
-            f"--comment={comment}",
+            f"--comment={COMMENT} {request.token} {job.nodes} {job.folder} "
+            f"{Path(self.folder, run_folder.RUNS, self.config.name)}",
         ]
         said = self.engine.sbatch(words, request.artifacts[0].text, environment)
         number = said.out.strip().partition(";")[0]
         if said.code or not untrusted_input.whole(number):
             raise cluster_checks.explained(self.engine, refused("sbatch", said.error or said.out))
-        run_folder.write_atomic(job_starts.claim(job.folder, request.token), number + "\n")
+        run_folder.write_atomic(claim, number + "\n")
         self.engine.wake()
         return self._handle(job.folder, number, request.token, job.nodes)
 

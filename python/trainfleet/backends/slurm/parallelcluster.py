@@ -411,13 +411,11 @@ class Cluster(Machines):
         )
         if done.returncode and not may_fail:
             errors = [
-                entry
+                entry.get("message", "")
                 for entry in said.get("configurationValidationErrors") or ()
                 if entry.get("level") == "ERROR"
             ]
-            why = "; ".join(entry.get("message", "") for entry in errors) or str(
-                said.get("message")
-            )
+            why = "; ".join(errors) or str(said.get("message"))
             then = "make plan OUT=folder shows cluster.yaml"
             raise BackendError(
                 f"pcluster {verb} refuses", where=self.name, why=why[:2000], next=then

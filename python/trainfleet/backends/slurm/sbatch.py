@@ -12,9 +12,9 @@ ENVIRONMENT VARIABLES).
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from shlex import quote
 
 from ...config import Config
 from ...hosts import preflight
@@ -88,14 +88,12 @@ def script(
 ) -> Artifact:
     """Returns job.sbatch; its head has the `notes`."""
     words = ["-m", *entrypoint_words(job, PLACEMENT)]
-    settings = [
-        f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())
-    ]
+    settings = [f"export {name}={quote(value)}" for name, value in sorted(environment.items())]
     lines = [
         "#!/bin/sh",
         *(f"#SBATCH {option}" for option in options(config, job, ground)),
         *(f"# {line}" for line in (*_heading(job, ground), *notes)),
-        f"cd {shlex.quote(ground.folder)} || exit",
+        f"cd {quote(ground.folder)} || exit",
         *settings,
         *_threads(job),
         *_body(config, job, ground, words),
@@ -164,14 +162,14 @@ def _threads(job: Job) -> Iterator[str]:
 
 def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Iterator[str]:
     watched = job.nodes * job.ranks_per_node if job.beats else 0
-    node = ["sh", "-c", shlex.quote(NODE.format(exit=EXIT, watch=WATCH, ranks=watched)), '"$mine"']
+    node = ["sh", "-c", quote(NODE.format(exit=EXIT, watch=WATCH, ranks=watched)), '"$mine"']
     step = fold(
-        [*_srun(config, job, ground, job.nodes), *node, *map(shlex.quote, [ground.python, *words])],
+        [*_srun(config, job, ground, job.nodes), *node, *map(quote, [ground.python, *words])],
         WIDTH,
     )
     notice = ASK.format(engine=run_folder.ENGINE) if job.beats else TERMINATE
     folder, line = (
-        shlex.quote(str(job.folder)),
+        quote(str(job.folder)),
         "\n".join([*_with_preflight(config, job, ground, step)]),
     )
     start = contents.START.at(folder, job="$SLURM_JOB_ID", start="${SLURM_RESTART_COUNT:-0}")
@@ -181,9 +179,7 @@ def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Ite
     ).rstrip()
     if config.fleet.slurm.requeue:
         judge = [ground.python, "-m", "trainfleet.launch.aftermath", str(job.folder)]
-        judged = " ".join(
-            [*_srun(config, job, ground, 1), *map(shlex.quote, judge), '"$mine" "$near"']
-        )
+        judged = " ".join([*_srun(config, job, ground, 1), *map(quote, judge), '"$mine" "$near"'])
         yield AGAIN.format(judge=judged).rstrip()
     yield 'exit "$code"'
 
@@ -198,39 +194,31 @@ def _with_preflight(
         *lines, last = start
         yield from [*lines, f"{last} &"]
         return
-    all_, one, admission = (
-        _srun(config, job, ground, job.nodes),
-        _srun(config, job, ground, 1),
-        [ground.python, "-m", ADMISSION],
-    )
-    env = ["env", *(f"{name}={shlex.quote(value)}" for name, value in NCCL_LOGS.items())]
-    entry = [
-        "-m",
-        "trainfleet.node.entrypoint",
-        "--on",
-        "slurm",
-        "--folder",
+    everywhere, admission = _srun(config, job, ground, job.nodes), [ground.python, "-m", ADMISSION]
+    speed = [
+        *everywhere,
+        "env",
+        *(f"{name}={quote(value)}" for name, value in NCCL_LOGS.items()),
+        quote(ground.python),
+        *["-m", "trainfleet.node.entrypoint", "--on", "slurm", "--folder"],
         '"$mine/gate"',
         "--ranks",
         str(job.ranks_per_node),
         "--",
+        *preflight.speed_words(wanted_of(config)),
     ]
+    facts = [*everywhere, "sh", "-c", quote(LOOK), '"$mine"', *map(quote, admission)]
     yield "{ # the preflight first: what each node is, and what the links between them carry"
-    yield from fold(
-        [*all_, "sh", "-c", shlex.quote(LOOK), '"$mine"', *map(shlex.quote, admission)], WIDTH
-    )
+    yield from fold(facts, WIDTH)
+    yield from fold(speed, WIDTH)
     yield from fold(
         [
-            *all_,
-            *env,
-            shlex.quote(ground.python),
-            *entry,
-            *preflight.speed_words(wanted_of(config)),
+            *_srun(config, job, ground, 1),
+            *map(quote, [*admission, str(job.folder)]),
+            '"$mine"',
+            "&&",
         ],
         WIDTH,
-    )
-    yield from fold(
-        [*one, *map(shlex.quote, [*admission, str(job.folder)]), '"$mine"', "&&"], WIDTH
     )
     yield from start
     yield "} &"
@@ -262,7 +250,7 @@ def _container(config: Config, job: Job, ground: Ground) -> list[str]:
 
     github.com/NVIDIA/pyxis (--container-*), apptainer.org/docs/user/latest (exec).
     """
-    folder, image = shlex.quote(ground.folder), shlex.quote(job.image)
+    folder, image = quote(ground.folder), quote(job.image)
     if config.fleet.slurm.container_runtime == "pyxis":
         return [
             f"--container-image={image}",
