@@ -116,7 +116,7 @@ def typed(verb: str, *words: str) -> tuple[int, str]:
             return int(importlib.import_module(module).main(list(arguments)))
 
     with contextlib.ExitStack() as stack:
-        for name in ("cli.sample", "cli.eval", "cli.inspect", "cli.verify", "launch.run_location"):
+        for name in ("cli.models", "cli.jobs", "launch.run_location"):
             stack.enter_context(
                 mock.patch.object(
                     importlib.import_module(f"trainfleet.{name}"), "run_module", in_process
