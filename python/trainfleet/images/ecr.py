@@ -255,7 +255,9 @@ class Registry:
                 self._share(theirs, mine)
         if stored := self.find(mine):
             require_content(stored, recipe, target)
-            say(f"{target} exists: {stored.size / 1e6:,.0f} MB{_shared(theirs, mine)}")
+            others = theirs and theirs != mine
+            shared = f", shared with {str(theirs).partition('.')[0]}" if others else ""
+            say(f"{target} exists: {stored.size / 1e6:,.0f} MB{shared}")
             return target
         self._send(recipe, builder, target)
         if not (stored := self.find(mine)):
@@ -280,10 +282,6 @@ class Registry:
             )
         for words in builder.push(recipe.reference, target):
             run_builder(builder, words, f"{target} could not be pushed", PUSHES)
-
-
-def _shared(theirs: str | None, mine: str) -> str:
-    return "" if theirs in (None, mine) else f", shared with {str(theirs).partition('.')[0]}"
 
 
 def _download(address: str) -> str:

@@ -52,11 +52,6 @@ def can_wait(config: Config) -> bool:
     return Can.FOLLOWS in backend.can and not backend.hands_over
 
 
-def is_in_queue(config: Config) -> bool:
-    """Tells whether training is in the queue already, or runs: its compiling has been seen to."""
-    return can_wait(config) and execution.left_running(config, run_of(config.name)) is not None
-
-
 class ChainedTraining:
     """The training of a config, while it waits behind a job. `started`: when the command began,
     unix time.
@@ -163,12 +158,10 @@ def is_due(config: Config) -> bool:
     """Tells whether training this would begin with compiling that a separate job can do before."""
     if was_handed_over():  # on a head: the command that was typed has seen to it
         return False
-    return (
-        compiles_ahead(config)
-        and not config.train.compile_only
-        and not is_warm(config)
-        and not is_in_queue(config)
-    )
+    if not compiles_ahead(config) or config.train.compile_only or is_warm(config):
+        return False
+    # in the queue already, or running: its compiling has been seen to
+    return not (can_wait(config) and execution.left_running(config, run_of(config.name)))
 
 
 def is_warm(config: Config) -> bool:

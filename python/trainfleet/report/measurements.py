@@ -46,7 +46,10 @@ def describe_profile(run: Run) -> Iterator[str]:
     yield ""
     rest = total - sum(found["parts"].values())
     for name, seconds in [*found["parts"].items(), *([("the rest", rest)] if rest > 0 else [])]:
-        yield _bar(name, seconds, total)
+        yield (
+            f"{name:<14} {percent(seconds / total):>7}  {duration(seconds):>8}  "
+            f"{'█' * round(WIDTH * seconds / total)}"
+        ).rstrip()
     talk = found["communication"]
     yield ""
     spent, shown = percent(talk["seconds"] / total), percent(talk["not_hidden"] / total)
@@ -62,13 +65,6 @@ def describe_profile(run: Run) -> Iterator[str]:
     yield ""
     yield f"trace  {run.profile}/trace.json.gz  (drop it on ui.perfetto.dev)"
     yield "next   make train, or make profile SET='...' to see what another setting changes"
-
-
-def _bar(name: str, seconds: float, total: float) -> str:
-    return (
-        f"{name:<14} {percent(seconds / total):>7}  {duration(seconds):>8}  "
-        f"{'█' * round(WIDTH * seconds / total)}"
-    ).rstrip()
 
 
 HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "per rank", "MFU", "efficiency")
