@@ -65,7 +65,7 @@ VERBS = {
     "release": (),
 }
 
-# file → its verbs
+# file → the functions of its verbs
 FILES = {
     "fleet": "setup build push image doctor ls clean",
     "recipes": "recipes config",
@@ -73,7 +73,7 @@ FILES = {
     "jobs": "tokenize compile train profile scaling rehearse inspect",
     "runs": "runs watch compare status logs explain stop report",
     "models": "sample checkpoints verify eval export",
-    "checkout": "new-backend test check release",
+    "checkout": "new_backend test check release",
 }
 
 OPTIONS = "as options of the installed command: trainfleet train --nodes 4 --set train.steps=50"
@@ -121,9 +121,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _carried_out(verb: str, variables: Variables, started: float) -> int:
-    file = next(file for file, verbs in FILES.items() if verb in verbs.split())
+    name = verb.replace("-", "_")
+    file = next(file for file, names in FILES.items() if name in names.split())
     run: Callable[[Variables, float], int] = getattr(
-        importlib.import_module(f".{file}", __name__), verb.replace("-", "_")
+        importlib.import_module(f".{file}", __name__), name
     )
     try:
         with guarded():
