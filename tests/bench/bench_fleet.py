@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainfleet.engine.tree_allreduce import FAN, levels
+from trainfleet.engine.world import FAN, levels
 from trainfleet.health.heartbeat import Instructions, NodeMemory
 from trainfleet.health.heartbeat_format import Beat, Beats, write_beats
 from trainfleet.health.watchdog import Watchdog

@@ -34,15 +34,13 @@ from ..storage import s3_sync_agent
 from ..trust import untrusted_input
 from ..trust.errors import RunError, TrainfleetError
 from ..trust.safe_output import install
-from . import generate, spot_notice
+from . import generate
 from .batches import samples_for
 from .checkpoint import Checkpoints
 from .record import Recorder
-from .step_profiler import StepProfiler
-from .straggler import Slowest
-from .timing import Stopwatch
+from .timing import Slowest, StepProfiler, Stopwatch
 from .trainer import Trainer
-from .vote import Vote
+from .vote import NoticePoller, Vote
 from .world import World, first_to_say, join
 
 TRACEBACK_LINES = 12
@@ -101,7 +99,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
     vote = Vote(run.stop if looks else None, world.tree("votes"))
     heart.alone = lambda seconds: leave_alone(run, vote, world, seconds)
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
-        spot_notice.NoticePoller(lambda notice: on_notice(run, vote, world.node, notice))
+        NoticePoller(lambda notice: on_notice(run, vote, world.node, notice))
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     dataset.check_vocabulary(config.model.vocab_size)
     checkpoints = Checkpoints(run, config, dataset.identity, world)

@@ -17,10 +17,9 @@ from ..trust.errors import RunError
 from . import batches
 from .batches import Batches, Samples
 from .checkpoint import Checkpoints
-from .loss_scale import Scale
 from .parallel import arrange
 from .record import Recorder
-from .step_guard import StepGuard
+from .step_guard import Scale, StepGuard
 from .timing import Stopwatch
 from .vote import Vote
 from .world import World
