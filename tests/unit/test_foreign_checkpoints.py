@@ -31,8 +31,7 @@ from s3server import serve
 from trainfleet import models
 from trainfleet.checkpoints import index, init_from, listing
 from trainfleet.checkpoints.marker import MARKER, Broken, FileSum, parse, render
-from trainfleet.checkpoints.s3_store import BucketStore
-from trainfleet.checkpoints.store import FolderStore
+from trainfleet.checkpoints.store import BucketStore, FolderStore
 from trainfleet.config import load_resolved
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.checkpoint import resuming, verify

@@ -2,7 +2,7 @@
 first.
 
 Rates: S3 gives one request about 85 to 90 MB/s and a prefix 5,500 GET a second (S3's user guide,
-"Best practices design patterns"); a reader has eight of them under way (data/cache.py). FSx:
+"Best practices design patterns"); a reader has eight of them under way (data/shards.py). FSx:
 template_storage.py. Tokens need little of that: one is two bytes, or four. So the time
 to the first batch decides, and how often the data crosses the network again.
 """

@@ -27,7 +27,7 @@ from ..data.dataset import Dataset, Manifest
 from ..health import fence, lease
 from ..health.heartbeat import Heart
 from ..process.processes import SUPERVISOR, die_with_parent
-from ..run import events, run_folder
+from ..run import records, run_folder
 from ..run.loggers import Loggers
 from ..run.run_folder import Run
 from ..storage import s3_sync_agent
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     rank, node, order = (
         int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", fence.VARIABLE)
     )
-    run, number = Run(Path(arguments[0]), events.node(node, order)), 0
+    run, number = Run(Path(arguments[0]), records.node(node, order)), 0
     try:
         number = (
             fence.enter(run.folder, order, int(os.environ.get(fence.AGAIN, "0")))
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
         config = load_resolved(run.config)
         with join(devices.planned(config.fleet.device)) as world:
             heart.meet(number := world.as_first_says(number))
-            run.writer = events.node(node, number)
+            run.writer = records.node(node, number)
             heart.at("load")
             train(run, config, world, heart, {"loaded": loaded, "met": time.time()})
             heart.stop()

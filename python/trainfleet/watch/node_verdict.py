@@ -21,7 +21,7 @@ from ..backends.base import REQUEST, Phase, Status
 from ..node.entrypoint import AGAIN
 from ..plan.job import Job
 from ..plan.request import Request
-from ..process import temporary_folders
+from ..process import file_systems
 from ..run.run_folder import Run, read_json
 from ..storage.folder_sync import FolderSync
 from ..storage.s3_sync_agent import BUCKET, EVERY
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     )
     time.sleep(SETTLE)
     with tempfile.TemporaryDirectory(prefix="trainfleet-verdict-") as own:
-        held = temporary_folders.hold(Path(own))
+        held = file_systems.hold(Path(own))
         os.chdir(own)
         FolderSync(folder, f"{os.environ[BUCKET].rstrip('/')}/{folder}").pull(lambda name: True)
         for log in (folder / "logs").glob("node-*.log"):

@@ -27,8 +27,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
-from ...models.network import Attend, Network, Total
-from ...models.parallel_plan import ParallelPlan
+from ...models.network import Attend, Network, ParallelPlan, Total
 from ..optimizers import whole
 
 PART, WHOLE = Shard(1), Replicate()  # placements of the sequence, dimension 1 of [B, T, D]
