@@ -309,37 +309,35 @@ def summarize(events: Iterable[Any]) -> dict[str, Any]:
     If a device did the work, its kernels count; otherwise the host's operations, each without those
     that it called. A collective is hidden while anything else is computed.
     """
-    events = list(events)
-    regions = [
-        event for event in events if event.name in PARTS and event.device_type == DeviceType.CPU
-    ]
-    kernels = [
-        event for event in events if event.device_type != DeviceType.CPU and event.name not in PARTS
-    ]
-    work = kernels or [event for event in events if event.name not in PARTS]
-    talk = [event for event in work if COLLECTIVE.search(event.name)]
-    own = [
-        event
-        for event in work
-        if not COLLECTIVE.search(event.name) and (kernels or event.name.startswith("aten::"))
-    ]
-    times = [edge for event in regions or work for edge in _span(event)]
-    total = (max(times) - min(times)) if times else 0.0
-    talking, computing = merge(map(_span, talk)), merge(map(_span, own))
-    together = length(talking) + length(computing) - length(merge([*talking, *computing]))
+    parts = {name: list[Span]() for name in PARTS}
+    on_host, on_device = list[Any](), list[Any]()
+    for event in events:
+        if event.name not in PARTS:
+            (on_host if event.device_type == DeviceType.CPU else on_device).append(event)
+        elif event.device_type == DeviceType.CPU:
+            parts[event.name].append(_span(event))
+    work = on_device or on_host
+    regions = sum(parts.values(), list[Span]())
+    times = [edge for span in regions or map(_span, work) for edge in span]
+    total = max(times) - min(times) if times else 0.0
     return {
         "seconds": total / 1e6,
-        "parts": {
-            name: length(_span(event) for event in regions if event.name == name) / 1e6
-            for name in PARTS
-            if any(event.name == name for event in regions)
-        },
-        "communication": {
-            "seconds": length(talking) / 1e6,
-            "not_hidden": (length(talking) - together) / 1e6,
-        },
-        "top": _top(work, bool(kernels)),
+        "parts": {name: length(spans) / 1e6 for name, spans in parts.items() if spans},
+        "communication": _communication(work, bool(on_device)),
+        "top": _top(work, bool(on_device)),
     }
+
+
+def _communication(work: list[Any], kernels: bool) -> dict[str, float]:
+    talk, own = list[Span](), list[Span]()
+    for event in work:
+        if COLLECTIVE.search(event.name):
+            talk.append(_span(event))
+        elif kernels or event.name.startswith("aten::"):
+            own.append(_span(event))
+    talking, computing = length(merge(talk)), length(merge(own))
+    together = talking + computing - length(merge([*talk, *own]))
+    return {"seconds": talking / 1e6, "not_hidden": (talking - together) / 1e6}
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
