@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainfleet.engine.tree_allreduce import FAN, levels
+from trainfleet.engine.world import FAN, levels
 from trainfleet.health.heartbeat import Instructions, NodeMemory
 from trainfleet.health.heartbeat_format import Beat, Beats, write_beats
 from trainfleet.health.watchdog import Watchdog
 from trainfleet.hosts.fleet import MOST_NODES
 from trainfleet.report.summary import status
-from trainfleet.run import events
+from trainfleet.run import records
 from trainfleet.run.run_folder import Run
 from trainfleet.watch.diagnosis import diagnose, read_lines
 
@@ -116,7 +116,7 @@ def write_failure(folder: Path, ranks: int) -> int:
         own = range(first, min(first + LOCAL, ranks))
         lines = [STAMP.format(rank, rank % 1000) + text for rank in own for text in TRACEBACK]
         (folder / "logs" / f"node-{first // LOCAL}.log").write_text("\n".join(lines) + "\n")
-        run = Run(folder, events.node(first // LOCAL, 1))
+        run = Run(folder, records.node(first // LOCAL, 1))
         for rank in own:
             run.record("fault", rank=rank, node=first // LOCAL, error="RuntimeError", message=TRACEBACK[-1], why="", next="",
                        traceback=list(TRACEBACK))  # fmt: skip

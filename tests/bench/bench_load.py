@@ -28,7 +28,7 @@ SHARDS, TOKENS, LENGTH, COUNT = 8, 125_000_000, 2048, 8
 START = """
 import sys, time; began = time.perf_counter(); sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-import numpy, trainfleet.data.dataset, trainfleet.data.dataset_check; imported = time.perf_counter()
+import numpy, trainfleet.data.dataset, trainfleet.data.shards; imported = time.perf_counter()
 dataset = trainfleet.data.dataset.Dataset.open(Path(sys.argv[2])); opened = time.perf_counter()
 dataset.batch("train", 10**9, 8, 2048, 1); first = time.perf_counter()
 print(f"imports {imported - began:.3f} s, opening {opened - imported:.3f} s, the first batch, at sample 1e9, {first - opened:.3f} s")

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
-from trainfleet.engine import tree_allreduce
+from trainfleet.engine import world
 
 TURNS, UNTIMED = 200, 20
 
@@ -40,9 +40,9 @@ def main(rank: int, size: int, port: int, results: SimpleQueue[dict[str, float]]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     numbers, found = torch.zeros(3), dict[str, float]()
     found["ring"] = median(lambda: dist.all_reduce(numbers))
-    for tree_allreduce.FAN in (2, 4, 16):
-        votes = tree_allreduce.Tree(rank, size, PrefixStore(f"votes-{tree_allreduce.FAN}", store))
-        found[f"tree of {tree_allreduce.FAN}"] = median(
+    for world.FAN in (2, 4, 16):
+        votes = world.Tree(rank, size, PrefixStore(f"votes-{world.FAN}", store))
+        found[f"tree of {world.FAN}"] = median(
             lambda votes=votes: (votes.begin(numbers), votes.end())
         )  # type: ignore[misc]
     turn = 0

@@ -22,8 +22,7 @@ import torch
 from faults import build, forked, join, save, values
 
 from trainfleet.checkpoints import listing
-from trainfleet.checkpoints.s3_store import BucketStore
-from trainfleet.checkpoints.store import NAME
+from trainfleet.checkpoints.store import NAME, BucketStore
 from trainfleet.config import Config, Settings, load
 from trainfleet.engine.checkpoint import Checkpoints
 from trainfleet.engine.parallel.rank_model import TorchParts

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import trainfleet.engine.__main__  # noqa: F401  imported once, before the forks
-from trainfleet.engine import loss_scale
+from trainfleet.engine import step_guard
 from trainfleet.engine.parallel.gradients import local
 from trainfleet.engine.parallel.rank_model import TorchParts
 from trainfleet.engine.trainer import Trainer
@@ -45,5 +45,5 @@ def plant(steps: set[int]) -> None:
 
 if __name__ == "__main__":
     plant({int(step) for step in os.environ["OVERFLOWS"].split(",")})
-    loss_scale.START = float(os.environ.get("LOSS_SCALE", loss_scale.START))
+    step_guard.START = float(os.environ.get("LOSS_SCALE", step_guard.START))
     ranks.run_all(sys.argv[1:])

@@ -10,7 +10,7 @@ import ranks
 from huggingface_hub import ModelCard
 from ranks import Bench
 
-from trainfleet.engine import evaluate, export, model_card
+from trainfleet.engine import evaluate, export
 from trainfleet.run import run_folder
 from trainfleet.watch.diagnosis import diagnose, parse
 from trainfleet.watch.verdict import _faults
@@ -142,10 +142,8 @@ def test_the_card_of_a_continued_run_says_what_it_was_continued_from_and_the_nex
 ) -> None:
     """A run, its folder, a run that begins from that folder, its folder, and so on: what each has learned from is in its card."""
     export.export(run_folder.Run(unhindered), first := bench.folder / "grandparent")
-    assert (
-        "Trained from scratch with trainfleet, on `text`" in (first / model_card.CARD).read_text()
-    )
-    (first / model_card.CARD).write_text("---\nlicense: apache-2.0\n---\n")
+    assert "Trained from scratch with trainfleet, on `text`" in (first / export.CARD).read_text()
+    (first / export.CARD).write_text("---\nlicense: apache-2.0\n---\n")
     values = {"train__steps": 1, "train__learning_rate": 1e-9, "train__validate_every": 0}
     second = export_of(bench, "parent", **values, train__init_from=str(first))
     third = export_of(bench, "child", **values, train__init_from=str(second))
@@ -157,7 +155,7 @@ def test_the_card_of_a_continued_run_says_what_it_was_continued_from_and_the_nex
         (third, second, True),
         (sibling, None, False),
     ):
-        read = ModelCard(text := (folder / model_card.CARD).read_text())
+        read = ModelCard(text := (folder / export.CARD).read_text())
         digest = base and hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
         from_ = (
             f"`{base.name}` (sha256 of model.safetensors: {digest})"
@@ -172,7 +170,7 @@ def test_the_card_of_a_continued_run_says_what_it_was_continued_from_and_the_nex
     tokens = ranks.results(bench.folder / "runs" / "parent")["tokens"]
     assert (
         f"after the {tokens:,} that step 1 of parent was trained on"
-        in (sibling / model_card.CARD).read_text()
+        in (sibling / export.CARD).read_text()
     )
 
 

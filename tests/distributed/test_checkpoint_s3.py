@@ -17,7 +17,7 @@ import ranks
 
 from s3server import Application, busy, serve
 from trainfleet.checkpoints import listing
-from trainfleet.checkpoints.s3_store import BucketStore
+from trainfleet.checkpoints.store import BucketStore
 from trainfleet.storage import s3
 from trainfleet.storage.s3 import PART
 

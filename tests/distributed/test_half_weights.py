@@ -11,7 +11,7 @@ import torch
 from ranks import Bench
 from torch import nn
 
-from trainfleet.engine.rounding import RoundedAdamW, renew
+from trainfleet.engine.optimizers import RoundedAdamW, renew
 
 HALF = {"train.precision": "bf16", "train.param_dtype": "bf16"}
 COMMON = {

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
-from trainfleet.engine import tree_allreduce
+from trainfleet.engine import world
 
 
 def main(rank: int, size: int, local: int, port: int) -> None:
     os.environ |= {"LOCAL_WORLD_SIZE": str(local), "GLOO_SOCKET_IFNAME": "lo"}
     store = TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
-    votes = tree_allreduce.Tree(rank, size, PrefixStore("votes", store))
+    votes = world.Tree(rank, size, PrefixStore("votes", store))
     sums = []
     for turn in range(5):
         numbers = torch.tensor([float(rank), float(rank == turn), 1.0])
@@ -31,7 +31,7 @@ def main(rank: int, size: int, local: int, port: int) -> None:
 if __name__ == "__main__":
     assert dist.is_available()
     torch.set_num_threads(1)
-    size, local, port, tree_allreduce.FAN = map(int, sys.argv[1:5])
+    size, local, port, world.FAN = map(int, sys.argv[1:5])
     children = []
     for rank in range(size):
         if (child := os.fork()) == 0:

@@ -26,7 +26,7 @@ from trainfleet.checkpoints.marker import MARKER, Commit, render
 from trainfleet.checkpoints.store import FolderStore
 from trainfleet.config import load_resolved
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine.checkpoint.snapshot import Snapshot
+from trainfleet.engine.checkpoint.saving import Snapshot
 from trainfleet.run.run_folder import Run
 
 from . import folders

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainfleet.devices import Device
-from trainfleet.engine.checkpoint import rng_state
+from trainfleet.engine.checkpoint import resuming
 
 MIB = 2**20
 
@@ -65,9 +65,9 @@ def test_the_clock_is_the_devices_own(device: Device) -> None:
 
 
 def test_random_numbers_go_on_where_they_were_saved(device: Device) -> None:
-    saved = rng_state.read(device)
+    saved = resuming.read(device)
     drawn = [torch.rand(8, device=device.torch_device), torch.rand(8)]
-    assert rng_state.restore(saved, device)
+    assert resuming.restore(saved, device)
     again = [torch.rand(8, device=device.torch_device), torch.rand(8)]
     assert all(torch.equal(a, b) for a, b in zip(drawn, again, strict=True))
 
@@ -75,6 +75,6 @@ def test_random_numbers_go_on_where_they_were_saved(device: Device) -> None:
 def test_random_numbers_follow_from_seed_step_and_rank(device: Device) -> None:
     drawn = []
     for rank in (0, 1, 0):
-        rng_state.seed_all(device, 3, 7, rank)
+        resuming.seed_all(device, 3, 7, rank)
         drawn.append(torch.rand(8, device=device.torch_device))
     assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])

@@ -20,8 +20,8 @@ from trainfleet import models
 from trainfleet.config.types import Model
 from trainfleet.devices import Device
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine import optimizer, rounding
-from trainfleet.engine.parallel import blocks, fp8
+from trainfleet.engine import optimizer, optimizers
+from trainfleet.engine.parallel import blocks
 from trainfleet.engine.parallel.rank_model import TorchParts
 from trainfleet.engine.step_guard import StepGuard
 from trainfleet.engine.world import World, join
@@ -156,7 +156,7 @@ def test_fp8_is_near_bf16_and_not_the_same(device: Device) -> None:
         model_of().to(device.torch_device, torch.bfloat16),
         model_of().to(device.torch_device, torch.bfloat16),
     )
-    fp8.convert(model.get_submodule(model.plan.blocks).children(), device)
+    blocks.convert(model.get_submodule(model.plan.blocks).children(), device)
     theirs, ours = gradients(exact), gradients(model)
     assert ours[0] == pytest.approx(theirs[0], rel=5e-3) and 1e-4 < off(ours[1], theirs[1]) < 0.15
 
@@ -274,9 +274,9 @@ def test_bf16_weights_are_rounded_as_on_the_cpu(device: Device, compiled: bool) 
 
 def test_chance_is_the_same_numbers_on_every_device(device: Device) -> None:
     def drawn(place: torch.device) -> Tensor:
-        rows, columns = rounding.extent_of(torch.empty(300, 500, device=place))
+        rows, columns = optimizers.extent_of(torch.empty(300, 500, device=place))
         key, draw = (torch.tensor(number, dtype=torch.int32, device=place) for number in (-5, 12))
-        return rounding.chance(key, draw, rows, columns).cpu()
+        return optimizers.chance(key, draw, rows, columns).cpu()
 
     assert torch.equal(drawn(torch.device("cpu")), drawn(device.torch_device))
 

@@ -14,7 +14,7 @@ from trainfleet.checkpoints.marker import MARKER
 from trainfleet.config import Config, Settings, hub_addresses, load
 from trainfleet.config.hub_addresses import pinned
 from trainfleet.config.types import Source
-from trainfleet.engine.model_card import card, name_of
+from trainfleet.engine.export import card, name_of
 from trainfleet.run.run_folder import Run
 from unit.report_runs import make_run
 

@@ -12,7 +12,7 @@ import torch
 
 from trainfleet.config import Settings, load
 from trainfleet.config.precision import format_of
-from trainfleet.devices import matrix_products
+from trainfleet.devices import cpu
 from trainfleet.devices.cpu import Cpu
 from trainfleet.hardware import cpu_speed, node_types
 from trainfleet.hardware.cpu_speed import CpuSpeed
@@ -43,7 +43,7 @@ def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
         Path(tmp_path / f"{told.cpu}.json").write_text(json.dumps(asdict(told)))
 
     yield use
-    matrix_products.by_onednn(False)
+    cpu.by_onednn(False)
 
 
 def test_a_trial_takes_what_is_clearly_faster() -> None:
@@ -68,14 +68,14 @@ def test_the_trial_of_this_machine_is_of_this_machine() -> None:
 def test_onednn_counts_only_where_its_numbers_are_those_of_fp32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    exact = matrix_products.is_exact()
-    matrix_products.by_onednn(True)
-    x, weight, _ = matrix_products.batch(torch.float32)[0]
+    exact = cpu.is_exact()
+    cpu.by_onednn(True)
+    x, weight, _ = cpu.batch(torch.float32)[0]
     error = float((x @ weight.T - x.double() @ weight.double().T).norm() / (x @ weight.T).norm())
-    matrix_products.by_onednn(False)
+    cpu.by_onednn(False)
     assert (error < 1e-5) == exact
-    monkeypatch.setattr(matrix_products, "error_of", lambda *given: 1e-3)
-    assert not matrix_products.is_exact()
+    monkeypatch.setattr(cpu, "error_of", lambda *given: 1e-3)
+    assert not cpu.is_exact()
 
 
 def test_it_is_taken_once_for_a_cpu_and_a_torch(

@@ -22,12 +22,11 @@ from s3server import Application, serve
 from s3server import busy as refuse
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.config.types import Data
-from trainfleet.data import dataset_lock, local_copy, manifest, source_files, sources
+from trainfleet.data import dataset_store, local_copy, manifest, source_files, sources
 from trainfleet.data.dataset import Dataset, find
-from trainfleet.data.dataset_check import verify
-from trainfleet.data.dataset_lock import Claim
-from trainfleet.data.dataset_store import FolderDataset
+from trainfleet.data.dataset_store import Claim, FolderDataset
 from trainfleet.data.progress import read_progress
+from trainfleet.data.shards import verify
 from trainfleet.data.sources import plan_units
 from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.node import entrypoint
@@ -256,11 +255,11 @@ def test_of_two_jobs_on_two_machines_one_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(dataset_lock, "RENEW", 0.05)
-    monkeypatch.setattr(dataset_lock, "POLL", 0.1)
+    monkeypatch.setattr(dataset_store, "RENEW", 0.05)
+    monkeypatch.setattr(dataset_store, "POLL", 0.1)
     remote = replace(data, name="contested", tokenized_path="s3://bucket/sets")
     store, other = manifest.store_of(remote, tmp_path / "here"), tmp_path / "there"
-    with dataset_lock.only_job(store), pytest.raises(DataError, match="another job is tokenizing"):
+    with dataset_store.only_job(store), pytest.raises(DataError, match="another job is tokenizing"):
         tokenize(remote, ALONE, other)
     assert f"(process {os.getpid()}, claim" in capsys.readouterr().out
     assert server.conditions == set(CONDITIONS), "who comes second is decided by the server"
@@ -271,12 +270,12 @@ def test_of_two_jobs_on_two_machines_one_is_refused(
 def test_the_claim_of_a_job_that_died_lapses(server: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
     address = "s3://bucket/died/lock"
     assert s3.write_if(address, b"0123 host (process 1, claim 1)", "")
-    monkeypatch.setattr(dataset_lock, "LAPSE", 3600.0)
+    monkeypatch.setattr(dataset_store, "LAPSE", 3600.0)
     with Claim(address, "0123"):  # whoever wrote that had the lock that is held now
         pass
     assert s3.write_if(address, b"0123 host (process 1, claim 1)", "")
-    monkeypatch.setattr(dataset_lock, "LAPSE", 0.2)
-    monkeypatch.setattr(dataset_lock, "POLL", 0.05)
+    monkeypatch.setattr(dataset_store, "LAPSE", 0.2)
+    monkeypatch.setattr(dataset_store, "POLL", 0.05)
     with Claim(address, "4567"):
         assert s3.read(address).startswith(b"4567 ")  # type: ignore[union-attr]
 
@@ -284,7 +283,7 @@ def test_the_claim_of_a_job_that_died_lapses(server: Busy, monkeypatch: pytest.M
 def test_a_claim_whose_answer_was_lost_is_known_again(
     server: Busy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset_lock, "LAPSE", 3600.0)
+    monkeypatch.setattr(dataset_store, "LAPSE", 3600.0)
     server.lost = "/lost/lock"
     with Claim("s3://bucket/lost/lock", "0123"):
         assert not server.lost
@@ -295,7 +294,7 @@ def test_a_job_that_was_taken_for_dead_stops(
 ) -> None:
     stopped = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    monkeypatch.setattr(dataset_lock, "RENEW", 0.05)
+    monkeypatch.setattr(dataset_store, "RENEW", 0.05)
     try:
         with Claim("s3://bucket/slow/lock", "0123"):
             s3.write("s3://bucket/slow/lock", b"4567 another")
@@ -320,7 +319,7 @@ def test_a_block_that_was_changed_in_s3_is_refused(data: Data, tmp_path: Path) -
 
 
 def test_the_cache_stays_within_its_limit(tmp_path: Path) -> None:
-    from trainfleet.data.cache import BlockCache
+    from trainfleet.data.shards import BlockCache
 
     cache, fetched = BlockCache(tmp_path, 5000), list[int]()
 

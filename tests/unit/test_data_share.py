@@ -18,12 +18,11 @@ import pytest
 
 from requirement import need
 from trainfleet.config.types import Data, Source
-from trainfleet.data import dataset_lock, encoders, manifest, sources, tokenize_worker, work_units
+from trainfleet.data import dataset_store, encoders, manifest, sources, tokenize_worker, work_units
 from trainfleet.data.dataset import Dataset, find
-from trainfleet.data.dataset_check import verify
-from trainfleet.data.dataset_lock import is_busy, only_job
-from trainfleet.data.dataset_store import FolderDataset, open_store
+from trainfleet.data.dataset_store import FolderDataset, is_busy, only_job, open_store
 from trainfleet.data.progress import read_progress
+from trainfleet.data.shards import verify
 from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.data.tokenizer import load
 from trainfleet.health.lease import LEFT
@@ -33,7 +32,7 @@ from trainfleet.trust.errors import DataError
 ALONE = Share(0, 1, 1)
 HOLD = """
 import pathlib, sys, time
-from trainfleet.data.dataset_lock import is_busy, only_job
+from trainfleet.data.dataset_store import is_busy, only_job
 from trainfleet.data.dataset_store import FolderDataset
 with only_job(FolderDataset(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)
@@ -248,7 +247,7 @@ def test_a_frozen_job_loses_its_dataset_to_the_next_and_leaves(
         and is_busy(folder)
     )
     frozen.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(dataset_lock, "PATIENCE", 2.0)
+    monkeypatch.setattr(dataset_store, "PATIENCE", 2.0)
     with only_job(FolderDataset(folder)):
         frozen.send_signal(signal.SIGCONT)
         assert frozen.wait(10) == LEFT and b"has taken over" in frozen.stderr.read()

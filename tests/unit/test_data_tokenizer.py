@@ -13,10 +13,10 @@ from tokenizers import BertWordPieceTokenizer
 
 from trainfleet.config.types import Data
 from trainfleet.config.vocabulary import vocabulary_size_of
-from trainfleet.data import bpe, encoders, wordpiece_cache, work_units
+from trainfleet.data import bpe, encoders, work_units
+from trainfleet.data.encoders import Words
 from trainfleet.data.sources import plan_units
 from trainfleet.data.tokenizer import StreamDecoder, Tokenizer, load
-from trainfleet.data.wordpiece_cache import Words
 from trainfleet.trust.errors import DataError
 
 DATA = Data(
@@ -128,7 +128,7 @@ def test_wordpiece_by_words_has_the_ids_of_whole_texts(
         "x" * 101 + " " + "y" * 100,
     ]
     assert encoders.first_difference(tokenizer.encoder, tokenizer.reference, texts) is None
-    monkeypatch.setattr(wordpiece_cache, "KEPT", 100)
+    monkeypatch.setattr(encoders, "KEPT", 100)
     for text in sources:  # and when words are forgotten and learnt again
         assert encoders.first_difference(tokenizer.encoder, tokenizer.reference, [text]) is None
 

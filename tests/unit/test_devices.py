@@ -24,7 +24,7 @@ from trainfleet.engine import optimizer
 from trainfleet.engine.__main__ import products
 from trainfleet.engine.checkpoint.checkpoint_group import Peers
 from trainfleet.engine.parallel import blocks
-from trainfleet.engine.parallel.mesh import Mesh
+from trainfleet.engine.parallel.gradients import Mesh
 from trainfleet.engine.world import join
 from trainfleet.hardware import accelerators, node_types
 from trainfleet.trust.errors import RunError

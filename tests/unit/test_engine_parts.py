@@ -20,7 +20,7 @@ from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import batches, optimizer
 from trainfleet.engine.__main__ import leave_alone
 from trainfleet.engine.batches import Batches
-from trainfleet.engine.checkpoint import rng_state
+from trainfleet.engine.checkpoint import resuming
 from trainfleet.engine.timing import Stopwatch
 from trainfleet.engine.vote import Vote
 from trainfleet.engine.world import World
@@ -218,10 +218,10 @@ def test_random_numbers_of_another_kind_of_device_are_not_taken_up() -> None:
         def generators(self) -> list[torch.Generator]:
             return [torch.default_generator, torch.Generator()]
 
-    saved = rng_state.read(Cpu())
+    saved = resuming.read(Cpu())
     drawn = torch.rand(3)
-    assert not rng_state.restore(saved, Other()) and not torch.equal(torch.rand(3), drawn)
-    assert rng_state.restore(saved, Cpu()) and torch.equal(torch.rand(3), drawn)
+    assert not resuming.restore(saved, Other()) and not torch.equal(torch.rand(3), drawn)
+    assert resuming.restore(saved, Cpu()) and torch.equal(torch.rand(3), drawn)
 
 
 def test_any_node_tells_that_no_launcher_is_left_once_and_goes_on_where_it_can_t(

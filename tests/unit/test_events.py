@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from trainfleet.run import events, run_folder
-from trainfleet.run.events import merge
+from trainfleet.run import records, run_folder
+from trainfleet.run.records import merge
 from trainfleet.run.run_folder import Feed, Run
 from trainfleet.trust.errors import RunError
 from trainfleet.watch.verdict import Verdict
 
-PACKAGE = Path(events.__file__).parents[1]
+PACKAGE = Path(records.__file__).parents[1]
 EVENTS = yaml.safe_load((PACKAGE / "run/events.yaml").read_text())
 WRITERS = ("launcher", "rank 0", "any rank")
 TYPES: dict[str, tuple[type, ...]] = {  # by their names in JSON
@@ -100,7 +100,7 @@ def test_a_verdict_is_recorded_as_the_table_has_it() -> None:
 def test_what_was_recorded_comes_back_by_time_and_each_writer_s_in_its_order(
     tmp_path: Path,
 ) -> None:
-    first, rank = Run(tmp_path), Run(tmp_path, events.node(0, 3))
+    first, rank = Run(tmp_path), Run(tmp_path, records.node(0, 3))
     first.record("launched", nodes=1, ranks_per_node=1)
     rank.record("checkpointed", step=1, seconds=0.1)
     first.record("quarantined", host="a", evidence="b")
@@ -110,7 +110,7 @@ def test_what_was_recorded_comes_back_by_time_and_each_writer_s_in_its_order(
         "quarantined",
     ]
     assert sorted(path.name for path in first.events.iterdir()) == [
-        f"{events.launcher()}.jsonl",
+        f"{records.launcher()}.jsonl",
         "node-0-3.jsonl",
     ]
     back = [
@@ -142,7 +142,7 @@ def test_what_is_no_event_is_left_out() -> None:
 def test_a_feed_gives_each_event_once_of_every_writer_also_of_one_that_comes_late(
     tmp_path: Path,
 ) -> None:
-    run, late = Run(tmp_path), Run(tmp_path, events.node(1, 1))
+    run, late = Run(tmp_path), Run(tmp_path, records.node(1, 1))
     run.record("launched", nodes=1, ranks_per_node=1)
     whole, new = Feed(tmp_path), Feed(tmp_path, from_end=True)
     late.record("finished", step=3)
@@ -151,7 +151,7 @@ def test_a_feed_gives_each_event_once_of_every_writer_also_of_one_that_comes_lat
 
 
 def test_a_host_s_name_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events.platform, "node", lambda: "../../a b")
+    monkeypatch.setattr(records.platform, "node", lambda: "../../a b")
     Run(tmp_path).record("finished", step=1)
     assert [path.name for path in (tmp_path / "events").iterdir()] == ["launcher-..-..-a-b.jsonl"]
 
@@ -167,8 +167,8 @@ def test_the_one_file_of_a_run_that_began_before_is_read_too(tmp_path: Path) -> 
 
 def test_a_folder_of_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    assert run.update_results(status="running")["format"] == events.FORMAT
-    run_folder.write_atomic(run.results, json.dumps({"format": events.FORMAT + 1}))
+    assert run.update_results(status="running")["format"] == records.FORMAT
+    run_folder.write_atomic(run.results, json.dumps({"format": records.FORMAT + 1}))
     with pytest.raises(RunError, match="a newer trainfleet wrote"):
         run.read_results()
 

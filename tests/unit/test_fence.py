@@ -15,7 +15,7 @@ from trainfleet.health import fence
 from trainfleet.health.fence import Attempt, Fenced
 from trainfleet.health.heartbeat import FENCED
 from trainfleet.health.heartbeat_format import Beat, read_beats, write_beats
-from trainfleet.run import events
+from trainfleet.run import records
 from trainfleet.run.run_folder import Run
 
 
@@ -120,7 +120,7 @@ def test_a_rank_that_has_not_met_the_others_leaves_for_a_new_order_alone(tmp_pat
 
 
 def test_what_fails_in_an_attempt_that_is_over_is_no_fault(tmp_path: Path) -> None:
-    run, order = Run(tmp_path, events.node(1, 1)), fence.begin(tmp_path)
+    run, order = Run(tmp_path, records.node(1, 1)), fence.begin(tmp_path)
     number = fence.enter(tmp_path, order)
     record_fault(run, ValueError("its own"), Attempt(order, number))
     later = fence.enter(tmp_path, order)

@@ -15,9 +15,8 @@ import pytest
 from test_walls import FILES, PACKAGE
 
 from trainfleet.backends.own_machines import ThisMachine
-from trainfleet.data.dataset_lock import only_job
-from trainfleet.data.dataset_store import open_store
-from trainfleet.process import file_systems, temporary_folders
+from trainfleet.data.dataset_store import only_job, open_store
+from trainfleet.process import file_systems
 from trainfleet.run import run_folder
 from trainfleet.run.claims import claim
 from trainfleet.run.run_folder import is_locked, take_lock
@@ -76,8 +75,8 @@ def test_where_no_folder_has_locks_work_goes_on_without(
     lacks(monkeypatch, fcntl, "flock", code, shared.parent)
     with take_lock(shared / "run") or pytest.fail("locked"):
         assert not is_locked(shared / "run")
-    os.close(temporary_folders.hold(shared / "folder"))
-    temporary_folders.sweep([shared / "folder"])
+    os.close(file_systems.hold(shared / "folder"))
+    file_systems.sweep([shared / "folder"])
     assert (shared / "folder").is_dir(), "it may be another process's"
 
 
@@ -152,5 +151,4 @@ def test_one_place_decides_what_a_file_system_lacks() -> None:
     assert found == {
         "process/file_systems.py:fcntl.flock",
         "process/file_systems.py:os.link",
-        "process/temporary_folders.py:fcntl.flock",
     }

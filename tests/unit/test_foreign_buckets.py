@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from trainfleet.checkpoints.s3_store import BucketStore
-from trainfleet.checkpoints.store import BROKEN, NAME
+from trainfleet.checkpoints.store import BROKEN, NAME, BucketStore
 from trainfleet.data import source_files
 from trainfleet.storage import s3
 from trainfleet.trust.errors import S3Error

@@ -31,14 +31,13 @@ from s3server import serve
 from trainfleet import models
 from trainfleet.checkpoints import index, init_from, listing
 from trainfleet.checkpoints.marker import MARKER, Broken, FileSum, parse, render
-from trainfleet.checkpoints.s3_store import BucketStore
-from trainfleet.checkpoints.store import FolderStore
+from trainfleet.checkpoints.store import BucketStore, FolderStore
 from trainfleet.config import load_resolved
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine.checkpoint import resuming, rng_state, verify
+from trainfleet.engine.checkpoint import resuming, verify
 from trainfleet.engine.checkpoint.checkpoint_group import Peers
 from trainfleet.engine.checkpoint.files import DTYPES, Reader
-from trainfleet.engine.checkpoint.snapshot import Snapshot
+from trainfleet.engine.checkpoint.saving import Snapshot
 from trainfleet.engine.parallel.rank_model import TorchParts
 from trainfleet.trust.errors import RunError, TrainfleetError
 
@@ -158,13 +157,13 @@ def test_every_number_format_comes_back_and_nothing_is_a_pickle(tmp_path: Path) 
     state |= {
         "count": torch.tensor(7),
         "empty": torch.empty(0, 3),
-        "random": {"0": rng_state.read(Cpu())},
+        "random": {"0": resuming.read(Cpu())},
     }
     store, place = FolderStore(tmp_path), tmp_path / NAME
     snapshot = Snapshot(alone(), state)
     for _ in range(2):
         torch.rand(3)
-        state["random"]["0"] = rng_state.read(Cpu())
+        state["random"]["0"] = resuming.read(Cpu())
         snapshot.take(state, Cpu())
         store.begin(STEP)
         written = snapshot.write_index(store, STEP, [snapshot.write(store, STEP)])
@@ -179,7 +178,7 @@ def test_every_number_format_comes_back_and_nothing_is_a_pickle(tmp_path: Path) 
                 and torch.equal(tensor, theirs[name])
                 and tensor.dtype == flat[name].dtype
             )
-        assert rng_state.restore(found["random.0"], Cpu())
+        assert resuming.restore(found["random.0"], Cpu())
     for path in place.iterdir():
         assert not any(
             sign in path.read_bytes() for sign in (b"torch._utils", b"collections", b"PK\x03\x04")
@@ -507,8 +506,8 @@ def test_links_and_pipes_are_no_files_of_a_checkpoint(folder: Path) -> None:
 
 
 def test_states_of_random_numbers_are_held_to_their_form() -> None:
-    device, state = Cpu(), bytes(rng_state.read(Cpu()).numpy()).decode()
-    assert rng_state.restore(rng_state.read(device), device)
+    device, state = Cpu(), bytes(resuming.read(Cpu()).numpy()).decode()
+    assert resuming.restore(resuming.read(device), device)
     whole = json.loads(state)
     numpy = whole["numpy"]
     for change in (
@@ -516,10 +515,10 @@ def test_states_of_random_numbers_are_held_to_their_form() -> None:
         {"torch": [base64.b64encode(b"x").decode()]}, {"torch": 3}, {"python": None},
     ):  # fmt: skip
         with pytest.raises(RunError, match="can't be read"):
-            rng_state.restore(as_tensor(json.dumps(whole | change)), device)
+            resuming.restore(as_tensor(json.dumps(whole | change)), device)
     for text in (" ", "[]", "[" * 10**6, "3", "\x80"):
         with pytest.raises(RunError):
-            rng_state.restore(as_tensor(text), device)
+            resuming.restore(as_tensor(text), device)
 
 
 def as_tensor(text: str) -> torch.Tensor:

@@ -22,7 +22,7 @@ from trainfleet.backends.base import HANDLE, REQUEST, Handle, load_job, save_job
 from trainfleet.backends.local import Local
 from trainfleet.cli import explained
 from trainfleet.config import Settings
-from trainfleet.health import fence, stack_dumps
+from trainfleet.health import fence, heartbeat
 from trainfleet.health.fence import Attempt
 from trainfleet.health.heartbeat import Instructions, NodeMemory
 from trainfleet.health.heartbeat_format import HEAD, MAGIC, ROW, Beat, pack, read_beats
@@ -39,7 +39,7 @@ def look(run: Run) -> None:
     """All that a launcher and a rank read of the orders of a run."""
     order = Local()
     for read in (
-        lambda: fence.current(run.folder), lambda: fence.begin(run.folder), lambda: stack_dumps.asked(run.folder), lambda: stack_dumps.Stacks(run.folder, 0).read(),
+        lambda: fence.current(run.folder), lambda: fence.begin(run.folder), lambda: heartbeat.asked(run.folder), lambda: heartbeat.Stacks(run.folder, 0).read(),
         lambda: read_beats(run.folder, 1), lambda: read_holder(run.folder), lambda: newest_holder(run.folder), lambda: load_job(run),
         lambda: order.status(order.find(run)), lambda: order.stop(order.find(run), at_once=False),
     ):  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_job_is_kept_whole(run: Run) -> None:
 
 
 def test_what_is_right_is_read(run: Run) -> None:
-    assert fence.current(run.folder) == Attempt(1, 1) and stack_dumps.asked(run.folder) == "5.0"
+    assert fence.current(run.folder) == Attempt(1, 1) and heartbeat.asked(run.folder) == "5.0"
     assert read_beats(run.folder, 1) == {0: BEAT} and read_holder(run.folder) == Holder(
         "here", 1, 3, 5.0
     )

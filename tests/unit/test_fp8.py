@@ -12,7 +12,7 @@ from requirement import need
 from trainfleet import models
 from trainfleet.config.types import Model
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine.parallel import fp8
+from trainfleet.engine.parallel import blocks
 from trainfleet.trust.errors import RunError
 
 
@@ -28,7 +28,7 @@ def made(convert: bool, inner: int = 96) -> models.Network:
     model.to(torch.bfloat16)
     if convert:
         need("torchao", "pip install torchao==0.18.0")
-        fp8.convert(model.get_submodule(model.plan.blocks).children(), Able())
+        blocks.convert(model.get_submodule(model.plan.blocks).children(), Able())
     return model
 
 
@@ -66,14 +66,14 @@ def test_the_parameters_stay_what_they_were() -> None:
     model = made(False)
     before = dict(model.named_parameters())
     need("torchao", "pip install torchao==0.18.0")
-    fp8.convert(model.get_submodule(model.plan.blocks).children(), Able())
+    blocks.convert(model.get_submodule(model.plan.blocks).children(), Able())
     after = dict(model.named_parameters())
     assert list(after) == list(before) and all(after[name] is before[name] for name in before)
 
 
 def test_a_device_without_fp8_is_refused() -> None:
     with pytest.raises(RunError) as error:
-        fp8.convert([], Cpu())
+        blocks.convert([], Cpu())
     assert (
         error.value.where == Cpu().name
         and "no fp8 instructions" in error.value.why
@@ -84,7 +84,7 @@ def test_a_device_without_fp8_is_refused() -> None:
 def test_without_torchao_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(RunError) as error:
-        fp8.convert([], Able())
+        blocks.convert([], Able())
     assert (
         "needs the package torchao" in error.value.what
         and "requirements-extras.lock" in error.value.next

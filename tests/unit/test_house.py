@@ -35,8 +35,7 @@ VERBS = {
 # torch's private names, all of them: what may go with the next version, and must be looked at for each.
 PRIVATE_TORCH = {
     "engine/world.py": {"torch._C._distributed_c10d"},
-    "engine/tree_allreduce.py": {"torch._C._distributed_c10d"},
-    "engine/step_profiler.py": {"torch._C._autograd"},
+    "engine/timing.py": {"torch._C._autograd"},
     "engine/optimizers.py": {"torch.distributed.tensor._utils"},
     "engine/parallel/blocks.py": {"torch._functorch"},
     "devices/cpu.py": {"torch.ops.aten._scaled_dot_product_flash_attention_for_cpu"},

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from metadata import ACTION, Service
-from trainfleet.engine import spot_notice
+from trainfleet.engine import vote
 
 
 @pytest.fixture
@@ -18,16 +18,16 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
         "AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{service.server_port}/"
     )
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which must not be asked
-    monkeypatch.setattr(spot_notice, "EVERY", 0.01)
+    monkeypatch.setattr(vote, "EVERY", 0.01)
     yield service
     service.shutdown()
     service.server_close()
 
 
 def test_no_notice_is_a_404_and_a_notice_says_what_and_when(service: Service) -> None:
-    assert spot_notice.look() == ""
+    assert vote.look() == ""
     service.notice = '{"action": "terminate", "time": "2026-11-20T08:22:00Z"}'
-    assert spot_notice.look() == "terminate at 2026-11-20T08:22:00Z" and service.asked == [
+    assert vote.look() == "terminate at 2026-11-20T08:22:00Z" and service.asked == [
         ACTION,
         ACTION,
     ]
@@ -36,12 +36,12 @@ def test_no_notice_is_a_404_and_a_notice_says_what_and_when(service: Service) ->
 @pytest.mark.parametrize("text", ["something else", "[1]", "{}"])
 def test_a_notice_in_another_form_is_a_notice(service: Service, text: str) -> None:
     service.notice = text
-    assert spot_notice.look() == text
+    assert vote.look() == text
 
 
 def test_the_watch_looks_until_there_is_one(service: Service) -> None:
     heard = list[str]()
-    watch = spot_notice.NoticePoller(heard.append)
+    watch = vote.NoticePoller(heard.append)
     while len(service.asked) < 3:
         assert watch.is_alive() and not heard
     service.notice = '{"action": "stop", "time": "2026-11-20T08:22:00Z"}'
@@ -51,9 +51,9 @@ def test_the_watch_looks_until_there_is_one(service: Service) -> None:
 
 def test_a_service_that_is_not_there_is_told_once_and_asked_again(service: Service, monkeypatch: pytest.MonkeyPatch,
                                                                   capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    here = spot_notice.service()
+    here = vote.service()
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    watch, looks = spot_notice.NoticePoller(lambda notice: None), threading.Event()
+    watch, looks = vote.NoticePoller(lambda notice: None), threading.Event()
     while (
         not watch.trouble
     ):  # what it says meanwhile could be lost: reading empties the buffer after a look at it

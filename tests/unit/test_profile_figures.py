@@ -18,8 +18,7 @@ from trainfleet.config import Settings, load
 from trainfleet.devices.cpu import Cpu
 from trainfleet.devices.cuda import Cuda
 from trainfleet.devices.neuron import Neuron
-from trainfleet.engine.step_profiler import merge, summarize
-from trainfleet.engine.timing import Reading, Stopwatch
+from trainfleet.engine.timing import Reading, Stopwatch, merge, summarize
 from trainfleet.health.heartbeat_format import Beat
 from trainfleet.health.watchdog import is_slow
 from trainfleet.launch.command import sized

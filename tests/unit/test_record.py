@@ -15,8 +15,7 @@ from trainfleet.config import Settings, load
 from trainfleet.engine import record
 from trainfleet.engine.checkpoint import Saved, TrainingProgress
 from trainfleet.engine.record import Recorder
-from trainfleet.engine.straggler import Slowest
-from trainfleet.engine.timing import Stopwatch
+from trainfleet.engine.timing import Slowest, Stopwatch
 from trainfleet.health.heartbeat_format import Beat, write_beats
 from trainfleet.report.summary import SKIPPED, status
 from trainfleet.run import run_folder

@@ -17,8 +17,8 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine import optimizer, rounding
-from trainfleet.engine.rounding import RoundedAdamW, chance, extent_of, renew, rounded
+from trainfleet.engine import optimizer, optimizers
+from trainfleet.engine.optimizers import RoundedAdamW, chance, extent_of, renew, rounded
 from trainfleet.engine.world import PRECISIONS
 
 HALF = replace(TRAIN, param_dtype="bf16", compile=False)
@@ -202,7 +202,7 @@ def test_another_seed_or_name_rounds_otherwise_and_the_same_ones_alike() -> None
 
 def test_in_pieces_it_rounds_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = stepped(made(), *GRADIENTS)
-    monkeypatch.setattr(rounding, "AT_ONCE", 8)
+    monkeypatch.setattr(optimizers, "AT_ONCE", 8)
     assert all(map(torch.equal, whole, stepped(made(), *GRADIENTS)))
 
 

@@ -14,7 +14,7 @@ import pytest
 import verbs
 from s3server import serve
 from trainfleet.checkpoints.marker import MARKER
-from trainfleet.checkpoints.s3_store import BucketStore
+from trainfleet.checkpoints.store import BucketStore
 from trainfleet.config import dump_resolved, load_resolved
 
 OLD = Path(__file__).parent / "old_checkpoint"

@@ -17,11 +17,10 @@ from torch import nn
 from allocations import CONFIG
 from trainfleet.config import Config, Settings, load
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine import loss_scale
+from trainfleet.engine import step_guard
 from trainfleet.engine.batches import split
-from trainfleet.engine.loss_scale import Scale
 from trainfleet.engine.parallel import Replicas, arrange
-from trainfleet.engine.step_guard import StepGuard
+from trainfleet.engine.step_guard import Scale, StepGuard
 from trainfleet.engine.timing import Stopwatch
 from trainfleet.engine.world import World, join
 from trainfleet.trust.errors import RunError
@@ -47,8 +46,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 def test_it_rises_and_falls_as_torchs_own_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_scale, "INTERVAL", 3)
-    judge = torch.amp.GradScaler("cpu", init_scale=loss_scale.START, growth_interval=3)
+    monkeypatch.setattr(step_guard, "INTERVAL", 3)
+    judge = torch.amp.GradScaler("cpu", init_scale=step_guard.START, growth_interval=3)
     judge.scale(torch.ones(()))  # which makes its tensors
     parameter, dice, ours = nn.Parameter(torch.ones(2)), random.Random(0), Scale(CPU)
     update = torch.optim.SGD([parameter])
@@ -71,7 +70,7 @@ def test_another_one_goes_on_where_one_was() -> None:
         first.judge(step, torch.tensor(bad))
     assert first.state() == Scale(CPU, first.state()).state() == (32768.0, 2, 1, 2)
     assert first.meters() == {"loss_scale": 32768.0, "overflowed": 1}
-    assert Scale(CPU, (1.0, 10**14, 0, 0)).state()[1] == loss_scale.INTERVAL, (
+    assert Scale(CPU, (1.0, 10**14, 0, 0)).state()[1] == step_guard.INTERVAL, (
         "a checkpoint may say anything"
     )
 
@@ -80,8 +79,8 @@ def test_it_trains_as_torchs_own_scaler_does(
     world: World, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a scale that is far too large: the first steps overflow by themselves, and are left out by both."""
-    monkeypatch.setattr(loss_scale, "START", 2.0**34)
-    monkeypatch.setattr(loss_scale, "INTERVAL", 4)
+    monkeypatch.setattr(step_guard, "START", 2.0**34)
+    monkeypatch.setattr(step_guard, "INTERVAL", 4)
     ours = arrange(config, world)
     assert isinstance(ours, Replicas)
     model, train, scale = copy.deepcopy(ours.model), config.train, Scale(CPU)

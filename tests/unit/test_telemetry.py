@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainfleet.devices import neuron_monitor
+from trainfleet.devices import neuron
 from trainfleet.health import neuron_telemetry
 from trainfleet.health.neuron_telemetry import Reading, read_collectives, read_devices, read_monitor
 from trainfleet.hosts import collectives
@@ -88,7 +88,7 @@ def test_the_log_tells_of_each_new_error_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    watch = neuron_monitor.Monitor()
+    watch = neuron.Monitor()
     for reading in (
         Reading(uncorrected=2),
         Reading(uncorrected=2),
@@ -105,12 +105,12 @@ def test_a_monitor_is_read_as_long_as_the_rank_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in prints AWS's example, and something that is no report."""
-    tool = tmp_path / neuron_monitor.TOOL
+    tool = tmp_path / neuron.TOOL
     (tmp_path / "report").write_text("no report\n" + json.dumps(REPORT) + "\n")
     tool.write_text(f"#!/bin/sh\ncat {tmp_path}/report\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    watch = neuron_monitor.Monitor()
+    watch = neuron.Monitor()
     watch.process.wait(20)
     for _ in range(200):
         if watch.newest.cores:

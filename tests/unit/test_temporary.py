@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainfleet.process import temporary_folders
+from trainfleet.process import file_systems
 
-HOLD = """import sys, time; from pathlib import Path; from trainfleet.process import temporary_folders as temporary
+HOLD = """import sys, time; from pathlib import Path; from trainfleet.process import file_systems as temporary
 lock = temporary.hold(Path(sys.argv[1])); print("holds", flush=True); time.sleep(60)"""
 
 
@@ -31,7 +31,7 @@ def test_what_a_kill_left_is_swept_and_what_is_in_use_stays(tmp_path: Path) -> N
     left.communicate()
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "link").symlink_to(tmp_path / "used")
-    temporary_folders.sweep(tmp_path.iterdir())
+    file_systems.sweep(tmp_path.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "used"]
     used.kill()
     used.communicate()
@@ -40,9 +40,9 @@ def test_what_a_kill_left_is_swept_and_what_is_in_use_stays(tmp_path: Path) -> N
 def test_a_folder_that_is_swept_before_it_is_held_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     for _ in range(50):
-        descriptor = temporary_folders.hold(folder)
-        temporary_folders.sweep([folder])
+        descriptor = file_systems.hold(folder)
+        file_systems.sweep([folder])
         assert folder.exists(), "two may hold it, none may remove it then"
         os.close(descriptor)
-        temporary_folders.sweep([folder])
+        file_systems.sweep([folder])
         assert not folder.exists()

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.health import hw_counters, kernel_log
-from trainfleet.health.hw_counters import Counters
-from trainfleet.health.kernel_log import Kernel
+from trainfleet.health import kernel_log
+from trainfleet.health.kernel_log import Counters, Kernel
 from trainfleet.watch.diagnosis import Diagnosis, diagnose, parse
 
 HEAD = "Traceback (most recent call last):"
@@ -255,22 +254,22 @@ def test_counters_tell_what_rose_or_went_bad_since_they_were_first_read(
     ):
         put(tmp_path, name, "3\n")
     put(tmp_path, fatal, "DLP 0\nTLP 0\nTOTAL_ERR_FATAL 0\n")
-    put(tmp_path, hw_counters.NVME.replace("*", "1"), "live\n")
+    put(tmp_path, kernel_log.NVME.replace("*", "1"), "live\n")
     put(
         tmp_path,
-        hw_counters.MOUNTS,
+        kernel_log.MOUNTS,
         "/dev/root / ext4 rw,relatime 0 0\n/dev/loop1 /snap squashfs ro 0 0\nproc /proc proc ro 0 0\n",
     )
-    monkeypatch.setattr(hw_counters, "SMI", ("no-such-program",))
+    monkeypatch.setattr(kernel_log, "SMI", ("no-such-program",))
     before = Counters(tmp_path)
     assert before.words() == []
     put(tmp_path, efa, "4\n")
     put(tmp_path, ecc, "5\n")
     put(tmp_path, fatal, "DLP 1\nTLP 0\nTOTAL_ERR_FATAL 1\n")
-    put(tmp_path, hw_counters.NVME.replace("*", "1"), "dead\n")
+    put(tmp_path, kernel_log.NVME.replace("*", "1"), "dead\n")
     put(
         tmp_path,
-        hw_counters.MOUNTS,
+        kernel_log.MOUNTS,
         "/dev/root / ext4 ro,relatime 0 0\n/dev/loop1 /snap squashfs ro 0 0\n",
     )
     assert sorted(before.words()) == [
@@ -285,11 +284,11 @@ def test_a_file_system_that_has_shut_down_is_told(
 ) -> None:
     put(
         tmp_path,
-        hw_counters.MOUNTS,
+        kernel_log.MOUNTS,
         "/dev/nvme1n1 /data xfs rw,relatime 0 0\n/dev/root / ext4 rw 0 0\n/dev/gone /gone ext4 rw 0 0\n",
     )
     put(tmp_path, "data/file", "")
-    monkeypatch.setattr(hw_counters, "SMI", ("no-such-program",))
+    monkeypatch.setattr(kernel_log, "SMI", ("no-such-program",))
     before, plain = Counters(tmp_path), os.open
 
     def opened(path: Path, *rest: int) -> int:
@@ -297,12 +296,12 @@ def test_a_file_system_that_has_shut_down_is_told(
             raise OSError(errno.EIO, "Input/output error")
         return plain(path, *rest)
 
-    monkeypatch.setattr(hw_counters.os, "open", opened)
+    monkeypatch.setattr(kernel_log.os, "open", opened)
     assert before.words() == ["counters: /data answers with an input/output error"]
 
 
 def test_a_gpu_that_never_came_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hw_counters, "SMI", ("no-such-program",))
+    monkeypatch.setattr(kernel_log, "SMI", ("no-such-program",))
     for name, vendor in (
         ("0000:b3:00.0", "0x10de"),
         ("0000:b4:00.0", "0x10de"),

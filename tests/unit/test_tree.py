@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trainfleet.engine.tree_allreduce import FAN, levels
+from trainfleet.engine.world import FAN, levels
 
 
 @pytest.mark.parametrize("local", [1, 2, 3, 8, 16, 32, 192])

@@ -16,7 +16,7 @@ from trainfleet.health.watchdog import Alarm, Sentry
 from trainfleet.node.supervisor import SEVERED, UNLOGGED
 from trainfleet.plan.job import Artifact, Job, Request
 from trainfleet.process.node_log import Log
-from trainfleet.run import events
+from trainfleet.run import records
 from trainfleet.run.run_folder import Run
 from trainfleet.watch import lines
 from trainfleet.watch.causes import CAUSES, Then
@@ -106,7 +106,7 @@ def test_a_fault_counts_where_the_node_s_clock_is_behind_and_one_of_an_earlier_a
         "why": "",
         "next": "",
     }
-    ranks, now = Run(run.folder, events.node(1, 1)), time.time()
+    ranks, now = Run(run.folder, records.node(1, 1)), time.time()
     monkeypatch.setattr(time, "time", lambda: now - 300.0)
     ranks.record("fault", order=0, **fault | {"error": "ZeroDivisionError"})
     ranks.record("fault", order=1, **fault)
@@ -123,7 +123,7 @@ def test_what_all_ranks_raise_together_is_about_the_rank_that_it_names(run: Run)
             "message": "can't write a checkpoint on rank 1",
             "why": "Read-only file system (x)",
         }
-        Run(run.folder, events.node(rank, 1)).record(
+        Run(run.folder, records.node(rank, 1)).record(
             "fault", order=1, node=rank, rank=rank, next="", **said
         )
     found = verdict(run)

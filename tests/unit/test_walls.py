@@ -36,7 +36,7 @@ CONTROL = {
 }
 NODE = {"data", "models", "engine", "devices"}
 # What of data/ the control plane may use: listing sources, reading manifests and progress. None of it imports torch.
-LISTING = {"trainfleet.data", "trainfleet.data.dataset", "trainfleet.data.dataset_lock", "trainfleet.data.manifest", "trainfleet.data.progress",
+LISTING = {"trainfleet.data", "trainfleet.data.dataset", "trainfleet.data.dataset_store", "trainfleet.data.manifest", "trainfleet.data.progress",
            "trainfleet.data.sources", "trainfleet.data.description", "trainfleet.data.tokenizer", "trainfleet.data.source_survey"}  # fmt: skip
 FORBIDDEN = {  # room → packages that it must not import
     **{key: {"torch", "torch_xla", "torch_neuronx", "transformers"} for key in CONTROL | GROUND},

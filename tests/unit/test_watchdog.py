@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.health import heartbeat, stack_dumps
-from trainfleet.health.heartbeat import Heart
+from trainfleet.health import heartbeat
+from trainfleet.health.heartbeat import Heart, innermost, odd_one
 from trainfleet.health.heartbeat_format import Beat, read_beats
-from trainfleet.health.stack_dumps import innermost, odd_one
 from trainfleet.health.watchdog import SLOW_LOOKS, Alarm, Limits, Sentry, Watchdog
 
 
@@ -229,11 +228,11 @@ def test_a_heart_beats_says_where_it_is_and_shows_its_stacks(
     assert 0.05 < beat.phase_seconds < 5
     assert not read_beats(tmp_path, attempt=1), "what another attempt left is not this one's"
     asked = time.time() - 1
-    stack_dumps.ask(tmp_path)
+    heartbeat.ask(tmp_path)
     deadline = time.monotonic() + 10
-    while not stack_dumps.Stacks(tmp_path, asked).read() and time.monotonic() < deadline:
+    while not heartbeat.Stacks(tmp_path, asked).read() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert "test_a_heart_beats" in stack_dumps.Stacks(tmp_path, asked).read()[3]
+    assert "test_a_heart_beats" in heartbeat.Stacks(tmp_path, asked).read()[3]
     heart.stop()
     assert read_beats(tmp_path, attempt=2)[3].phase == "end"
 

@@ -147,7 +147,7 @@ def score(cases: Sequence[Case], change: Callable[[Case], Case] = lambda case: c
     )
 
 
-# What a node's counters say in the place of a record of the kernel's (trainfleet/health/hw_counters.py, health/kernel_log.py), by the documents named
+# What a node's counters say in the place of a record of the kernel's (trainfleet/health/kernel_log.py, health/kernel_log.py), by the documents named
 # there: a played closing of the log. Of what has no counter, nothing is left.
 COUNTED = (
     (re.compile(r"^(?:vmstat|memory\.events): .*"), r"\g<0>"),

@@ -59,7 +59,7 @@ class Commit:
     files: Mapping[FileName, FileSum]
     format: int = FORMAT
     guard: tuple[Number, ...] = ()  # statistics of recent steps (engine.guard)
-    scale: tuple[Number, ...] = ()  # the loss scale of fp16 (engine.loss_scale)
+    scale: tuple[Number, ...] = ()  # the loss scale of fp16 (engine.step_guard)
 
     @property
     def size(self) -> int:

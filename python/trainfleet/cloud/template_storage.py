@@ -3,9 +3,9 @@ and estimates how nodes read their tokens: from FSx, streamed from S3, or copied
 disks first.
 
 Rates: S3 gives one request about 85 to 90 MB/s and a prefix 5,500 GET a second (S3's user guide,
-"Best practices design patterns"); a reader has eight of them under way (data/cache.py). Tokens need
-little of that: one is two bytes, or four. So the time to the first batch decides, and how often the
-data crosses the network again.
+"Best practices design patterns"); a reader has eight of them under way (data/shards.py). Tokens
+need little of that: one is two bytes, or four. So the time to the first batch decides, and how
+often the data crosses the network again.
 
 Sizes that FSx takes: FSx for Lustre's user guide, "Managing storage capacity", and
 CreateFileSystem's StorageCapacity (read 2026-11-22).

@@ -349,7 +349,7 @@ FAMILIES = {
         Family(
             "roberta",
             "masked",
-            "trainfleet.models.roberta:Roberta",
+            "trainfleet.models.bert:Encoder",
             positions_from=2,
             segments=1,
             dropout=0.1,

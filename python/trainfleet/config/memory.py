@@ -185,7 +185,7 @@ class HeldBytes:
 def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     layout, several = config.train.parallelism, passes_of(config) > 1
     numbers, format_ = stage.blocks * stage.block + stage.around, FORMATS[config.train.param_dtype]
-    # context ranks have the same weights, and share them (engine/parallel/mesh.py)
+    # context ranks have the same weights, and share them (engine/parallel/gradients.py)
     ranks = layout.fsdp * layout.context
     copied = _copied(config, width)
     # torch's pipelining frees no weights and reduces no gradients before a step's last micro-batch
@@ -292,7 +292,7 @@ def _moments_of(config: Config, stage: StageNumbers, numbers: int) -> int:
 
 def _updating(config: Config, stage: StageNumbers) -> int:
     """Bytes that an optimizer's step works with, beyond its state (engine/optimizers.py,
-    engine/rounding.py).
+    engine/optimizers.py).
     """
     model, train, layout = config.model, config.train, config.train.parallelism
     shape = (model.hidden_size, model.intermediate_size)

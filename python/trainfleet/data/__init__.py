@@ -8,10 +8,11 @@ dataset     the finished set: its manifest, and batches of its samples     (ligh
             batch)
 progress    the nodes' progress so far                                     (light)
 tokenizer   one definition, from any form of it (conversion, bpe)
-encoders    the libraries that turn texts into ids, checked against one reference (wordpiece_cache)
-shards      token files: Megatron .bin/.idx and their checksums (dataset_store: on disk or in S3)
+encoders    the libraries that turn texts into ids, checked against one reference
+shards      token files: Megatron .bin/.idx, read, cached and checked (dataset_store: on disk or in
+            S3)
 shuffling   which tokens sample g has: a bijection, no index in memory
 masking     samples with hidden tokens, for BERT and RoBERTa
 __main__    one node's part of `make tokenize`                             (python -m
-            trainfleet.data; work_units, dataset_lock)
+            trainfleet.data; work_units)
 """

@@ -26,7 +26,7 @@ from ..config import load_resolved
 from ..health import fence
 from ..node.placement import require_numbers
 from ..process.processes import limit_memory
-from ..run import events
+from ..run import records
 from ..run.run_folder import Run
 from ..trust.errors import DataError, TrainfleetError, tell
 from ..trust.safe_output import install
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     except TrainfleetError as error:
         print(error, file=sys.stderr, flush=True)
         with suppress(TrainfleetError):  # the disk may be full; the message is in the log then
-            record_fault(Run(path.parent, events.node(share.node, order)), share, error)
+            record_fault(Run(path.parent, records.node(share.node, order)), share, error)
         return error.exit_code
     if finished:
         print(

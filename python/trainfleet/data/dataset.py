@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from .cache import BlockCache
+    from .shards import BlockCache, Tokens
     from .shuffling import Order
-    from .tokens import Tokens
 
 __all__ = ["Dataset", "Manifest", "find"]
 
@@ -60,7 +59,7 @@ class Dataset:
         Raises DataError if it is not finished, lacks a file, or fails the check of its tokenizer or
         of a sample of its checksums.
         """
-        from .dataset_check import check_opening
+        from .shards import check_opening
 
         mounted = os.environ.get(run_folder.MOUNTED)
         store = open_store(
@@ -186,7 +185,7 @@ class Dataset:
         """The tokens of each split: in one row, or for training in one row per source if they have
         weights.
         """
-        from .tokens import Tokens
+        from .shards import Tokens
 
         splits = {}
         for split in SPLITS:
@@ -202,7 +201,7 @@ class Dataset:
 
     @cached_property
     def _cache(self) -> BlockCache | None:
-        from .cache import BlockCache
+        from .shards import BlockCache
 
         # the current window and the next one
         limit = 2 * (self.window or REMOTE_WINDOW) * MEBIBYTE

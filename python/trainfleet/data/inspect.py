@@ -15,8 +15,8 @@ from ..run import run_folder
 from ..trust.errors import telling
 from ..trust.safe_output import install
 from .dataset import Dataset
-from .dataset_check import verify
 from .description import table
+from .shards import verify
 from .tokenizer import load
 
 

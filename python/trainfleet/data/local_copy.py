@@ -24,10 +24,9 @@ from ..run import run_folder
 from ..run.run_folder import Run
 from ..trust.errors import DataError, TrainfleetError
 from ..trust.safe_output import install
-from .cache import THREADS
 from .dataset_store import BucketDataset, DatasetStore, FolderDataset
 from .manifest import BLOCK, ITEM_BYTES, MANIFEST, Manifest, Shard, read_manifest, store_of
-from .tokens import check_block
+from .shards import THREADS, check_block
 
 # times that the run reads the dataset, at most: if it reads less than half, a copy is not worth it
 READ_TWICE = 2

@@ -5,27 +5,48 @@ Layout of .idx, as Megatron-LM reads it (megatron/core/datasets/indexed_dataset.
 version, u8 type code, u64 number of sequences, u64 number of document bounds, then i32 sequence
 lengths, i64 byte offsets of the sequences, i64 document bounds. Here every document is one sequence
 that ends with the end-of-document id. No document can be too long for 31 bits (formats.LONGEST).
+
+`Tokens` reads many shards as one long row, from mapped files or from S3 by blocks. Such blocks are
+cached as files on this machine, shared by its ranks and bounded in bytes. `check_opening` checks
+shards against the manifest when training starts, `verify` to the last byte on request.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import random
 import struct
 import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..config.conversion import LARGEST
+from ..config.vocabulary import FILE
+from ..process import file_systems
 from ..run.run_folder import unwritable
 from ..trust import untrusted_input
-from .dataset_store import DatasetStore
-from .manifest import BLOCK, LENGTHS, Shard
+from ..trust.errors import DataError
+from .dataset_store import BucketDataset, DatasetStore, FolderDataset
+from .manifest import BLOCK, ITEM_BYTES, LENGTHS, SPLITS, Manifest, Shard
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 TYPE_CODES = {"int32": 4, "uint16": 8}  # codes of Megatron's DType; it has no uint32
+
+OPEN_FILES = 512  # mapped files at a time, below the usual limit of 1024 descriptors
+Tokenlike = npt.NDArray[Any]
+
+THREADS = 8  # blocks that are fetched at a time
+
+SAMPLED = 4  # blocks that are read at every opening, other ones each time: 16 MiB, some 10 ms
 
 
 class ShardWriter:
@@ -160,3 +181,208 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: npt.DTypeLike) -> bytes:
         np.arange(count + 1, dtype="<i8"),
     )
     return header + b"".join(part.tobytes() for part in parts)
+
+
+class Tokens:
+    """Reads any range of the concatenated shards."""
+
+    def __init__(
+        self, store: DatasetStore, shards: Sequence[Shard], dtype: str, cache: BlockCache | None
+    ) -> None:
+        self.store, self.shards, self.cache = store, shards, cache
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.starts = np.concatenate(
+            [[0], np.cumsum([shard.tokens for shard in shards], dtype=np.int64)]
+        ).astype(np.int64)
+        self.mapped: Callable[[int], Tokenlike] = lru_cache(OPEN_FILES)(self._map)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def read(self, start: int, out: npt.NDArray[np.int64]) -> None:
+        """Fills `out` with the tokens from `start` on."""
+        for index, begin, end, at in self._parts(start, len(out)):
+            out[at : at + end - begin] = (
+                self._fetch(index, begin, end) if self.cache else self.mapped(index)[begin:end]
+            )
+
+    def expect(self, start: int, length: int) -> None:
+        """Prefetches these tokens into the cache, if there is one."""
+        for index, begin, end, _ in self._parts(start, length) if self.cache else ():
+            for block in self._blocks(begin, end):
+                self._cached(index, block)
+
+    def _parts(self, start: int, length: int) -> list[tuple[int, int, int, int]]:
+        """Returns shard, first and last token in it, and place in the row, for each stretch of a
+        range.
+        """
+        index, at, parts = int(np.searchsorted(self.starts, start, side="right")) - 1, 0, []
+        while at < length:
+            begin = start + at - int(self.starts[index])
+            end = min(begin + length - at, self.shards[index].tokens)
+            parts.append((index, begin, end, at))
+            index, at = index + 1, at + end - begin
+        return parts
+
+    def _map(self, index: int) -> Tokenlike:
+        shard = self.shards[index]
+        with open(
+            self.store.describe(f"{shard.path}.bin"), "rb", opener=untrusted_input.opener
+        ) as file:
+            return np.memmap(file, self.dtype, "r", shape=(shard.tokens,))
+
+    def _blocks(self, begin: int, end: int) -> range:
+        width = self.dtype.itemsize
+        return range(begin * width // BLOCK, (end * width - 1) // BLOCK + 1)
+
+    def _fetch(self, index: int, begin: int, end: int) -> Tokenlike:
+        blocks = self._blocks(begin, end)
+        content = b"".join(self._cached(index, block)() for block in blocks)
+        first = blocks[0] * BLOCK // self.dtype.itemsize
+        return np.frombuffer(content, self.dtype)[begin - first : end - first]
+
+    def _cached(self, index: int, block: int) -> Callable[[], bytes]:
+        """Fetches a block of a shard in the background, if needed; call the result to wait for
+        it.
+        """
+        assert self.cache is not None and isinstance(self.store, BucketDataset)
+        shard, store = self.shards[index], self.store
+
+        def fetch() -> bytes:
+            content = store.read_range(
+                f"{shard.path}.bin",
+                block * BLOCK,
+                min(shard.tokens * self.dtype.itemsize, (block + 1) * BLOCK),
+            )
+            check_block(content, shard, block, store)
+            return content
+
+        return self.cache.get(f"{shard.bin_sha256[:16]}-{block}", fetch)
+
+
+def check_block(content: bytes | memoryview, shard: Shard, block: int, store: DatasetStore) -> None:
+    """Raises DataError if a block of a shard is not as it was written."""
+    if zlib.crc32(content) != shard.blocks[block]:
+        why = f"the checksum of bytes {block * BLOCK} to {block * BLOCK + len(content)} differs"
+        raise DataError(
+            "is damaged", where=store.describe(f"{shard.path}.bin"), why=why, next=store.remake()
+        )
+
+
+class BlockCache:
+    """Reads a block from its file, or downloads it and keeps the file for the other ranks."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder, self.limit = folder, limit
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="blocks")
+        self.coming: dict[str, Future[bytes]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, name: str, fetch: Callable[[], bytes]) -> Callable[[], bytes]:
+        """Starts to prefetch a block. Calling the result waits for it and raises its error."""
+        if name not in self.coming:
+            self.coming[name] = self.threads.submit(self._bring, name, fetch)
+        return lambda: self._take(name, fetch)
+
+    def _take(self, name: str, fetch: Callable[[], bytes]) -> bytes:
+        future = self.coming.pop(name, None)
+        return future.result() if future else self._bring(name, fetch)
+
+    def _bring(self, name: str, fetch: Callable[[], bytes]) -> bytes:
+        path = self.folder / name
+        try:
+            content = path.read_bytes()
+            file_systems.offered(lambda: os.utime(path))  # used now, so it is kept longer
+        except FileNotFoundError:
+            content = fetch()
+            partial = path.with_name(f"{name}.{os.getpid()}.partial")
+            partial.write_bytes(content)
+            partial.replace(path)
+            self._make_room()
+        return content
+
+    def _make_room(self) -> None:
+        """Evicts the least recently used blocks."""
+        found = sorted(
+            (status.st_mtime_ns, status.st_size, path)
+            for path in self.folder.iterdir()
+            if (status := _stat(path))
+        )
+        size = sum(length for _, length, _ in found)
+        for _, length, path in found:
+            if size <= self.limit:
+                return
+            path.unlink(missing_ok=True)
+            size -= length
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:  # another rank made room
+        return None
+
+
+def check_opening(store: DatasetStore, manifest: Manifest) -> None:
+    """Raises DataError if a file is missing or has another size, the tokenizer is another one, or a
+    sampled block is damaged.
+
+    Blocks from S3 are checked one by one as they arrive.
+    """
+    sizes = {name: size for split in SPLITS for name, size in store.sizes(split).items()}
+    width = ITEM_BYTES[manifest.dtype]
+    for shard in manifest.shards:
+        if (
+            sizes.get(f"{shard.path}.bin") != shard.tokens * width
+            or f"{shard.path}.idx" not in sizes
+        ):
+            where = store.describe(f"{shard.path}.bin")
+            raise DataError(
+                "is missing, or its length differs from the manifest",
+                where=where,
+                next=store.remake(),
+            )
+    _check_tokenizer(store, manifest)
+    if isinstance(store, FolderDataset):
+        for shard, block in _some_blocks(manifest.shards):
+            with open(
+                store.folder / f"{shard.path}.bin", "rb", opener=untrusted_input.opener
+            ) as file:
+                file.seek(block * BLOCK)
+                check_block(file.read(BLOCK), shard, block, store)
+
+
+def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
+    """Yields a line for every file that was checked in full. Raises DataError at the first that
+    differs from the manifest.
+    """
+    check_opening(store, manifest)
+    for shard in manifest.shards:
+        for suffix, expected in (("bin", shard.bin_sha256), ("idx", shard.idx_sha256)):
+            name = f"{shard.path}.{suffix}"
+            digest = hashlib.sha256()
+            for part in store.stream(name):
+                digest.update(part)
+            if digest.hexdigest() != expected:
+                raise DataError(
+                    "is damaged: its SHA-256 differs",
+                    where=store.describe(name),
+                    next=store.remake(),
+                )
+            yield f"{name}  sha256 {expected[:16]}…  right"
+
+
+def _check_tokenizer(store: DatasetStore, manifest: Manifest) -> None:
+    path = store.folder / FILE
+    content = untrusted_input.read_bytes(path, LARGEST) if path.exists() else store.read(FILE)
+    if content is None or hashlib.sha256(content).hexdigest() != manifest.tokenizer_sha256:
+        what = "is not the tokenizer that the dataset was made with" if content else "is missing"
+        raise DataError(what, where=store.describe(FILE), next=store.remake())
+    if not path.exists():
+        FolderDataset(store.folder).write(FILE, content)
+
+
+def _some_blocks(shards: tuple[Shard, ...]) -> list[tuple[Shard, int]]:
+    draw = random.SystemRandom()
+    chosen = draw.choices(shards, weights=[len(shard.blocks) for shard in shards], k=SAMPLED)
+    return [(shard, draw.randrange(len(shard.blocks))) for shard in chosen]

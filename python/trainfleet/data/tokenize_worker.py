@@ -29,8 +29,7 @@ from ..process.processes import die_with_parent
 from ..run import run_folder
 from ..trust.errors import DataError, TrainfleetError
 from . import bpe, manifest, progress
-from .dataset_lock import only_job
-from .dataset_store import DatasetStore
+from .dataset_store import DatasetStore, only_job
 from .manifest import Manifest, Preparation
 from .sources import Unit, UnitPlan, plan_units
 from .tokenizer import Tokenizer, load

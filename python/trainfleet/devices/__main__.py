@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict
 
 from ..trust.safe_output import install
-from .matrix_products import measure
+from .cpu import measure
 
 if __name__ == "__main__":
     install()

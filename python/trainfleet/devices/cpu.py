@@ -1,20 +1,43 @@
-"""A CPU as a training device: gloo, and OMP_NUM_THREADS cores for the rank."""
+"""A CPU as a training device: gloo, and OMP_NUM_THREADS cores for the rank.
+
+`measure` finds how fast each format and library multiplies matrices here, for
+hardware/cpu_speed.py: a small model's layer, forward and backward, three products of 1,024 tokens
+by a matrix. They run on one core, in CPU seconds of its thread, so that other work on the machine
+counts little. Ways take turns, and the best turn of each counts.
+"""
 
 from __future__ import annotations
 
 import os
 import resource
 import sys
-from functools import cached_property
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..hardware import cpu_speed
-from . import matrix_products
+from ..hardware.cpu_speed import CpuSpeed, here
 from .base import COSTLY, Usual
+
+TOKENS = 1024
+# shapes of matrices: of a model a little wider than the preset `tiny`, and of `small`
+SHAPES = ((192, 512), (384, 1024))
+TURNS, LEAST = 4, 0.25  # turns of each way, and seconds of all ways together, at least
+# times as long as the fastest, in the first turn: the format has no instructions
+HOPELESS = 4.0
+# relative error of a product: fp32's own is 3e-7, and TF32's and bf16's are over 3e-4
+FP32_ERROR = 2e-6
+# share of the cores' time that the measurement must get to compare processes and threads
+BUSY = 0.8
+Batch = list[tuple[Tensor, Tensor, Tensor]]
+Clock = Callable[[], float]
 
 
 class Cpu(Usual):
@@ -33,7 +56,7 @@ class Cpu(Usual):
     def start(self) -> None:
         # AdamW's moments of rare tokens decay into denormals, which take 100 cycles each
         torch.set_flush_denormal(True)
-        matrix_products.by_onednn(cpu_speed.of_this_machine().by_onednn)
+        by_onednn(cpu_speed.of_this_machine().by_onednn)
 
     @cached_property
     def name(self) -> str:
@@ -83,3 +106,131 @@ class Cpu(Usual):
 
     def generators(self) -> list[torch.Generator]:
         return [torch.default_generator]
+
+
+def by_onednn(whether: bool) -> None:
+    """Computes fp32 products by oneDNN instead of MKL, which takes a slow path on CPUs of other
+    makers.
+
+    This is torch's (2.13) only switch for it, and it allows bf16 inside. On a CPU on which bf16
+    products bring oneDNN no advantage, like those without AMX, oneDNN still computes in fp32:
+    `is_exact` checks that.
+    """
+    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    matmul.fp32_precision = "bf16" if whether else "ieee"
+
+
+def is_exact() -> bool:
+    """Tells whether products by oneDNN are as exact as fp32, forward and backward."""
+    by_onednn(True)
+    try:
+        return max(error_of(*each) for each in batch(torch.float32)) < FP32_ERROR
+    finally:
+        by_onednn(False)
+
+
+def error_of(x: Tensor, weight: Tensor, gradient: Tensor) -> float:
+    """Returns the relative distance of products from those in fp64."""
+    pairs = zip(
+        products(x, weight, gradient),
+        products(x.double(), weight.double(), gradient.double()),
+        strict=True,
+    )
+    return max(float((found - true).norm() / true.norm()) for found, true in pairs)
+
+
+def products(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns a layer's forward pass, its input's gradient and its weight's."""
+    return torch.nn.functional.linear(x, weight), gradient @ weight, gradient.T @ x
+
+
+def batch(format_: torch.dtype, parts: int = 1) -> Batch:
+    """Returns input, weight and gradient of each shape, for one of `parts` equal parts of the
+    tokens.
+    """
+    rows, dice = max(1, TOKENS // parts), torch.Generator().manual_seed(1)
+    sizes = [((rows, width), (inner, width), (rows, inner)) for width, inner in SHAPES]
+    return [tuple(torch.randn(size, generator=dice).to(format_) for size in each) for each in sizes]  # type: ignore[misc]
+
+
+def multiply(given: Batch, threads: int) -> None:
+    torch.set_num_threads(threads)  # sets those of this Python thread
+    for each in given:
+        products(*each)
+
+
+def flops() -> float:
+    return sum(3 * 2.0 * TOKENS * width * inner for width, inner in SHAPES)
+
+
+def best_seconds(ways: dict[str, Callable[[], Any]], clock: Clock) -> dict[str, float]:
+    """Returns the seconds of each way's best turn."""
+
+    def seconds(name: str) -> float:
+        began = clock()
+        ways[name]()
+        return clock() - began
+
+    best = {name: min(seconds(name), seconds(name)) for name in ways}  # the first time warms up
+    left = [name for name in ways if best[name] < HOPELESS * min(best.values())]
+    until, turns = time.perf_counter() + LEAST, 0
+    while turns < TURNS or time.perf_counter() < until:
+        best |= {name: min(best[name], seconds(name)) for name in left}
+        turns += 1
+    return best
+
+
+def one_core() -> dict[str, float]:
+    """Returns FLOP/s of a core in each format; also of fp32 by oneDNN, if that is exact."""
+    whole, half = batch(torch.float32), batch(torch.bfloat16)
+
+    def onednn() -> None:
+        by_onednn(True)
+        multiply(whole, 1)
+        by_onednn(False)
+
+    ways: dict[str, Callable[[], Any]] = {
+        "fp32": partial(multiply, whole, 1),
+        "bf16": partial(multiply, half, 1),
+    }
+    ways |= {"onednn": onednn} if is_exact() else {}
+    return {"onednn": 0.0} | {
+        name: flops() / seconds for name, seconds in best_seconds(ways, time.thread_time).items()
+    }
+
+
+def all_cores(cores: int, format_: torch.dtype) -> dict[str, float]:
+    """Returns FLOP/s of all cores in one process, `together`, and in one process per core, `apart`;
+    {} if other work takes too much of them.
+
+    Python's threads stand in for processes, as they hold no lock while they multiply.
+    """
+    whole, parts = batch(format_), [batch(format_, cores) for _ in range(cores)]
+    with ThreadPoolExecutor(cores) as pool:
+        began, busy = time.perf_counter(), time.process_time()
+        while time.perf_counter() - began < LEAST / 4:
+            list(pool.map(multiply, parts, [1] * cores))
+        if time.process_time() - busy < BUSY * cores * (time.perf_counter() - began):
+            return {}
+        ways: dict[str, Callable[[], Any]] = {
+            "together": partial(multiply, whole, cores),
+            "apart": lambda: list(pool.map(multiply, parts, [1] * cores)),
+        }
+        return {
+            name: flops() / seconds
+            for name, seconds in best_seconds(ways, time.perf_counter).items()
+        }
+
+
+def measure() -> CpuSpeed:
+    """Measures the speed of this machine's CPUs in about a second."""
+    cpu, version, cores = here()
+    found = CpuSpeed(cpu, version, cores, **one_core())
+    if cores == 1:
+        return found
+    by_onednn(found.by_onednn)
+    try:
+        wide = all_cores(cores, torch.bfloat16 if found.half else torch.float32)
+    finally:
+        by_onednn(False)
+    return CpuSpeed(cpu, version, cores, found.fp32, found.onednn, found.bf16, **wide)

@@ -6,12 +6,19 @@ Neuron's names here follow AWS's documentation of TorchNeuron
 `torch.compile(backend="neuron")`, and a module `torch.neuron` with the names of torch.cuda's. This
 has never run on a Trainium chip: tests run it with both names changed to the CPU's
 (tests/distributed/test_neuron.py).
+
+A `Monitor` runs neuron-monitor next to a node's ranks: it keeps the newest reading, and logs errors
+of the devices.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -22,16 +29,19 @@ import torch
 from torch import Tensor
 
 from ..hardware import node_types
-from ..health.neuron_telemetry import Reading
+from ..health.neuron_telemetry import Reading, read_monitor
+from ..process.processes import die_with_parent
 from ..run.run_folder import COMPILED
 from ..trust import untrusted_input
-from ..trust.errors import RunError
+from ..trust.errors import InputError, RunError
 from .base import COSTLY, Call, Dice, Usual
-from .neuron_monitor import Monitor
 
 TYPE, GROUP = "neuron", "neuron"
 # first version of torch-neuronx that is TorchNeuron; earlier ones are PyTorch/XLA
 FIRST = (2, 13)
+
+TOOL = "neuron-monitor"
+BESIDE = "/opt/aws/neuron/bin"  # the folder of aws-neuronx-tools
 
 
 class Core(Usual):
@@ -185,3 +195,45 @@ def unusable(platform: str, why: str) -> RunError:
         next="make setup installs the platform's driver and packages on hosts; an image has them "
         "(make build)",
     )
+
+
+class Monitor:
+    """Reads neuron-monitor as long as this process lives; without the tool there are no
+    readings.
+    """
+
+    def __init__(self) -> None:
+        self.newest = Reading()
+        tool = shutil.which(TOOL, path=os.pathsep.join([os.environ.get("PATH", ""), BESIDE]))
+        if tool is None or os.environ.get("LOCAL_RANK", "0") != "0":  # one per node
+            return
+        self.process = subprocess.Popen(
+            [tool],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,
+        )
+        threading.Thread(target=self._follow, name=TOOL, daemon=True).start()
+
+    def _follow(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:  # all groups, every 5 seconds
+            with suppress(InputError):  # a line that is not a report is ignored
+                self.take(read_monitor(line))
+
+    def take(self, reading: Reading) -> None:
+        """Keeps a reading, and logs changes since the last one."""
+        before, self.newest = self.newest, reading
+        if reading.uncorrected > before.uncorrected:
+            print(
+                f"{TOOL}: {reading.uncorrected - before.uncorrected} uncorrectable memory errors "
+                "on this node",
+                flush=True,
+            )
+        if reading.errors:
+            print(
+                f"{TOOL}: {reading.errors} executions failed, {reading.timed_out} of them timed "
+                "out",
+                flush=True,
+            )

@@ -4,11 +4,10 @@ __main__       one rank of the job, from its environment to its exit code
 trainer        the loop
 world          the ranks: how they meet and agree
 parallel/      every layout: each rank's part of the model, and how a step goes through the parts
-optimizer      AdamW, its learning rate at each step, clipping
+optimizer      the config's one of optimizers, its learning rate at each step, clipping
 step_guard     which steps to skip: loss or gradients not finite, or a spike
 batches        a rank's part of each global batch, prefetched
 vote           the vote by which all ranks stop or save at the same step
-spot_notice    EC2's notice that a spot instance will soon be reclaimed
 timing         the use of the seconds, tokens per second, MFU
 record         the files that rank 0 writes to the run folder
 checkpoint/    saving in the background, and resuming; trainfleet.checkpoints decides which exist

@@ -27,22 +27,20 @@ from ..data.dataset import Dataset, Manifest
 from ..health import fence, lease
 from ..health.heartbeat import Heart
 from ..process.processes import SUPERVISOR, die_with_parent
-from ..run import events, run_folder
+from ..run import records, run_folder
 from ..run.loggers import Loggers
 from ..run.run_folder import Run
 from ..storage import s3_sync_agent
 from ..trust import untrusted_input
 from ..trust.errors import RunError, TrainfleetError
 from ..trust.safe_output import install
-from . import generate, spot_notice
+from . import generate
 from .batches import samples_for
 from .checkpoint import Checkpoints
 from .record import Recorder
-from .step_profiler import StepProfiler
-from .straggler import Slowest
-from .timing import Stopwatch
+from .timing import Slowest, StepProfiler, Stopwatch
 from .trainer import Trainer
-from .vote import Vote
+from .vote import NoticePoller, Vote
 from .world import World, first_to_say, join
 
 TRACEBACK_LINES = 12
@@ -55,7 +53,7 @@ def main(arguments: list[str]) -> int:
     rank, node, order = (
         int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", fence.VARIABLE)
     )
-    run, number = Run(Path(arguments[0]), events.node(node, order)), 0
+    run, number = Run(Path(arguments[0]), records.node(node, order)), 0
     try:
         number = (
             fence.enter(run.folder, order, int(os.environ.get(fence.AGAIN, "0")))
@@ -66,7 +64,7 @@ def main(arguments: list[str]) -> int:
         config = load_resolved(run.config)
         with join(devices.planned(config.fleet.device)) as world:
             heart.meet(number := world.as_first_says(number))
-            run.writer = events.node(node, number)
+            run.writer = records.node(node, number)
             heart.at("load")
             train(run, config, world, heart, {"loaded": loaded, "met": time.time()})
             heart.stop()
@@ -101,7 +99,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
     vote = Vote(run.stop if looks else None, world.tree("votes"))
     heart.alone = lambda seconds: leave_alone(run, vote, world, seconds)
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
-        spot_notice.NoticePoller(lambda notice: on_notice(run, vote, world.node, notice))
+        NoticePoller(lambda notice: on_notice(run, vote, world.node, notice))
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     dataset.check_vocabulary(config.model.vocab_size)
     checkpoints = Checkpoints(run, config, dataset.identity, world)

@@ -16,8 +16,7 @@ from ..config.optimizers import OPTIMIZERS
 from ..config.types import Train
 from ..devices import Device
 from ..models.network import Network
-from .optimizers import AdamW, Lamb, Muon
-from .rounding import RoundedAdamW, renew
+from .optimizers import AdamW, Lamb, Muon, RoundedAdamW, renew
 
 Settings = dict[str, Any]
 
@@ -78,7 +77,7 @@ def build(
 
 
 def adamw(of: Making) -> torch.optim.Optimizer:
-    """Makes torch's fused one if it runs here; that of rounding.py for weights in bf16."""
+    """Makes torch's fused one if it runs here; RoundedAdamW for weights in bf16."""
     if of.train.param_dtype == "bf16":
         step = of.device.compiled(renew, dynamic=True) if of.train.compile else renew
         names = {parameter: name for name, parameter in (of.matrices | of.vectors).items()}

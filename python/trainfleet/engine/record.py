@@ -17,8 +17,7 @@ from ..run.loggers import Loggers
 from ..run.run_folder import Record, Run, append_line, write_atomic
 from ..trust.errors import RunError
 from .checkpoint import Saved, TrainingProgress
-from .straggler import Slowest
-from .timing import Stopwatch
+from .timing import Slowest, Stopwatch
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -1,24 +1,42 @@
-"""Measures the use of the seconds, and MFU."""
+"""Measures the use of the seconds, and MFU; finds the slowest rank; profiles chosen steps.
+
+torch's profiler leaves a trace for a viewer, and a summary of the time.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TypeVar
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch._C._autograd import DeviceType
 from torch.compiler import disable
-from torch.profiler import record_function
+from torch.profiler import profile, record_function
 
 from ..health.heartbeat import Heart
+from ..health.heartbeat_format import Beat, Beats
+from ..run.run_folder import Record, write_atomic
 
 # steps at most, since the device's clock was read last: slowness is judged by their mean
 STEPS_JUDGED = 10
 Item = TypeVar("Item")
 # returns seconds on a device's clock, once the device has passed the event (devices/base.py)
 Reading = Callable[[], float]
+
+PARTS = ("data", "forward", "backward", "pipeline", "optimizer")  # names in Stopwatch.part
+COLLECTIVE = re.compile(
+    r"gloo:|nccl|c10d::|_c10d_functional|all_?reduce|all_?gather|reduce_?scatter|broadcast|ProcessGroup",
+    re.I,
+)
+MOST = 12  # operations in a summary
+Span = tuple[float, float]  # begin and end, in microseconds
 
 
 def now() -> Reading:
@@ -216,3 +234,138 @@ class Stopwatch:
             **self.apart,
             "total": self.total,
         }
+
+
+class Slowest:
+    """The rank with the longest own work in its newest complete step.
+
+    It is found in the beats of all ranks (health/heartbeat_format.py), at most two seconds old.
+    """
+
+    def __init__(self, heart: Heart, ranks: int) -> None:
+        """Starts reading beats; `heart` has met the others, as their attempt has its number by
+        then.
+        """
+        self.beats, self.ranks = Beats(heart.folder, heart.attempt.number), ranks
+        self.known: dict[int, Beat] = {}
+
+    def measure(self) -> Record:
+        """Returns `slowest_rank`, the seconds of that rank's work, and those of the median rank; {}
+        until all ranks' can be seen.
+
+        A folder that nodes do not share shows each node only its own ranks.
+        """
+        self.known |= self.beats.new()
+        busy = {rank: beat.busy_seconds for rank, beat in self.known.items() if beat.busy_seconds}
+        if len(busy) < max(2, self.ranks):
+            return {}
+        rank = max(busy, key=busy.__getitem__)
+        return {
+            "slowest_rank": rank,
+            "slowest_own": round(busy[rank], 4),
+            "median_own": round(median(busy.values()), 4),
+        }
+
+
+class StepProfiler:
+    """Profiles the steps `first-last` of a rank, or none, and leaves trace.json.gz and summary.json
+    in a folder.
+    """
+
+    def __init__(self, folder: Path, steps: str | None) -> None:
+        self.folder = folder
+        self.first, self.last = map(int, steps.split("-")) if steps else (0, 0)
+        self.profiler: Any = None
+        self.began = 0.0
+
+    def at(self, step: int) -> None:
+        """Starts or ends the profile when a step begins."""
+        if step == self.first and self.first:
+            # everything that torch can see here: the host, and devices
+            self.profiler, self.began = (profile(), time.perf_counter())
+            self.profiler.start()
+        elif step == self.last + 1:
+            self.close()
+
+    def close(self) -> None:
+        """Writes the trace and the summary, if a step was profiled."""
+        if self.profiler is None:
+            return
+        self.profiler.stop()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.profiler.export_chrome_trace(str(self.folder / "trace.json.gz"))
+        found = summarize(self.profiler.events())
+        write_atomic(
+            self.folder / "summary.json",
+            json.dumps({"steps": [self.first, self.last]} | found, indent=2) + "\n",
+        )
+        self.profiler = None
+
+
+def summarize(events: Iterable[Any]) -> dict[str, Any]:
+    """Returns seconds of the profiled time and of its parts, the collectives' share, and the
+    operations that took longest.
+
+    If a device did the work, its kernels count; otherwise the host's operations, each without those
+    that it called. A collective is hidden while anything else is computed.
+    """
+    parts = {name: list[Span]() for name in PARTS}
+    on_host, on_device = list[Any](), list[Any]()
+    for event in events:
+        if event.name not in PARTS:
+            (on_host if event.device_type == DeviceType.CPU else on_device).append(event)
+        elif event.device_type == DeviceType.CPU:
+            parts[event.name].append(_span(event))
+    work = on_device or on_host
+    regions = sum(parts.values(), list[Span]())
+    times = [edge for span in regions or map(_span, work) for edge in span]
+    total = max(times) - min(times) if times else 0.0
+    return {
+        "seconds": total / 1e6,
+        "parts": {name: length(spans) / 1e6 for name, spans in parts.items() if spans},
+        "communication": _communication(work, bool(on_device)),
+        "top": _top(work, bool(on_device)),
+    }
+
+
+def _communication(work: list[Any], kernels: bool) -> dict[str, float]:
+    talk, own = list[Span](), list[Span]()
+    for event in work:
+        if COLLECTIVE.search(event.name):
+            talk.append(_span(event))
+        elif kernels or event.name.startswith("aten::"):
+            own.append(_span(event))
+    talking, computing = length(merge(talk)), length(merge(own))
+    together = talking + computing - length(merge([*talk, *own]))
+    return {"seconds": talking / 1e6, "not_hidden": (talking - together) / 1e6}
+
+
+def merge(spans: Iterable[Span]) -> list[Span]:
+    """Returns the same time as spans that don't overlap."""
+    merged: list[Span] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def length(spans: Iterable[Span]) -> float:
+    return sum(end - begin for begin, end in spans)
+
+
+def _span(event: Any) -> Span:
+    return event.time_range.start, event.time_range.end
+
+
+def _top(work: list[Any], kernels: bool) -> list[dict[str, Any]]:
+    taken: dict[str, tuple[float, int]] = {}
+    for event in work:
+        spent = length([_span(event)]) if kernels else event.self_cpu_time_total
+        before, calls = taken.get(event.name, (0.0, 0))
+        taken[event.name] = before + spent, calls + 1
+    longest = sorted(taken.items(), key=lambda item: -item[1][0])[:MOST]
+    return [
+        {"name": name, "seconds": spent / 1e6, "calls": calls} for name, (spent, calls) in longest
+    ]

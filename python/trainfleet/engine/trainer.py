@@ -17,12 +17,11 @@ from ..trust.errors import RunError
 from . import batches
 from .batches import Batches, Samples
 from .checkpoint import Checkpoints
-from .loss_scale import Scale
 from .parallel import arrange
 from .record import Recorder
-from .step_guard import StepGuard
+from .step_guard import Scale, StepGuard
 from .timing import Stopwatch
-from .vote import Vote
+from .vote import Decision, Vote
 from .world import World
 
 COLLECT_EVERY = 100  # steps between garbage collections, at the same step on all ranks
@@ -87,15 +86,10 @@ class Trainer:
                 self.log(recorder, valid_loss)
             decision = vote.agreed(self.checkpoints.proposal())
             ending = decision.stop or step == last
-            try:
-                if self.checkpoints.due(step, decision) or ending:
-                    self.save(last=ending)
-            finally:  # a save that ends the run is news too, and so is the one before it
-                if recorder:
-                    recorder.saved(self.checkpoints.news())
+            self.save_if_due(step, decision, ending, recorder)
             if ending:
                 return "finished" if step == last else "stopped"
-            if step == first or due(step, COLLECT_EVERY):
+            if due(step - first, COLLECT_EVERY):
                 collect_garbage()
         return "finished"
 
@@ -134,6 +128,17 @@ class Trainer:
         if recorder:
             meters = self.device.meters() | (self.scale.meters() if self.scale else {})
             recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used(), meters)
+
+    def save_if_due(
+        self, step: int, decision: Decision, last: bool, recorder: Recorder | None
+    ) -> None:
+        """Begins a checkpoint if one is due at this step, and records those that have ended."""
+        try:
+            if self.checkpoints.due(step, decision) or last:
+                self.save(last)
+        finally:  # a save that ends the run is news too, and so is the one before it
+            if recorder:
+                recorder.saved(self.checkpoints.news())
 
     def save(self, last: bool) -> None:
         """Begins a checkpoint of this step; at the last step, waits until it is committed."""

@@ -1,5 +1,5 @@
 """Measures the speed of this machine's CPUs at matrix products, in about a second
-(devices/matrix_products.py).
+(devices/cpu.py).
 
 It decides the number format of `train.precision: auto`, the ranks per node and MFU's peak. It is
 measured once and kept in the Python environment, for this CPU, this torch and this number of cores.

@@ -4,36 +4,44 @@ in the run folder.
 The ranks of a node write their beats to a folder in the node's memory. The first rank that finds
 the node's round overdue by a second does it. It gathers all beats into the node's one file in the
 run folder (health/heartbeat_format.py). There it reads the instructions to the ranks: their attempt
-has ended (health/fence.py), their stacks are requested (health/stack_dumps.py), or their launcher
+has ended (health/fence.py), their stacks are requested (`asked`), or their launcher
 is gone (health/lease.py). So the run folder has one writer and one reader per node, regardless of
 which rank dies or hangs.
 
 A training loop only reports where it is (`heart.at("step", 12)`), which is an assignment. The stale
 part shows how a rank died. If the beat is stale, the process does not run: it is stopped or dead,
 or its node is. If only its position is stale, the process runs but makes no progress.
+
+A launcher requests stack dumps of hanging ranks, and searches them for the one that is elsewhere:
+
+heartbeats/dump            a new time in it requests a dump from every rank
+logs/stacks-rank-<r>.txt   a rank's dump
 """
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ..process import temporary_folders
+from ..process import file_systems
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 from ..trust.validation import fit
-from . import fence, stack_dumps, tcp_stats
+from . import fence, tcp_stats
 from .fence import Attempt
 from .heartbeat_format import FOLDER, Beat, pack, parse, replace_file, write_beats
 from .lease import Vacancy, newest_holder
@@ -43,6 +51,10 @@ FENCED = fence.Fenced.exit_code  # exit code of a rank after its attempt has end
 LEASE_EVERY = 5.0  # seconds between two polls of the launcher's lease
 TO_LEAVE = 900.0  # seconds that ranks without a launcher get to save and exit
 MEMORY = Path("/dev/shm")  # a file system in memory, if it exists
+
+DUMP = "dump"
+_RANK = re.compile("[0-9]{1,9}")
+MOST = 1 << 16  # bytes read from the end of a dump: the main thread is printed last
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class NodeMemory:
     def __init__(self, folder: Path, node: int, order: int) -> None:
         self.folder, self.number = folder, node
         self.shared = _memory(folder, node, order)
-        self.lock = temporary_folders.hold(self.shared)
+        self.lock = file_systems.hold(self.shared)
 
     def leave(self, beat: Beat) -> None:
         """Keeps a rank's newest beat."""
@@ -133,7 +145,7 @@ class Heart:
         self.position: tuple[str, int, float] = ("start", 0, time.monotonic())
         self.took = self.busy = 0.0
         self.node = NodeMemory(folder, node, order)
-        self._stacks = stack_dumps.asked(folder)
+        self._stacks = asked(folder)
         self._complained = self._orphaned = False
         self._end = threading.Event()
         self._try(self._leave)  # before a finished rank can conclude that all are
@@ -199,9 +211,7 @@ class Heart:
         newest, lease, looked = fence.current(self.folder), before.lease, before.looked
         if self.patience and time.monotonic() - looked >= LEASE_EVERY:
             lease, looked = lease.look(newest_holder(self.folder), LEASE_EVERY), time.monotonic()
-        return Instructions(
-            newest.order, newest.number, stack_dumps.asked(self.folder), lease, looked
-        )
+        return Instructions(newest.order, newest.number, asked(self.folder), lease, looked)
 
     def _obey(self, orders: Instructions) -> None:
         newest = Attempt(orders.order, orders.number)
@@ -211,7 +221,7 @@ class Heart:
             )
         if orders.stacks and orders.stacks != self._stacks:
             self._stacks = orders.stacks
-            self._try(lambda: stack_dumps.dump(self.folder, self.rank))
+            self._try(lambda: dump(self.folder, self.rank))
         if self.patience and orders.lease.vacant >= self.patience:
             if not self._orphaned:
                 self._orphaned = True
@@ -250,8 +260,86 @@ def _memory(folder: Path, node: int, order: int) -> Path:
         own.mkdir(mode=0o700, exist_ok=True)
         found = own.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
-            temporary_folders.sweep(own.iterdir())
+            file_systems.sweep(own.iterdir())
             key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
             (shared := own / f"{key}-{node}-{order}").mkdir(exist_ok=True)
             return shared
     return folder / FOLDER / f".node-{node}-{order}"
+
+
+def ask(folder: Path) -> None:
+    """Requests a dump: every live rank writes it within two heartbeats (heartbeat.EVERY)."""
+    path = folder / FOLDER / DUMP
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
+        file.write(str(time.time()))
+
+
+def asked(folder: Path) -> str:
+    """Returns the time of the last request as text; "" before the first."""
+    try:
+        return untrusted_input.read_text(folder / FOLDER / DUMP, untrusted_input.KIBIBYTE)
+    except (FileNotFoundError, InputError):
+        return ""
+
+
+def dump(folder: Path, rank: int) -> None:
+    """Writes the Python stacks of all threads of this process."""
+    path = folder / "logs" / f"stacks-rank-{rank}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+
+
+class Stacks:
+    """The dumps that ranks write after `since` (unix time); each file is read once."""
+
+    def __init__(self, folder: Path, since: float) -> None:
+        self.folder, self.since = folder / "logs", since
+        self.found: dict[int, str] = {}
+
+    def read(self) -> dict[int, str]:
+        """Returns the dumps so far, by rank."""
+        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                rank = entry.name.removeprefix("stacks-rank-").removesuffix(".txt")
+                if (
+                    entry.name.startswith("stacks-rank-")
+                    and _RANK.fullmatch(rank)
+                    and int(rank) not in self.found
+                ):
+                    stat = entry.stat()
+                    if stat.st_mtime >= self.since and stat.st_size:
+                        with suppress(InputError):
+                            self.found[int(rank)] = read_end(Path(entry.path), MOST)
+        return self.found
+
+
+def read_end(path: Path, most: int) -> str:
+    """Returns the last `most` bytes of a file as text."""
+    with untrusted_input.open_regular(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+        return file.read(most).decode(errors="replace")
+
+
+def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
+    """Returns the only rank with a main thread at a different place from all others, and that
+    place; None if not exactly one is.
+    """
+    frames = {rank: innermost(text) for rank, text in stacks.items()}
+    counts = Counter(frames.values())
+    alone = [rank for rank, frame in frames.items() if frame and counts[frame] == 1]
+    return (alone[0], frames[alone[0]]) if len(alone) == 1 and len(frames) > 2 else None
+
+
+def innermost(stacks: str) -> str:
+    """Returns the main thread's innermost frame as `file.py:12 name`: faulthandler prints that
+    thread last.
+    """
+    threads = stacks.split("most recent call first):\n")
+    frame = threads[-1].strip().splitlines()[0] if len(threads) > 1 else ""
+    parts = frame.strip().split('"')
+    if len(parts) < 3:
+        return ""
+    line = parts[2].removeprefix(", line ").replace(" in ", " ")
+    return f"{Path(parts[1]).name}:{line}"

@@ -65,6 +65,9 @@ class NodeLinks:
     peers: dict[str, PeerLink]
 
 
+Links = Mapping[int, NodeLinks]  # of all nodes
+
+
 def write_links(folder: Path, node: int, attempt: int) -> None:
     """Records the figures of this node's kernel; writes no file without a connection to another
     node.
@@ -159,9 +162,7 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
     return None
 
 
-def slow_nodes(
-    before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks], slower: bool = True
-) -> dict[int | None, str]:
+def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | None, str]:
     """Finds nodes with links far worse than the others', and the reason in words. Pure.
 
     A bad link spoils two nodes' figures for each other; a node is to blame if even its best pair is
@@ -204,7 +205,7 @@ def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: b
     return ""
 
 
-def _worse_of_two(a: int, b: int, now: Mapping[int, NodeLinks]) -> int | None:
+def _worse_of_two(a: int, b: int, now: Links) -> int | None:
     """Returns the one of two nodes without a good link to any other machine, like a launcher or a
     file server; None if that does not decide.
     """
@@ -225,25 +226,20 @@ def _is_good(link: PeerLink) -> bool:
     )
 
 
-def _pairs(
-    before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks]
-) -> list[tuple[int, int, float, float]]:
+def _pairs(before: Links, now: Links) -> list[tuple[int, int, float, float]]:
     """Returns each pair of nodes with traffic since `before`, by its worse direction: milliseconds,
     share of packets retransmitted.
     """
     nodes = {address: node for node, links in now.items() for address in links.addresses}
     pairs: dict[tuple[int, int], tuple[float, float]] = {}
     for node, links in now.items():
+        earlier = before[node].peers if node in before else {}
         for peer, link in links.peers.items():
-            old = (
-                before[node].peers.get(peer, PeerLink(0.0, 0, 0))
-                if node in before
-                else PeerLink(0.0, 0, 0)
-            )
+            old = earlier.get(peer, PeerLink(0.0, 0, 0))
             sent, again = link.sent - old.sent, link.again - old.again
             if (other := nodes.get(peer)) is None or other == node or sent < FEW:
                 continue
             pair = min(node, other), max(node, other)
             way, share = pairs.get(pair, (0.0, 0.0))
             pairs[pair] = max(way, link.ms), max(share, max(0, again) / sent)
-    return [(a, b, way, share) for (a, b), (way, share) in pairs.items()]
+    return [(*pair, *worse) for pair, worse in pairs.items()]

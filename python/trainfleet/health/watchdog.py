@@ -23,9 +23,8 @@ from pathlib import Path
 from statistics import median
 
 from . import fence, tcp_stats
-from .heartbeat import EVERY
+from .heartbeat import EVERY, Stacks, ask, odd_one
 from .heartbeat_format import Beat, Beats, stage
-from .stack_dumps import Stacks, ask, odd_one
 
 STEPS_KEPT = 256  # steps of all ranks; the usual step is their median
 SLOWER = 1.5  # a rank whose own work takes this many times the others' is slow

@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 
 from ..config import Config, dump_resolved
-from ..process import temporary_folders
+from ..process import file_systems
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 
@@ -67,11 +67,11 @@ def received(descriptor: int) -> list[str]:
         case {"verb": str(verb), "config": str(config), "variables": dict(variables)} if all(
             isinstance(value, str) for value in variables.values()
         ):
-            temporary_folders.sweep(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+            file_systems.sweep(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
         case _:
             raise InputError("is not a verb's order", where="stdin", next="make VERB sends one")
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    temporary_folders.hold(folder)
+    file_systems.hold(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "config.yaml").write_text(config, encoding="utf-8")
     threading.Thread(

@@ -24,7 +24,7 @@ from pathlib import Path
 from ..backends import job_starts
 from ..config import Config, load_resolved
 from ..config.host_list import Host
-from ..health.stack_dumps import read_end
+from ..health.heartbeat import read_end
 from ..hosts import preflight
 from ..hosts.facts import SCRIPT, Facts, parse
 from ..hosts.fleet import wanted_of

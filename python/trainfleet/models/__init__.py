@@ -1,10 +1,11 @@
 """The networks, as plain modules: they know nothing about ranks or devices.
 
-llama gpt2 bert roberta   one per family; llama also serves mistral, qwen2, qwen3, olmo2 and gemma,
-                          which differ from it in data;
+llama gpt2 bert   one per family; llama also serves mistral, qwen2, qwen3, olmo2 and gemma, and bert
+                  serves roberta, which differ from them in data;
          `model(tokens)` returns logits, `model(tokens, targets=...)` the loss
-layers   parts of the last three           loss   the training losses
-parallel_plan   how a model may be divided   huggingface_weights   their folders, in and out
+layers   parts of the last two             loss   the training losses
+network  their base class, and how a model may be divided
+huggingface_weights   their folders, in and out
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from .bert import Bert, Encoder
 from .gpt2 import GPT2
 from .llama import Llama
 from .network import Network
-from .roberta import Roberta
 
-__all__ = ["GPT2", "Bert", "Encoder", "Llama", "Network", "Roberta", "build"]
+__all__ = ["GPT2", "Bert", "Encoder", "Llama", "Network", "build"]
 
 
 def build(shape: Model) -> Network:

@@ -4,6 +4,9 @@
 Shapes: B sequences, T tokens, D hidden size, V vocabulary. The input is tokens [B, T], or tokens
 and segments [B, T, 2]. The first token's target tells whether B follows A (0: it does), as that
 token is never hidden.
+
+RoBERTa is BERT without the second question, masked again every time a sequence is seen (Liu et al.
+2019, arXiv:1907.11692).
 """
 
 from __future__ import annotations
@@ -18,8 +21,7 @@ from ..config.families import FAMILIES
 from ..config.types import Model
 from .layers import COLUMN, ROW, Embeddings, FeedForward, MultiHeadAttention, initial
 from .loss import IGNORED, hidden_token_loss
-from .network import Network, Total
-from .parallel_plan import ParallelPlan
+from .network import Network, ParallelPlan, Total
 
 
 class Encoder(Network):

@@ -85,7 +85,7 @@ def check(model: Network, where: str) -> None:
             "the plan of the model is wrong",
             where=where,
             why=why,
-            next="read trainfleet/models/parallel_plan.py",
+            next="read trainfleet/models/network.py",
         )
 
 

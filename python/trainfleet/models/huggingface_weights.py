@@ -91,29 +91,33 @@ def save(model: Network, family: str, folder: Path) -> list[str]:
     names. Same weights, same bytes.
     """
     tensors = dict(sorted(outgoing(model, family).items()))
-    shards: list[dict[str, Tensor]] = [{}]
-    for name, tensor in tensors.items():
-        if (
-            shards[-1]
-            and sum(part.nbytes for part in shards[-1].values()) + tensor.nbytes > SHARD_BYTES
-        ):
-            shards.append({})
-        shards[-1][name] = tensor
+    shards = _shards(tensors)
+    files = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
     if len(shards) == 1:
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        return [WEIGHTS]
-    files = [
-        f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))
-    ]
+        files = [WEIGHTS]
+    where: dict[str, str] = {}
     for file, shard in zip(files, shards, strict=True):
         save_file(shard, folder / file, metadata={"format": "pt"})
-    where = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+        where |= dict.fromkeys(shard, file)
+    if len(shards) == 1:
+        return files
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
         "weight_map": where,
     }
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return [*files, INDEX]
+
+
+def _shards(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    shards, size = [dict[str, Tensor]()], 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    return shards
 
 
 def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:

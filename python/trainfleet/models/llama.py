@@ -21,8 +21,7 @@ from torch.nn import functional as F
 from ..config.families import FAMILIES
 from ..config.types import Model
 from .loss import next_token_loss
-from .network import Attend, Network, causal_within, positions_within
-from .parallel_plan import ParallelPlan
+from .network import Attend, Network, ParallelPlan, causal_within, positions_within
 
 # std of every matrix; those that write to the residual stream get less, see `initial`
 INITIAL_STD = 0.02

@@ -1,10 +1,13 @@
-"""Defines the base class of all families of models."""
+"""Defines the base class of all families of models, and the plan by which one may be divided among
+ranks: names of its modules, which any library of parallel layers can apply.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,7 +16,6 @@ from torch.nn import functional as F
 
 from ..config.types import Model
 from .loss import Surprise, surprise
-from .parallel_plan import ParallelPlan
 
 
 class Network(nn.Module, ABC):
@@ -133,3 +135,32 @@ def causal_within(documents: Tensor) -> Tensor:
     """
     same = documents[:, None, :, None] == documents[:, None, None, :]
     return same.tril()
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """Names from the model's root; `*` is any block.
+
+    Tensor parallelism splits `column` layers by their outputs (entire heads at a time), `row`
+    layers by their inputs (their outputs are then summed), and `embeddings` by the vocabulary. With
+    it, the sequence is divided from the output of `divided` on: `norms` each see a part of it, and
+    `gathered` modules need all of it. A pipeline may cut between the `blocks`; `first` is only with
+    the first of them, `last` with the last; `head` computes the logits. `alike` modules are the
+    same on every rank, and also get the entire sequence. `head_norms` see entire heads [B, T,
+    heads, E], of which each rank has some. `copied` are those of `column` that may have fewer heads
+    than there are ranks: then some ranks have the same ones.
+    """
+
+    blocks: str
+    first: tuple[str, ...]
+    last: tuple[str, ...]
+    head: str
+    embeddings: tuple[str, ...]
+    divided: str
+    norms: tuple[str, ...]
+    gathered: tuple[str, ...]
+    column: tuple[str, ...]
+    row: tuple[str, ...]
+    alike: tuple[str, ...] = ()
+    head_norms: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()

@@ -46,10 +46,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..health import fence
-from ..health.stack_dumps import read_end
+from ..health.heartbeat import read_end
 from ..process.node_log import Log
 from ..process.rdma_adapters import fastest, listed, ports_here
-from ..run import events
+from ..run import records
 from ..run.run_folder import COPY, MOUNTED, Run, make_folder, node_log, scratch
 from ..storage.cloudwatch import forwarding
 from ..storage.s3_sync_agent import BUCKET, uplink_for
@@ -303,7 +303,7 @@ def await_nodes(options: Options, placement: Placement, log: Log) -> None:
     except BackendError as error:
         log.note("node", " ".join(str(error).split()))
         if options.ranks:
-            run = Run(options.folder, events.node(placement.node, attempt))
+            run = Run(options.folder, records.node(placement.node, attempt))
             run.note(
                 "fault",
                 order=attempt,

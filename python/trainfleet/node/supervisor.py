@@ -37,7 +37,7 @@ from ..health import fence
 from ..health.heartbeat_format import replace_file
 from ..health.kernel_log import Kernel
 from ..health.watchdog import Alarm, Sentry
-from ..process import file_systems, temporary_folders
+from ..process import file_systems
 from ..process.host_marker import announce
 from ..process.node_log import Log, say, stamp
 from ..process.processes import SUPERVISOR, die_with_parent, identity, signal_group
@@ -120,13 +120,13 @@ def on_own_disk(scratch: Path) -> Iterator[None]:
     """Links `scratch` to a folder on this node's disk: ranks print into it, and a full shared disk
     must not end them.
     """
-    temporary_folders.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
+    file_systems.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
     remove(scratch)  # left by a supervisor that was killed
     with contextlib.ExitStack() as stack:
         folder = scratch  # if the node's disk has no room
         with contextlib.suppress(OSError):
             made = Path(tempfile.mkdtemp(prefix=SCRATCH))
-            stack.callback(os.close, temporary_folders.hold(made))
+            stack.callback(os.close, file_systems.hold(made))
             stack.callback(shutil.rmtree, made, ignore_errors=True)
             scratch.parent.mkdir(parents=True, exist_ok=True)
             scratch.symlink_to(made)

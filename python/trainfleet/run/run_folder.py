@@ -2,11 +2,11 @@
 
 runs/<name>/
   config.yaml  results.json  metrics.jsonl  report.html
-  events/<writer>.jsonl  what happened (run/events.py); events.jsonl in runs that began before
+  events/<writer>.jsonl  what happened (run/records.py); events.jsonl in runs that began before
                          format 2
   heartbeats/node-<i>    the newest beats of that node's ranks (health/heartbeat.py); attempts/ and
                          dump: health/fence.py,
-                         health/stack_dumps.py
+                         health/heartbeat.py
   given.yaml   what was asked for: the user's config with SET and NODES in it, from which all is
                derived when the run goes on
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8
@@ -40,7 +40,7 @@ from ..trust import untrusted_input
 from ..trust.errors import InputError, RunError
 from ..trust.redaction import hide_all
 from ..trust.validation import fit
-from . import contents, events
+from . import contents, records
 from .records import Results, check_event, check_metric, require_object
 
 RUNS = Path("runs")
@@ -61,9 +61,9 @@ class Run:
     """The paths of one run folder and the few ways to read and write them."""
 
     def __init__(self, folder: Path, writer: str = "") -> None:
-        """`writer` is who records events here (run/events.py): by default this host's launcher."""
+        """`writer` is who records events here (run/records.py): by default this host's launcher."""
         untrusted_input.seal(folder)
-        self.folder, self.writer = folder, writer or events.launcher()
+        self.folder, self.writer = folder, writer or records.launcher()
         self.config, self.given = folder / "config.yaml", folder / "given.yaml"
         self.results = folder / "results.json"
         self.metrics = folder / "metrics.jsonl"
@@ -119,8 +119,8 @@ class Run:
             InputError: it is not what a run writes.
         """
         results = read_json(self.results) or {}
-        if isinstance(format_ := results.get("format"), int) and format_ > events.FORMAT:
-            why = f"its format is {format_}, and this version reads up to {events.FORMAT}"
+        if isinstance(format_ := results.get("format"), int) and format_ > records.FORMAT:
+            why = f"its format is {format_}, and this version reads up to {records.FORMAT}"
             raise RunError(
                 f"a newer trainfleet wrote {self.name}",
                 where=str(self.results),
@@ -139,7 +139,7 @@ class Run:
         """Replaces the given keys of results.json, atomically; one writer at a time (launcher, then
         rank 0, then launcher).
         """
-        results = self.read_results() | {"format": events.FORMAT} | fields
+        results = self.read_results() | {"format": records.FORMAT} | fields
         write_json(self.results, hide_all(results))
         return results
 
@@ -449,7 +449,7 @@ class Feed:
             self.files[path] = Lines(path, check_event, from_end=True)
 
     def new(self) -> list[Record]:
-        return events.merge(
+        return records.merge(
             [self.files.setdefault(path, Lines(path, check_event)).new() for path in self._paths()]
         )
 

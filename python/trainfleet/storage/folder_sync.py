@@ -227,9 +227,11 @@ class FolderSync:
         before, there = self.sent.get(name), (self.there or {}).get(name)
         replaced = before is not None and not self._continues(name, before, stat)
         if before is None or replaced:
-            after = before.generation + 1 if before else there.generation if there else 1
-            # after the parts of an earlier writer
-            number = len(there.objects) if there and not before else 0
+            after, number = 1, 0
+            if before:
+                after = before.generation + 1
+            elif there:  # after the parts of an earlier writer
+                after, number = there.generation, len(there.objects)
             self.sent[name] = Sent(stat.st_ino, 0, 0, after, number)
             # if the process is killed now, it writes the same parts again and not others after them
             self._keep()

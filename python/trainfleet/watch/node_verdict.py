@@ -20,7 +20,7 @@ from pathlib import Path
 from ..backends.base import REQUEST, Phase, Status
 from ..node.entrypoint import AGAIN
 from ..plan.job import Job, Request
-from ..process import temporary_folders
+from ..process import file_systems
 from ..run.run_folder import Run, read_json
 from ..storage.folder_sync import FolderSync
 from ..storage.s3_sync_agent import BUCKET, EVERY
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     nodes, code = map(int, arguments[1:3])
     time.sleep(SETTLE)
     with tempfile.TemporaryDirectory(prefix="trainfleet-verdict-") as own:
-        held = temporary_folders.hold(Path(own))
+        held = file_systems.hold(Path(own))
         os.chdir(own)
         FolderSync(folder, f"{os.environ[BUCKET].rstrip('/')}/{folder}").pull(lambda name: True)
         for log in (folder / "logs").glob("node-*.log"):

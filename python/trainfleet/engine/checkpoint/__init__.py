@@ -2,10 +2,8 @@
 exist and are good.
 
     checkpoints   called by the training loop
-    saving        a save in the background: begin, write, commit, remove old ones
-    snapshot      a rank's part of the state, copied to the host
-    resuming      the newest good checkpoint, checked and loaded
-    rng_state     the state of the random number generators
+    saving        a copy on the host, and a save in the background: write, commit, remove old ones
+    resuming      the newest good checkpoint, checked and loaded; random number generators
     files         reads and writes safetensors in a store
     checkpoint_group  collective steps of all ranks, on a separate process group
     verify        reads one checkpoint completely: `python -m trainfleet.engine.checkpoint.verify`

@@ -25,10 +25,9 @@ from ...trust.errors import RunError
 from ..parallel.rank_model import Parts
 from ..vote import Decision, Proposal
 from ..world import World
-from . import resuming, rng_state, saving
+from . import resuming, saving
 from .checkpoint_group import Peers
-from .saving import Save
-from .snapshot import Snapshot
+from .saving import Save, Snapshot
 
 
 @dataclass
@@ -119,7 +118,7 @@ class Checkpoints:
             raise self.failed
         self.began, self.asked = time.monotonic(), False
         device = self.world.device
-        state = parts.state() | {"random": {str(self.peers.rank): rng_state.read(device)}}
+        state = parts.state() | {"random": {str(self.peers.rank): resuming.read(device)}}
         if self.snapshot is None:
             self.snapshot = Snapshot(self.peers, state)
         self.snapshot.take(state, device)
@@ -167,7 +166,7 @@ class Checkpoints:
         commit, device = found.commit, self.world.device
         same = resuming.load(self.peers, self.store, commit, parts, device)
         if not same:
-            rng_state.seed_all(device, self.config.train.seed, commit.step, self.peers.rank)
+            resuming.seed_all(device, self.config.train.seed, commit.step, self.peers.rank)
         self._resumed(commit, found.changed, same)
         return TrainingProgress(
             commit.step,
@@ -179,7 +178,7 @@ class Checkpoints:
         )
 
     def _begin(self, parts: Parts) -> None:
-        rng_state.seed_all(self.world.device, self.config.train.seed, 0, self.peers.rank)
+        resuming.seed_all(self.world.device, self.config.train.seed, 0, self.peers.rank)
         if address := self.config.train.init_from:
             source = resuming.load_weights(self.peers, address, parts, self.config)
             self._tell("initialized", f"the weights start as those of {source}", source=source)

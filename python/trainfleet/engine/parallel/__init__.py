@@ -1,14 +1,12 @@
 """Divides a model among ranks, and runs steps through the parts.
 
-rank_model  the interface of any layout for the training loop
-mesh        the ranks as a grid        replicas    every rank has the entire model (DDP)
+rank_model  the interface of any layout for the training loop; every rank has the entire model (DDP)
 parallelize  every other layout, in one short function: slices → stages → weights → recomputation →
              fp8 → compilation → shards
-tensor      a model's plan as DTensors, the sequence in parts      context   the sequence in parts
-            for attention too
-pipeline    stages and their schedule  blocks      transformations of each block
-materialize  a rank's first values     gradients   their norm and clipping, right in every layout
-fp8         products in fp8
+tensor      a model's plan as DTensors, the sequence in parts, for attention too
+pipeline    stages and their schedule
+blocks      transformations of each block: first values, fp8, recomputation, compilation, shards
+gradients   the ranks as a grid; gradients' norm and clipping, right in every layout
 
 A lazy device has its own division (config/platforms.py).
 """
@@ -19,8 +17,7 @@ import torch
 
 from ...config import Config, platforms
 from ..world import World
-from .rank_model import Parts
-from .replicas import Replicas
+from .rank_model import Parts, Replicas
 
 __all__ = ["Parts", "Replicas", "arrange"]
 

@@ -1,4 +1,11 @@
-"""Transforms a model block by block: recomputation, compilation and sharding."""
+"""Transforms a model block by block: its first values, fp8, recomputation, compilation, sharding.
+
+fp8 runs the matrix products of blocks, forward and backward, by torchao. Inputs and weights are
+rounded to e4m3 and gradients to e5m2 (Micikevicius et al. 2022, arXiv:2209.05433), each tensor
+scaled by its largest number at this step. The optimizer's parameters stay the same, and a
+checkpoint does not depend on fp8. The embedding and the output layer, which suffer most from it,
+are outside the blocks and stay in bf16, like attention and norms.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +16,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -20,9 +28,13 @@ from torch.utils.checkpoint import (
 
 from ...devices import Device
 from ...models.network import Network
+from ...process.install_paths import installing
 from ...run.run_folder import COMPILED
+from ...trust.errors import RunError
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+MULTIPLE = 16  # divisor of both sides of a matrix, required by the instructions (torch._scaled_mm)
 
 
 def recompute(blocks: Iterable[nn.Module], how: str | float, device: Device) -> None:
@@ -104,3 +116,70 @@ def shard(
         again = frees and block is not blocks[-1]  # gathered for the backward pass
         fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
     fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+
+
+def convert(blocks: Iterable[nn.Module], device: Device) -> None:
+    """Converts every matrix of the blocks that the instructions accept to fp8 products; the
+    parameters stay the same objects.
+
+    Raises:
+        RunError: the device has no such instructions, or torchao is not installed.
+    """
+    if not device.native_fp8:
+        raise RunError(
+            "train.precision: this device does not support fp8",
+            where=device.name,
+            why="it has no fp8 instructions; GPUs since Ada and Hopper do",
+            next="set train.precision=auto",
+        )
+    try:
+        from torchao.float8 import convert_to_float8_training
+    except ImportError as error:
+        raise RunError(
+            "train.precision: fp8 needs the package torchao",
+            where=device.name,
+            why=str(error),
+            next=f"{installing('fp8')}, on every node",
+        ) from error
+    for block in blocks:
+        convert_to_float8_training(block, module_filter_fn=is_taken)
+
+
+def is_taken(module: nn.Module, name: str) -> bool:
+    return (
+        isinstance(module, nn.Linear)
+        and module.in_features % MULTIPLE == 0
+        and module.out_features % MULTIPLE == 0
+    )
+
+
+@torch.no_grad()
+def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> None:
+    """Allocates every parameter of the model on the device and fills it with its first values, in a
+    number format.
+
+    The values are the same as in one process: for a slice of a matrix, a rank draws the entire
+    matrix and keeps the slice. So no rank ever holds more than its own part and one entire matrix.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                values = model.draw(f"{prefix}.{name}", parameter.shape, seed, device.generator).to(
+                    device.torch_device
+                )
+                made[id(parameter)] = nn.Parameter(slice_of(values, parameter).to(format_))
+            module._parameters[name] = made[id(parameter)]
+
+
+def slice_of(values: Tensor, parameter: Tensor) -> Tensor:
+    """Returns this rank's slice of an entire tensor, laid out like the parameter."""
+    if not isinstance(parameter, DTensor):
+        return values
+    mesh, placements = parameter.device_mesh, parameter.placements
+    part = distribute_tensor(values, mesh, placements, src_data_rank=None).to_local().clone()
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )

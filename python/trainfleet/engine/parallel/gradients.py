@@ -1,5 +1,5 @@
-"""Handles gradients with parts on several ranks: their scale, their global norm, and clipping by
-it.
+"""Arranges the ranks in a mesh, and handles gradients with parts on several of them: their scale,
+their global norm, and clipping by it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,15 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from .mesh import Mesh
+from ...config import Config
+from ...devices import Device
+
+# From the slowest links to the fastest: neighbours in `tensor` are neighbours on a node, stages of
+# a pipeline are on other nodes.
+DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 
 
 def scaled(loss: Tensor, scale: Tensor | None) -> Tensor:
@@ -86,3 +92,47 @@ def local(parameter: Tensor) -> Tensor:
     if gradient.placements != parameter.placements:
         parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
     return gradient.to_local()
+
+
+class Mesh:
+    """The ranks as a grid, pipeline x replicate x shard x tensor, and this one's place in it. All
+    ranks make it together.
+
+    Context ranks are neighbours within `shard`: they have the same weights and different tokens, so
+    they share everything that data-parallel ranks share.
+    """
+
+    def __init__(self, config: Config, device: Device) -> None:
+        layout = config.train.parallelism
+        self.layout, self.ways = layout, config.data_parallel
+        together = layout.fsdp * layout.context
+        replicas = config.data_parallel // layout.fsdp
+        self.grid = init_device_mesh(
+            device.torch_device.type,
+            (layout.pipeline, replicas, together, layout.tensor),
+            mesh_dim_names=DIMENSIONS,
+        )
+        self.stage, replica, shared, _ = (int(index) for index in self.grid.get_coordinate() or ())
+        self.context = shared % layout.context
+        # index of its part among the `ways` parts of a batch
+        self.data = replica * layout.fsdp + shared // layout.context
+        self.context_group = self._context_group()
+
+    def group(self, dimension: str) -> dist.ProcessGroup:
+        """Returns the ranks that differ from this one only in that dimension."""
+        return self.grid.get_group(dimension)
+
+    def sharing(self) -> DeviceMesh:
+        """Returns the ranks with the same part of the model: 1 dimension, or replicas of those that
+        shard it.
+        """
+        if self.grid["replicate"].size() == 1:
+            return self.grid["shard"]
+        return self.grid["replicate", "shard"]
+
+    def _context_group(self) -> dist.ProcessGroup | None:
+        if self.layout.context == 1:
+            return None
+        ranks = self.grid.mesh.movedim(2, -1).reshape(-1, self.layout.context)
+        made: tuple[dist.ProcessGroup, object] = dist.new_subgroups_by_enumeration(ranks.tolist())  # type: ignore[no-untyped-call]
+        return made[0]

@@ -20,8 +20,8 @@ from ..batches import MicroBatch, filled, join
 from ..optimizers import whole
 from ..timing import Stopwatch
 from ..world import PRECISIONS
-from . import blocks, context, fp8, gradients, materialize, pipeline, tensor
-from .mesh import Mesh
+from . import blocks, gradients, pipeline, tensor
+from .gradients import Mesh
 from .pipeline import Pipeline, StageModule, Tie
 from .rank_model import TorchParts
 
@@ -45,16 +45,16 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
         stages = pipeline.cut(
             model, layout.pipeline * layout.virtual_stages, pipeline.numbers_of(mesh)
         )
-    materialize.draw(model, train.seed, device, format_)
+    blocks.draw(model, train.seed, device, format_)
     for part in (model, *(stage.part for stage in stages if isinstance(stage, StageModule))):
         part.positions = torch.arange(train.sequence_length, device=device.torch_device)
         if mesh.context_group:
-            context.spread(
+            tensor.spread(
                 part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device
             )
     blocks.recompute(blocks_of(model), train.recomputation, device)
     if precision == PRECISIONS["fp8"]:
-        fp8.convert(blocks_of(model), device)
+        blocks.convert(blocks_of(model), device)
         precision = torch.bfloat16  # format of everything else
     if train.compile:
         blocks.compile_blocks(

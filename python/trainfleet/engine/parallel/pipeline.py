@@ -16,8 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from ...devices import Device
 from ...models.network import Network
 from ..optimizers import whole
-from .gradients import local, scaled
-from .mesh import Mesh
+from .gradients import Mesh, local, scaled
 from .tensor import find_tied
 
 
