@@ -200,7 +200,7 @@ steps: 4
         ("# only a comment\n", "is empty"),
         ("4\n", "must be keys with values"),
         ("name: [x\n", "not valid YAML"),
-        ("name: a\nname: b\n", "config.yaml:2: name: duplicate key; it stands on line 1 already"),
+        ("name: a\nname: b\n", "config.yaml:2: name: duplicate key; line 1 has it already"),
         ("fleet: {}\n", "needs the key 'name'"),
         (
             "name: a\ntrain: {learning_rate: -1}\n",

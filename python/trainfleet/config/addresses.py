@@ -56,7 +56,7 @@ def _sources(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | None:
-    """Why this is no address; `up`: whether a path may climb by `..`."""
+    """Returns why this is not a valid address; `up`: whether a path may climb by `..`."""
     scheme = _SCHEME.match(address)
     if scheme and scheme[0] not in schemes:
         return f"{address!r} begins with {scheme[0]}; what is read: paths, {', '.join(schemes)}"
@@ -65,7 +65,7 @@ def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | No
     if address.startswith(S3):
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         if not _BUCKET.fullmatch(bucket):
-            return f"{bucket!r} is no name that a bucket can have: 3 to 63 of a-z, 0-9, '-' and '.'"
+            return f"{bucket!r} is not a bucket name: 3 to 63 of a-z, 0-9, '-' and '.'"
         return (
             f"{address!r} has an empty part" if "//" in prefix or prefix.startswith("/") else None
         )
@@ -77,7 +77,7 @@ def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | No
 
 
 def _no_dataset(address: str) -> str | None:
-    """Why an address of the Hub names no dataset."""
+    """Returns why an address of the Hub names no dataset."""
     try:
         dataset_of(address)
     except InputError as error:
@@ -86,7 +86,7 @@ def _no_dataset(address: str) -> str | None:
 
 
 def _too_wide(source: str) -> str | None:
-    """Why a walk from here would not end with the text that was meant."""
+    """Returns why this source holds far more than a dataset: a walk through it would not end."""
     fixed = list(takewhile(lambda part: not glob.has_magic(part), Path(source).parts))
     if _SCHEME.match(source) or not fixed:
         return None
@@ -99,7 +99,7 @@ def _too_wide(source: str) -> str | None:
 
 
 def absent(config: Config) -> Iterator[tuple[str, str]]:
-    """What is named and is not there, where this machine is the nodes and so can tell."""
+    """Yields each named file that is missing, if the nodes are this machine, which can tell."""
     for key, file in (
         ("model.module", config.model.module),
         ("train.callback", config.train.callback),

@@ -28,17 +28,17 @@ class Derived:
     why: str
 
 
-BUDGET = "train.activation_memory_budget is of compiled blocks, whose compiler selects"
+BUDGET = "train.activation_memory_budget needs compiled blocks: the compiler selects"
 OfKind = Callable[[node_types.NodeType | None, int], node_types.Node]
 
 
 def derive(
     values: Values, tokens: int, node: OfKind = node_types.node, here: bool = False
 ) -> list[Derived]:
-    """Fills what is None in `values`, in place; says what and why.
+    """Fills the open values in `values`, in place; returns each with its reason.
 
-    `values` are checked; `tokens`: the tokenizer's size; `node`: a node of a kind, of so many;
-    `here`: this machine is all nodes.
+    `values` are checked; `tokens`: the tokenizer's size; `node`: makes a node of a kind and a
+    number of nodes; `here`: this machine plays all nodes.
     """
     found: list[Derived] = []
 
@@ -62,7 +62,7 @@ def derive(
         put(fleet, "fleet", "platform", machine.platform, machine.reason)
     if fleet["aws"]["capacity"] == "spot" and not fleet["spot"]:
         put(fleet, "fleet", "spot", True, "fleet.aws.capacity spot")
-    # which stays so in the config: ranks on other CPUs may decide otherwise
+    # the config keeps auto: ranks on other CPUs may decide differently
     if machine.cores and train["precision"] == "auto":
         speed = cpu_speed.of_this_machine()
         found.append(Derived("train.precision", "bf16" if speed.half else "fp32", speed.formats()))
@@ -105,8 +105,8 @@ def derive(
 def _given_by_gres(
     machine: node_types.Node, kind: node_types.NodeType | None, fleet: Values
 ) -> node_types.Node:
-    """The node as Slurm's gres has it: it may give a job fewer GPUs than there are, and tells that
-    there are some at all.
+    """Returns the node as Slurm's gres describes it: a job may get fewer GPUs than the node has,
+    and only gres may say that it has any.
     """
     gres, gpus = fleet["slurm"]["gres"], owned_machines.gpus_of(fleet["slurm"]["gres"])
     if (
@@ -124,8 +124,8 @@ def _given_by_gres(
 
 
 def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str]:
-    """Ranks of a node, and why: on cores that this machine lends it one of all, or one each, as was
-    measured to be faster.
+    """Returns the ranks per node, and why. A node that is played on cores of this machine gets one
+    rank for all of them or one per core, whichever was measured to be faster.
     """
     if machine.cores <= 1:
         return machine.ranks, machine.reason
@@ -135,14 +135,14 @@ def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str
 
 
 def compilation(values: Values) -> tuple[bool, str]:
-    """Whether compiling pays: it takes half a minute on a CPU, once, and gains an eighth in fp32, a
-    quarter in bf16 (LOG.md).
+    """Returns whether compiling pays, and why: it takes half a minute on a CPU, once, and gains an
+    eighth in fp32, a quarter in bf16 (LOG.md).
     """
     fleet, train, model = values["fleet"], values["train"], values["model"]
     if train["activation_memory_budget"] is not None:
         return True, BUDGET
     if fleet["platform"] == XLA:
-        return False, "PyTorch/XLA compiles every step by itself"
+        return False, "PyTorch/XLA always compiles every step"
     row = owned_machines.node_type_of(fleet)
     if (row and row.accelerator) or node_types.local_accelerators():
         return True, "an accelerator"
@@ -153,7 +153,7 @@ def compilation(values: Values) -> tuple[bool, str]:
     half = train["precision"] == "bf16" or (train["precision"] == "auto" and speed.half)
     minutes = flops / (speed.rate("bf16" if half else "fp32") * CPU_SHARE * cores) / 60
     pays = minutes > COMPILE_PAYS_MINUTES
-    return pays, f"about {minutes:.0f} min of work on CPUs; it pays from {COMPILE_PAYS_MINUTES} on"
+    return pays, f"about {minutes:.0f} min of work on CPUs; it pays from {COMPILE_PAYS_MINUTES} min"
 
 
 def shape_of(preset: str | None) -> Preset | None:
@@ -170,9 +170,7 @@ def shape_of(preset: str | None) -> Preset | None:
 
 
 def other_family(model: Values) -> str:
-    """What speaks against `model.family` beside `model.preset`; nothing where they go together.
-    Both are checked.
-    """
+    """Returns why `model.family` contradicts `model.preset`, or "". Both are checked."""
     preset, family = shape_of(model["preset"]), model["family"]
     if preset is None or family in (None, preset.family) or model["preset"] in PLAIN:
         return ""
@@ -180,8 +178,8 @@ def other_family(model: Values) -> str:
         name for name, shape in PRESETS.items() if name in PLAIN or shape.family == family
     )
     return (
-        f"{family}: model.preset {model['preset']} is a {preset.family}; leave this out, or "
-        f"another preset works: {known}"
+        f"{family}: model.preset {model['preset']} is a {preset.family}; leave this out, or set "
+        f"another preset: {known}"
     )
 
 

@@ -1,6 +1,4 @@
-"""What `make export` can make of a model (FORMAT): a Hugging Face folder, or weights as NxD Core's
-checkpoints have them.
-"""
+"""The formats of `make export` (FORMAT): a Hugging Face folder, or weights in NxD Core's layout."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ FORMAT = re.compile(
 
 
 def degrees(form: str) -> Degrees | None:
-    """The tensor and pipeline degree that a FORMAT says, None for what it leaves open; None for a
+    """Returns the tensor and pipeline degrees in a FORMAT, `None` for an open one; `None` for a
     Hugging Face folder.
 
     Raises:
@@ -45,7 +43,7 @@ def require_new(out: Path) -> None:
 
 
 def opening(form: str, out: Path) -> str:
-    """What loads an export, to be said after `next:`."""
+    """Returns how to load an export, for the text after `next:`."""
     if degrees(form) is None:
         return f"transformers' from_pretrained({str(out)!r}) loads it"
     return (

@@ -19,22 +19,22 @@ NONE: Json = MappingProxyType({})
 
 
 class Folder(NamedTuple):  # a sixth of a dataclass's time to load, as every verb does
-    """How Hugging Face's folders have a family: config.json (config/huggingface_config.py) and
+    """A family's form in Hugging Face's folders: config.json (config/huggingface_config.py) and
     weights (models/huggingface_weights.py).
 
-    Of config.json, `keys`: which key each of our dimensions has there. `fixed`: what must stand in
-    others. `written`: what is written besides. `refused`: what no folder may ask for, as it makes
-    another function of the same weights, or other weights, in one version or another; none of it is
-    written, as the value here is the one that a missing key has. `dropouts`: further keys of the
-    one dropout. What `transformers` takes where older files leave a key out: `defaults`, the value
-    of another key (`same_as`), four times that (`four_times`). `aliases`: other names of keys,
-    which count first. `window`: the key of a window beyond which no sequence may go.
+    Of config.json, `keys`: the key of each of our dimensions. `fixed`: the values that other keys
+    must have. `written`: further keys that are written. `refused`: keys that must have this value,
+    which is also a missing key's. Any other makes another function of the same weights, or other
+    weights, in some version; they are not written. `dropouts`: further keys of the one dropout.
+    When older files omit a key, `transformers` takes `defaults`, the value of another key
+    (`same_as`), or four times that (`four_times`). `aliases`: other names of keys, which count
+    first. `window`: the key of a window; no sequence may be longer.
 
-    Of weights, `trunk`: the prefix of all but `heads`. `names`: ours to theirs within the trunk;
-    `own`: matches those that are the same there; `heads`: beside it. `turned`: matrices are turned,
-    and query, key and value lie side by side in one. `ignored`: what folders may have beside the
-    weights, and is named then: buffers that older versions saved, tied copies, and a head that is
-    not trained here.
+    Of weights, `trunk`: the prefix of all except `heads`. `names`: ours to theirs within the trunk;
+    `own`: matches the names that are the same; `heads`: names outside the trunk. `turned`: matrices
+    are transposed, and one has query, key and value side by side. `ignored`: further tensors that
+    folders may have, and that are then named: buffers that older versions saved, tied copies, and a
+    head that is not trained here.
     """
 
     architecture: str
@@ -57,12 +57,12 @@ class Folder(NamedTuple):  # a sixth of a dataclass's time to load, as every ver
 
 
 class Slices(NamedTuple):
-    """How AWS's examples for NxD Core divide a family's weights (the platform nxd).
+    """The division of a family's weights in AWS's examples for NxD Core (the platform nxd).
 
-    `column` and `row`: what tensor ranks divide by its outputs, or by its inputs. `tied`: two names
-    of one tensor. `fused`: gate and up projection are one tensor, and query, key and value too;
-    key-value heads are copied where there are fewer than tensor ranks. `staged`: it may be divided
-    into pipeline stages.
+    `column` and `row`: matrices that tensor ranks divide by outputs, or by inputs. `tied`: two
+    names of one tensor. `fused`: gate and up projection are one tensor, and query, key and value
+    too; key-value heads are copied if they are fewer than the tensor ranks. `staged`: it may be
+    divided into pipeline stages.
     """
 
     column: str
@@ -108,12 +108,12 @@ class Family:
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees only those before it."""
+        """Returns whether a token sees only those before it."""
         return self.objective == "next"
 
     @property
     def copies_heads(self) -> bool:
-        """Whether NxD Core can have a key-value head on several tensor ranks."""
+        """Returns whether NxD Core can have a key-value head on several tensor ranks."""
         return self.xla and self.rotary
 
     def guesses(self, sequence_length: int) -> int:
@@ -234,8 +234,8 @@ FAMILIES = {
                 "LlamaForCausalLM", {**_SILU, **_NO_BIAS, "mlp_bias": False}, same_as=_OWN_HEADS
             ),
         ),
-        # Llama's, but for its window, beyond which no sequence may go here; what was trained here
-        # saw whole sequences
+        # Llama's with a window; no sequence here may be longer, so a model trained here has
+        # seen whole sequences
         Family(
             "mistral",
             "next",

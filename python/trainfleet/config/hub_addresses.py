@@ -88,9 +88,7 @@ def pinned(address: str) -> str:
 
 
 def meant(address: str) -> str:
-    """A question that names the model on the Hub which an address that is none here seems to mean;
-    "" where it means none.
-    """
+    """Returns a question that names the Hub's model that a wrong address seems to mean, or ""."""
     page = _PAGE.match(address)
     path = Path(address)
     is_model = (
@@ -103,7 +101,7 @@ def meant(address: str) -> str:
 
 
 def fault_of(address: str) -> str:
-    """Why an address of the Hub is none; "" where it is one."""
+    """Returns why an address of the Hub is wrong, or ""."""
     named = MODEL.fullmatch(address.removeprefix(HUB))
     return (
         ""
@@ -114,7 +112,7 @@ def fault_of(address: str) -> str:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """Which dataset of the Hub, or which folder; None: the only configuration, the newest
+    """A dataset of the Hub, or one of its folders; `None`: the only configuration, the newest
     revision.
     """
 
@@ -125,7 +123,7 @@ class HubDataset:
 
 
 def dataset_of(address: str) -> HubDataset:
-    """What a source on the Hub names.
+    """Parses a source on the Hub.
 
     Raises:
         InputError: nothing, or a part of a split, which can't be streamed.
@@ -166,8 +164,8 @@ def _fetched(address: str, weights: bool) -> Path:
     ) as error:  # of the network, the Hub, the cache, the disk: the library has a dozen kinds
         why = " ".join(str(error).split())[:300] or type(error).__name__
         then = (
-            f"hf download {name}, where there is a network; a model behind a licence needs "
-            "HF_TOKEN; or name a folder"
+            f"run hf download {name} on a machine with a network (a model with a licence needs "
+            "HF_TOKEN), or name a folder"
         )
         raise InputError(
             "can't be fetched from the Hub, and is not in the cache",

@@ -37,8 +37,8 @@ STRETCHED = {
 
 
 def write(model: Model) -> Json:
-    """The config.json of a shape, but for what is the tokenizer's: where `transformers` 4 has
-    another name than 5, under both.
+    """Returns the config.json of a shape, without the tokenizer's keys. A key that `transformers` 4
+    and 5 call differently is there under both names.
     """
     family = FAMILIES[model.family]
     form = family.folder

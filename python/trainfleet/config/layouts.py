@@ -20,8 +20,8 @@ CPU_TOKENS = 4096  # enough to keep a CPU core's matrix products large; see test
 
 
 def provide(train: dict[str, Any]) -> set[str]:
-    """Fills what is left open in `train` with what is least, in place; the keys that `settle` is
-    then asked for.
+    """Fills the open keys in `train` with their least values, in place; returns these keys, for
+    `settle`.
     """
     asked = {f"parallelism.{name}" for name, value in train["parallelism"].items() if value is None}
     asked |= {
@@ -41,8 +41,8 @@ def provide(train: dict[str, Any]) -> set[str]:
 
 
 def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
-    """The config with the keys in `asked` (`parallelism.fsdp`, `micro_batch_size` ...) chosen; what
-    was chosen, and why.
+    """Chooses the keys in `asked` (`parallelism.fsdp`, `micro_batch_size` ...); returns the config,
+    and each choice with its reason.
     """
     device = config.fleet.rank_device
     if device is None or not asked:
@@ -60,8 +60,8 @@ def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
 
 
 def lack(config: Config, asked: set[str]) -> str | None:
-    """Why a layout that was left open does not fit, with a number of nodes that would; None when it
-    fits, or that is unknown.
+    """Returns why no layout fits, with a number of nodes that would; `None` when one fits, or that
+    is unknown.
     """
     device = config.fleet.rank_device
     if (
@@ -142,8 +142,8 @@ def _lacking(config: Config, device: Accelerator) -> str:
 
 
 def _is_shown(key: str, settled: Config, given: Config) -> bool:
-    """What is plain goes without saying, but for how the state is divided, the micro-batch and
-    recomputation.
+    """Returns whether a plan shows a key: those that differ from plain data parallelism, and always
+    the division of the state, the micro-batch and recomputation.
     """
     if key == "parallelism.zero_stage":
         return settled.train.parallelism.fsdp > 1
@@ -176,8 +176,8 @@ def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
 
 
 def _reason(key: str, settled: Config, choices: list[Choice], device: Accelerator) -> str:
-    """Why a key has its value: what the fastest choice with the next lesser value would cost, or
-    that none fits.
+    """Returns why a key has its value: what the fastest choice with the next smaller value would
+    cost, or that it doesn't fit.
     """
     chosen = next(choice for choice in choices if choice.config is settled)
     there = (
@@ -208,7 +208,7 @@ def _against(chosen: Choice, others: list[Choice], what: str) -> str:
 
 
 def _differs(choice: Choice, settled: Config) -> bool:
-    """Whether a choice is as settled in all but the micro-batch."""
+    """Returns whether a choice differs from the settled one in more than the micro-batch."""
     train, other = settled.train, choice.config.train
     return (
         other.micro_batch_size != train.micro_batch_size

@@ -38,7 +38,7 @@ REMEDY = f"{KEYS}; what follows from them: make plan"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a command was given: the file, `SET` and the variables that are short for one key."""
+    """The settings of a command: the file, `SET`, and the variables for one key each."""
 
     path: Path
     set: str = ""
@@ -47,8 +47,8 @@ class Settings:
 
 
 class Derivation(list[Derived]):
-    """What was derived, in order; with the document that was asked for, and the config that both
-    came to.
+    """The derived values, in order, with the document that was asked for and the config that came
+    of both.
     """
 
     def __init__(self, derived: list[Derived], asked: dict[str, Any], config: Config) -> None:
@@ -102,7 +102,7 @@ def _loaded(
         line, where = document.where(tuple(key.split(".")))
         problems.append(Problem(line, where, key, message))
 
-    values["name"] = values["name"] or ""  # one that is missing is told of already
+    values["name"] = values["name"] or ""  # a missing name has been reported already
     tokens = _tokenizer_size(fit(Data, values["data"]), report)
     try:
         if against := other_family(values["model"]):
@@ -164,8 +164,8 @@ def _blamed(
 
 
 def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
-    """How many tokens the tokenizer has or will have; a broken one is reported, and its size taken
-    to be as asked for.
+    """Returns how many tokens the tokenizer has or will have. A broken one is reported, and its
+    size assumed to be the one asked for.
     """
     try:
         return vocabulary_size_of(data)
@@ -175,7 +175,7 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
 
 
 def _lacks(config: Config, problems: list[Problem]) -> str | None:
-    """What the tokenizer lacks for the model's family, unless it can't be read anyway."""
+    """Returns what the tokenizer lacks for the model's family, unless it can't be read anyway."""
     return (
         None
         if any(problem.key == "data.tokenizer" for problem in problems)
@@ -214,7 +214,7 @@ def load_resolved(path: Path) -> Config:
     document = _read(path)
     if not isinstance(document.value, dict):
         document.problems.append(Problem(1, f"{path}:1", "", "is not a resolved config"))
-        raise ConfigError(document.problems, next="make train writes it anew")
+        raise ConfigError(document.problems, next="make train writes it again")
     found = [problem for key, problem in schema.check(document)]
     problems = document.problems + found
     if not problems:
@@ -227,13 +227,13 @@ def load_resolved(path: Path) -> Config:
             Problem(*document.where(tuple(key.split("."))), key, message) for key, message in wrong
         ]
     if problems:
-        raise ConfigError(problems, next="make train writes it anew")
+        raise ConfigError(problems, next="make train writes it again")
     keep_secret(config.fleet.secrets)
     return config
 
 
 def load_steps(path: Path) -> int:
-    """train.steps in the config.yaml of a run folder; 0 where there is none."""
+    """Reads train.steps in the config.yaml of a run folder; 0 if it is missing."""
     try:
         value = _read(path).value
         return fit(int, value["train"]["steps"])
@@ -242,8 +242,8 @@ def load_steps(path: Path) -> int:
 
 
 def dump_known(path: Path) -> str:
-    """What a run folder's config.yaml says of the keys that there are, as YAML; of other keys and
-    wrong values nothing.
+    """Returns the known keys in a run folder's config.yaml, as YAML, without unknown keys and wrong
+    values.
 
     Raises:
         ConfigError: it can't be read, or has no keys.
@@ -265,7 +265,7 @@ def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str]
     document = _read(settings.path)
     problems, top = document.problems, f"{settings.path}:1"
     unread = not isinstance(document.value, dict) or any(
-        "is no key" in problem.message for problem in problems
+        "is not a key" in problem.message for problem in problems
     )
     endings = (*untrusted_input.MISTAKEN, untrusted_input.TEMPLATE)
     if unread and (other := untrusted_input.mistaken(document.text, str(settings.path), endings)):
@@ -332,8 +332,8 @@ def _read(path: Path) -> YamlDocument:
 
 
 def _instead(path: Path) -> str:
-    """What to type where there is no config of this name: the one that was meant, if it is
-    there.
+    """Returns what to type if this config is missing: the one that was probably meant, if it
+    exists.
     """
     with contextlib.suppress(OSError):
         folder = path if path.is_dir() else path.parent
@@ -405,7 +405,7 @@ def _words(text: str) -> list[str]:
 def _assign(document: YamlDocument, source: str, name: str, text: str) -> Iterator[Problem]:
     key: Key = tuple(name.split("."))
     if not all(key) or len(key) > DEEPEST or untrusted_input.unprintable(name):
-        yield Problem(0, source, untrusted_input.show(name)[1:-1], "is no key, such as train.steps")
+        yield Problem(0, source, untrusted_input.show(name)[1:-1], "is not a key like train.steps")
         return
     if character := untrusted_input.unprintable(text):
         yield Problem(0, source, name, f"holds {character}, which no value may")
@@ -424,7 +424,7 @@ def _assign(document: YamlDocument, source: str, name: str, text: str) -> Iterat
 
 
 def _drop(value: Any, key: Key) -> None:
-    """Removes a wrong value, so that its default stands in while the other keys are checked."""
+    """Removes a wrong value, so that its default replaces it while the other keys are checked."""
     for part in key[:-1]:
         if not isinstance(value, dict) or part not in value:
             return  # what holds it is out already

@@ -1,4 +1,4 @@
-"""What a row of a table names, so that a table is read without loading what it names."""
+"""Loads the object that a row of a table names, so that reading the table loads nothing else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Any
 
 
 def named(name: str) -> Any:
-    """What `package.module:name` is. ImportError or AttributeError where it is not there."""
+    """Loads `package.module:name`. ImportError or AttributeError if it is missing."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)

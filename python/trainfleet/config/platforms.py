@@ -23,9 +23,7 @@ OURS = {"nxd": "trainfleet_nxd:Platform"}  # name → class; in pyproject.toml t
 
 
 class Platform(Protocol):
-    """What a platform brings. Its module imports no torch: Any is a type of torch's or the
-    engine's.
-    """
+    """The parts of a platform. Its module imports no torch: Any is a type of torch or engine/."""
 
     device: str  # the kind of its device (`fleet.platform`, hardware.device_of)
 
@@ -44,7 +42,7 @@ class Platform(Protocol):
         ...
 
     def checkpoint_at(self, address: str) -> Path | None:
-        """Its own checkpoint that an address means; None where there is none.
+        """Finds its checkpoint at an address; `None` if there is no such checkpoint.
 
         RunError where it was not saved to its end.
         """
@@ -68,7 +66,8 @@ class Platform(Protocol):
     def saving(
         self, config: Config, degrees: Degrees, where: str
     ) -> Callable[[Any, Path], list[str]]:
-        """What writes a whole model's weights into a new folder, and returns the files' names.
+        """Returns a function that writes a whole model's weights into a new folder and returns the
+        files' names.
 
         RunError where the model can't be divided so.
         """
@@ -104,7 +103,7 @@ def devices() -> dict[str, Platform]:
 
 
 def opening(kind: str) -> Callable[[int], Any] | None:
-    """What opens a device of a kind; None where no platform brings it."""
+    """Returns the function that opens a device of a kind; `None` if no platform has it."""
     platform = devices().get(kind)
     return platform.open if platform else None
 

@@ -1,6 +1,4 @@
-"""What a device offers a config: the number format of its products, and the memory that a rank may
-use.
-"""
+"""The number format of a device's products, and the memory that a rank may use."""
 
 from __future__ import annotations
 
@@ -30,19 +28,19 @@ def format_of(config: Config) -> str:
 
 
 def is_half(config: Config) -> bool:
-    """Whether what is computed takes two bytes a number: fp8 is for products alone."""
+    """Returns whether activations take two bytes a number: fp8 is only for products."""
     return format_of(config) != "fp32"
 
 
 def by_parts(config: Config) -> bool:
-    """Whether norms and dropout keep what their parts make, as torch's do on CPUs (2.13): elsewhere
-    each is one kernel.
+    """Returns whether norms and dropout keep the results of their parts, as torch does on CPUs
+    (2.13); elsewhere each is one kernel.
     """
     return config.fleet.on_local_cpus and not config.train.compile
 
 
 def casts(config: Config) -> bool:
-    """Whether every product casts its factors, as models that nothing divides do on CPUs
+    """Returns whether every product casts its factors, as undivided models do on CPUs
     (engine/parallel/__init__.py).
     """
     layout, train = config.train.parallelism, config.train

@@ -9,8 +9,8 @@ import yaml
 
 
 def read_table(path: Path) -> Any:
-    """What stands in such a file, by the parser in C if PyYAML was built with it: the other takes
-    six times as long.
+    """Reads such a file, with the parser in C if PyYAML was built with it: the other takes six
+    times as long.
     """
     return yaml.load(
         path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)

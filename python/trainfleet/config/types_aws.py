@@ -1,4 +1,4 @@
-"""The keys of AWS: where machines are made, and what Batch and SageMaker are told."""
+"""The keys of AWS: where machines are made, and the settings of Batch and SageMaker."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Aws:
     block_hours: Annotated[
         float | None, Key(backends=["ec2"], unit="hours", minimum=1, maximum=4367)
     ] = None
-    """For how long make setup buys a capacity block (capacity block, reservation null): it shows
-    what is offered, and buys with YES=1 within budget.max_usd. Null: reservation names one."""
+    """For how long make setup buys a capacity block (capacity block, reservation null): it lists
+    the offers, and buys one with YES=1 within budget.max_usd. Null: reservation names one."""
     ami: Annotated[
         str | None,
         Key(backends=MAKERS, pattern="^ami-[0-9a-f]{8,17}$", examples=["ami-0123456789abcdef0"]),
@@ -112,7 +112,7 @@ class Aws:
 
     @property
     def ssm_only(self) -> bool:
-        """Whether no port is open to the outside: SSH goes through SSM Session Manager."""
+        """Returns whether no port is open to the outside: SSH goes through SSM Session Manager."""
         return not self.allow_ssh_from
 
 
@@ -187,7 +187,7 @@ class SageMakerConfig:
     for input_mode fsx."""
     volume_gib: Annotated[int | None, Key(unit="GiB", minimum=1, maximum=16_384)] = None
     """The disk of each node. Null: twice the dataset where it is copied, at least 100. Types with
-    disks of their own have these instead."""
+    local disks use those instead."""
     warm_pool_minutes: Annotated[int, Key(unit="minutes", minimum=0, maximum=360)] = 0
     """How long the machines are kept for the next job after one ends, at full price; needs the
     warm-pool quota of the type. 0: they are released at once."""
@@ -242,5 +242,5 @@ class SageMakerConfig:
     ] = None
     """The training plan (reserved capacity) on which the job runs."""
     plan_hours: Annotated[float | None, Key(unit="hours", minimum=1, maximum=4367)] = None
-    """For how long make setup buys a training plan (training_plan null): it shows what is offered,
-    and buys with YES=1 within budget.max_usd. Null: none is bought."""
+    """For how long make setup buys a training plan (training_plan null): it lists the offers, and
+    buys one with YES=1 within budget.max_usd. Null: none is bought."""

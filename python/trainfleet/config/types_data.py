@@ -58,10 +58,10 @@ class Data:
             examples=["stop", "skip", 0.001],
         ),
     ] = "stop"
-    """What becomes of records that can't be read (a line that is no JSON, a text that is not UTF-8,
-    a record without the text field). stop: the first one ends the work. skip: at most one in
-    10,000, rounded up, is left out. A number is the largest share that may be left out.
-    manifest.json counts and lists them; a file that is damaged always ends the work."""
+    """What to do with unreadable records (a line that is not JSON, a text that is not UTF-8, a
+    record without the text field). stop: the first one ends the work. skip: at most one in 10,000,
+    rounded up, is skipped. A number is the largest share that may be skipped. manifest.json counts
+    and lists them; a damaged file always ends the work."""
     tokenized_path: Annotated[
         str | None, Key(pattern=S3, maxLength=1024, examples=["s3://my-bucket/datasets"])
     ] = None
@@ -70,11 +70,11 @@ class Data:
     tokenize_instance_type: Annotated[
         str | None, Key(backends=["batch"], maxLength=64, examples=["c7i.8xlarge"])
     ] = None
-    """The EC2 type of the one machine that tokenizes, in the place of the fleet's: x86 processors,
-    no accelerators. `make setup` makes a queue and an environment for it, whose machine comes with
-    the job and goes with it. Null: the fleet's own machines."""
+    """The EC2 type of a single machine that tokenizes instead of the fleet: x86 processors, no
+    accelerators. `make setup` makes a queue and an environment for it; the machine starts and ends
+    with the job. Null: the fleet's machines."""
     shuffle_window_mib: Annotated[int | None, Key(unit="MiB", minimum=16, maximum=1_048_576)] = None
-    """Samples are drawn at random from a window of this much data, whose blocks are drawn at random
+    """The size of the window that samples are drawn from at random. Its blocks are drawn at random
     from the whole dataset, so that disk or S3 is read in large pieces. Null: the whole dataset, or
     1024 when data.tokenized_path is in S3."""
 
@@ -109,8 +109,8 @@ class Model:
             default="tiny",
         ),
     ]
-    """A known shape, or a Hugging Face folder (written with a slash) or hf://owner/name[@revision]
-    of the Hub, whose config.json has it."""
+    """A known shape, or the config.json of a Hugging Face folder (written with a slash) or of
+    hf://owner/name[@revision] on the Hub."""
     family: Annotated[str, Key(default=None, enum=FAMILIES)]
     """The architecture: llama, mistral, qwen2, qwen3, olmo2, gemma and gpt2 predict the next token;
     bert and roberta predict masked tokens (bert also whether one text follows the other). Null: the

@@ -114,7 +114,7 @@ class SlurmConfig:
     """How long one start of a job may last; then it saves, and is queued again until train.steps
     are done. Null: the partition's."""
     warn_before_seconds: Annotated[int, Key(unit="s", minimum=10, maximum=65_535)] = 300
-    """How long before the time limit a job is told to save and stop: long enough for a step and a
+    """The time before the limit when a job must save and stop: long enough for a step and a
     checkpoint."""
     constraint: Annotated[
         str | None,
@@ -141,11 +141,11 @@ class SlurmConfig:
             examples=[["--switches=1", "--licenses=matlab:1", "--mail-type=END"]],
         ),
     ] = ()
-    """Further options of sbatch that a site demands, each as one word, `--name=value` or `--name`;
-    they stand in job.sbatch. What this program sets itself has keys of its own, and is refused."""
+    """Further options of sbatch that a site demands, each as one word, `--name=value` or `--name`,
+    for job.sbatch. Options that other keys set are refused."""
     container_runtime: Annotated[str | None, Key(enum=["pyxis", "apptainer"])] = None
     """What starts fleet.container on a node: pyxis (srun --container-image) or apptainer. Null:
-    jobs run in the nodes' own environment, and fleet.container is none."""
+    jobs run in the nodes' environment, without fleet.container."""
     requeue: bool = True
     """Whether a job that lost a node, was preempted or reached its time limit is requeued
     automatically and resumes from its last checkpoint."""

@@ -26,8 +26,8 @@ class Layout:
     """What the shard ranks divide: 1, the optimizer's state alone (ZeRO 1: less traffic); 3,
     weights and gradients too (less memory). Null: chosen."""
     virtual_stages: Annotated[int, Key(default=None, unit="stages", minimum=1, maximum=64)] = 1
-    """Stages on each pipeline rank: 1 is the 1F1B schedule; more is the interleaved one, whose
-    ranks idle less and communicate more. Null: chosen."""
+    """Stages on each pipeline rank: 1 is the 1F1B schedule; more is the interleaved one: its ranks
+    idle less and communicate more. Null: chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Train:
     max_consecutive_skips: Annotated[int, Key(unit="steps", minimum=1, maximum=1_000_000)] = 10
     """The run stops, and says why, after this many skipped steps in a row."""
     precision: Annotated[str, Key(enum=["auto", "fp32", "bf16", "fp16", "fp8"])] = "auto"
-    """Number format of the forward and backward pass. auto: bf16 where every rank's device has
+    """Number format of the forward and backward pass. auto: bf16 if every rank's device has
     instructions for it (GPUs since Ampere, Trainium) or runs faster with it (CPUs, by a trial that
     make plan shows), else fp16 on GPUs of Volta and Turing (V100), else fp32. In fp32, losses agree
     to 1e-6 over any number of ranks; in bf16 and fp16 only within their rounding. fp16: weights and
@@ -116,8 +116,8 @@ class Train:
         str | None,
         Key(pattern=OWN_FILE + r"_callback\.py$", maxLength=200, examples=["my_callback.py"]),
     ] = None
-    """A Python file of yours, in the folder where make runs, whose function after_step(step,
-    trainer) every rank calls after each optimizer step: docs/how-to/own-model.md. Null: none."""
+    """A Python file of yours, in the folder where make runs. Every rank calls its function
+    after_step(step, trainer) after each optimizer step: docs/how-to/own-model.md. Null: none."""
     validate_every: Annotated[int, Key(unit="steps", minimum=0, maximum=1_000_000_000)] = 100
     """Steps between two validations; the last step is always validated. 0: only the last."""
     validation_sequences: Annotated[
@@ -128,20 +128,20 @@ class Train:
     """The weights that a new run starts from: a run's folder, a checkpoint
     (runs/first/checkpoints/step-00000500, s3://bucket/prefix/first/step-00000500), a Hugging Face
     folder, hf://owner/name[@revision] of the Hub, or a checkpoint of NxD Core's. Once the run has a
-    checkpoint of its own, it resumes from that."""
+    checkpoint, it resumes from that."""
     activation_checkpointing: Annotated[str, Key(default=None, enum=["none", "selective", "full"])]
     """Which activations of a block are recomputed in the backward pass instead of being kept: none,
     selective (all but matrix products and attention), full (all but its input). Null: the least of
     the three that fits."""
     activation_memory_budget: Annotated[float | None, Key(minimum=0, maximum=1)] = None
-    """The share of its activations that a compiled block keeps, as torch's setting of that name:
-    less is less memory. The compiler then selects what is recomputed, the cheapest first. It needs
+    """The share of its activations that a compiled block keeps, like torch's setting of that name:
+    less is less memory. The compiler selects what to recompute, the cheapest first. It needs
     train.activation_checkpointing selective and train.compile. Null: no budget."""
     compile: Annotated[bool, Key(default=None)]
     """Whether blocks are compiled (torch.compile). Null: on accelerators always, on CPUs when the
     run is long enough to pay for it."""
-    # Whether a run compiles what it would compute, and does no more: make compile sets it for a run
-    # of its own, of three steps that nothing is kept of. Without a text, so that no page shows it.
+    # Whether a run only compiles: make compile sets it for a separate run of three steps that
+    # keeps nothing. It has no text, so no page shows it.
     compile_only: bool = False
     document_mask: bool = False
     """Whether attention stays within a document where several are packed into one sequence, with
@@ -151,7 +151,7 @@ class Train:
         str | None, Key(unit="steps", pattern="^[1-9][0-9]{0,8}-[1-9][0-9]{0,8}$", examples=["4-6"])
     ] = None
     """The steps that torch's profiler records on rank 0, such as 4-6: a summary and the trace go to
-    profile/ in the run folder (`make profile` does it in a short run of its own). Null: none."""
+    profile/ in the run folder (`make profile` does it in a separate short run). Null: none."""
     parallelism: Annotated[
         Layout, Key(type=["object", "string"], pattern="^auto$", examples=["auto"])
     ]
@@ -161,7 +161,7 @@ class Train:
 
     @property
     def recomputation(self) -> str | float:
-        """What blocks recompute, by name; or the share that they keep, where there is a budget."""
+        """Returns what blocks recompute, by name; with a budget, the share that they keep."""
         budget = self.activation_memory_budget
         return self.activation_checkpointing if budget is None else budget
 
@@ -208,7 +208,7 @@ class Checkpoint:
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing is saved at all."""
+        """Returns whether no checkpoint is saved."""
         return self.every == "never"
 
     @property

@@ -43,9 +43,9 @@ PLAIN = (  # what PyYAML says of a text → what a person would
         "has a value that begins with a sign of YAML's own: put it in quotes",
     ),
     ("expected <block end>", "is indented unlike the lines that it belongs to"),
-    ("expected ',' or", "stands in brackets that are not closed, or lacks a comma"),
-    ("could not find expected ':'", "has no `: ` behind its key"),
-    ("found unexpected end of stream", "stands behind a quote that is not closed"),
+    ("expected ',' or", "is in brackets that are not closed, or lacks a comma"),
+    ("could not find expected ':'", "has no `: ` after its key"),
+    ("found unexpected end of stream", "follows a quote that is not closed"),
     ("found another document", "begins a second document, where a config has one"),
     ("while scanning a directive", "begins with %, which is for directives of YAML alone"),
     ("while parsing a flow node", "has brackets that are not closed, or a comma too many"),
@@ -87,7 +87,7 @@ class _Loader(yaml.SafeLoader):
             super().scan_to_next_token()
 
     def _only_blanks(self) -> bool:
-        """Whether nothing but a comment follows on this line."""
+        """Returns whether only a comment follows on this line."""
         length = 0
         while self.peek(length) in ("\t", " "):
             length += 1
@@ -152,8 +152,8 @@ _Loader.add_constructor("tag:yaml.org,2002:bool", _boolean)
 
 @dataclass
 class YamlDocument:
-    """Plain values, where each key stands (file name and line, or the variable that set it), and
-    what was wrong with the text.
+    """Plain values, the place of each key (file name and line, or the variable that set it), and
+    the faults of the text.
     """
 
     value: Any
@@ -219,7 +219,7 @@ def dotted(key: Key) -> str:
 
 
 def _plainly(error: yaml.MarkedYAMLError) -> str:
-    """What is wrong with a text, in words that need no knowledge of PyYAML."""
+    """Says what is wrong with a text, in words that need no knowledge of PyYAML."""
     told = " ".join(filter(None, (error.context, error.problem)))
     plain = next((words for said, words in PLAIN if said in told), told)
     opened = error.context_mark
@@ -308,7 +308,7 @@ class _Reader:
             self._blame(
                 self.prefix,
                 line,
-                f"not valid YAML: the character U+{ord(text[error.position]):04X} may not stand "
+                f"not valid YAML: the character U+{ord(text[error.position]):04X} is not allowed "
                 "here",
             )
         return None
@@ -362,11 +362,9 @@ class _Reader:
             line = name_node.start_mark.line + 1
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else ""
             if not name or len(name) > LONGEST_KEY or unprintable(name):
-                self._blame((*key, show(name)), line, "is no key: a key is one short word")
+                self._blame((*key, show(name)), line, "is not a key: a key is one short word")
             elif name in lines:
-                self._blame(
-                    (*key, name), line, f"duplicate key; it stands on line {lines[name]} already"
-                )
+                self._blame((*key, name), line, f"duplicate key; line {lines[name]} has it already")
             else:
                 lines[name] = self.document.lines[(*key, name)] = line
                 item = self._walk(value_node, (*key, name))
