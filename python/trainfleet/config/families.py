@@ -123,14 +123,10 @@ class Family:
         return sequence_length if self.causal else max(1, round(MASKED * sequence_length))
 
 
-_COMMON = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
+_SAME = "vocab_size hidden_size intermediate_size max_position_embeddings tie_word_embeddings"
+_COMMON = {name: name for name in _SAME.split()} | {
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_position_embeddings": "max_position_embeddings",
-    "tie_word_embeddings": "tie_word_embeddings",
 }
 _LLAMA = _COMMON | {"norm_eps": "rms_norm_eps", "kv_heads": "num_key_value_heads"}
 _BERT = _COMMON | {"norm_eps": "layer_norm_eps", "dropout": "hidden_dropout_prob"}
