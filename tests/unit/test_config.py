@@ -18,9 +18,8 @@ from jsonschema import Draft202012Validator
 
 from trainfleet.backends import terms_of
 from trainfleet.config import Config, Settings, dump_resolved, load, load_resolved
-from trainfleet.config.families import FAMILIES
+from trainfleet.config.families import FAMILIES, PRESETS
 from trainfleet.config.key import Key, schema_of
-from trainfleet.config.presets import PRESETS
 from trainfleet.config.reference import FOLDER, files
 from trainfleet.config.schema import faults, load_schema, walk
 from trainfleet.recipes import Recipe, all_recipes

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ..config import export_formats
+from ..config import platforms
 from ..launch.run_location import export
 from ..trust.errors import ConfigError
 from .variables import Variables
@@ -14,7 +14,7 @@ def main(variables: Variables, started: float) -> int:
     if "OUT" not in variables:
         raise ConfigError.of("OUT", "must name a new folder", next="make export OUT=my-model")
     try:
-        export_formats.degrees(variables.get("FORMAT") or export_formats.HUGGINGFACE)
+        platforms.degrees(variables.get("FORMAT") or platforms.HUGGINGFACE)
     except ValueError as error:
         raise ConfigError.of(
             "FORMAT", str(error), next="make export OUT=my-model FORMAT=nxd-tp8"

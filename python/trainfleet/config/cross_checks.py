@@ -12,13 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from ..hardware import node_types
-from ..hardware.accelerators import Accelerator
 from ..trust.spelling import suggest
-from . import addresses, neuron_limits, owned_machines, tokenizing
-from .families import FAMILIES
+from . import addresses, neuron_limits, owned_machines, precision, schedule, tokenizing
+from .families import FAMILIES, Preset
 from .host_list import parse_hosts
-from .optimizers import OPTIMIZERS, USUAL
-from .presets import Preset
 from .types import Config, Layout
 
 # The loader's, the shell's, Python's, ours, torchrun's.
@@ -26,7 +23,6 @@ NOT_SECRET = re.compile(
     "(LD|DYLD|PYTHON|TRAINFLEET|MASTER|TORCHELASTIC)_?.*|PATH|HOME|USER|LOGNAME|SHELL|IFS|ENV|BASH_ENV|TMPDIR|TERM|LANG|LC_ALL|RANK|WORLD_SIZE"
 )
 SHORTEST_MASKED = 8  # tokens
-LEAST_RATIO = 0.001  # of learning rates; a smaller value is a rate, as in other programs
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 
 
@@ -139,22 +135,6 @@ def _secrets(config: Config) -> Iterator[tuple[str, str]]:
         yield (
             "fleet.secrets",
             f"{', '.join(taken[:8])}: each node sets this itself; name a secret, such as HF_TOKEN",
-        )
-
-
-def _shared_folder(config: Config) -> Iterator[tuple[str, str]]:
-    fleet, fsx = config.fleet, config.fleet.fsx
-    if (fsx.dns_name is None) != (fsx.mount_name is None):
-        yield "fleet.fsx", "dns_name and mount_name go together"
-    if (
-        fsx.dns_name
-        and fleet.shared_folder
-        and not f"{fleet.shared_folder}/".startswith(f"{fsx.mount_point.rstrip('/')}/")
-    ):
-        yield (
-            "fleet.shared_folder",
-            f"{fleet.shared_folder} is not in fleet.fsx.mount_point {fsx.mount_point}, where the "
-            "file system is mounted",
         )
 
 
@@ -402,100 +382,6 @@ def _sequence(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _schedule(config: Config) -> Iterator[tuple[str, str]]:
-    train, ratio = config.train, config.train.min_lr_ratio / config.train.learning_rate
-    if 0 < train.min_lr_ratio < LEAST_RATIO:
-        share = f"{train.min_lr_ratio:g} / {train.learning_rate:g} is {ratio:.3g}"
-        meant = f"did you mean {ratio:.3g}? {share}" if ratio <= 1 else f"{LEAST_RATIO} works, or 0"
-        what = f"{train.min_lr_ratio:g} is read as a fraction of train.learning_rate"
-        yield "train.min_lr_ratio", f"{what}; {meant}"
-    if train.warmup_steps > train.schedule_steps:
-        yield (
-            "train.warmup_steps",
-            f"{train.warmup_steps} is more than train.schedule_steps {train.schedule_steps}",
-        )
-    if train.schedule_steps < train.steps:
-        yield (
-            "train.schedule_steps",
-            f"{train.schedule_steps} is less than train.steps {train.steps}",
-        )
-    if train.schedule == "wsd" and train.warmup_steps + train.decay_steps > train.schedule_steps:
-        room = train.schedule_steps - train.warmup_steps
-        yield (
-            "train.decay_steps",
-            f"{train.decay_steps} steps after a warm-up of {train.warmup_steps}; at most {room} "
-            "are left",
-        )
-
-
-def _memory_budget(config: Config) -> Iterator[tuple[str, str]]:
-    train, key = config.train, "train.activation_memory_budget"
-    budget, tensor = train.activation_memory_budget, train.parallelism.tensor
-    if budget is None:
-        return
-    if train.activation_checkpointing != "selective":
-        why = "only selective checkpointing keeps to a budget"
-        then = "null works, or SET='train.activation_checkpointing=selective'"
-        yield key, f"{budget}: {why}; {then}"
-    elif not train.compile:
-        why = "only compiled blocks keep to a budget"
-        yield key, f"{budget}: {why}; null works, or SET='train.compile=true'"
-    elif tensor > 1:
-        # torch 2.13's partitioner can't tell the size of a mesh, which is an input of such blocks
-        yield key, f"{budget}: no budget with train.parallelism.tensor of {tensor}; null works"
-
-
-def _formats(config: Config) -> Iterator[tuple[str, str]]:
-    train, layout, device = config.train, config.train.parallelism, config.fleet.rank_device
-    if device is not None and device.bf16 is None and config.fleet.platform != "cpu":
-        instead = {"param_dtype": "fp32", "precision": f"{device.half}, which auto takes,"}
-        told = f"bf16: {device.name} has no instructions for it"
-        yield from (
-            (f"train.{key}", f"{told}; {other} works")
-            for key, other in instead.items()
-            if getattr(train, key) == "bf16"
-        )
-    elif train.param_dtype == "bf16" and train.precision not in ("bf16", "fp8"):
-        told = f"bf16: its products are bf16 too, so not with train.precision {train.precision}"
-        yield "train.param_dtype", f"{told}; fp32 works, or train.precision bf16"
-    if train.param_dtype not in (formats := OPTIMIZERS[train.optimizer].formats):
-        told = (
-            f"{train.param_dtype}: train.optimizer {train.optimizer} works only on "
-            f"{', '.join(formats)}"
-        )
-        yield "train.param_dtype", f"{told}; {USUAL} works on both"
-    if train.precision == "fp16" and config.fleet.platform.startswith("neuron"):
-        yield "train.precision", "fp16: not on Trainium, where no loss is scaled; bf16 works"
-    if train.precision != "fp8":
-        return
-    if _lacks_fp8(config, device):
-        name = device.name if device else "a CPU"
-        yield (
-            "train.precision",
-            f"fp8: {name} has no instructions for it, as GPUs since Ada and Hopper have; auto "
-            "works",
-        )
-    elif not train.compile:
-        yield (
-            "train.precision",
-            "fp8: slower than bf16 unless compiled; train.compile true works, or bf16",
-        )
-    elif layout.tensor > 1:
-        yield (
-            "train.precision",
-            f"fp8: not with train.parallelism.tensor {layout.tensor}; bf16 works, or tensor 1",
-        )
-
-
-def _lacks_fp8(config: Config, device: Accelerator | None) -> bool:
-    """Returns whether the device is known to lack fp8. If the device or the host is unknown, its
-    ranks check.
-    """
-    if device is not None:
-        return device.fp8 is None
-    return config.fleet.node_type is not None
-
-
 def _profile(config: Config) -> Iterator[tuple[str, str]]:
     first, last = map(int, (config.train.profile_steps or "1-1").split("-"))
     if first > last or first > config.train.steps:
@@ -526,19 +412,10 @@ DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_bat
 OF_A_LAYOUT: tuple[Rule, ...] = (
     *DIVISION,
     _documents,
-    _memory_budget,
-    _formats,
+    precision.check_budget,
+    precision.check_formats,
     neuron_limits.check_layout,
 )
-
-
-def _destination(config: Config) -> Iterator[tuple[str, str]]:
-    path = config.checkpoint.path or ""
-    if path.startswith(("~", "$")):
-        yield (
-            "checkpoint.path",
-            f"{path}: only a shell expands {path[0]}; write the whole path",
-        )
 
 
 RULES: tuple[Rule, ...] = (
@@ -547,7 +424,7 @@ RULES: tuple[Rule, ...] = (
     _machine,
     _hosts,
     _secrets,
-    _shared_folder,
+    addresses.check_shared_folder,
     addresses.check,
     _heads,
     *DIVISION,
@@ -555,11 +432,11 @@ RULES: tuple[Rule, ...] = (
     _own,
     _documents,
     _sequence,
-    _schedule,
-    _memory_budget,
-    _formats,
+    schedule.check,
+    precision.check_budget,
+    precision.check_formats,
     _profile,
-    _destination,
+    addresses.check_destination,
     neuron_limits.check_node,
     neuron_limits.check_layout,
     neuron_limits.check_training,

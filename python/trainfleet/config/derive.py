@@ -9,10 +9,9 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from ..hardware import cpu_speed, node_types
-from . import hub_addresses, huggingface_config, owned_machines
-from .families import FAMILIES, USUAL
+from . import addresses, huggingface_config, owned_machines
+from .families import FAMILIES, PLAIN, PRESETS, USUAL, Preset
 from .neuron_limits import XLA
-from .presets import PLAIN, PRESETS, Preset
 
 Values = dict[str, Any]
 COMPILE_PAYS_MINUTES = 3
@@ -163,7 +162,7 @@ def shape_of(preset: str | None) -> Preset | None:
         ValueError: the folder's config.json is missing or of a model that is not built.
     """
     return (
-        huggingface_config.read(hub_addresses.folder_of(preset))
+        huggingface_config.read(addresses.folder_of(preset))
         if preset and preset not in PRESETS
         else PRESETS.get(preset or "")
     )

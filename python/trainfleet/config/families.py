@@ -1,5 +1,5 @@
 """The architectures that `model.family` names, one object each: its shape, its folders at Hugging
-Face, its module.
+Face, its module; and the known shapes that `model.preset` names (presets.yaml, with its sources).
 
 Control plane and node plane read it; no other file compares a family's name. Nothing is loaded for
 it: `module` is a dotted name.
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from .tables import read_table
 
 # of a sequence's tokens are to be guessed (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
 MASKED = 0.15
@@ -366,3 +369,31 @@ FAMILIES = {
     )
 }
 USUAL = next(iter(FAMILIES))  # of a model whose config names neither a family nor a preset
+
+FILE = Path(__file__).with_name("presets.yaml")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """None: as large as the tokenizer (vocabulary), as many as heads (kv_heads), or what the family
+    takes.
+    """
+
+    family: str
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    vocab_size: int | None = None
+    rope_theta: float = 10_000.0
+    norm_eps: float | None = None
+    tie_word_embeddings: bool = False
+    rope_scaling: float = 1.0
+    dropout: float | None = None
+    head_dim: int | None = None
+
+
+PLAIN = ("tiny", "small")  # of nobody's paper: any family may have their dimensions
+PRESETS = {name: Preset(**row) for name, row in read_table(FILE).items()}

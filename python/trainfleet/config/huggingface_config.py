@@ -12,9 +12,8 @@ from ..trust.errors import InputError
 from ..trust.untrusted_input import show
 from ..trust.validation import fit
 from . import schema
-from .families import FAMILIES, Family
+from .families import FAMILIES, Family, Preset
 from .foreign_formats import told
-from .presets import Preset
 from .types import Model
 
 CONFIG = "config.json"

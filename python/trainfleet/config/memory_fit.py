@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from . import cross_checks
-from .elastic import refit
+from .families import PLAIN, PRESETS
 from .layout_search import smallest
+from .layouts import refit
 from .memory import FORMATS, memory_of
 from .neuron_limits import is_xla
 from .optimizers import OPTIMIZERS
 from .precision import USABLE, is_half
-from .presets import PLAIN, PRESETS
 from .sizes import count_parameters
 from .types import Config
 

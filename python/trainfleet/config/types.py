@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from .key import NAME, Key
-from .types_aws import Aws, BatchConfig, SageMakerConfig
-from .types_data import Data, Model, Source
+from .types_backends import Aws, BatchConfig, ParallelCluster, Queue, SageMakerConfig, SlurmConfig
 from .types_fleet import Devices, Fleet, Fsx, SshConfig
-from .types_slurm import ParallelCluster, Queue, SlurmConfig
-from .types_train import BudgetConfig, Checkpoint, Layout, Train
+from .types_train import BudgetConfig, Checkpoint, Data, Layout, Model, Source, Train
 
 __all__ = [
     "Aws",

@@ -8,8 +8,7 @@ from typing import Annotated
 from ..hardware import node_types
 from ..hardware.accelerators import Accelerator
 from .key import S3, Key
-from .types_aws import ACCOUNT, Aws, BatchConfig, SageMakerConfig
-from .types_slurm import SlurmConfig
+from .types_backends import ACCOUNT, Aws, BatchConfig, SageMakerConfig, SlurmConfig
 
 BY_SSH = ("ssh", "ec2", "slurm", "parallelcluster")  # backends whose nodes or head SSH reaches
 MOUNTS = ("ssh", "ec2", "parallelcluster", "batch")  # backends that mount a file system of FSx

@@ -14,10 +14,10 @@ from ..trust import untrusted_input
 from ..trust.errors import DataError, InputError
 from ..trust.untrusted_input import show
 from ..trust.validation import fit
+from .addresses import folder_of
 from .conversion import LARGEST, SETTINGS, TokenizerSettings, added, convert
 from .families import FAMILIES
 from .foreign_formats import told
-from .hub_addresses import folder_of
 from .types import Data
 
 TRAINED = "bpe"  # the value of data.tokenizer that means: train one here

@@ -1,5 +1,5 @@
 """Exports a run's model in another format: `python -m trainfleet.engine.export RUN_FOLDER OUT
-FORMAT` (config/export_formats.py).
+FORMAT` (config/platforms.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..config import Config, export_formats, huggingface_config, load_resolved, platforms
+from ..config import Config, huggingface_config, load_resolved, platforms
 from ..config.families import FAMILIES
 from ..config.vocabulary import FILE, SPECIALS
 from ..data.dataset import Dataset
@@ -37,18 +37,18 @@ Save = Callable[[Network, str, Path], list[str]]  # model, family, folder → th
 def main(arguments: list[str]) -> int:
     folder, out, form = arguments
     files = export(Run(Path(folder)), Path(out), form)
-    print(f"{out}: {', '.join(files)}\nnext: {export_formats.opening(form, Path(out))}")
+    print(f"{out}: {', '.join(files)}\nnext: {platforms.loading(form, Path(out))}")
     return 0
 
 
-def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE) -> list[str]:
+def export(run: Run, out: Path, form: str = platforms.HUGGINGFACE) -> list[str]:
     """Writes the run's newest checkpoint into the new folder `out`, which appears completely or not
     at all. Returns its files.
 
     Raises:
         RunError: `out` already exists, the run has no checkpoint, or its model has no such form.
     """
-    export_formats.require_new(out)
+    platforms.require_new(out)
     config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
     if module := config.model.module:
         why = f"transformers has no network like that of {module}"
@@ -62,7 +62,7 @@ def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE) -> list[
     try:
         partial.mkdir(parents=True)
         files = fill(run, partial, save)
-        if form == export_formats.HUGGINGFACE:
+        if form == platforms.HUGGINGFACE:
             (partial / CARD).write_text(hide(card(run, config)), encoding="utf-8")
             files.append(CARD)
         if out.exists():
@@ -92,7 +92,7 @@ def saving(config: Config, form: str, run: Run) -> Save:
     Raises:
         RunError: the model can't be divided so.
     """
-    said = export_formats.degrees(form)
+    said = platforms.degrees(form)
     if said is None:
         return weights.save
     write = platforms.named(form.partition("-")[0]).saving(config, said, str(run.folder))

@@ -14,8 +14,8 @@ from typing import Any
 from ..checkpoints import listing, marker
 from ..checkpoints.init_from import locate
 from ..config import Config, huggingface_config, platforms, weight_files
+from ..config.addresses import HUB, MODEL, dataset_of, folder_of
 from ..config.families import FAMILIES
-from ..config.hub_addresses import HUB, MODEL, dataset_of, folder_of
 from ..run.run_folder import Run
 from ..trust import untrusted_input
 from ..trust.errors import InputError, TrainfleetError

@@ -8,7 +8,7 @@ import time
 from ..backends import backend_of
 from ..backends.base import Can, Handle
 from ..checkpoints.store import store_at
-from ..config import Config, dump_resolved, export_formats, load_resolved
+from ..config import Config, dump_resolved, load_resolved, platforms
 from ..health.lease import LEFT, Holder
 from ..plan.plan import Plan
 from ..plan.request import Request
@@ -229,7 +229,7 @@ def export(run: Run, config: Config) -> int:
         "trainfleet.engine.export",
         str(run.folder),
         str(run.exported(config.train.steps)),
-        export_formats.HUGGINGFACE,
+        platforms.HUGGINGFACE,
     )
 
 

@@ -10,7 +10,7 @@ parallel_plan   how a model may be divided   huggingface_weights   their folders
 from __future__ import annotations
 
 from ..config.families import FAMILIES
-from ..config.named import named
+from ..config.tables import named
 from ..config.types import Model
 from . import custom_model
 from .bert import Bert, Encoder
