@@ -29,8 +29,8 @@ def read(folder: Path, settings: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "told"),
     [
-        ("trn1.32xlarge", "fleet.platform=neuron", "fleet.platform: neuron: trn1 trains by PyTorch/XLA alone; neuron-xla works"),
-        ("trn2.48xlarge", "fleet.platform=neuron-xla", "fleet.platform: neuron-xla: trn2 trains by native PyTorch alone; neuron works"),
+        ("trn1.32xlarge", "fleet.platform=neuron", "fleet.platform: neuron: trn1 trains only by PyTorch/XLA; neuron-xla works"),
+        ("trn2.48xlarge", "fleet.platform=neuron-xla", "fleet.platform: neuron-xla: trn2 trains only by native PyTorch; neuron works"),
         ("trn1.32xlarge", "fleet.ranks_per_node=16", "fleet.ranks_per_node: 16: the collectives of a trn1.32xlarge run on 1, 2, 8, 32 cores"),
         ("trn1.2xlarge", "", "trn1.2xlarge has no EFA, so it can't train over 4 nodes; NODES=1 works"),
         ("trn1.32xlarge", "train.sequence_length=4000", "train.sequence_length: 4000: Trainium's kernels take multiples of 128; 3968, 4096 work"),

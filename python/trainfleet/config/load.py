@@ -81,60 +81,72 @@ def load(
     Raises:
         ConfigError: with all that is wrong, in file order.
     """
-    config, derived, problems, asked = _loaded(settings, terms_of)
-    if problems:
-        blamed = _blamed(problems, settings, terms_of)
+    document, config, derived = _loaded(settings, terms_of)
+    if document.problems:
+        blamed = _blamed(document.problems, settings, terms_of)
         raise ConfigError(
             blamed, next=RETYPE if all(problem.where == "SET" for problem in blamed) else REMEDY
         )
     assert config is not None
     keep_secret(config.fleet.secrets)
-    return config, Derivation(derived, asked, config)
+    return config, Derivation(derived, document.value, config)
+
+
+OPTIONAL = {"preset", "head_dim", "module"}  # of a resolved model
 
 
 def _loaded(
     settings: Settings, terms_of: Callable[[str], BackendTerms]
-) -> tuple[Config | None, list[Derived], list[Problem], dict[str, Any]]:
-    document, values, broken, problems = _checked(settings)
-    terms = terms_of(values["fleet"]["backend"])
-
-    def report(key: str, message: str) -> None:
-        line, where = document.where(tuple(key.split(".")))
-        problems.append(Problem(line, where, key, message))
-
+) -> tuple[YamlDocument, Config | None, list[Derived]]:
+    document, values, broken = _checked(settings)
+    report, terms = document.report, terms_of(values["fleet"]["backend"])
     values["name"] = values["name"] or ""  # a missing name has been reported already
     tokens = _tokenizer_size(fit(Data, values["data"]), report)
-    try:
-        if against := other_family(values["model"]):
-            report("model.family", against)
-            broken.add("model.family")
-    except InputError as error:
-        report("model.preset", f"{error.head}: {error.why}" if error.why else error.head)
-        broken.add("model.preset")
-        values["model"]["preset"] = schema.load_schema()["properties"]["model"]["properties"][
-            "preset"
-        ]["default"]
+    if against := _against_preset(values["model"]):
+        report(*against)
+        broken.add(against[0])
     derived = derive(values, tokens, terms.node, terms.here)
-    missing = [
-        name
-        for name, value in values["model"].items()
-        if value is None and name not in ("preset", "head_dim", "module")
-    ]
-    for name in missing:
-        report(f"model.{name}", "must be given, as model.preset is null")
-    if missing:
-        return None, [], problems, document.value
+    open_keys = [key for key, value in values["model"].items() if value is None]
+    if missing := [key for key in open_keys if key not in OPTIONAL]:
+        for key in missing:
+            report(f"model.{key}", "must be given, as model.preset is null")
+        return document, None, []
+    config, chosen = _settled(document, values, broken, tokens, terms)
+    return document, config, [*derived, *chosen]
+
+
+def _settled(
+    document: YamlDocument,
+    values: dict[str, Any],
+    broken: set[str],
+    tokens: int,
+    terms: BackendTerms,
+) -> tuple[Config, list[Derived]]:
+    """Makes the config, chooses its layout and intervals, and reports what can't be together."""
     asked = layouts.provide(values["train"])
     config, chosen = layouts.settle(fit(Config, values), asked)
     config, interval = goodput.with_interval(config)
     if not broken and (what := layouts.lack(config, asked)):
-        report("train.parallelism", what)
+        document.report("train.parallelism", what)
     for key, message in (*cross_checks.check(config, broken, tokens), *terms.refuse(config)):
         if key not in broken:
-            report(key, message)
-    if lack := _lacks(config, problems):
-        report("data.tokenizer", lack)
-    return config, [*derived, *chosen, *interval], problems, document.value
+            document.report(key, message)
+    if lack := _lacks(config, document.problems):
+        document.report("data.tokenizer", lack)
+    return config, [*chosen, *interval]
+
+
+def _against_preset(model: dict[str, Any]) -> tuple[str, str] | None:
+    """Returns the key and the message of a preset that can't be read, which then has its default,
+    or of a family that contradicts it.
+    """
+    try:
+        against = other_family(model)
+    except InputError as error:
+        keys = schema.load_schema()["properties"]["model"]["properties"]
+        model["preset"] = keys["preset"]["default"]
+        return "model.preset", f"{error.head}: {error.why}" if error.why else error.head
+    return ("model.family", against) if against else None
 
 
 def _blamed(
@@ -147,19 +159,16 @@ def _blamed(
     if not named or all(problem.where in named for problem in problems):
         return problems
     try:
-        before = {
-            (problem.key, problem.message)
-            for problem in _loaded(Settings(settings.path), terms_of)[2]
-        }
+        before = _loaded(Settings(settings.path), terms_of)[0].problems
     except ConfigError as error:
-        before = {(problem.key, problem.message) for problem in error.problems}
+        before = error.problems
+    in_file = {(problem.key, problem.message) for problem in before}
     source = ", ".join(named)
-    own = {(problem.key, problem.message) for problem in problems} - before
     return [
-        replace(p, line=0, where=source)
-        if (p.key, p.message) in own and p.where not in named
-        else p
-        for p in problems
+        problem
+        if problem.where in named or (problem.key, problem.message) in in_file
+        else replace(problem, line=0, where=source)
+        for problem in problems
     ]
 
 
@@ -190,10 +199,10 @@ def load_name(settings: Settings) -> str:
         ConfigError: the file has no good one; or a variable is wrong, as it may have been to name
             another run.
     """
-    _, values, broken, problems = _checked(settings)
-    mine = [problem for problem in problems if problem.line == 0]
+    document, values, broken = _checked(settings)
+    mine = [problem for problem in document.problems if problem.line == 0]
     if mine or "name" in broken or not isinstance(values.get("name"), str):
-        raise ConfigError(mine or problems, next=KEYS)
+        raise ConfigError(mine or document.problems, next=KEYS)
     return str(values["name"])
 
 
@@ -215,19 +224,17 @@ def load_resolved(path: Path) -> Config:
     if not isinstance(document.value, dict):
         document.problems.append(Problem(1, f"{path}:1", "", "is not a resolved config"))
         raise ConfigError(document.problems, next="make train writes it again")
-    found = [problem for key, problem in schema.check(document)]
-    problems = document.problems + found
-    if not problems:
+    document.problems += [problem for _, problem in schema.check(document)]
+    if not document.problems:
         try:
             config = fit(Config, schema.fill(document.value, schema.load_schema()))
             wrong = cross_checks.check_shape(config)
         except InputError as error:
             wrong = iter([(error.key, f"is not a resolved config: {error.what}")])
-        problems = [
-            Problem(*document.where(tuple(key.split("."))), key, message) for key, message in wrong
-        ]
-    if problems:
-        raise ConfigError(problems, next="make train writes it again")
+        for fault in wrong:
+            document.report(*fault)
+    if document.problems:
+        raise ConfigError(document.problems, next="make train writes it again")
     keep_secret(config.fleet.secrets)
     return config
 
@@ -258,34 +265,38 @@ def dump_known(path: Path) -> str:
     return yaml.safe_dump(document.value, sort_keys=False, allow_unicode=True)
 
 
-def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str], list[Problem]]:
-    """The document, its values with defaults in, the keys that are wrong (these are back at their
-    defaults), and why.
+def _keys_in(path: Path) -> YamlDocument:
+    """Reads a config, and refuses another kind of file, an empty one, and one without keys."""
+    document = _read(path)
+    has_keys = isinstance(document.value, dict)
+    if not has_keys or any("is not a key" in problem.message for problem in document.problems):
+        endings = (*untrusted_input.MISTAKEN, untrusted_input.TEMPLATE)
+        if other := untrusted_input.mistaken(document.text, str(path), endings):
+            raise ConfigError([Problem(1, other.where, "", other.what)], next=COMPARE)
+    if has_keys:
+        return document
+    what = "is empty; the least that it needs is `name: my-run`"
+    if document.value is not None:
+        what = "must be keys with values, such as `name: my-run`"
+    missing = Problem(1, f"{path}:1", "", what)
+    raise ConfigError(document.problems or [missing], next=COMPARE)
+
+
+def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str]]:
+    """Returns the document with its problems, its values with defaults in, and the keys that are
+    wrong; these are back at their defaults.
     """
-    document = _read(settings.path)
-    problems, top = document.problems, f"{settings.path}:1"
-    unread = not isinstance(document.value, dict) or any(
-        "is not a key" in problem.message for problem in problems
-    )
-    endings = (*untrusted_input.MISTAKEN, untrusted_input.TEMPLATE)
-    if unread and (other := untrusted_input.mistaken(document.text, str(settings.path), endings)):
-        raise ConfigError([Problem(1, other.where, "", other.what)], next=COMPARE)
-    if document.value is None and not problems:
-        problems.append(Problem(1, top, "", "is empty; the least that it needs is `name: my-run`"))
-    elif not isinstance(document.value, dict) and not problems:
-        problems.append(Problem(1, top, "", "must be keys with values, such as `name: my-run`"))
-    if not isinstance(document.value, dict):
-        raise ConfigError(problems, next=COMPARE)
+    document = _keys_in(settings.path)
     _open_short(document)
-    problems += _override(document, settings)
+    document.problems += _override(document, settings)
     _open_short(document)
     found = list(schema.check(document))
     for key, _ in found:
         _drop(document.value, key)
-    problems = problems + [problem for _, problem in found]
-    problems += _secrets_in(document, document.value)
-    broken = {problem.key for problem in problems}
-    return document, schema.fill(document.value, schema.load_schema()), broken, problems
+    document.problems += [problem for _, problem in found]
+    document.problems += _secrets_in(document, document.value)
+    broken = {problem.key for problem in document.problems}
+    return document, schema.fill(document.value, schema.load_schema()), broken
 
 
 def _secrets_in(document: YamlDocument, value: Any, key: Key = ()) -> Iterator[Problem]:

@@ -61,8 +61,11 @@ def check_node(config: Config) -> Iterator[tuple[str, str]]:
         return
     made_for = node_types.platform_of(row)
     if fleet.platform in (NATIVE, XLA) and fleet.platform != made_for:
-        has = "PyTorch/XLA alone" if made_for == XLA else "native PyTorch alone"
-        yield "fleet.platform", f"{fleet.platform}: {row.family} trains by {has}; {made_for} works"
+        has = "PyTorch/XLA" if made_for == XLA else "native PyTorch"
+        yield (
+            "fleet.platform",
+            f"{fleet.platform}: {row.family} trains only by {has}; {made_for} works",
+        )
     fit = [ranks for ranks in RANKS if ranks <= row.accelerators]
     if made_for == XLA and fleet.ranks_per_node not in fit:
         fits = ", ".join(map(str, fit))

@@ -177,6 +177,10 @@ class YamlDocument:
                 return self.lines[key[:end]], f"{self.source}:{self.lines[key[:end]]}"
         return 1, f"{self.source}:1"
 
+    def report(self, key: str, message: str) -> None:
+        """Adds a problem with a key, at its place."""
+        self.problems.append(Problem(*self.where(tuple(key.split("."))), key, message))
+
     def set(self, key: Key, value: Any, source: str) -> None:
         """Sets `value` at a key, on behalf of the variable `source`; replaces whatever stood there
         or below it.
