@@ -73,17 +73,18 @@ def check_node(config: Config) -> Iterator[tuple[str, str]]:
             "fleet.ranks_per_node",
             f"{fleet.ranks_per_node}: the collectives of a {row.name} run on {fits} cores",
         )
-    if config.train.sequence_length % LENGTHS:
-        below = config.train.sequence_length // LENGTHS * LENGTHS
-        near = ", ".join(
-            str(length)
-            for length in (below, below + LENGTHS)
-            if 0 < length <= config.model.max_position_embeddings
-        )
+    yield from _check_length(config)
+
+
+def _check_length(config: Config) -> Iterator[tuple[str, str]]:
+    length = config.train.sequence_length
+    if length % LENGTHS:
+        below = length // LENGTHS * LENGTHS
+        works = range(1, config.model.max_position_embeddings + 1)
+        near = ", ".join(str(each) for each in (below, below + LENGTHS) if each in works)
         yield (
             "train.sequence_length",
-            f"{config.train.sequence_length}: Trainium's kernels take multiples of {LENGTHS}; "
-            f"{near} work",
+            f"{length}: Trainium's kernels take multiples of {LENGTHS}; {near} work",
         )
 
 

@@ -247,38 +247,17 @@ def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] |
     first = _COLON.search(lines[mark.line])
     if first is None or first.start() < mark.column:
         return None  # it has another one before that
-    before = next(
-        (
-            at
-            for at in range(mark.line - 1, -1, -1)
-            if lines[at].strip() and not lines[at].lstrip().startswith("#")
-        ),
-        None,
-    )
+    line = mark.line + 1
+    above = (at for at in range(mark.line, 0, -1) if re.match(r"\s*[^\s#]", lines[at - 1]))
+    before = next(above, None)
     if before is None:
-        return (
-            (mark.line + 1, "has a key of more than 1,024 characters")
-            if mark.column > 1024
-            else None
-        )
-    if _COLON.search(lines[before]):
-        return (
-            mark.line + 1,
-            f"is indented deeper than line {before + 1}, which has its value already",
-        )
-    strange = next(
-        (
-            letter
-            for letter in lines[before]
-            if unicodedata.normalize("NFKC", letter) in " :" and letter not in " :"
-        ),
-        "",
-    )
-    return (
-        before + 1,
-        "has no `: ` behind its "
-        f"key{f', but the character U+{ord(strange):04X}' if strange else ''}",
-    )
+        return (line, "has a key of more than 1,024 characters") if mark.column > 1024 else None
+    if _COLON.search(lines[before - 1]):
+        return line, f"is indented deeper than line {before}, which has its value already"
+    alike = (each for each in lines[before - 1] if each not in " :")
+    strange = next((each for each in alike if unicodedata.normalize("NFKC", each) in " :"), "")
+    but = f", but the character U+{ord(strange):04X}" if strange else ""
+    return before, f"has no `: ` after its key{but}"
 
 
 def _quoted(text: str, line: int) -> str:
