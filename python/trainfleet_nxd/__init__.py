@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfleet.config import Config
-from trainfleet.config.export_formats import Degrees
+from trainfleet.config.platforms import Degrees
 from trainfleet.trust.errors import RunError
 
 from . import folder

@@ -29,8 +29,8 @@ from torch.distributed.tensor import DTensor
 
 from trainfleet import models
 from trainfleet.config import Config
-from trainfleet.config.named import named
 from trainfleet.config.optimizers import OPTIMIZERS
+from trainfleet.config.tables import named
 from trainfleet.devices.base import Lazy
 from trainfleet.engine.batches import MicroBatch, filled
 from trainfleet.engine.parallel.pipeline import Absent

@@ -19,7 +19,7 @@ from fit_planner import device_of, format_of, measured, work_of
 
 from trainfleet.backends import terms_of
 from trainfleet.config import Settings, load
-from trainfleet.config.presets import PRESETS
+from trainfleet.config.families import PRESETS
 from trainfleet.plan.estimate import estimate
 from trainfleet.trust.errors import ConfigError
 

@@ -37,7 +37,7 @@ THINGS = (
     Thing("an optimizer", "a row of `config/optimizers.py`, and the function that it names in `made_by`",
           ("config/optimizers.py",)),
     Thing("a model family", "an object in `config/families.py`, and the module that it names, if it is not another's",
-          ("config/families.py", "config/presets.py")),
+          ("config/families.py",)),
     Thing("a preset", "a row of `config/presets.yaml`, with its source"),
     Thing("a data format", "a row of `data/format_table.py` (`FORMATS`), and the function that it names in `read`",
           ("data/sources.py",)),

@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from requirement import missing, need
 from trainfleet import models
 from trainfleet.config import huggingface_config as shapes
-from trainfleet.config.families import FAMILIES
-from trainfleet.config.presets import Preset
+from trainfleet.config.families import FAMILIES, Preset
 from trainfleet.config.types import Model
 from trainfleet.models import huggingface_weights
 from trainfleet.trust.errors import InputError

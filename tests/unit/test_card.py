@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from trainfleet.checkpoints.marker import MARKER
-from trainfleet.config import Config, Settings, hub_addresses, load
-from trainfleet.config.hub_addresses import pinned
+from trainfleet.config import Config, Settings, addresses, load
+from trainfleet.config.addresses import pinned
 from trainfleet.config.types import Source
 from trainfleet.engine.export import card, name_of
 from trainfleet.run.run_folder import Run
@@ -113,7 +113,7 @@ def test_one_of_the_hub_is_linked_by_its_name_and_revision(
     run: Run, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = folder(tmp_path / "snapshots" / COMMIT)
-    monkeypatch.setattr(hub_addresses, "_fetched", lambda address, weights: snapshot)
+    monkeypatch.setattr(addresses, "_fetched", lambda address, weights: snapshot)
     assert (
         pinned("hf://me/small") == f"hf://me/small@{COMMIT}"
         and pinned("hf://me/small@main") == "hf://me/small@main"

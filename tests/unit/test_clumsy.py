@@ -12,7 +12,7 @@ import pytest
 
 import verbs
 from trainfleet.cli.variables import read_variables
-from trainfleet.config import Settings, dump_resolved, export_formats, load
+from trainfleet.config import Settings, dump_resolved, load, platforms
 from trainfleet.config.yaml_lines import read
 from trainfleet.report import plots
 from trainfleet.report.proposal import require_own
@@ -53,9 +53,9 @@ def test_a_folder_that_can_t_be_made_is_refused_before_all_work(
     with pytest.raises(ConfigError, match="OUT: "):
         require_own(Path(out))
     with pytest.raises(RunError, match=r"can't be made|is there already"):
-        export_formats.require_new(Path(out))
+        platforms.require_new(Path(out))
     require_own(Path("new/plan"))
-    export_formats.require_new(Path("runs/x/model"))
+    platforms.require_new(Path("runs/x/model"))
 
 
 def refused(folder: Path, set: str) -> str:

@@ -18,9 +18,8 @@ from jsonschema import Draft202012Validator
 
 from trainfleet.backends import terms_of
 from trainfleet.config import Config, Settings, dump_resolved, load, load_resolved
-from trainfleet.config.families import FAMILIES
+from trainfleet.config.families import FAMILIES, PRESETS
 from trainfleet.config.key import Key, schema_of
-from trainfleet.config.presets import PRESETS
 from trainfleet.config.reference import FOLDER, files
 from trainfleet.config.schema import faults, load_schema, walk
 from trainfleet.recipes import Recipe, all_recipes
@@ -200,7 +199,7 @@ steps: 4
         ("# only a comment\n", "is empty"),
         ("4\n", "must be keys with values"),
         ("name: [x\n", "not valid YAML"),
-        ("name: a\nname: b\n", "config.yaml:2: name: duplicate key; it stands on line 1 already"),
+        ("name: a\nname: b\n", "config.yaml:2: name: duplicate key; line 1 has it already"),
         ("fleet: {}\n", "needs the key 'name'"),
         (
             "name: a\ntrain: {learning_rate: -1}\n",

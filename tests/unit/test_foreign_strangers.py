@@ -185,7 +185,7 @@ def test_a_source_without_text_is_told_as_what_it_is(
 
 @pytest.mark.parametrize(
     "set, why",
-    [("checkpoint.path=~/x", "a shell's word"), ('checkpoint.path="$HOME/x"', "a shell's word"),
+    [("checkpoint.path=~/x", "only a shell expands"), ('checkpoint.path="$HOME/x"', "only a shell expands"),
      ("train.init_from=config.yaml", "is not a folder"), ("data.tokenizer=text", "the folder has no tokenizer.json"),
      ("train.loggers=[wandb,wandb]", 'names "wandb" twice')],
 )  # fmt: skip

@@ -42,7 +42,7 @@ FORMS = (  # how a message proposes a value of the key that it is about
     r"(?:;|, so|:) set ([\w.\[\]/:-]+)(?: or more|, or [^;]*|, with [^;]*)?$",
     rf"(?:what does|nearest that do|that do|sizes that work): {NUMBERS}",
     rf"at most {NUMBERS} (?:are left|works?)",
-    r"another preset works: ([\w.-]+)",
+    r"another preset: ([\w.-]+)",
 )
 
 

@@ -30,7 +30,7 @@ def refusal(folder: Path, text: str) -> str:
 )
 def test_a_variable_by_which_programs_run_is_no_secret(name: str, tmp_path: Path) -> None:
     said = refusal(tmp_path, f"fleet: {{secrets: [HF_TOKEN, {name}]}}\n")
-    assert f"fleet.secrets: {name}: a node has its own" in said
+    assert f"fleet.secrets: {name}: each node sets this itself" in said
 
 
 def test_what_learns_its_positions_has_no_base_of_a_rotary_embedding(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub.errors import EntryNotFoundError
 
 from trainfleet.cli import main
-from trainfleet.config.hub_addresses import DATASET_FORMS, HubDataset, dataset_of
+from trainfleet.config.addresses import DATASET_FORMS, HubDataset, dataset_of
 from trainfleet.data import hub_datasets
 from trainfleet.data.hub_datasets import list_shards, open_dataset
 from trainfleet.report import panels

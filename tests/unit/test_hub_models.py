@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from trainfleet.config.hub_addresses import fault_of
+from trainfleet.config.addresses import fault_of
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "1" * 40

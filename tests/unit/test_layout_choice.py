@@ -8,8 +8,8 @@ import pytest
 
 from trainfleet.cli import main as command
 from trainfleet.config import Config, Derived, Settings, load
-from trainfleet.config.elastic import refit
 from trainfleet.config.layout_search import needs
+from trainfleet.config.layouts import refit
 from trainfleet.config.precision import usable_bytes
 from trainfleet.hardware.node_types import INSTANCE_TYPES
 from trainfleet.recipes import FOLDER

@@ -101,11 +101,11 @@ def refusal(folder: Path, settings: str) -> str:
         ),
         (
             "train.param_dtype=bf16 train.precision=fp32",
-            "train.param_dtype: bf16: products are of bf16 then, so not with train.precision fp32; fp32 works, or train.precision bf16",
+            "train.param_dtype: bf16: its products are bf16 too, so not with train.precision fp32; fp32 works, or train.precision bf16",
         ),
         (
             "train.param_dtype=bf16 train.precision=bf16 train.optimizer=muon",
-            "train.param_dtype: bf16: train.optimizer muon works on fp32 alone; adamw works on both",
+            "train.param_dtype: bf16: train.optimizer muon works only on fp32; adamw works on both",
         ),
         (
             "train.document_mask=true model.family=roberta model.kv_heads=4",
@@ -126,12 +126,12 @@ def test_what_can_not_be_divided_so_is_refused(tmp_path: Path, settings: str, to
         (
             "p5.48xlarge",
             "train.compile=false",
-            "fp8: slower than bf16 unless it is compiled: train.compile true, or bf16, works",
+            "fp8: slower than bf16 unless compiled; train.compile true works, or bf16",
         ),
         (
             "p5.48xlarge",
             "train.parallelism.tensor=2",
-            "fp8: not with train.parallelism.tensor of 2; with 1 it works, or bf16",
+            "fp8: not with train.parallelism.tensor 2; bf16 works, or tensor 1",
         ),
         ("p5.48xlarge", "train.param_dtype=bf16", None),
         ("g6e.48xlarge", "", None),

@@ -28,14 +28,14 @@ def read(folder: Path, settings: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "told"),
     [
-        ("trn1.32xlarge", "fleet.platform=neuron", "fleet.platform: neuron: trn1 trains by PyTorch/XLA alone; neuron-xla works"),
-        ("trn2.48xlarge", "fleet.platform=neuron-xla", "fleet.platform: neuron-xla: trn2 trains by native PyTorch alone; neuron works"),
+        ("trn1.32xlarge", "fleet.platform=neuron", "fleet.platform: neuron: trn1 trains only by PyTorch/XLA; neuron-xla works"),
+        ("trn2.48xlarge", "fleet.platform=neuron-xla", "fleet.platform: neuron-xla: trn2 trains only by native PyTorch; neuron works"),
         ("trn1.32xlarge", "fleet.ranks_per_node=16", "fleet.ranks_per_node: 16: the collectives of a trn1.32xlarge run on 1, 2, 8, 32 cores"),
         ("trn1.2xlarge", "", "trn1.2xlarge has no EFA, so it can't train over 4 nodes; NODES=1 works"),
         ("trn1.32xlarge", "train.sequence_length=4000", "train.sequence_length: 4000: Trainium's kernels take multiples of 128; 3968, 4096 work"),
         ("trn2.48xlarge", "train.sequence_length=100", "multiples of 128; 128 work"),
         ("trn1.32xlarge", "train.parallelism.fsdp=8 train.parallelism.tensor=1 train.parallelism.pipeline=1", "train.parallelism.fsdp: 8: NxD Core shards over all 128 data-parallel ranks or none; 1, 128 work"),
-        ("trn1.32xlarge", "train.parallelism.tensor=8 train.parallelism.fsdp=16 train.parallelism.zero_stage=3", "train.parallelism.zero_stage: 3: NxD Core shards the optimizer's state alone"),
+        ("trn1.32xlarge", "train.parallelism.tensor=8 train.parallelism.fsdp=16 train.parallelism.zero_stage=3", "train.parallelism.zero_stage: 3: NxD Core shards only the optimizer's state"),
         ("trn1.32xlarge", "train.parallelism.context=2", "train.parallelism.context: 2: not with platform neuron-xla; 1 works"),
         ("trn1.32xlarge", "train.spike_sigmas=6", "train.spike_sigmas: 6: NxD's optimizer can't leave a step out; 0 works"),
         ("trn1.32xlarge", "train.optimizer=muon", "train.optimizer: muon: not with platform neuron-xla; adamw works"),
@@ -44,7 +44,7 @@ def read(folder: Path, settings: str, kind: str) -> None:
         ("trn1.32xlarge", "train.activation_checkpointing=selective", "train.activation_checkpointing: selective: NxD Core recomputes whole blocks"),
         ("trn1.32xlarge", "train.compile=true", "train.compile: true: PyTorch/XLA compiles every step anyway"),
         ("trn1.32xlarge", "train.parallelism.tensor=3", "does not divide the world size 128"),
-        ("trn1.32xlarge", "model.kv_heads=4 train.parallelism.tensor=64", "what does: 1, 2, 4; and with each key-value head on (so many) ranks: 8 (2), 16 (4), 32 (8)"),
+        ("trn1.32xlarge", "model.kv_heads=4 train.parallelism.tensor=64", "what does: 1, 2, 4; or, with copies of key-value heads (ranks each): 8 (2), 16 (4), 32 (8)"),
         ("trn2.48xlarge", "model.kv_heads=4 train.parallelism.tensor=8", "8 does not divide model.heads 32 and model.kv_heads 4; what does: 1, 2, 4"),
     ],
 )  # fmt: skip

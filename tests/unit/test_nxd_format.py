@@ -20,7 +20,7 @@ from test_foreign_checkpoints import OLD, mutate
 from torch import Tensor
 
 from trainfleet import models
-from trainfleet.config import export_formats, load_resolved
+from trainfleet.config import load_resolved, platforms
 from trainfleet.config.types import Model
 from trainfleet.models import huggingface_weights
 from trainfleet.trust.errors import RunError, TrainfleetError
@@ -296,7 +296,7 @@ def test_a_view_that_repeats_its_numbers_takes_no_memory(tmp_path: Path) -> None
 @pytest.mark.parametrize(("form", "said"), [("huggingface", None), ("nxd", (None, None)), ("nxd-tp8", (8, None)),
                                             ("nxd-tp8-pp2", (8, 2)), ("nxd-pp2", (None, 2))])  # fmt: skip
 def test_a_format_says_its_degrees(form: str, said: object) -> None:
-    assert export_formats.degrees(form) == said
+    assert platforms.degrees(form) == said
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_format_says_its_degrees(form: str, said: object) -> None:
 )
 def test_another_format_is_none(form: str) -> None:
     with pytest.raises(ValueError, match="must be"):
-        export_formats.degrees(form)
+        platforms.degrees(form)
 
 
 @pytest.mark.parametrize(("shape", "degrees", "why"), [

@@ -15,7 +15,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import EntryNotFoundError
 
-from trainfleet.config.hub_addresses import dataset_of
+from trainfleet.config.addresses import dataset_of
 from trainfleet.data import hub_datasets
 from trainfleet.trust.errors import DataError
 

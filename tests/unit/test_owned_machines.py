@@ -170,7 +170,7 @@ def test_short_and_long_form_are_one_and_set_changes_a_part(tmp_path: Path) -> N
     ("MI300X", "fleet.accelerator.name", "AMD's: no platform here has ROCm"), ("gaudi3", "fleet.accelerator.name", "Intel's"),
     ("P100", "fleet.accelerator.name", "older than Volta"), ("trainium2", "fleet.accelerator.name", "set fleet.instance_type"),
     ("p5.48xlarge", "fleet.accelerator.name", "fleet.instance_type: p5.48xlarge"), ("'NVIDIA GeForce RTX 4090 Laptop GPU'", "fleet.accelerator.name", "not in the table"),
-    ("{per_node: 8}", "fleet.accelerator.name", "nobody has said which"), ("{name: h100, memory_gib: 8}", "fleet.accelerator.memory_gib", "h100 has 80"),
+    ("{per_node: 8}", "fleet.accelerator.name", "name the accelerator"), ("{name: h100, memory_gib: 8}", "fleet.accelerator.memory_gib", "h100 has 80"),
     ("{name: h100, network: infinband}", "fleet.accelerator.network", "did you mean infiniband?"), ("{name: h100, gpus: 8}", "fleet.accelerator.gpus", "unknown key"),
     ("0xh100", "fleet.accelerator.per_node", "at least 1"), ("[h100]", "fleet.accelerator", "must be a group of keys or text"),
     ("{name: h100, network_gbps: 1e9}", "fleet.accelerator.network_gbps", "at most 100000"), ("true", "fleet.accelerator", "must be")])  # fmt: skip

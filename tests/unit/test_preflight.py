@@ -102,7 +102,7 @@ def test_what_this_machine_has_says_nothing_of_hosts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(node_types, "local_accelerator", lambda: accelerators.BY_NAME["A10G-24GB"])
     with pytest.raises(
         ConfigError,
-        match=r"fleet\.accelerator: null: fleet\.platform cuda has GPUs compute, and nobody has said which",
+        match=r"fleet\.accelerator: null: fleet\.platform cuda means GPUs, but no key names them",
     ):
         config(H100.replace("instance_type: p5.48xlarge", "platform: cuda"))
     assert not dict(

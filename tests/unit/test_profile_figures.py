@@ -249,8 +249,8 @@ def test_a_measured_run_has_its_own_name_and_leaves_nothing_to_resume(tmp_path: 
 @pytest.mark.parametrize(
     ("steps", "told"),
     [
-        ("6-4", "no step of train.steps 500"),
-        ("900-910", "no step"),
+        ("6-4", "train.steps 500 doesn't reach these"),
+        ("900-910", "doesn't reach"),
         ("4", 'is not written as in "4-6"'),
     ],
 )

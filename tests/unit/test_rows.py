@@ -11,9 +11,9 @@ import pytest
 from test_walls import FILES, PACKAGE
 
 from trainfleet.config.families import FAMILIES
-from trainfleet.config.named import named
 from trainfleet.config.optimizers import OPTIMIZERS
 from trainfleet.config.schema import load_schema
+from trainfleet.config.tables import named
 from trainfleet.data.format_table import FORMATS, by_suffix, format_of
 from trainfleet.hardware import node_types
 from trainfleet.launch.faults import FAULTS

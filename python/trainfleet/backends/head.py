@@ -20,7 +20,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Self
 
-from ..config import Config, export_formats
+from ..config import Config, platforms
 from ..health.lease import (
     FILE,
     GLANCE,
@@ -229,10 +229,7 @@ class Hosts:
         finally:
             self.transport.ask(host, _sweep(f"{self.folder}/{made}"), timeout=REMOVAL)
         print(f"{out}: {', '.join(files)}, {sum(files.values()) / 1e6:,.1f} MB from {host.name}")
-        print(
-            "next: "
-            f"{export_formats.opening(variables.get('FORMAT') or export_formats.HUGGINGFACE, out)}"
-        )
+        print(f"next: {platforms.loading(variables.get('FORMAT') or platforms.HUGGINGFACE, out)}")
         return 0
 
     def _send(

@@ -156,12 +156,12 @@ def eval(variables: Variables, started: float) -> int:
 
 def export(variables: Variables, started: float) -> int:
     """Writes the newest checkpoint as a Hugging Face folder, OUT, or in the FORMAT of NxD Core."""
-    from ..config import export_formats
+    from ..config import platforms
 
     if "OUT" not in variables:
         raise ConfigError.of("OUT", "must name a new folder", next="make export OUT=my-model")
     try:
-        export_formats.degrees(variables.get("FORMAT") or export_formats.HUGGINGFACE)
+        platforms.degrees(variables.get("FORMAT") or platforms.HUGGINGFACE)
     except ValueError as error:
         raise ConfigError.of(
             "FORMAT", str(error), next="make export OUT=my-model FORMAT=nxd-tp8"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import Config
-from ..config.types_slurm import Queue
+from ..config.types_backends import Queue
 from ..hardware import node_types
 from .api_errors import passing
 from .calls import Calls

@@ -110,9 +110,9 @@ def _products(config: Config, width: int) -> float:
 
 
 def _most(config: Config, width: int, norm: int) -> float:
-    """What every product, norm and activation needs: the inputs of both norms and modules, query,
-    key, value, attention; SwiGLU's four or the two of a plain one; and attention's sums. `norm`:
-    bytes a number that a norm keeps besides.
+    """Returns the bytes that every product, norm and activation keeps. These are the inputs of both
+    norms and modules, query, key, value, attention, SwiGLU's four tensors or the two of a plain
+    module, and attention's sums. `norm`: further bytes that a norm keeps per number.
     """
     model, layout, family = config.model, config.train.parallelism, FAMILIES[config.model.family]
     queries, keys, part = _queries(config), _keys(config), layout.tensor

@@ -1,20 +1,184 @@
-"""Rules for the keys that say where something is: buckets that can exist, folders that lead nowhere
-else, hosts to go through.
+"""Addresses: folders, buckets, and datasets, models and tokenizers on the Hugging Face Hub; and the
+rules for the keys that have one.
+
+A model:    hf://owner/name[@revision]
+A dataset:  hf://owner/name[@revision][/config][:split], hf://name[...] without an owner, or
+            hf:///local/folder[:split]
+
+huggingface_hub keeps what it fetches below HF_HOME (~/.cache/huggingface) and takes it from there
+when the Hub does not answer or with HF_HUB_OFFLINE=1. Only shapes, tokenizers and safetensors are
+fetched: nothing that could be code or a pickle.
 """
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from ..trust.errors import InputError
 from .host_list import parse_host
-from .hub_addresses import HUB, dataset_of, fault_of
 from .types import Config
+
+HUB = "hf://"
+MODEL = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w.-]{1,200})?", re.ASCII)
+_NAME = r"[A-Za-z0-9_][\w.-]{0,95}"
+DATASET = re.compile(
+    rf"(?P<name>{_NAME}(?:/{_NAME})?)"
+    r"(?:@(?P<revision>refs/(?:convert|pr)/[\w.-]{1,100}|[\w.%-]{1,200}))?(?:/(?P<config>\w[\w.+-]{0,199}))?",
+    re.ASCII,
+)
+SPLIT = re.compile(r"\w[\w.-]*(\+\w[\w.-]*)*", re.ASCII)
+DATASET_FORMS = f"{HUB}owner/name[@revision][/config][:split] or {HUB}/folder[:split]"
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", re.ASCII)
+SMALL = (
+    "config.json",
+    "adapter_config.json",
+    "model_index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "README.md",
+)
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+SECONDS = 5  # that the Hub gets to answer before the cache is asked
+
+
+def folder_of(address: str, weights: bool = False) -> Path:
+    """The folder of this machine that an address means; `weights`: with those of a model from the
+    Hub.
+
+    Raises:
+        InputError: it names no model of the Hub, or that can neither be fetched nor is in the
+            cache.
+    """
+    if not address.startswith(HUB):
+        if (elsewhere := _ADDRESS.match(address)) or meant(address):
+            what = (
+                f"{elsewhere[0]} is nothing that models are read from"
+                if elsewhere
+                else "there is no such folder"
+            )
+            raise InputError(
+                f"{what}: a path and hf://owner/name are read{meant(address)}", where=address
+            )
+        return Path(address)
+    if fault := fault_of(address):
+        raise InputError(fault, where=address)
+    return _fetched(address, weights)
+
+
+def pinned(address: str) -> str:
+    """An address of the Hub with the revision that this machine has of it; any other address as it
+    is.
+
+    Raises:
+        InputError: as `folder_of`.
+    """
+    if not address.startswith(HUB) or "@" in address:
+        return address
+    revision = folder_of(address).name
+    return f"{address}@{revision}" if re.fullmatch("[0-9a-f]{40}", revision) else address
+
+
+def meant(address: str) -> str:
+    """Returns a question that names the Hub's model that a wrong address seems to mean, or ""."""
+    page = _PAGE.match(address)
+    path = Path(address)
+    is_model = (
+        MODEL.fullmatch(address)
+        and not path.parent.exists()
+        and path.suffix not in (".json", ".model", ".txt")
+    )
+    named = page[1] if page else address if is_model else ""
+    return f"; did you mean hf://{named}?" if named else ""
+
+
+def fault_of(address: str) -> str:
+    """Returns why an address of the Hub is wrong, or ""."""
+    named = MODEL.fullmatch(address.removeprefix(HUB))
+    return (
+        ""
+        if named
+        else f"{address!r} names no model; hf://owner/name and hf://owner/name@revision do"
+    )
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A dataset of the Hub, or one of its folders; `None`: the only configuration, the newest
+    revision.
+    """
+
+    name: str
+    config: str | None
+    split: str
+    revision: str | None
+
+
+def dataset_of(address: str) -> HubDataset:
+    """Parses a source on the Hub.
+
+    Raises:
+        InputError: nothing, or a part of a split, which can't be streamed.
+    """
+    path, colon, split = address.removeprefix(HUB).replace("?split=", ":").partition(":")
+    if "[" in split:
+        whole = address.partition("[")[0]
+        what = (
+            "asks for a part of a split: datasets are streamed, which takes whole ones; "
+            f"{whole} works"
+        )
+        raise InputError(what, where=address)
+    split = split if colon else "train"
+    if path.startswith(("/", "./", "../")) and path.strip("/") and SPLIT.fullmatch(split):
+        return HubDataset(path, None, split, None)
+    found = DATASET.fullmatch(path)
+    if not found or not SPLIT.fullmatch(split):
+        raise InputError(f"names no dataset; {DATASET_FORMS} does", where=address)
+    return HubDataset(found["name"], found["config"], split, found["revision"])
+
+
+@functools.cache
+def _fetched(address: str, weights: bool) -> Path:
+    name, _, revision = address.removeprefix(HUB).partition("@")
+    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(SECONDS))
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # in logs they are noise
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = [*SMALL, *(WEIGHTS if weights else ())]
+        return Path(
+            snapshot_download(
+                name, revision=revision or None, allow_patterns=patterns, etag_timeout=SECONDS
+            )
+        )
+    except (
+        Exception
+    ) as error:  # of the network, the Hub, the cache, the disk: the library has a dozen kinds
+        why = " ".join(str(error).split())[:300] or type(error).__name__
+        then = (
+            f"run hf download {name} on a machine with a network (a model with a licence needs "
+            "HF_TOKEN), or name a folder"
+        )
+        raise InputError(
+            "can't be fetched from the Hub, and is not in the cache",
+            where=address,
+            why=why,
+            next=then,
+        ) from error
+
 
 S3 = "s3://"
 # docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
@@ -56,7 +220,7 @@ def _sources(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | None:
-    """Why this is no address; `up`: whether a path may climb by `..`."""
+    """Returns why this is not a valid address; `up`: whether a path may climb by `..`."""
     scheme = _SCHEME.match(address)
     if scheme and scheme[0] not in schemes:
         return f"{address!r} begins with {scheme[0]}; what is read: paths, {', '.join(schemes)}"
@@ -65,7 +229,7 @@ def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | No
     if address.startswith(S3):
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         if not _BUCKET.fullmatch(bucket):
-            return f"{bucket!r} is no name that a bucket can have: 3 to 63 of a-z, 0-9, '-' and '.'"
+            return f"{bucket!r} is not a bucket name: 3 to 63 of a-z, 0-9, '-' and '.'"
         return (
             f"{address!r} has an empty part" if "//" in prefix or prefix.startswith("/") else None
         )
@@ -77,7 +241,7 @@ def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | No
 
 
 def _no_dataset(address: str) -> str | None:
-    """Why an address of the Hub names no dataset."""
+    """Returns why an address of the Hub names no dataset."""
     try:
         dataset_of(address)
     except InputError as error:
@@ -86,7 +250,7 @@ def _no_dataset(address: str) -> str | None:
 
 
 def _too_wide(source: str) -> str | None:
-    """Why a walk from here would not end with the text that was meant."""
+    """Returns why this source holds far more than a dataset: a walk through it would not end."""
     fixed = list(takewhile(lambda part: not glob.has_magic(part), Path(source).parts))
     if _SCHEME.match(source) or not fixed:
         return None
@@ -99,10 +263,37 @@ def _too_wide(source: str) -> str | None:
 
 
 def absent(config: Config) -> Iterator[tuple[str, str]]:
-    """What is named and is not there, where this machine is the nodes and so can tell."""
+    """Yields each named file that is missing, if the nodes are this machine, which can tell."""
     for key, file in (
         ("model.module", config.model.module),
         ("train.callback", config.train.callback),
     ):
         if file and not Path(file).is_file():
             yield key, f"{file!r} is not there; it is looked for in the folder where make runs"
+
+
+def check_shared_folder(config: Config) -> Iterator[tuple[str, str]]:
+    """Refuses half an FSx file system, and a shared folder outside it."""
+    fleet, fsx = config.fleet, config.fleet.fsx
+    if (fsx.dns_name is None) != (fsx.mount_name is None):
+        yield "fleet.fsx", "dns_name and mount_name go together"
+    if (
+        fsx.dns_name
+        and fleet.shared_folder
+        and not f"{fleet.shared_folder}/".startswith(f"{fsx.mount_point.rstrip('/')}/")
+    ):
+        yield (
+            "fleet.shared_folder",
+            f"{fleet.shared_folder} is not in fleet.fsx.mount_point {fsx.mount_point}, where the "
+            "file system is mounted",
+        )
+
+
+def check_destination(config: Config) -> Iterator[tuple[str, str]]:
+    """Refuses a path for checkpoints that only a shell expands."""
+    path = config.checkpoint.path or ""
+    if path.startswith(("~", "$")):
+        yield (
+            "checkpoint.path",
+            f"{path}: only a shell expands {path[0]}; write the whole path",
+        )

@@ -46,7 +46,7 @@ Token = str | Named | None
 
 
 class TokenizerSettings(TypedDict, total=False):
-    """tokenizer_config.json, as far as it is read here; special_tokens_map.json has its tokens
+    """The keys of tokenizer_config.json that are read here; special_tokens_map.json has its tokens
     too.
     """
 
@@ -62,10 +62,10 @@ class TokenizerSettings(TypedDict, total=False):
 
 
 def convert(path: Path) -> str | None:
-    """The definition as JSON of a tokenizer.model, a vocab.txt or a folder with one of them or with
-    vocab.json and merges.txt.
+    """Converts a tokenizer.model, a vocab.txt, or a folder with one of them or with vocab.json and
+    merges.txt, into a definition as JSON.
 
-    None when the path is none of these. DataError when it can't be made into a tokenizer.json.
+    Returns `None` for any other path. DataError when it can't be made into a tokenizer.json.
     """
     model = _file(path, "tokenizer.model", ".model")
     words = _file(path, "vocab.txt", "vocab.txt")
@@ -103,8 +103,8 @@ def added(id_: int, content: str, *, special: bool = True) -> Definition:
 
 
 def _from_wordpiece(path: Path) -> Definition:
-    """BERT's tokenizer. Lower-cased as tokenizer_config.json beside it says, else if no token has a
-    capital letter.
+    """BERT's tokenizer. It is lower-cased if the folder's tokenizer_config.json says so, else if no
+    token has a capital letter.
     """
     tokens = untrusted_input.read_text(path, LARGEST).splitlines()
     file = path.with_name(SETTINGS)
@@ -190,7 +190,7 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
         steps = list(_normalizers(normalizer, prefix))
     except (IndexError, KeyError, ValueError, struct.error) as error:
         raise DataError(
-            "is no SentencePiece model",
+            "is not a SentencePiece model",
             where=where,
             why=str(error),
             next="set data.tokenizer to another one",

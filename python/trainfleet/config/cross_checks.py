@@ -1,7 +1,7 @@
-"""Rules between keys: what the schema can't say. Each names the keys, the values and the nearest
-that would work.
+"""Rules between keys, which the schema can't express. Each names the keys, the values and the
+nearest that would work.
 
-These hold on every backend; what a backend refuses of a config it says itself (backends/base.py).
+These hold on every backend. What one backend refuses is in its `refuse` (backends/base.py).
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from ..hardware import node_types
-from ..hardware.accelerators import Accelerator
 from ..trust.spelling import suggest
-from . import addresses, neuron_limits, owned_machines, tokenizing
-from .families import FAMILIES
+from . import addresses, neuron_limits, owned_machines, precision, schedule, tokenizing
+from .families import FAMILIES, Preset
 from .host_list import parse_hosts
-from .optimizers import OPTIMIZERS, USUAL
-from .presets import Preset
 from .types import Config, Layout
 
 # The loader's, the shell's, Python's, ours, torchrun's.
@@ -26,12 +23,11 @@ NOT_SECRET = re.compile(
     "(LD|DYLD|PYTHON|TRAINFLEET|MASTER|TORCHELASTIC)_?.*|PATH|HOME|USER|LOGNAME|SHELL|IFS|ENV|BASH_ENV|TMPDIR|TERM|LANG|LC_ALL|RANK|WORLD_SIZE"
 )
 SHORTEST_MASKED = 8  # tokens
-LEAST_RATIO = 0.001  # of learning rates: below it stands a rate, as other programs take it
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 
 
-# A dial that was refused → the keys that nothing can be said of before it is right: they were
-# judged by its default.
+# A refused dial → the keys that can't be judged before it is right: they were judged by its
+# default.
 SHAPED = (
     "model",
     "train.sequence_length",
@@ -46,8 +42,8 @@ DIALS = {"model.preset": SHAPED, "model.family": SHAPED}
 
 
 def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, str]]:
-    """Each rule that the config breaks. Keys in `broken` have an error already, so rules about them
-    are left out.
+    """Yields each rule that the config breaks. Keys in `broken` already have an error, so rules
+    about them are skipped.
     """
     broken = broken | {key for dial in broken & DIALS.keys() for key in DIALS[dial]}
     if config.model.vocab_size < tokens and not broken & {
@@ -63,13 +59,13 @@ def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, 
 
 
 def _is_open(key: str, broken: set[str]) -> bool:
-    """Whether a key, or the group that it is in, has an error already, or hangs on one that has."""
+    """Returns whether a key or its group already has an error."""
     return key in broken or any(key.startswith(f"{group}.") for group in broken)
 
 
 def check_shape(config: Config) -> Iterator[tuple[str, str]]:
-    """Each rule of arithmetic that a resolved config breaks: what no model or layout can be,
-    whatever machine looks at it.
+    """Yields each rule of arithmetic that a resolved config breaks: no machine can build such a
+    model or layout.
     """
     for rule in (_hosts, _heads, *DIVISION, _family, _sequence, _profile):
         yield from rule(config)
@@ -94,7 +90,7 @@ def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _machine(config: Config) -> Iterator[tuple[str, str]]:
-    """What the kind of nodes has against the keys that say otherwise."""
+    """Refuses keys that contradict the kind of nodes."""
     fleet, row = config.fleet, config.fleet.node_type
     if row is None:
         return
@@ -132,30 +128,13 @@ def _hosts(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _secrets(config: Config) -> Iterator[tuple[str, str]]:
-    """Variables that say how a node's programs run: with this machine's values they would run
-    otherwise, or not at all.
+    """Refuses variables that control how a node's programs run: with this machine's values they
+    would run differently, or not at all.
     """
     if taken := [name for name in config.fleet.secrets if NOT_SECRET.fullmatch(name)]:
         yield (
             "fleet.secrets",
-            f"{', '.join(taken[:8])}: a node has its own, and it is no secret; such as HF_TOKEN "
-            "is one",
-        )
-
-
-def _shared_folder(config: Config) -> Iterator[tuple[str, str]]:
-    fleet, fsx = config.fleet, config.fleet.fsx
-    if (fsx.dns_name is None) != (fsx.mount_name is None):
-        yield "fleet.fsx", "dns_name and mount_name go together"
-    if (
-        fsx.dns_name
-        and fleet.shared_folder
-        and not f"{fleet.shared_folder}/".startswith(f"{fsx.mount_point.rstrip('/')}/")
-    ):
-        yield (
-            "fleet.shared_folder",
-            f"{fleet.shared_folder} is not in fleet.fsx.mount_point {fsx.mount_point}, where the "
-            "file system is mounted",
+            f"{', '.join(taken[:8])}: each node sets this itself; name a secret, such as HF_TOKEN",
         )
 
 
@@ -187,13 +166,13 @@ def _tensor(config: Config) -> Iterator[tuple[str, str]]:
     if tensor > 1 and FAMILIES[model.family].normed == "all":
         yield (
             "train.parallelism.tensor",
-            f"{tensor}: {model.family} norms all heads together, so 1 is what works",
+            f"{tensor}: {model.family} norms all heads together; 1 works",
         )
     elif heads % tensor and not neuron_limits.copies_heads(config):
         both = f"model.heads {model.heads} and model.kv_heads {model.kv_heads}"
         more = [f"{degree} ({copies})" for degree, copies in neuron_limits.copies(config).items()]
         copied = (
-            f"; and with each key-value head on (so many) ranks: {', '.join(more)}" if more else ""
+            f"; or, with copies of key-value heads (ranks each): {', '.join(more)}" if more else ""
         )
         yield (
             "train.parallelism.tensor",
@@ -261,11 +240,11 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def fills(passes: int, layout: Layout) -> bool:
-    """Whether so many micro-batches can go through the pipeline: one per stage at least,
+    """Returns whether this number of micro-batches fits the pipeline: at least one per stage, and
     interleaved in equal rounds.
 
-    1F1B takes any number from there on (BLOOM: 128 through 12 stages); torch's interleaved schedule
-    takes what its rounds divide.
+    1F1B takes any larger number (BLOOM: 128 through 12 stages); torch's interleaved schedule takes
+    multiples of its rounds.
     """
     if layout.pipeline == 1:
         return True
@@ -323,14 +302,14 @@ def _family(config: Config) -> Iterator[tuple[str, str]]:
             f"{model.kv_heads}: {model.family} has as many as model.heads, {model.heads}",
         )
     if not family.rotary and model.rope_scaling != 1:
-        yield "model.rope_scaling", f"{model.family} has learnt positions, so 1 is what works"
+        yield "model.rope_scaling", f"{model.family} has learnt positions; 1 works"
     if not family.rotary and model.rope_theta != Preset.rope_theta:
         yield (
             "model.rope_theta",
             f"{model.rope_theta:g}: {model.family} has learnt positions, and no rotary embedding",
         )
     if family.rotary and model.dropout:
-        yield "model.dropout", f"{model.dropout}: {model.family} has none, so 0 is what works"
+        yield "model.dropout", f"{model.dropout}: {model.family} has no dropout; 0 works"
     if not family.causal and length < SHORTEST_MASKED:
         yield (
             "train.sequence_length",
@@ -345,13 +324,13 @@ def _documents(config: Config) -> Iterator[tuple[str, str]]:
     if not FAMILIES[family].causal:
         yield (
             "train.document_mask",
-            f"true: {family} models attend across documents, so false is what works",
+            f"true: {family} models attend across documents; false works",
         )
     for name in ("pipeline", "context"):
         if getattr(layout, name) > 1:
             yield (
                 "train.document_mask",
-                f"true: not with train.parallelism.{name} of {getattr(layout, name)}; false works",
+                f"true: not with train.parallelism.{name} {getattr(layout, name)}; false works",
             )
 
 
@@ -384,7 +363,7 @@ def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _own(config: Config) -> Iterator[tuple[str, str]]:
-    """What a network of one's own can't do."""
+    """Refuses settings that a model of the user's module can't have."""
     if config.model.module and config.checkpoint.export_hf:
         yield (
             "checkpoint.export_hf",
@@ -403,107 +382,13 @@ def _sequence(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _schedule(config: Config) -> Iterator[tuple[str, str]]:
-    train, ratio = config.train, config.train.min_lr_ratio / config.train.learning_rate
-    if 0 < train.min_lr_ratio < LEAST_RATIO:
-        share = f"{train.min_lr_ratio:g} / {train.learning_rate:g} is {ratio:.3g}"
-        meant = f"did you mean {ratio:.3g}? {share}" if ratio <= 1 else f"{LEAST_RATIO} works, or 0"
-        what = f"{train.min_lr_ratio:g} is read as a fraction of train.learning_rate"
-        yield "train.min_lr_ratio", f"{what}; {meant}"
-    if train.warmup_steps > train.schedule_steps:
-        yield (
-            "train.warmup_steps",
-            f"{train.warmup_steps} is more than train.schedule_steps {train.schedule_steps}",
-        )
-    if train.schedule_steps < train.steps:
-        yield (
-            "train.schedule_steps",
-            f"{train.schedule_steps} is less than train.steps {train.steps}",
-        )
-    if train.schedule == "wsd" and train.warmup_steps + train.decay_steps > train.schedule_steps:
-        room = train.schedule_steps - train.warmup_steps
-        yield (
-            "train.decay_steps",
-            f"{train.decay_steps} steps after a warm-up of {train.warmup_steps}; at most {room} "
-            "are left",
-        )
-
-
-def _memory_budget(config: Config) -> Iterator[tuple[str, str]]:
-    train, key = config.train, "train.activation_memory_budget"
-    budget, tensor = train.activation_memory_budget, train.parallelism.tensor
-    if budget is None:
-        return
-    if train.activation_checkpointing != "selective":
-        why = "only selective checkpointing keeps to a budget"
-        then = "null works, or SET='train.activation_checkpointing=selective'"
-        yield key, f"{budget}: {why}; {then}"
-    elif not train.compile:
-        why = "only compiled blocks keep to a budget"
-        yield key, f"{budget}: {why}; null works, or SET='train.compile=true'"
-    elif tensor > 1:
-        # torch 2.13's partitioner can't tell the size of a mesh, which is an input of such blocks
-        yield key, f"{budget}: no budget with train.parallelism.tensor of {tensor}; null works"
-
-
-def _formats(config: Config) -> Iterator[tuple[str, str]]:
-    train, layout, device = config.train, config.train.parallelism, config.fleet.rank_device
-    if device is not None and device.bf16 is None and config.fleet.platform != "cpu":
-        instead = {"param_dtype": "fp32", "precision": f"{device.half}, which auto takes,"}
-        told = f"bf16: {device.name} has no instructions for it"
-        yield from (
-            (f"train.{key}", f"{told}; {other} works")
-            for key, other in instead.items()
-            if getattr(train, key) == "bf16"
-        )
-    elif train.param_dtype == "bf16" and train.precision not in ("bf16", "fp8"):
-        told = f"bf16: products are of bf16 then, so not with train.precision {train.precision}"
-        yield "train.param_dtype", f"{told}; fp32 works, or train.precision bf16"
-    if train.param_dtype not in (formats := OPTIMIZERS[train.optimizer].formats):
-        told = (
-            f"{train.param_dtype}: train.optimizer {train.optimizer} works on "
-            f"{', '.join(formats)} alone"
-        )
-        yield "train.param_dtype", f"{told}; {USUAL} works on both"
-    if train.precision == "fp16" and config.fleet.platform.startswith("neuron"):
-        yield "train.precision", "fp16: not on Trainium, where no loss is scaled; bf16 works"
-    if train.precision != "fp8":
-        return
-    if _lacks_fp8(config, device):
-        name = device.name if device else "a CPU"
-        yield (
-            "train.precision",
-            f"fp8: {name} has no instructions for it, as GPUs since Ada and Hopper have; auto "
-            "works",
-        )
-    elif not train.compile:
-        yield (
-            "train.precision",
-            "fp8: slower than bf16 unless it is compiled: train.compile true, or bf16, works",
-        )
-    elif layout.tensor > 1:
-        yield (
-            "train.precision",
-            f"fp8: not with train.parallelism.tensor of {layout.tensor}; with 1 it works, or bf16",
-        )
-
-
-def _lacks_fp8(config: Config, device: Accelerator | None) -> bool:
-    """Whether it is known that there is none; of a device that the table lacks, or a host of no
-    known type, ranks say it.
-    """
-    if device is not None:
-        return device.fp8 is None
-    return config.fleet.node_type is not None
-
-
 def _profile(config: Config) -> Iterator[tuple[str, str]]:
     first, last = map(int, (config.train.profile_steps or "1-1").split("-"))
     if first > last or first > config.train.steps:
         yield (
             "train.profile_steps",
-            f"{config.train.profile_steps}: no step of train.steps {config.train.steps} is among "
-            "these; 4-6 works",
+            f"{config.train.profile_steps}: train.steps {config.train.steps} doesn't reach these; "
+            "4-6 works",
         )
 
 
@@ -513,7 +398,7 @@ def divisors(number: int) -> list[int]:
 
 
 def _listed(sizes: list[int]) -> str:
-    """`1, 2, 4`; of many the smallest."""
+    """Returns `1, 2, 4`; if there are many, the smallest."""
     return ", ".join(map(str, sizes[:8])) + (" ..." if len(sizes) > 8 else "")
 
 
@@ -523,23 +408,14 @@ def _nearest(batch: int, ways: int) -> str:
 
 
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
-# which auto must keep to
+# which `auto` must obey
 OF_A_LAYOUT: tuple[Rule, ...] = (
     *DIVISION,
     _documents,
-    _memory_budget,
-    _formats,
+    precision.check_budget,
+    precision.check_formats,
     neuron_limits.check_layout,
 )
-
-
-def _destination(config: Config) -> Iterator[tuple[str, str]]:
-    path = config.checkpoint.path or ""
-    if path.startswith(("~", "$")):
-        yield (
-            "checkpoint.path",
-            f"{path}: {path[0]} is a shell's word, and means nothing here: write the path out",
-        )
 
 
 RULES: tuple[Rule, ...] = (
@@ -548,7 +424,7 @@ RULES: tuple[Rule, ...] = (
     _machine,
     _hosts,
     _secrets,
-    _shared_folder,
+    addresses.check_shared_folder,
     addresses.check,
     _heads,
     *DIVISION,
@@ -556,11 +432,11 @@ RULES: tuple[Rule, ...] = (
     _own,
     _documents,
     _sequence,
-    _schedule,
-    _memory_budget,
-    _formats,
+    schedule.check,
+    precision.check_budget,
+    precision.check_formats,
     _profile,
-    _destination,
+    addresses.check_destination,
     neuron_limits.check_node,
     neuron_limits.check_layout,
     neuron_limits.check_training,

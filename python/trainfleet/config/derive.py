@@ -4,17 +4,18 @@ Layouts: layouts.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from ..hardware import cpu_speed, node_types
-from . import hub_addresses, huggingface_config, owned_machines
-from .families import FAMILIES, USUAL
+from ..hardware.accelerators import Accelerator
+from . import addresses, huggingface_config, owned_machines
+from .families import FAMILIES, PLAIN, PRESETS, USUAL, Preset
 from .neuron_limits import XLA
-from .presets import PLAIN, PRESETS, Preset
 
 Values = dict[str, Any]
+Rows = Iterator[tuple[str, Any, str]]  # a key within its group, its value, and why
 COMPILE_PAYS_MINUTES = 3
 CPU_SHARE = 0.5  # of the time of a step, which its matrix products take
 
@@ -28,85 +29,86 @@ class Derived:
     why: str
 
 
-BUDGET = "train.activation_memory_budget is of compiled blocks, whose compiler selects"
+BUDGET = "train.activation_memory_budget needs compiled blocks: the compiler selects"
 OfKind = Callable[[node_types.NodeType | None, int], node_types.Node]
 
 
 def derive(
     values: Values, tokens: int, node: OfKind = node_types.node, here: bool = False
 ) -> list[Derived]:
-    """Fills what is None in `values`, in place; says what and why.
+    """Fills the open values in `values`, in place; returns each with its reason.
 
-    `values` are checked; `tokens`: the tokenizer's size; `node`: a node of a kind, of so many;
-    `here`: this machine is all nodes.
+    `values` are checked; `tokens`: the tokenizer's size; `node`: makes a node of a kind and a
+    number of nodes; `here`: this machine plays all nodes.
     """
     found: list[Derived] = []
 
-    def put(section: Values, prefix: str, name: str, value: Any, why: str) -> None:
-        section[name] = value
-        found.append(Derived(f"{prefix}.{name}", value, why))
+    def fill(group: str, rows: Rows) -> None:
+        """Fills a value before the next is derived from it."""
+        for name, value, why in rows:
+            values[group][name] = value
+            found.append(Derived(f"{group}.{name}", value, why))
 
-    _derive_model(values["model"], tokens, put)
-    fleet, train = values["fleet"], values["train"]
+    fill("model", _of_model(values["model"], tokens))
+    fleet = values["fleet"]
     found += [Derived(*row) for row in owned_machines.settle(fleet, here)]
     kind = owned_machines.node_type_of(fleet)
     machine = _given_by_gres(node(kind, fleet["nodes"]), kind, fleet)
+    fill("fleet", _of_fleet(values, machine))
+    # the config keeps auto: ranks on other CPUs may decide differently
+    if values["train"]["precision"] == "auto":
+        device = kind.accelerator if kind else node_types.local_accelerator() if here else None
+        found += [Derived("train.precision", *row) for row in _formats(machine, device)]
+    fill("train", _of_training(values))
+    return found
+
+
+def _of_fleet(values: Values, machine: node_types.Node) -> Rows:
+    fleet = values["fleet"]
     if fleet["ranks_per_node"] is None:
-        put(
-            fleet,
-            "fleet",
-            "ranks_per_node",
-            *ranks_of(machine, fleet["nodes"], train["global_batch_size"]),
-        )
+        batch = values["train"]["global_batch_size"]
+        yield "ranks_per_node", *ranks_of(machine, fleet["nodes"], batch)
     if fleet["platform"] is None:
-        put(fleet, "fleet", "platform", machine.platform, machine.reason)
+        yield "platform", machine.platform, machine.reason
     if fleet["aws"]["capacity"] == "spot" and not fleet["spot"]:
-        put(fleet, "fleet", "spot", True, "fleet.aws.capacity spot")
-    # which stays so in the config: ranks on other CPUs may decide otherwise
-    if machine.cores and train["precision"] == "auto":
+        yield "spot", True, "fleet.aws.capacity spot"
+
+
+def _formats(machine: node_types.Node, device: Accelerator | None) -> Iterator[tuple[str, str]]:
+    """Yields what `train.precision: auto` chooses, and why, if that is not plain."""
+    if machine.cores:
         speed = cpu_speed.of_this_machine()
-        found.append(Derived("train.precision", "bf16" if speed.half else "fp32", speed.formats()))
-    device = kind.accelerator if kind else node_types.local_accelerator() if here else None
-    if device is not None and device.bf16 is None and train["precision"] == "auto":
+        yield "bf16" if speed.half else "fp32", speed.formats()
+    if device is not None and device.bf16 is None:
         why = (
             f"{device.name} has no instructions for bf16; in fp16 its products run at "
-            f"{device.peak('fp16') / 1e12:.0f} TFLOP/s"
+            f"{device.peak('fp16') / 1e12:.0f} TFLOP/s, in fp32 at {device.fp32 / 1e12:.1f}"
         )
-        found.append(
-            Derived("train.precision", device.half, f"{why}, in fp32 at {device.fp32 / 1e12:.1f}")
-        )
+        yield device.half, why
+
+
+def _of_training(values: Values) -> Rows:
+    train = values["train"]
     if train["compile"] is None:
-        put(train, "train", "compile", *compilation(values))
+        yield "compile", *compilation(values)
     if train["activation_checkpointing"] is None and train["activation_memory_budget"] is not None:
-        put(train, "train", "activation_checkpointing", "selective", BUDGET)
+        yield "activation_checkpointing", "selective", BUDGET
     if train["schedule_steps"] is None:
-        put(train, "train", "schedule_steps", train["steps"], "train.steps")
+        yield "schedule_steps", train["steps"], "train.steps"
     if train["decay_steps"] is None:
         train["decay_steps"] = max(1, train["schedule_steps"] // 5)
         if train["schedule"] == "wsd":  # no other looks at it
-            put(
-                train,
-                "train",
-                "decay_steps",
-                train["decay_steps"],
-                "a fifth of train.schedule_steps",
-            )
+            yield "decay_steps", train["decay_steps"], "a fifth of train.schedule_steps"
     if train["warmup_steps"] is None:
-        put(
-            train,
-            "train",
-            "warmup_steps",
-            min(2000, max(1, train["steps"] // 20)),
-            "5 % of train.steps, at most 2000",
-        )
-    return found
+        steps = min(2000, max(1, train["steps"] // 20))
+        yield "warmup_steps", steps, "5 % of train.steps, at most 2000"
 
 
 def _given_by_gres(
     machine: node_types.Node, kind: node_types.NodeType | None, fleet: Values
 ) -> node_types.Node:
-    """The node as Slurm's gres has it: it may give a job fewer GPUs than there are, and tells that
-    there are some at all.
+    """Returns the node as Slurm's gres describes it: a job may get fewer GPUs than the node has,
+    and only gres may say that it has any.
     """
     gres, gpus = fleet["slurm"]["gres"], owned_machines.gpus_of(fleet["slurm"]["gres"])
     if (
@@ -124,8 +126,8 @@ def _given_by_gres(
 
 
 def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str]:
-    """Ranks of a node, and why: on cores that this machine lends it one of all, or one each, as was
-    measured to be faster.
+    """Returns the ranks per node, and why. A node that is played on cores of this machine gets one
+    rank for all of them or one per core, whichever was measured to be faster.
     """
     if machine.cores <= 1:
         return machine.ranks, machine.reason
@@ -135,14 +137,14 @@ def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str
 
 
 def compilation(values: Values) -> tuple[bool, str]:
-    """Whether compiling pays: it takes half a minute on a CPU, once, and gains an eighth in fp32, a
-    quarter in bf16 (LOG.md).
+    """Returns whether compiling pays, and why: it takes half a minute on a CPU, once, and gains an
+    eighth in fp32, a quarter in bf16 (LOG.md).
     """
     fleet, train, model = values["fleet"], values["train"], values["model"]
     if train["activation_memory_budget"] is not None:
         return True, BUDGET
     if fleet["platform"] == XLA:
-        return False, "PyTorch/XLA compiles every step by itself"
+        return False, "PyTorch/XLA always compiles every step"
     row = owned_machines.node_type_of(fleet)
     if (row and row.accelerator) or node_types.local_accelerators():
         return True, "an accelerator"
@@ -153,7 +155,7 @@ def compilation(values: Values) -> tuple[bool, str]:
     half = train["precision"] == "bf16" or (train["precision"] == "auto" and speed.half)
     minutes = flops / (speed.rate("bf16" if half else "fp32") * CPU_SHARE * cores) / 60
     pays = minutes > COMPILE_PAYS_MINUTES
-    return pays, f"about {minutes:.0f} min of work on CPUs; it pays from {COMPILE_PAYS_MINUTES} on"
+    return pays, f"about {minutes:.0f} min of work on CPUs; it pays from {COMPILE_PAYS_MINUTES} min"
 
 
 def shape_of(preset: str | None) -> Preset | None:
@@ -163,16 +165,14 @@ def shape_of(preset: str | None) -> Preset | None:
         ValueError: the folder's config.json is missing or of a model that is not built.
     """
     return (
-        huggingface_config.read(hub_addresses.folder_of(preset))
+        huggingface_config.read(addresses.folder_of(preset))
         if preset and preset not in PRESETS
         else PRESETS.get(preset or "")
     )
 
 
 def other_family(model: Values) -> str:
-    """What speaks against `model.family` beside `model.preset`; nothing where they go together.
-    Both are checked.
-    """
+    """Returns why `model.family` contradicts `model.preset`, or "". Both are checked."""
     preset, family = shape_of(model["preset"]), model["family"]
     if preset is None or family in (None, preset.family) or model["preset"] in PLAIN:
         return ""
@@ -180,35 +180,27 @@ def other_family(model: Values) -> str:
         name for name, shape in PRESETS.items() if name in PLAIN or shape.family == family
     )
     return (
-        f"{family}: model.preset {model['preset']} is a {preset.family}; leave this out, or "
-        f"another preset works: {known}"
+        f"{family}: model.preset {model['preset']} is a {preset.family}; leave this out, or set "
+        f"another preset: {known}"
     )
 
 
-def _derive_model(
-    model: Values, tokens: int, put: Callable[[Values, str, str, Any, str], None]
-) -> None:
-    preset = shape_of(model["preset"])
-    if preset is not None:
-        for field in fields(Preset):
-            given = getattr(preset, field.name)
-            if model[field.name] is None and given is not None:
-                put(model, "model", field.name, given, f"model.preset {model['preset']}")
-    if model["kv_heads"] is None and model["heads"]:
-        put(model, "model", "kv_heads", model["heads"], "model.heads")
-    for field in fields(Preset):
-        if model[field.name] is None and field.default is not MISSING and field.default is not None:
-            put(model, "model", field.name, field.default, "Llama 2's")
+def _of_model(model: Values, tokens: int) -> Rows:
+    if preset := shape_of(model["preset"]):
+        yield from _open(model, vars(preset), f"model.preset {model['preset']}")
+    yield from _open(model, {"kv_heads": model["heads"]}, "model.heads")
+    usual = {field.name: field.default for field in fields(Preset) if field.default is not MISSING}
+    yield from _open(model, usual, "Llama 2's")
     family = FAMILIES[model["family"] or USUAL]
-    for name in ("norm_eps", "dropout"):
-        if model[name] is None:
-            put(model, "model", name, getattr(family, name), f"{family.name}'s")
-    if model["vocab_size"] is None:
-        size = -(-tokens // 64) * 64  # matrix products like multiples of 64
-        put(
-            model,
-            "model",
-            "vocab_size",
-            size,
-            f"the tokenizer's {tokens}, rounded up to a multiple of 64",
-        )
+    published = {"norm_eps": family.norm_eps, "dropout": family.dropout}
+    yield from _open(model, published, f"{family.name}'s")
+    size = -(-tokens // 64) * 64  # matrix products like multiples of 64
+    why = f"the tokenizer's {tokens}, rounded up to a multiple of 64"
+    yield from _open(model, {"vocab_size": size}, why)
+
+
+def _open(model: Values, offered: Values, why: str) -> Rows:
+    """Yields the offered values of keys that are still open."""
+    for name, value in offered.items():
+        if model[name] is None and value is not None:
+            yield name, value, why

@@ -18,9 +18,9 @@ def dump_resolved(config: Config) -> str:
 
 
 def dump_asked(config: Config, derivation: Derivation) -> str:
-    """What was asked for: the file with SET and the variables in it.
+    """Writes the config as it was asked for: the file with SET and the variables in it.
 
-    With the keys that a verb has changed in the config since, as a shorter run of it has.
+    It includes the keys that a verb has changed since, for example for a shorter run.
     """
     values = copy.deepcopy(derivation.asked)
     before = dict(flat(dataclasses.asdict(derivation.config)))

@@ -1,5 +1,5 @@
 """The architectures that `model.family` names, one object each: its shape, its folders at Hugging
-Face, its module.
+Face, its module; and the known shapes that `model.preset` names (presets.yaml, with its sources).
 
 Control plane and node plane read it; no other file compares a family's name. Nothing is loaded for
 it: `module` is a dotted name.
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from .tables import read_table
 
 # of a sequence's tokens are to be guessed (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
 MASKED = 0.15
@@ -19,22 +22,22 @@ NONE: Json = MappingProxyType({})
 
 
 class Folder(NamedTuple):  # a sixth of a dataclass's time to load, as every verb does
-    """How Hugging Face's folders have a family: config.json (config/huggingface_config.py) and
+    """A family's form in Hugging Face's folders: config.json (config/huggingface_config.py) and
     weights (models/huggingface_weights.py).
 
-    Of config.json, `keys`: which key each of our dimensions has there. `fixed`: what must stand in
-    others. `written`: what is written besides. `refused`: what no folder may ask for, as it makes
-    another function of the same weights, or other weights, in one version or another; none of it is
-    written, as the value here is the one that a missing key has. `dropouts`: further keys of the
-    one dropout. What `transformers` takes where older files leave a key out: `defaults`, the value
-    of another key (`same_as`), four times that (`four_times`). `aliases`: other names of keys,
-    which count first. `window`: the key of a window beyond which no sequence may go.
+    Of config.json, `keys`: the key of each of our dimensions. `fixed`: the values that other keys
+    must have. `written`: further keys that are written. `refused`: keys that must have this value,
+    which is also a missing key's. Any other makes another function of the same weights, or other
+    weights, in some version; they are not written. `dropouts`: further keys of the one dropout.
+    When older files omit a key, `transformers` takes `defaults`, the value of another key
+    (`same_as`), or four times that (`four_times`). `aliases`: other names of keys, which count
+    first. `window`: the key of a window; no sequence may be longer.
 
-    Of weights, `trunk`: the prefix of all but `heads`. `names`: ours to theirs within the trunk;
-    `own`: matches those that are the same there; `heads`: beside it. `turned`: matrices are turned,
-    and query, key and value lie side by side in one. `ignored`: what folders may have beside the
-    weights, and is named then: buffers that older versions saved, tied copies, and a head that is
-    not trained here.
+    Of weights, `trunk`: the prefix of all except `heads`. `names`: ours to theirs within the trunk;
+    `own`: matches the names that are the same; `heads`: names outside the trunk. `turned`: matrices
+    are transposed, and one has query, key and value side by side. `ignored`: further tensors that
+    folders may have, and that are then named: buffers that older versions saved, tied copies, and a
+    head that is not trained here.
     """
 
     architecture: str
@@ -57,12 +60,12 @@ class Folder(NamedTuple):  # a sixth of a dataclass's time to load, as every ver
 
 
 class Slices(NamedTuple):
-    """How AWS's examples for NxD Core divide a family's weights (the platform nxd).
+    """The division of a family's weights in AWS's examples for NxD Core (the platform nxd).
 
-    `column` and `row`: what tensor ranks divide by its outputs, or by its inputs. `tied`: two names
-    of one tensor. `fused`: gate and up projection are one tensor, and query, key and value too;
-    key-value heads are copied where there are fewer than tensor ranks. `staged`: it may be divided
-    into pipeline stages.
+    `column` and `row`: matrices that tensor ranks divide by outputs, or by inputs. `tied`: two
+    names of one tensor. `fused`: gate and up projection are one tensor, and query, key and value
+    too; key-value heads are copied if they are fewer than the tensor ranks. `staged`: it may be
+    divided into pipeline stages.
     """
 
     column: str
@@ -108,12 +111,12 @@ class Family:
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees only those before it."""
+        """Returns whether a token sees only those before it."""
         return self.objective == "next"
 
     @property
     def copies_heads(self) -> bool:
-        """Whether NxD Core can have a key-value head on several tensor ranks."""
+        """Returns whether NxD Core can have a key-value head on several tensor ranks."""
         return self.xla and self.rotary
 
     def guesses(self, sequence_length: int) -> int:
@@ -123,14 +126,10 @@ class Family:
         return sequence_length if self.causal else max(1, round(MASKED * sequence_length))
 
 
-_COMMON = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
+_SAME = "vocab_size hidden_size intermediate_size max_position_embeddings tie_word_embeddings"
+_COMMON = {name: name for name in _SAME.split()} | {
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_position_embeddings": "max_position_embeddings",
-    "tie_word_embeddings": "tie_word_embeddings",
 }
 _LLAMA = _COMMON | {"norm_eps": "rms_norm_eps", "kv_heads": "num_key_value_heads"}
 _BERT = _COMMON | {"norm_eps": "layer_norm_eps", "dropout": "hidden_dropout_prob"}
@@ -234,8 +233,8 @@ FAMILIES = {
                 "LlamaForCausalLM", {**_SILU, **_NO_BIAS, "mlp_bias": False}, same_as=_OWN_HEADS
             ),
         ),
-        # Llama's, but for its window, beyond which no sequence may go here; what was trained here
-        # saw whole sequences
+        # Llama's with a window; no sequence here may be longer, so a model trained here has
+        # seen whole sequences
         Family(
             "mistral",
             "next",
@@ -370,3 +369,31 @@ FAMILIES = {
     )
 }
 USUAL = next(iter(FAMILIES))  # of a model whose config names neither a family nor a preset
+
+FILE = Path(__file__).with_name("presets.yaml")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """None: as large as the tokenizer (vocabulary), as many as heads (kv_heads), or what the family
+    takes.
+    """
+
+    family: str
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    vocab_size: int | None = None
+    rope_theta: float = 10_000.0
+    norm_eps: float | None = None
+    tie_word_embeddings: bool = False
+    rope_scaling: float = 1.0
+    dropout: float | None = None
+    head_dim: int | None = None
+
+
+PLAIN = ("tiny", "small")  # of nobody's paper: any family may have their dimensions
+PRESETS = {name: Preset(**row) for name, row in read_table(FILE).items()}

@@ -57,8 +57,8 @@ FORMATS = (
 
 
 def told(path: Path) -> str:
-    """What a folder or file is, and what to do with it, as its names tell; "" where they tell
-    nothing.
+    """Returns what a folder or file is, and what to do with it, judged by its names; "" if they are
+    unknown.
     """
     names = [at.name for at in islice(path.iterdir(), MOST)] if path.is_dir() else [path.name]
     fits = (

@@ -71,18 +71,18 @@ def stall_of(config: Config) -> float:
 
 
 def share(between: float, interval: float, stall: float, restart: float) -> float:
-    """Useful seconds of all, for exponential failures every `between` seconds: Daly's complete
-    model (2006, eq. 5) turned round.
+    """Returns the useful share of all seconds, for exponential failures every `between` seconds:
+    Daly's complete model (2006, eq. 5), inverted.
 
     `interval` useful seconds and `stall` take (between + restart) x (e^((interval + stall) /
-    between) - 1) seconds, as each failure within them costs what was done of them, and `restart`.
+    between) - 1) seconds, as each failure within them costs the work so far, and `restart`.
     """
     return interval / ((between + restart) * expm1(min(600.0, (interval + stall) / between)))
 
 
 def with_interval(config: Config) -> tuple[Config, list[Derived]]:
-    """The config with what `checkpoint.every: auto` comes to, and why; as it is where that is
-    given.
+    """Returns the config with the interval that `checkpoint.every: auto` chooses, and why;
+    unchanged if an interval is given.
     """
     if config.checkpoint.every != "auto":
         return config, []

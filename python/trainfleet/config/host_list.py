@@ -54,7 +54,7 @@ def parse_hosts(words: Iterable[str]) -> tuple[Host, ...]:
 
 
 def count_of(word: str) -> int:
-    """How many hosts a word stands for. ValueError for a range that runs backwards."""
+    """Counts the hosts that a word names. ValueError for a range that runs backwards."""
     return math.prod(
         sum(len(numbers) for _, numbers in _pieces(ranges)) for ranges in _RANGES.findall(word)
     )
@@ -104,7 +104,7 @@ def parse_host(word: str) -> Host:
 
 
 def _is_address(text: str) -> bool:
-    """Whether it is an IP address or a name that DNS could have; four numbers are never a name."""
+    """Returns whether it is an IP address or a possible DNS name; four numbers are never a name."""
     if ":" in text or _NUMBERS.fullmatch(text):
         try:
             ipaddress.ip_address(text)

@@ -12,9 +12,8 @@ from ..trust.errors import InputError
 from ..trust.untrusted_input import show
 from ..trust.validation import fit
 from . import schema
-from .families import FAMILIES
+from .families import FAMILIES, Family, Preset
 from .foreign_formats import told
-from .presets import Preset
 from .types import Model
 
 CONFIG = "config.json"
@@ -37,8 +36,8 @@ STRETCHED = {
 
 
 def write(model: Model) -> Json:
-    """The config.json of a shape, but for what is the tokenizer's: where `transformers` 4 has
-    another name than 5, under both.
+    """Returns the config.json of a shape, without the tokenizer's keys. A key that `transformers` 4
+    and 5 call differently is there under both names.
     """
     family = FAMILIES[model.family]
     form = family.folder
@@ -105,36 +104,46 @@ def _read(content: Any) -> Preset:
     if not isinstance(content, dict):
         raise InputError(f"must be an object, not {show(content)}")
     _require_unquantized(content.get("quantization_config"))
-    family = content.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
+    name = content.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
         raise InputError(
-            f"{show(family)} is not built; built: {', '.join(FAMILIES)}", key="model_type"
+            f"{show(name)} is not built; built: {', '.join(FAMILIES)}", key="model_type"
         )
-    form, values = FAMILIES[family].folder, _defaults(content, family)
-    if FAMILIES[family].gelu and (
-        other := [key for key in ACTIVATIONS if content.get(key) not in (None, "gelu", GELU)]
-    ):
-        raise InputError(
-            f"{show(content[other[0]])} is not built for {family}: {show(GELU)} is", key=other[0]
-        )
-    without = {key: value for key, value in form.refused.items() if content.get(key) is not None}
-    for key, value in {**form.fixed, **without}.items():
-        if content.get(key, value) != value:
-            raise InputError(
-                f"{show(content[key])} is not built for {family}: {show(value)} is", key=key
-            )
+    family = FAMILIES[name]
+    _require_its_function(content, family)
     _one_attention(content)
-    if missing := sorted(theirs for theirs in form.keys.values() if values.get(theirs) is None):
-        raise InputError(f"lacks {', '.join(missing)}", key=missing[0])
-    shape = {ours: values[theirs] for ours, theirs in form.keys.items()}
-    if unused := FAMILIES[family].positions_from:
-        shape["max_position_embeddings"] = _whole(shape["max_position_embeddings"]) - unused
-    for ours, theirs in form.keys.items():
-        _check(ours, theirs, shape[ours])
+    shape = _dimensions(content, family)
     _one_dropout(content, family, shape.get("dropout"))
-    return fit(
-        Preset, {"family": family, "kv_heads": shape["heads"]} | shape | _rotary(content, family)
+    rotary = _rotary(content, family) if family.rotary else {}
+    return fit(Preset, {"family": name, "kv_heads": shape["heads"]} | shape | rotary)
+
+
+def _require_its_function(content: Json, family: Family) -> None:
+    """Refuses keys that make another function of the family's weights."""
+    form = family.folder
+    needed: dict[str, tuple[Any, ...]] = dict.fromkeys(
+        ACTIVATIONS * family.gelu, (GELU, "gelu", None)
     )
+    needed |= {key: (value,) for key, value in form.fixed.items()}
+    needed |= {key: (value, None) for key, value in form.refused.items()}
+    for key, (built, *others) in needed.items():
+        if (value := content.get(key, built)) not in (built, *others):
+            raise InputError(
+                f"{show(value)} is not built for {family.name}: {show(built)} is", key=key
+            )
+
+
+def _dimensions(content: Json, family: Family) -> Json:
+    """The numbers of a shape, each within what the config's own key allows."""
+    keys, values = family.folder.keys, _defaults(content, family)
+    if missing := sorted(theirs for theirs in keys.values() if values.get(theirs) is None):
+        raise InputError(f"lacks {', '.join(missing)}", key=missing[0])
+    shape = {ours: values[theirs] for ours, theirs in keys.items()}
+    if unused := family.positions_from:
+        shape["max_position_embeddings"] = _whole(shape["max_position_embeddings"]) - unused
+    for ours, theirs in keys.items():
+        _check(ours, theirs, shape[ours])
+    return shape
 
 
 def _require_unquantized(how: Any) -> None:
@@ -169,8 +178,8 @@ def _one_attention(content: Json) -> None:
         )
 
 
-def _one_dropout(content: Json, family: str, dropout: Any) -> None:
-    for key in FAMILIES[family].folder.dropouts:
+def _one_dropout(content: Json, family: Family, dropout: Any) -> None:
+    for key in family.folder.dropouts:
         if content.get(key, dropout) != dropout:
             raise InputError(
                 f"{show(content[key])}, where another dropout is {show(dropout)}; one for all is "
@@ -179,9 +188,9 @@ def _one_dropout(content: Json, family: str, dropout: Any) -> None:
             )
 
 
-def _defaults(content: Json, family: str) -> Json:
+def _defaults(content: Json, family: Family) -> Json:
     """The file with what `transformers` takes where older files leave a key out."""
-    form = FAMILIES[family].folder
+    form = family.folder
     values: Json = {**form.defaults, **content}
     values |= {name: content[alias] for alias, name in form.aliases.items() if alias in content}
     for key, other in form.same_as.items():
@@ -195,40 +204,43 @@ def _defaults(content: Json, family: str) -> Json:
     return values
 
 
-def _rotary(content: Json, family: str) -> Json:
+def _rotary(content: Json, family: Family) -> Json:
     """Base and stretch of the rotary embedding, from where files of either age have them."""
-    if not FAMILIES[family].rotary:
-        return {}
     # Of both, all versions of transformers take rope_scaling.
     name = "rope_parameters" if content.get("rope_scaling") in (None, {}) else "rope_scaling"
     scaling = {} if content.get(name) is None else content[name]
-    if not isinstance(scaling, dict):
-        raise InputError(f"must be an object, not {show(scaling)}", key=name)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    stretched: Json = (
-        {key: scaling.get(key) for key in STRETCHED if key != "rope_type"}
-        if kind == "llama3"
-        else {}
-    )
-    if kind not in ("default", "llama3") or any(
-        STRETCHED[key] != value for key, value in stretched.items()
-    ):
-        raise InputError(f"{show(scaling)} is not built: Llama 3's is", key=name)
-    size, heads = content["hidden_size"], content["num_attention_heads"]
-    head = content.get("head_dim", FAMILIES[family].folder.defaults.get("head_dim"))
-    if head is not None:
-        _check("head_dim", "head_dim", head)
-        if head % 2:
-            raise InputError(
-                f"{head} is odd, and the rotary embedding turns features in pairs", key="head_dim"
-            )
-    own = None if head is None or head == size / heads else head
+    stretched = _is_stretched(scaling, name)
+    head = _head_dim(content, family)
+    where = f"{name}.rope_theta" if "rope_theta" in scaling else "rope_theta"
     theta = scaling.get("rope_theta", content.get("rope_theta", 10_000.0))
-    factor = scaling.get("factor") if kind == "llama3" else 1.0
-    _check(
-        "rope_theta", "rope_theta" if "rope_theta" not in scaling else f"{name}.rope_theta", theta
-    )
+    factor = scaling.get("factor") if stretched else 1.0
+    _check("rope_theta", where, theta)
     if theta is None or factor is None:
         raise InputError("is missing", key="rope_theta" if theta is None else f"{name}.factor")
     _check("rope_scaling", f"{name}.factor", factor)
-    return {"rope_theta": float(theta), "rope_scaling": float(factor), "head_dim": own}
+    return {"rope_theta": float(theta), "rope_scaling": float(factor), "head_dim": head}
+
+
+def _is_stretched(scaling: Any, name: str) -> bool:
+    """Returns whether the rotary embedding is stretched like Llama 3's; refuses other kinds."""
+    if not isinstance(scaling, dict):
+        raise InputError(f"must be an object, not {show(scaling)}", key=name)
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return False
+    if {**scaling, "rope_type": kind}.items() >= STRETCHED.items():
+        return True
+    raise InputError(f"{show(scaling)} is not built: Llama 3's is", key=name)
+
+
+def _head_dim(content: Json, family: Family) -> Any:
+    """The features of a head, unless they follow from the hidden size."""
+    head = content.get("head_dim", family.folder.defaults.get("head_dim"))
+    if head is None:
+        return None
+    _check("head_dim", "head_dim", head)
+    if head % 2:
+        raise InputError(
+            f"{head} is odd, and the rotary embedding turns features in pairs", key="head_dim"
+        )
+    return None if head == content["hidden_size"] / content["num_attention_heads"] else head

@@ -1,8 +1,8 @@
-"""What the config's dataclasses (types*.py) say of a key, and the schema that follows from them.
+"""Describes a key of the config's dataclasses (types*.py), and makes the schema from them.
 
-A field's type is what a resolved config has there, and `Key` says what may be written, in the words
-of JSON Schema 2020-12. The docstring below a field describes the key. A key whose default is null
-though its type has no null is derived (derive.py).
+A field has the type that a resolved config has. `Key` says what may be written, in the words of
+JSON Schema 2020-12. The docstring below a field describes the key. A key with the default null is
+derived (derive.py) if its type has no null.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ WORDS: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "
 
 
 class Rules(TypedDict, total=False):
-    """JSON Schema's keywords, and two of ours: `unit`, and `backends`, those that honour a key.
+    """JSON Schema's keywords, and two of ours: `unit`, and `backends`, which use the key.
 
-    A group's `backends` are those of all keys in it that have none of their own.
+    A group's `backends` are those of each key in it that names no others.
     """
 
     default: Any  # where the field has none, or another
@@ -58,7 +58,7 @@ class Rules(TypedDict, total=False):
 
 
 class Key:
-    """What may be written at a key, as the metadata of an Annotated type."""
+    """The rules for the value of a key, as the metadata of an Annotated type."""
 
     def __init__(self, **rules: Unpack[Rules]) -> None:
         self.rules = rules
@@ -93,7 +93,7 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, described: bool) -> Sche
 
 
 def _part(base: Any, rules: Schema, described: bool, null: bool = False) -> Schema:
-    """The schema of what has this type and obeys these rules, or is null, where that may be."""
+    """Makes the schema of a type with these rules; `null`: null is allowed too."""
     every = get_args(base) if get_origin(base) is UnionType else (base,)
     nulls = [None] * (null or NoneType in every)
     kinds = [kind for kind in every if kind is not NoneType]

@@ -1,10 +1,9 @@
-"""Every layout of a fleet that the rules allow, with what it needs of a rank's memory and how fast
-a step is predicted to be.
+"""Finds every layout of a fleet that the rules allow, with its memory per rank and the predicted
+seconds of a step.
 
 All degrees that divide are tried: tensor ranks within a node, stages, context ranks, the ranks that
-share one copy of the state, ZeRO stages, recomputation and micro-batches. Of those that fit, the
-fastest is taken, and where several are as fast as the model can tell (NEAR), the one that divides
-least.
+share one copy of the state, ZeRO stages, recomputation and micro-batches. The fastest that fits is
+taken; if the model can't tell several apart (NEAR), the one that divides least.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MODES = ("none", "selective", "full")
 MOST_TOKENS = 16384  # of a micro-batch, beyond which products get no faster
 MOST_CONTEXT = 64
 LONG = 16384  # tokens of a sequence from which context parallelism is tried
-# of the best speed: the model's own error between two layouts of one fleet is no smaller
+# of the best speed: the model's error between two layouts of one fleet is at least this
 # (tests/bench/LOG.md)
 NEAR = 0.05
 # ranks that one copy of the state is divided over: no published run gathers weights over more
@@ -90,8 +89,8 @@ def ranked(config: Config, asked: set[str], device: Accelerator) -> list[Choice]
 
 
 def _undecided(config: Config, asked: set[str]) -> Config:
-    """The config without values for what is asked for: `make plan` asks twice, and is answered
-    once.
+    """Returns the config without values for the open keys: `make plan` asks twice, and one search
+    answers both.
     """
     train, layout = config.train, config.train.parallelism
     kept = (
@@ -123,15 +122,15 @@ def _ranked(config: Config, asked: frozenset[str], device: Accelerator) -> tuple
 
 
 def choose(choices: list[Choice]) -> Choice:
-    """Of `ranked` choices the least division that is as fast as the best, as far as the model can
-    tell.
+    """Returns the choice among `ranked` ones that divides least, of those that the model can't tell
+    from the fastest.
     """
     near = [choice for choice in choices if choice.seconds <= choices[0].seconds * (1 + NEAR)]
     return min(near, key=lambda choice: choice.division)
 
 
 def least(config: Config, asked: set[str], device: Accelerator) -> Config | None:
-    """What needs the least memory; None where the rules refuse every division."""
+    """Returns the layout that needs the least memory; `None` if the rules refuse every division."""
     return min(candidates(config, asked, device), key=needs, default=None)
 
 

@@ -1,9 +1,10 @@
-"""Chooses a layout that is left open: the fastest that fits the device, by prediction, with its
-micro-batch and recomputation.
+"""Chooses an open layout: the fastest that fits the device, by prediction, with its micro-batch and
+recomputation. Refits a run to fewer nodes: only the division of the work changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,8 +21,8 @@ CPU_TOKENS = 4096  # enough to keep a CPU core's matrix products large; see test
 
 
 def provide(train: dict[str, Any]) -> set[str]:
-    """Fills what is left open in `train` with what is least, in place; the keys that `settle` is
-    then asked for.
+    """Fills the open keys in `train` with their least values, in place; returns these keys, for
+    `settle`.
     """
     asked = {f"parallelism.{name}" for name, value in train["parallelism"].items() if value is None}
     asked |= {
@@ -41,8 +42,8 @@ def provide(train: dict[str, Any]) -> set[str]:
 
 
 def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
-    """The config with the keys in `asked` (`parallelism.fsdp`, `micro_batch_size` ...) chosen; what
-    was chosen, and why.
+    """Chooses the keys in `asked` (`parallelism.fsdp`, `micro_batch_size` ...); returns the config,
+    and each choice with its reason.
     """
     device = config.fleet.rank_device
     if device is None or not asked:
@@ -60,8 +61,8 @@ def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
 
 
 def lack(config: Config, asked: set[str]) -> str | None:
-    """Why a layout that was left open does not fit, with a number of nodes that would; None when it
-    fits, or that is unknown.
+    """Returns why no layout fits, with a number of nodes that would; `None` when one fits, or that
+    is unknown.
     """
     device = config.fleet.rank_device
     if (
@@ -142,8 +143,8 @@ def _lacking(config: Config, device: Accelerator) -> str:
 
 
 def _is_shown(key: str, settled: Config, given: Config) -> bool:
-    """What is plain goes without saying, but for how the state is divided, the micro-batch and
-    recomputation.
+    """Returns whether a plan shows a key: those that differ from plain data parallelism, and always
+    the division of the state, the micro-batch and recomputation.
     """
     if key == "parallelism.zero_stage":
         return settled.train.parallelism.fsdp > 1
@@ -176,8 +177,8 @@ def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
 
 
 def _reason(key: str, settled: Config, choices: list[Choice], device: Accelerator) -> str:
-    """Why a key has its value: what the fastest choice with the next lesser value would cost, or
-    that none fits.
+    """Returns why a key has its value: what the fastest choice with the next smaller value would
+    cost, or that it doesn't fit.
     """
     chosen = next(choice for choice in choices if choice.config is settled)
     there = (
@@ -208,7 +209,7 @@ def _against(chosen: Choice, others: list[Choice], what: str) -> str:
 
 
 def _differs(choice: Choice, settled: Config) -> bool:
-    """Whether a choice is as settled in all but the micro-batch."""
+    """Returns whether a choice differs from the settled one in more than the micro-batch."""
     train, other = settled.train, choice.config.train
     return (
         other.micro_batch_size != train.micro_batch_size
@@ -228,3 +229,37 @@ def _order(key: str, config: Config) -> float:
         return MODES.index(value)
     assert isinstance(value, int | float)
     return value
+
+
+def smaller(config: Config) -> Iterator[Config]:
+    """The config for one node less, and so on down to fleet.min_nodes, without the numbers that no
+    rule allows.
+    """
+    least = config.fleet.min_nodes or config.fleet.nodes
+    for nodes in range(config.fleet.nodes - 1, least - 1, -1):
+        candidate = refit(config, nodes)
+        if not any(cross_checks.check(candidate, set(), 0)):
+            yield candidate
+
+
+def refit(config: Config, nodes: int) -> Config:
+    """The config for `nodes` nodes; each rank accumulates more micro-batches, none larger than
+    before: that one fitted.
+
+    The state is sharded over as many ranks as before, or the most that divide those that are left.
+    """
+    fewer = replace(
+        config,
+        fleet=replace(
+            config.fleet, nodes=nodes, min_nodes=min(config.fleet.min_nodes or nodes, nodes)
+        ),
+    )
+    layout, ways = config.train.parallelism, fewer.data_parallel
+    shard = max(
+        (degree for degree in range(1, min(layout.fsdp, ways) + 1) if ways % degree == 0),
+        default=1,
+    )
+    fewer = replace(fewer, train=replace(fewer.train, parallelism=replace(layout, fsdp=shard)))
+    part = fewer.train.global_batch_size // fewer.data_parallel if fewer.data_parallel else 0
+    fits = [size for size in range(1, config.train.micro_batch_size + 1) if part % size == 0]
+    return replace(fewer, train=replace(fewer.train, micro_batch_size=fits[-1])) if fits else fewer

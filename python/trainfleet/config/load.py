@@ -38,7 +38,7 @@ REMEDY = f"{KEYS}; what follows from them: make plan"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a command was given: the file, `SET` and the variables that are short for one key."""
+    """The settings of a command: the file, `SET`, and the variables for one key each."""
 
     path: Path
     set: str = ""
@@ -47,8 +47,8 @@ class Settings:
 
 
 class Derivation(list[Derived]):
-    """What was derived, in order; with the document that was asked for, and the config that both
-    came to.
+    """The derived values, in order, with the document that was asked for and the config that came
+    of both.
     """
 
     def __init__(self, derived: list[Derived], asked: dict[str, Any], config: Config) -> None:
@@ -81,60 +81,72 @@ def load(
     Raises:
         ConfigError: with all that is wrong, in file order.
     """
-    config, derived, problems, asked = _loaded(settings, terms_of)
-    if problems:
-        blamed = _blamed(problems, settings, terms_of)
+    document, config, derived = _loaded(settings, terms_of)
+    if document.problems:
+        blamed = _blamed(document.problems, settings, terms_of)
         raise ConfigError(
             blamed, next=RETYPE if all(problem.where == "SET" for problem in blamed) else REMEDY
         )
     assert config is not None
     keep_secret(config.fleet.secrets)
-    return config, Derivation(derived, asked, config)
+    return config, Derivation(derived, document.value, config)
+
+
+OPTIONAL = {"preset", "head_dim", "module"}  # of a resolved model
 
 
 def _loaded(
     settings: Settings, terms_of: Callable[[str], BackendTerms]
-) -> tuple[Config | None, list[Derived], list[Problem], dict[str, Any]]:
-    document, values, broken, problems = _checked(settings)
-    terms = terms_of(values["fleet"]["backend"])
-
-    def report(key: str, message: str) -> None:
-        line, where = document.where(tuple(key.split(".")))
-        problems.append(Problem(line, where, key, message))
-
-    values["name"] = values["name"] or ""  # one that is missing is told of already
+) -> tuple[YamlDocument, Config | None, list[Derived]]:
+    document, values, broken = _checked(settings)
+    report, terms = document.report, terms_of(values["fleet"]["backend"])
+    values["name"] = values["name"] or ""  # a missing name has been reported already
     tokens = _tokenizer_size(fit(Data, values["data"]), report)
-    try:
-        if against := other_family(values["model"]):
-            report("model.family", against)
-            broken.add("model.family")
-    except InputError as error:
-        report("model.preset", f"{error.head}: {error.why}" if error.why else error.head)
-        broken.add("model.preset")
-        values["model"]["preset"] = schema.load_schema()["properties"]["model"]["properties"][
-            "preset"
-        ]["default"]
+    if against := _against_preset(values["model"]):
+        report(*against)
+        broken.add(against[0])
     derived = derive(values, tokens, terms.node, terms.here)
-    missing = [
-        name
-        for name, value in values["model"].items()
-        if value is None and name not in ("preset", "head_dim", "module")
-    ]
-    for name in missing:
-        report(f"model.{name}", "must be given, as model.preset is null")
-    if missing:
-        return None, [], problems, document.value
+    open_keys = [key for key, value in values["model"].items() if value is None]
+    if missing := [key for key in open_keys if key not in OPTIONAL]:
+        for key in missing:
+            report(f"model.{key}", "must be given, as model.preset is null")
+        return document, None, []
+    config, chosen = _settled(document, values, broken, tokens, terms)
+    return document, config, [*derived, *chosen]
+
+
+def _settled(
+    document: YamlDocument,
+    values: dict[str, Any],
+    broken: set[str],
+    tokens: int,
+    terms: BackendTerms,
+) -> tuple[Config, list[Derived]]:
+    """Makes the config, chooses its layout and intervals, and reports what can't be together."""
     asked = layouts.provide(values["train"])
     config, chosen = layouts.settle(fit(Config, values), asked)
     config, interval = goodput.with_interval(config)
     if not broken and (what := layouts.lack(config, asked)):
-        report("train.parallelism", what)
+        document.report("train.parallelism", what)
     for key, message in (*cross_checks.check(config, broken, tokens), *terms.refuse(config)):
         if key not in broken:
-            report(key, message)
-    if lack := _lacks(config, problems):
-        report("data.tokenizer", lack)
-    return config, [*derived, *chosen, *interval], problems, document.value
+            document.report(key, message)
+    if lack := _lacks(config, document.problems):
+        document.report("data.tokenizer", lack)
+    return config, [*chosen, *interval]
+
+
+def _against_preset(model: dict[str, Any]) -> tuple[str, str] | None:
+    """Returns the key and the message of a preset that can't be read, which then has its default,
+    or of a family that contradicts it.
+    """
+    try:
+        against = other_family(model)
+    except InputError as error:
+        keys = schema.load_schema()["properties"]["model"]["properties"]
+        model["preset"] = keys["preset"]["default"]
+        return "model.preset", f"{error.head}: {error.why}" if error.why else error.head
+    return ("model.family", against) if against else None
 
 
 def _blamed(
@@ -147,25 +159,22 @@ def _blamed(
     if not named or all(problem.where in named for problem in problems):
         return problems
     try:
-        before = {
-            (problem.key, problem.message)
-            for problem in _loaded(Settings(settings.path), terms_of)[2]
-        }
+        before = _loaded(Settings(settings.path), terms_of)[0].problems
     except ConfigError as error:
-        before = {(problem.key, problem.message) for problem in error.problems}
+        before = error.problems
+    in_file = {(problem.key, problem.message) for problem in before}
     source = ", ".join(named)
-    own = {(problem.key, problem.message) for problem in problems} - before
     return [
-        replace(p, line=0, where=source)
-        if (p.key, p.message) in own and p.where not in named
-        else p
-        for p in problems
+        problem
+        if problem.where in named or (problem.key, problem.message) in in_file
+        else replace(problem, line=0, where=source)
+        for problem in problems
     ]
 
 
 def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
-    """How many tokens the tokenizer has or will have; a broken one is reported, and its size taken
-    to be as asked for.
+    """Returns how many tokens the tokenizer has or will have. A broken one is reported, and its
+    size assumed to be the one asked for.
     """
     try:
         return vocabulary_size_of(data)
@@ -175,7 +184,7 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
 
 
 def _lacks(config: Config, problems: list[Problem]) -> str | None:
-    """What the tokenizer lacks for the model's family, unless it can't be read anyway."""
+    """Returns what the tokenizer lacks for the model's family, unless it can't be read anyway."""
     return (
         None
         if any(problem.key == "data.tokenizer" for problem in problems)
@@ -190,10 +199,10 @@ def load_name(settings: Settings) -> str:
         ConfigError: the file has no good one; or a variable is wrong, as it may have been to name
             another run.
     """
-    _, values, broken, problems = _checked(settings)
-    mine = [problem for problem in problems if problem.line == 0]
+    document, values, broken = _checked(settings)
+    mine = [problem for problem in document.problems if problem.line == 0]
     if mine or "name" in broken or not isinstance(values.get("name"), str):
-        raise ConfigError(mine or problems, next=KEYS)
+        raise ConfigError(mine or document.problems, next=KEYS)
     return str(values["name"])
 
 
@@ -214,26 +223,24 @@ def load_resolved(path: Path) -> Config:
     document = _read(path)
     if not isinstance(document.value, dict):
         document.problems.append(Problem(1, f"{path}:1", "", "is not a resolved config"))
-        raise ConfigError(document.problems, next="make train writes it anew")
-    found = [problem for key, problem in schema.check(document)]
-    problems = document.problems + found
-    if not problems:
+        raise ConfigError(document.problems, next="make train writes it again")
+    document.problems += [problem for _, problem in schema.check(document)]
+    if not document.problems:
         try:
             config = fit(Config, schema.fill(document.value, schema.load_schema()))
             wrong = cross_checks.check_shape(config)
         except InputError as error:
             wrong = iter([(error.key, f"is not a resolved config: {error.what}")])
-        problems = [
-            Problem(*document.where(tuple(key.split("."))), key, message) for key, message in wrong
-        ]
-    if problems:
-        raise ConfigError(problems, next="make train writes it anew")
+        for fault in wrong:
+            document.report(*fault)
+    if document.problems:
+        raise ConfigError(document.problems, next="make train writes it again")
     keep_secret(config.fleet.secrets)
     return config
 
 
 def load_steps(path: Path) -> int:
-    """train.steps in the config.yaml of a run folder; 0 where there is none."""
+    """Reads train.steps in the config.yaml of a run folder; 0 if it is missing."""
     try:
         value = _read(path).value
         return fit(int, value["train"]["steps"])
@@ -242,8 +249,8 @@ def load_steps(path: Path) -> int:
 
 
 def dump_known(path: Path) -> str:
-    """What a run folder's config.yaml says of the keys that there are, as YAML; of other keys and
-    wrong values nothing.
+    """Returns the known keys in a run folder's config.yaml, as YAML, without unknown keys and wrong
+    values.
 
     Raises:
         ConfigError: it can't be read, or has no keys.
@@ -258,34 +265,38 @@ def dump_known(path: Path) -> str:
     return yaml.safe_dump(document.value, sort_keys=False, allow_unicode=True)
 
 
-def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str], list[Problem]]:
-    """The document, its values with defaults in, the keys that are wrong (these are back at their
-    defaults), and why.
+def _keys_in(path: Path) -> YamlDocument:
+    """Reads a config, and refuses another kind of file, an empty one, and one without keys."""
+    document = _read(path)
+    has_keys = isinstance(document.value, dict)
+    if not has_keys or any("is not a key" in problem.message for problem in document.problems):
+        endings = (*untrusted_input.MISTAKEN, untrusted_input.TEMPLATE)
+        if other := untrusted_input.mistaken(document.text, str(path), endings):
+            raise ConfigError([Problem(1, other.where, "", other.what)], next=COMPARE)
+    if has_keys:
+        return document
+    what = "is empty; the least that it needs is `name: my-run`"
+    if document.value is not None:
+        what = "must be keys with values, such as `name: my-run`"
+    missing = Problem(1, f"{path}:1", "", what)
+    raise ConfigError(document.problems or [missing], next=COMPARE)
+
+
+def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str]]:
+    """Returns the document with its problems, its values with defaults in, and the keys that are
+    wrong; these are back at their defaults.
     """
-    document = _read(settings.path)
-    problems, top = document.problems, f"{settings.path}:1"
-    unread = not isinstance(document.value, dict) or any(
-        "is no key" in problem.message for problem in problems
-    )
-    endings = (*untrusted_input.MISTAKEN, untrusted_input.TEMPLATE)
-    if unread and (other := untrusted_input.mistaken(document.text, str(settings.path), endings)):
-        raise ConfigError([Problem(1, other.where, "", other.what)], next=COMPARE)
-    if document.value is None and not problems:
-        problems.append(Problem(1, top, "", "is empty; the least that it needs is `name: my-run`"))
-    elif not isinstance(document.value, dict) and not problems:
-        problems.append(Problem(1, top, "", "must be keys with values, such as `name: my-run`"))
-    if not isinstance(document.value, dict):
-        raise ConfigError(problems, next=COMPARE)
+    document = _keys_in(settings.path)
     _open_short(document)
-    problems += _override(document, settings)
+    document.problems += _override(document, settings)
     _open_short(document)
     found = list(schema.check(document))
     for key, _ in found:
         _drop(document.value, key)
-    problems = problems + [problem for _, problem in found]
-    problems += _secrets_in(document, document.value)
-    broken = {problem.key for problem in problems}
-    return document, schema.fill(document.value, schema.load_schema()), broken, problems
+    document.problems += [problem for _, problem in found]
+    document.problems += _secrets_in(document, document.value)
+    broken = {problem.key for problem in document.problems}
+    return document, schema.fill(document.value, schema.load_schema()), broken
 
 
 def _secrets_in(document: YamlDocument, value: Any, key: Key = ()) -> Iterator[Problem]:
@@ -332,8 +343,8 @@ def _read(path: Path) -> YamlDocument:
 
 
 def _instead(path: Path) -> str:
-    """What to type where there is no config of this name: the one that was meant, if it is
-    there.
+    """Returns what to type if this config is missing: the one that was probably meant, if it
+    exists.
     """
     with contextlib.suppress(OSError):
         folder = path if path.is_dir() else path.parent
@@ -405,7 +416,7 @@ def _words(text: str) -> list[str]:
 def _assign(document: YamlDocument, source: str, name: str, text: str) -> Iterator[Problem]:
     key: Key = tuple(name.split("."))
     if not all(key) or len(key) > DEEPEST or untrusted_input.unprintable(name):
-        yield Problem(0, source, untrusted_input.show(name)[1:-1], "is no key, such as train.steps")
+        yield Problem(0, source, untrusted_input.show(name)[1:-1], "is not a key like train.steps")
         return
     if character := untrusted_input.unprintable(text):
         yield Problem(0, source, name, f"holds {character}, which no value may")
@@ -424,7 +435,7 @@ def _assign(document: YamlDocument, source: str, name: str, text: str) -> Iterat
 
 
 def _drop(value: Any, key: Key) -> None:
-    """Removes a wrong value, so that its default stands in while the other keys are checked."""
+    """Removes a wrong value, so that its default replaces it while the other keys are checked."""
     for part in key[:-1]:
         if not isinstance(value, dict) or part not in value:
             return  # what holds it is out already

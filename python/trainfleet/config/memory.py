@@ -1,13 +1,13 @@
-"""What a rank needs of its device's memory, from the layout and the shapes alone: arithmetic, which
-tests compare with torch.
+"""Predicts the memory that a rank needs on its device, only from the layout and the shapes:
+arithmetic, which tests compare with torch.
 
-Counted is what engine/ does (parallel/blocks.py shards, models/ keep for backward), not what a
-device could do at best. Where a compiled block keeps less than its modules one by one, it is the
-latter that counts: an estimate errs on the side that fits.
+It counts what engine/ does (parallel/blocks.py shards, models/ keep for backward), not the best
+that a device could do. If a compiled block keeps less than its modules one by one, the latter
+counts: an estimate errs on the side that fits.
 
 No moment of a step holds everything: logits are gone before a block's gradients come, activations
-before the last gradients are summed. So each moment that can be the fullest is reckoned (_moments),
-and the fullest of them is the answer.
+before the last gradients are summed. So it computes each moment that can be the fullest (_moments),
+and returns the fullest of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOSS = 3
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the fullest rank at its fullest moment, by what they hold."""
+    """Bytes of the fullest rank at its fullest moment, by purpose."""
 
     weights: int  # that the optimizer works on
     gradients: int
@@ -67,8 +67,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class StageNumbers:
-    """What a rank of a pipeline has: numbers in blocks and around them, and the micro-batches that
-    are under way at once.
+    """The part of a rank in a pipeline: numbers in blocks and around them, and the micro-batches
+    that are under way at once.
     """
 
     blocks: int
@@ -158,13 +158,13 @@ def passes_of(config: Config) -> int:
 
 @dataclass(frozen=True)
 class HeldBytes:
-    """Bytes of a rank whatever the activations: weights, the optimizer's state; gradients `before`
-    the last pass and `after` it.
+    """Bytes of a rank that no activation changes: weights, the optimizer's state; gradients
+    `before` the last pass and `after` it.
 
     `gathered` are copies of all weights that are gathered at once, of which a block's and what is
     around blocks are each a part; `reduced`: in which a block's gradients are summed over ranks;
-    `replicated`: over replicas, which FSDP frees at a step's end alone (torch 2.13,
-    _fsdp_param_group.py). 0 where nothing is copied.
+    `replicated`: over replicas, which FSDP frees only at a step's end (torch 2.13,
+    _fsdp_param_group.py). 0 without copies.
     """
 
     weights: int
@@ -197,7 +197,7 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     summed = copied and (is_xla(config) or not (whole and several))
     # whose sums are added to those of passes before
     replicas = layout.fsdp < config.data_parallel and several
-    buckets = not copied and config.data_parallel > 1  # DDP's, whose views the gradients are
+    buckets = not copied and config.data_parallel > 1  # DDP's; the gradients are views of them
     # for products, in a whole pass
     cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
     all_ = width * numbers if copied else cast
@@ -215,8 +215,8 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
 
 
 def _copied(config: Config, width: int) -> bool:
-    """Whether FSDP copies weights for the products: it gathers parts, or casts; DDP, where it can
-    be, keeps no other copy.
+    """Returns whether FSDP copies weights for the products: it gathers parts, or casts; DDP keeps
+    no other copy.
     """
     layout, format_ = config.train.parallelism, FORMATS[config.train.param_dtype]
     parted = layout.tensor * layout.pipeline > 1  # whose replicas are FSDP's too
@@ -283,7 +283,7 @@ def _moments(
 
 
 def _moments_of(config: Config, stage: StageNumbers, numbers: int) -> int:
-    """How many the optimizer keeps."""
+    """Counts the moments that the optimizer keeps."""
     matrices = (
         stage.blocks * parts_of(config.model).block.matrices // config.train.parallelism.tensor
     )
@@ -326,17 +326,17 @@ def _loss(config: Config, width: int, flow: Flow) -> float:
 
 def _pieces(config: Config, width: int, flow: Flow) -> float:
     """Bytes of a loss in pieces (models/loss.py, Pieces): one piece's logits, in fp32 and for
-    products, beside both gradients.
+    products, and both gradients.
 
-    After the last piece, both gradients are there as they were computed and as they go on.
+    After the last piece, both gradients are there twice: as computed, and as passed to backward.
     """
     numbers = config.model.vocab_size * config.model.hidden_size
     logits = LOGITS_BYTES * (1 + (width / FULL if width < FULL else 0))
     layer, product = width, 0
     if casts(
         config
-        # a piece's product is cast, and added to what is not: a CPU makes a copy of it in that
-        # format first
+        # a piece's product is cast, and added to a sum that is not: a CPU first copies it into
+        # that format
     ):
         layer, product = FULL, width + FULL
     return (
@@ -346,11 +346,11 @@ def _pieces(config: Config, width: int, flow: Flow) -> float:
 
 
 def _exchanged(config: Config, stage: StageNumbers) -> float:
-    """How many times stages keep a micro-batch's hidden states, or their gradients, because they
-    pass them on.
+    """Counts the copies of a micro-batch's hidden states, or of their gradients, that stages keep
+    because they send them.
 
-    torch.distributed.pipelining has a buffer for whatever a stage receives in a step, and
-    interleaved it lets go of what was sent at the step's end alone (torch 2.13, schedules.py); 1F1B
+    torch.distributed.pipelining has a buffer for each tensor that a stage receives in a step. The
+    interleaved schedule frees sent tensors only at the step's end (torch 2.13, schedules.py); 1F1B
     keeps the outputs of micro-batches under way.
     """
     layout, received = config.train.parallelism, stage.neighbours * passes_of(config)

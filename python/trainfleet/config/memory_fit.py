@@ -1,8 +1,8 @@
-"""Whether a run can fit the memory that it is given, and which smaller runs would.
+"""Tells whether a run can fit its memory, and which smaller runs would.
 
-An estimate comes out at up to 3 % more than a step takes, and where a compiler decides what is kept
-at up to a fifth (tests/bench/LOG.md). So a run is refused when even that much less would not fit,
-and one that is merely tight is planned with a warning.
+An estimate is up to 3 % more than a step takes, and up to a fifth more if a compiler decides what
+is kept (tests/bench/LOG.md). So a run is refused when even that much less would not fit, and one
+that is merely tight is planned with a warning.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from . import cross_checks
-from .elastic import refit
+from .families import PLAIN, PRESETS
 from .layout_search import smallest
+from .layouts import refit
 from .memory import FORMATS, memory_of
 from .neuron_limits import is_xla
 from .optimizers import OPTIMIZERS
 from .precision import USABLE, is_half
-from .presets import PLAIN, PRESETS
 from .sizes import count_parameters
 from .types import Config
 
@@ -38,7 +38,7 @@ class Room:
     whose: str
 
     def ranks(self, config: Config) -> int:
-        """How many share it."""
+        """Returns how many ranks share it."""
         return {"rank": 1, "node": config.fleet.ranks_per_node, "all": config.world_size}[self.of]
 
     def wanted(self, config: Config) -> float:
@@ -46,7 +46,7 @@ class Room:
         return memory_of(config, is_half(config)).total * self.ranks(config)
 
     def holds(self, config: Config) -> bool:
-        """Whether the config may fit."""
+        """Returns whether the config may fit."""
         # a block's input stays as it is
         kept = config.train.compile and config.train.activation_checkpointing != "full"
         compiled = kept or is_xla(config)
@@ -54,13 +54,15 @@ class Room:
 
 
 def device_room(config: Config) -> Room | None:
-    """What a rank has on its accelerator; None where there is none, or it is unknown."""
+    """Returns a rank's room on its accelerator; `None` without one, or if it is unknown."""
     device = config.fleet.rank_device
     return Room(device.memory_gib * 2**30, "rank", f"a {device.name}") if device else None
 
 
 def lack(config: Config, room: Room) -> tuple[str, str] | None:
-    """The key and the message of a run that can't fit, with what would; None where it may."""
+    """Returns the key and the message of a run that can't fit, with one that would; `None` if it
+    may.
+    """
     if room.holds(config):
         return None
     model, rank = config.model, memory_of(config, is_half(config)).total
@@ -76,8 +78,8 @@ def lack(config: Config, room: Room) -> tuple[str, str] | None:
 
 
 def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
-    """What could be asked for instead, the least change first: in the words of SET or a make
-    variable, and as a config.
+    """Yields smaller runs, the least change first: in the words of SET or a make variable, and as a
+    config.
     """
     train, ways = config.train, config.data_parallel
     if train.micro_batch_size > (least := smallest(config)):

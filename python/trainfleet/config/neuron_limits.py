@@ -1,7 +1,7 @@
-"""What Trainium's two platforms can't do, as rules between keys: each with what would work.
+"""The limits of Trainium's two platforms, as rules between keys: each with a value that works.
 
 `neuron-xla` is PyTorch/XLA with NxD Core, all that Trn1 has (SDK 2.31 is its last); `neuron` is
-native PyTorch, for Trn2 and Trn3 alone (awsdocs-neuron.readthedocs-hosted.com: v2.31.0 and v2.33.0,
+native PyTorch, only for Trn2 and Trn3 (awsdocs-neuron.readthedocs-hosted.com: v2.31.0 and v2.33.0,
 release notes, 2026-07-07 and 2026-10-19).
 """
 
@@ -21,12 +21,10 @@ RANKS = (
     2,
     8,
     32,
-    # of a trn1 node, whose collectives run on these numbers of cores alone (optimum-neuron issue
+    # of a trn1 node: its collectives run only on these numbers of cores (optimum-neuron issue
     # 761)
 )
-LENGTHS = (
-    128  # a NeuronCore's partitions: attention's kernels take sequences in tiles of so many tokens
-)
+LENGTHS = 128  # a NeuronCore's partitions: attention's kernels take sequences in tiles of this size
 
 
 def is_xla(config: Config) -> bool:
@@ -45,12 +43,14 @@ def copies(config: Config) -> dict[int, int]:
 
 
 def copies_heads(config: Config) -> bool:
-    """Whether tensor ranks outnumber the key-value heads, so that several have the same one."""
+    """Returns whether tensor ranks outnumber the key-value heads, so that several have the same
+    one.
+    """
     return config.train.parallelism.tensor in copies(config)
 
 
 def check_node(config: Config) -> Iterator[tuple[str, str]]:
-    """What a type of node has against the platform, the ranks and the sequence length."""
+    """Refuses a platform, ranks or a sequence length that the type of node can't have."""
     fleet, row = config.fleet, config.fleet.node_type
     if (
         row is None
@@ -61,8 +61,11 @@ def check_node(config: Config) -> Iterator[tuple[str, str]]:
         return
     made_for = node_types.platform_of(row)
     if fleet.platform in (NATIVE, XLA) and fleet.platform != made_for:
-        has = "PyTorch/XLA alone" if made_for == XLA else "native PyTorch alone"
-        yield "fleet.platform", f"{fleet.platform}: {row.family} trains by {has}; {made_for} works"
+        has = "PyTorch/XLA" if made_for == XLA else "native PyTorch"
+        yield (
+            "fleet.platform",
+            f"{fleet.platform}: {row.family} trains only by {has}; {made_for} works",
+        )
     fit = [ranks for ranks in RANKS if ranks <= row.accelerators]
     if made_for == XLA and fleet.ranks_per_node not in fit:
         fits = ", ".join(map(str, fit))
@@ -70,17 +73,18 @@ def check_node(config: Config) -> Iterator[tuple[str, str]]:
             "fleet.ranks_per_node",
             f"{fleet.ranks_per_node}: the collectives of a {row.name} run on {fits} cores",
         )
-    if config.train.sequence_length % LENGTHS:
-        below = config.train.sequence_length // LENGTHS * LENGTHS
-        near = ", ".join(
-            str(length)
-            for length in (below, below + LENGTHS)
-            if 0 < length <= config.model.max_position_embeddings
-        )
+    yield from _check_length(config)
+
+
+def _check_length(config: Config) -> Iterator[tuple[str, str]]:
+    length = config.train.sequence_length
+    if length % LENGTHS:
+        below = length // LENGTHS * LENGTHS
+        works = range(1, config.model.max_position_embeddings + 1)
+        near = ", ".join(str(each) for each in (below, below + LENGTHS) if each in works)
         yield (
             "train.sequence_length",
-            f"{config.train.sequence_length}: Trainium's kernels take multiples of {LENGTHS}; "
-            f"{near} work",
+            f"{length}: Trainium's kernels take multiples of {LENGTHS}; {near} work",
         )
 
 
@@ -98,7 +102,7 @@ def check_layout(config: Config) -> Iterator[tuple[str, str]]:
     if layout.fsdp > 1 and layout.zero_stage != 1:
         yield (
             "train.parallelism.zero_stage",
-            f"{layout.zero_stage}: NxD Core shards the optimizer's state alone; 1 works",
+            f"{layout.zero_stage}: NxD Core shards only the optimizer's state; 1 works",
         )
     for name in ("context", "virtual_stages"):
         if (degree := getattr(layout, name)) > 1:
@@ -119,9 +123,7 @@ def check_layout(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_training(config: Config) -> Iterator[tuple[str, str]]:
-    """What a step can't be where PyTorch/XLA runs it as one program, and NxD's optimizer makes
-    it.
-    """
+    """Refuses what a step can't have as one program of PyTorch/XLA with NxD's optimizer."""
     train = config.train
     if not is_xla(config):
         return

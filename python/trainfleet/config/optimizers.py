@@ -27,7 +27,9 @@ class Optimizer(NamedTuple):
     xla: str = ""
 
     def numbers(self, matrices: int, others: int) -> int:
-        """Numbers of state for so many numbers of blocks' matrices, and of other parameters."""
+        """Returns the numbers of state for these counts of blocks' matrices and of other
+        parameters.
+        """
         return self.moments * matrices + self.others * others
 
 

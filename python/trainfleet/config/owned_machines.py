@@ -1,5 +1,5 @@
-"""fleet.accelerator: machines that are no EC2 type. What is left open of it, from Slurm's gres or
-as is usual, and its rules.
+"""fleet.accelerator: machines without an EC2 type. It fills the open keys from Slurm's gres or
+usual values, and checks the rules.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ FURTHEST = 3.0  # times the memory that the name says: more or less of it is ano
 
 @dataclass(frozen=True)
 class Gpus:
-    """What a gres of Slurm's says of GPUs: what the cluster calls them, and how many of them a node
-    gives.
-    """
+    """The GPUs in a gres of Slurm: the cluster's name for them, and their count per node."""
 
     type: str
     count: int
@@ -60,15 +58,15 @@ def gpus_of(gres: str | None) -> Gpus | None:
 
 
 def node_type_of(fleet: dict[str, Any]) -> node_types.NodeType | None:
-    """The kind of nodes of a fleet that is no Config yet."""
+    """Returns the kind of nodes of a fleet that is still a dictionary."""
     if fleet["instance_type"] is not None:
         return node_types.instance(fleet["instance_type"])
     return fit(Devices, fleet["accelerator"]).node_type if fleet["accelerator"] else None
 
 
 def settle(fleet: dict[str, Any], here: bool) -> Iterator[tuple[str, Any, str]]:
-    """Fills what is open of the accelerators, in place: key, value and reason of each. `here`: this
-    machine is the fleet's.
+    """Fills the accelerator's open keys, in place; yields key, value and reason of each. `here`:
+    this machine is the fleet's.
     """
     gres, gpus = fleet["slurm"]["gres"], gpus_of(fleet["slurm"]["gres"])
     if fleet["accelerator"] is None:
@@ -104,7 +102,7 @@ def _count(
     fleet: dict[str, Any], row: Accelerator, gpus: Gpus | None, here: bool
 ) -> tuple[int, str]:
     if here and (devices := node_types.local_accelerators()):
-        return devices, "this machine has so many"
+        return devices, "this machine has that many"
     if gpus:
         return gpus.count, f"fleet.slurm.gres {fleet['slurm']['gres']}"
     if fleet["ranks_per_node"]:
@@ -115,7 +113,7 @@ def _count(
 def _assumed(
     own: dict[str, Any], row: Accelerator, nodes: int, here: bool
 ) -> Iterator[tuple[str, Any, str]]:
-    """What stays open, and is reckoned with: key, value and reason of each."""
+    """Yields each key that stays open: key, assumed value and reason."""
     sizes = sorted({each.size for each in NVIDIA if each.words == row.words})
     if (
         own["memory_gib"] is None
@@ -125,7 +123,7 @@ def _assumed(
         yield (
             f"{KEY}.memory_gib",
             row.size,
-            f"it comes with {' or '.join(map(str, sizes))}, and nobody has said which",
+            f"it comes with {' or '.join(map(str, sizes))}; the least is assumed",
         )
     if nodes == 1 or here:
         return
@@ -138,11 +136,11 @@ def _assumed(
         )
     if own["network_gbps"] is None:
         rails = (
-            f"{row.rail} for each device, as is usual"
+            f"{row.rail} for each device, which is usual"
             if usual == row.rail * own["per_node"]
             else "assumed"
         )
-        yield f"{KEY}.network_gbps", f"{usual:g}", f"{rails}: no node is held to it. {LOOK}"
+        yield f"{KEY}.network_gbps", f"{usual:g}", f"{rails}; no node is checked for it. {LOOK}"
 
 
 def _bytes(gib: float | None) -> float | None:
@@ -150,8 +148,8 @@ def _bytes(gib: float | None) -> float | None:
 
 
 def check(config: Config) -> Iterator[tuple[str, str]]:
-    """What speaks against fleet.accelerator: a name, a memory, or an instance type that says
-    otherwise.
+    """Refuses a fleet.accelerator with an unknown name, a wrong memory, or an instance type that
+    contradicts it.
     """
     own, gpus = config.fleet.accelerator, gpus_of(config.fleet.slurm.gres)
     if gpus and config.fleet.device != "cpu" and config.fleet.ranks_per_node > gpus.count:
@@ -163,22 +161,22 @@ def check(config: Config) -> Iterator[tuple[str, str]]:
     if own is None:
         return
     if own.name is None:
-        yield f"{KEY}.name", f"null: nobody has said which, as in {KEY}: 8xh100; {LOOK}"
+        yield f"{KEY}.name", f"null: name the accelerator, as in {KEY}: 8xh100; {LOOK}"
     elif (row := find_accelerator(own.name, _bytes(own.memory_gib))) is None:
         yield f"{KEY}.name", unknown(own.name)
     elif own.memory_gib is not None and not 1 / FURTHEST <= own.memory_gib / row.size <= FURTHEST:
         yield (
             f"{KEY}.memory_gib",
-            f"{own.memory_gib:g}: {row.label} has {row.size}; leave it out, or name what it is",
+            f"{own.memory_gib:g}: {row.label} has {row.size}; leave it out, or correct the name",
         )
     elif config.fleet.instance_type is not None:
         yield from _differing(config, own, row)
 
 
 def untold(fleet: Fleet) -> tuple[str, str]:
-    """Key and message of a fleet that is to compute on devices of which nothing is told."""
+    """Returns the key and the message of a fleet whose devices are not named."""
     if fleet.device != "cuda":
-        which = "so it must be said which type the nodes are, as trn1.32xlarge"
+        which = "so set the type of the nodes, such as trn1.32xlarge"
         return "fleet.instance_type", f"null: fleet.platform is {fleet.platform}, {which}"
     why = (
         f"fleet.slurm.gres {fleet.slurm.gres}"
@@ -186,20 +184,20 @@ def untold(fleet: Fleet) -> tuple[str, str]:
         else f"fleet.platform {fleet.platform}"
     )
     what = (
-        f"null: {why} has GPUs compute, and nobody has said which, so neither memory nor "
-        "speed can be foretold"
+        f"null: {why} means GPUs, but no key names them, so neither memory nor speed can "
+        "be predicted"
     )
     known = ", ".join(("h100", "a100", "l40s", "rtx-4090"))
     return (
         KEY,
-        f"{what}; {KEY}: 8xh100 does ({known} ...: schema/README.md), or fleet.instance_type; "
+        f"{what}; set {KEY}: 8xh100 ({known} ...: schema/README.md), or fleet.instance_type; "
         f"{LOOK}",
     )
 
 
 def unknown(name: str) -> str:
-    """The message for a name that the table lacks: an EC2 type's, one that is known and can't be
-    used, a slip, or none.
+    """Returns the message for a name that the table lacks: an EC2 type, one that can't be used, a
+    slip, or an unknown name.
     """
     if name in node_types.INSTANCE_TYPES:
         return f"{name} is an EC2 type: fleet.instance_type: {name}"
@@ -210,7 +208,7 @@ def unknown(name: str) -> str:
 
 
 def instead(name: str) -> str:
-    """What an EC2 type that is none is to be, if it names an accelerator; else ""."""
+    """Returns what to write for a wrong EC2 type that names an accelerator; else ""."""
     own = expand(name)
     row = find_accelerator(own["name"])
     if row is None and nearest(name, node_types.INSTANCE_TYPES):
@@ -227,11 +225,11 @@ def instead(name: str) -> str:
     ]
     on_ec2 = f"; on EC2: {', '.join(types)}" if types else ""
     count = f"{own['per_node']}x" if "per_node" in own else ""
-    return f"an accelerator: machines of yours are told by {KEY}: {count}{row.label}{on_ec2}"
+    return f"an accelerator: for your machines, set {KEY}: {count}{row.label}{on_ec2}"
 
 
 def _differing(config: Config, own: Devices, row: Accelerator) -> Iterator[tuple[str, str]]:
-    """Each key that says something else than the instance type."""
+    """Yields each key that contradicts the instance type."""
     kind = config.fleet.node_type
     if kind is None:
         return

@@ -1,4 +1,5 @@
-"""Platforms beside the engine's: packages that bring a device, divide models and have checkpoints.
+"""Platforms in addition to the engine's: packages that bring a device, divide models and have
+checkpoints; and the formats of `make export` (FORMAT), a Hugging Face folder or NxD Core's layout.
 
 A package outside this program names its platform as an entry point of the group
 `trainfleet.platforms`. Those of this program are in a table here: a checkout, and the code that
@@ -7,25 +8,68 @@ hosts are sent, have no metadata of an installed package.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..run.run_folder import no_place
 from ..trust.errors import RunError
 from . import Config
-from .export_formats import Degrees
 from .types import Model
+
+HUGGINGFACE = "huggingface"
+Degrees = tuple[int | None, int | None]  # tensor and pipeline; None: as the run has it
+FORMAT = re.compile(
+    rf"{HUGGINGFACE}|nxd(?:-tp([1-9][0-9]{{0,2}}))?(?:-pp([1-9][0-9]{{0,2}}))?", re.ASCII
+)
+
+
+def degrees(form: str) -> Degrees | None:
+    """Returns the tensor and pipeline degrees in a FORMAT, `None` for an open one; `None` for a
+    Hugging Face folder.
+
+    Raises:
+        ValueError: there is no such format.
+    """
+    found = FORMAT.fullmatch(form)
+    if not found:
+        raise ValueError(f"must be {HUGGINGFACE}, nxd, or nxd with its degrees as nxd-tp8-pp2")
+    tensor, pipeline = (int(said) if said else None for said in found.groups())
+    return None if form == HUGGINGFACE else (tensor, pipeline)
+
+
+def require_new(out: Path) -> None:
+    """RunError where `out` is there already, and no empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(
+            "is there already",
+            where=str(out),
+            why="an export begins a new folder",
+            next="make export OUT=another",
+        )
+    if why := no_place(out):
+        raise RunError("can't be made", where=str(out), why=why, next="make export OUT=another")
+
+
+def loading(form: str, out: Path) -> str:
+    """Returns how to load an export, for the text after `next:`."""
+    if degrees(form) is None:
+        return f"transformers' from_pretrained({str(out)!r}) loads it"
+    return (
+        f"nxd.load_checkpoint({str(out)!r}, model=model) loads it, and so does "
+        f"train.init_from: {out}"
+    )
+
 
 GROUP = "trainfleet.platforms"
 OURS = {"nxd": "trainfleet_nxd:Platform"}  # name → class; in pyproject.toml too, as entry points
 
 
 class Platform(Protocol):
-    """What a platform brings. Its module imports no torch: Any is a type of torch's or the
-    engine's.
-    """
+    """The parts of a platform. Its module imports no torch: Any is a type of torch or engine/."""
 
     device: str  # the kind of its device (`fleet.platform`, hardware.device_of)
 
@@ -44,7 +88,7 @@ class Platform(Protocol):
         ...
 
     def checkpoint_at(self, address: str) -> Path | None:
-        """Its own checkpoint that an address means; None where there is none.
+        """Finds its checkpoint at an address; `None` if there is no such checkpoint.
 
         RunError where it was not saved to its end.
         """
@@ -68,7 +112,8 @@ class Platform(Protocol):
     def saving(
         self, config: Config, degrees: Degrees, where: str
     ) -> Callable[[Any, Path], list[str]]:
-        """What writes a whole model's weights into a new folder, and returns the files' names.
+        """Returns a function that writes a whole model's weights into a new folder and returns the
+        files' names.
 
         RunError where the model can't be divided so.
         """
@@ -104,7 +149,7 @@ def devices() -> dict[str, Platform]:
 
 
 def opening(kind: str) -> Callable[[int], Any] | None:
-    """What opens a device of a kind; None where no platform brings it."""
+    """Returns the function that opens a device of a kind; `None` if no platform has it."""
     platform = devices().get(kind)
     return platform.open if platform else None
 

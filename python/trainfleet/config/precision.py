@@ -1,11 +1,12 @@
-"""What a device offers a config: the number format of its products, and the memory that a rank may
-use.
-"""
+"""The number format of a device's products, the memory that a rank may use, and their rules."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..hardware import cpu_speed
 from ..hardware.accelerators import Accelerator
+from .optimizers import OPTIMIZERS, USUAL
 from .types import Config
 
 # of a device's memory: the rest is the driver's, NCCL's buffers and what fragments
@@ -30,22 +31,77 @@ def format_of(config: Config) -> str:
 
 
 def is_half(config: Config) -> bool:
-    """Whether what is computed takes two bytes a number: fp8 is for products alone."""
+    """Returns whether activations take two bytes a number: fp8 is only for products."""
     return format_of(config) != "fp32"
 
 
 def by_parts(config: Config) -> bool:
-    """Whether norms and dropout keep what their parts make, as torch's do on CPUs (2.13): elsewhere
-    each is one kernel.
+    """Returns whether norms and dropout keep the results of their parts, as torch does on CPUs
+    (2.13); elsewhere each is one kernel.
     """
     return config.fleet.on_local_cpus and not config.train.compile
 
 
 def casts(config: Config) -> bool:
-    """Whether every product casts its factors, as models that nothing divides do on CPUs
+    """Returns whether every product casts its factors, as undivided models do on CPUs
     (engine/parallel/__init__.py).
     """
     layout, train = config.train.parallelism, config.train
     divided = layout.fsdp * layout.tensor * layout.pipeline * layout.context > 1
     plain = not divided and train.param_dtype == "fp32" and format_of(config) in ("bf16", "fp16")
     return plain and config.fleet.on_local_cpus
+
+
+def check_budget(config: Config) -> Iterator[tuple[str, str]]:
+    """Refuses a memory budget that no compiled block keeps to."""
+    train, key = config.train, "train.activation_memory_budget"
+    budget, tensor = train.activation_memory_budget, train.parallelism.tensor
+    if budget is None:
+        return
+    if train.activation_checkpointing != "selective":
+        why = "only selective checkpointing keeps to a budget"
+        then = "null works, or SET='train.activation_checkpointing=selective'"
+        yield key, f"{budget}: {why}; {then}"
+    elif not train.compile:
+        why = "only compiled blocks keep to a budget"
+        yield key, f"{budget}: {why}; null works, or SET='train.compile=true'"
+    elif tensor > 1:
+        # torch 2.13's partitioner can't tell the size of a mesh, which is an input of such blocks
+        yield key, f"{budget}: no budget with train.parallelism.tensor of {tensor}; null works"
+
+
+def check_formats(config: Config) -> Iterator[tuple[str, str]]:
+    """Refuses number formats that the device, the optimizer or the layout can't have."""
+    train, device = config.train, config.fleet.rank_device
+    if device is not None and device.bf16 is None and config.fleet.platform != "cpu":
+        instead = {"param_dtype": "fp32", "precision": f"{device.half}, which auto takes,"}
+        told = f"bf16: {device.name} has no instructions for it"
+        yield from (
+            (f"train.{key}", f"{told}; {other} works")
+            for key, other in instead.items()
+            if getattr(train, key) == "bf16"
+        )
+    elif train.param_dtype == "bf16" and train.precision not in ("bf16", "fp8"):
+        told = f"bf16: its products are bf16 too, so not with train.precision {train.precision}"
+        yield "train.param_dtype", f"{told}; fp32 works, or train.precision bf16"
+    if train.param_dtype not in (formats := OPTIMIZERS[train.optimizer].formats):
+        told = (
+            f"{train.param_dtype}: train.optimizer {train.optimizer} works only on "
+            f"{', '.join(formats)}"
+        )
+        yield "train.param_dtype", f"{told}; {USUAL} works on both"
+    if train.precision == "fp16" and config.fleet.platform.startswith("neuron"):
+        yield "train.precision", "fp16: not on Trainium, where no loss is scaled; bf16 works"
+    if train.precision == "fp8" and (against := _against_fp8(config, device)):
+        yield "train.precision", f"fp8: {against}"
+
+
+def _against_fp8(config: Config, device: Accelerator | None) -> str:
+    """Returns what speaks against fp8, with what works, or ""; ranks check an unknown device."""
+    if config.fleet.node_type is not None if device is None else device.fp8 is None:
+        name = device.name if device else "a CPU"
+        return f"{name} has no instructions for it, as GPUs since Ada and Hopper have; auto works"
+    if not config.train.compile:
+        return "slower than bf16 unless compiled; train.compile true works, or bf16"
+    tensor = config.train.parallelism.tensor
+    return f"not with train.parallelism.tensor {tensor}; bf16 works, or tensor 1" * (tensor > 1)

@@ -1,6 +1,4 @@
-"""What schema/ holds, made from the config's dataclasses: `python -m trainfleet.config.reference`
-writes it.
-"""
+"""Writes schema/ from the config's dataclasses: `python -m trainfleet.config.reference`."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ def _table(prefix: str, schema: key.Schema) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text as Markdown shows it: `<name>` outside of code would be taken for a tag and vanish."""
+    """Escapes text for Markdown: outside of code, `<name>` would be a tag and vanish."""
     parts = text.split("`")
     return "`".join(
         part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts)

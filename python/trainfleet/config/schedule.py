@@ -5,8 +5,11 @@ ways down to the floor.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from .types import Train
+from .types import Config, Train
+
+LEAST_RATIO = 0.001  # of learning rates; a smaller value is a rate, as in other programs
 
 
 def learning_rate(train: Train, step: int) -> float:
@@ -43,3 +46,30 @@ def _wsd(train: Train, step: int) -> float:
 
 
 FALLS = {"cosine": _cosine, "linear": _linear, "polynomial": _polynomial, "wsd": _wsd}
+
+
+def check(config: Config) -> Iterator[tuple[str, str]]:
+    """Refuses steps that don't fit together, and a floor that is a rate instead of a fraction."""
+    train, ratio = config.train, config.train.min_lr_ratio / config.train.learning_rate
+    if 0 < train.min_lr_ratio < LEAST_RATIO:
+        share = f"{train.min_lr_ratio:g} / {train.learning_rate:g} is {ratio:.3g}"
+        meant = f"did you mean {ratio:.3g}? {share}" if ratio <= 1 else f"{LEAST_RATIO} works, or 0"
+        what = f"{train.min_lr_ratio:g} is read as a fraction of train.learning_rate"
+        yield "train.min_lr_ratio", f"{what}; {meant}"
+    if train.warmup_steps > train.schedule_steps:
+        yield (
+            "train.warmup_steps",
+            f"{train.warmup_steps} is more than train.schedule_steps {train.schedule_steps}",
+        )
+    if train.schedule_steps < train.steps:
+        yield (
+            "train.schedule_steps",
+            f"{train.schedule_steps} is less than train.steps {train.steps}",
+        )
+    if train.schedule == "wsd" and train.warmup_steps + train.decay_steps > train.schedule_steps:
+        room = train.schedule_steps - train.warmup_steps
+        yield (
+            "train.decay_steps",
+            f"{train.decay_steps} steps after a warm-up of {train.warmup_steps}; at most {room} "
+            "are left",
+        )

@@ -1,5 +1,5 @@
-"""What a config may say: checks by the schema of its dataclasses (types.py), and what was meant
-where it is wrong.
+"""Checks a config by the schema of its dataclasses (types.py), and suggests what a wrong key or
+value meant.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORDS: dict[
 BACKEND = ("fleet", "backend")  # installed packages add to its names
 # a rule that is broken: at which key, its name, the value, and the part that has the rule
 Fault = tuple[Key, str, Any, Schema]
-# a number: what others write there, but for a factor
+# further characters of a number, except a factor
 AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"
 
 
@@ -44,7 +44,9 @@ def load_schema() -> Schema:
 
 
 def is_group(part: Schema) -> bool:
-    """Whether a key holds other keys (one word may stand for them: `train.parallelism: auto`)."""
+    """Returns whether a key holds other keys (one word may replace them: `train.parallelism:
+    auto`).
+    """
     return "object" in part.get("type", ())
 
 
@@ -99,14 +101,14 @@ def faults(value: Any, part: Schema, key: Key = ()) -> Iterator[Fault]:
 
 @cache
 def whole_pattern(rule: str) -> str:
-    """A pattern of JSON Schema as Python has it: `$`, but for one among letters, is the end and not
-    the end of a last line.
+    """Translates a pattern of JSON Schema for Python: there a `$` may also match before a last line
+    break.
     """
     return re.sub(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$", lambda match: match[1] or r"\Z", rule)
 
 
 def _is(value: Any, name: str) -> bool:
-    """Whether a value is of a type, as JSON has it: true is not a number, and 1.0 is an integer."""
+    """Returns whether a value has a type of JSON: true is not a number, and 1.0 is an integer."""
     if name == "integer":
         return type(value) is int or (isinstance(value, float) and value.is_integer())
     return isinstance(value, TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
@@ -156,9 +158,9 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, str]]:
-    """What is wrong with what a key got, in words; each with the rest of its key."""
+    """Yields the faults of a key's value, in words; each with the rest of its key."""
     wanted, unit = part[rule], f" {part['unit']}" if part.get("unit") else ""
-    # what stands there by mistake may be the secret itself
+    # a wrong value may be the secret itself
     match rule:
         case "additionalProperties":
             parent = tuple(name for name in key if isinstance(name, str))
@@ -211,13 +213,13 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
 
 
 def _written(schema: Schema) -> str:
-    """How a text is written: by the schema's examples, or its pattern."""
+    """Returns how to write a text: the schema's examples, or its pattern."""
     examples = ", ".join(map(show, schema.get("examples", ())))
     return f"written as in {examples}" if examples else f"of the form {schema['pattern']}"
 
 
 def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
-    """The value that was meant by one of another type, as far as that can be told."""
+    """Suggests the value that one of another type means; "" if that is unclear."""
     word, types = (
         got.strip().lower() if isinstance(got, str) else "",
         {rule} if isinstance(rule, str) else set(rule),
@@ -225,7 +227,7 @@ def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
     if "object" in types and (parted := re.fullmatch(r"([a-z_]+):(\S.*)", word)):
         return f": a blank is missing in {parted[1]}: {parted[2]}"
     if "object" in types and got is None:
-        return "; nothing stands below it: indent its keys, or leave the line out"
+        return "; it has no keys: indent them below it, or leave the line out"
     if "array" in types and word:
         return f"; did you mean [{show(got)}]?"
     if "integer" in types and (
@@ -281,8 +283,8 @@ def _range(schema: Schema) -> str:
 
 
 def suggest_key(key: tuple[str, ...], schema: Schema) -> str:
-    """The key that was meant: a slip here, what others call it, one of that name elsewhere; else
-    all that may stand here.
+    """Suggests the key that an unknown one means: a slip, another program's name, a key of that
+    name elsewhere; else lists the keys that are known here.
     """
     if key[-1] == "<<":
         return "; YAML's merge keys are not taken: write the keys out"
@@ -295,7 +297,7 @@ def suggest_key(key: tuple[str, ...], schema: Schema) -> str:
 def _suggestion(key: tuple[str, ...], siblings: list[str]) -> str:
     if meant := _meant(key, siblings):
         if "." in key[-1] and dotted(meant) == dotted(key):
-            return f"; {meant[-1]} stands on a line of its own below {dotted(meant[:-1])}:"
+            return f"; write {meant[-1]} on a separate line below {dotted(meant[:-1])}:"
         here = meant[:-1] == key[:-1]
         told = (
             f" {_meanings()[meant]}" if meant in synonyms().get(spelling.plain(key[-1]), ()) else ""
@@ -305,7 +307,7 @@ def _suggestion(key: tuple[str, ...], siblings: list[str]) -> str:
 
 
 def _ratio(guess: str, rate: Any, siblings: dict[str, Any]) -> str:
-    """The value where a rate stands and its share of the peak was meant."""
+    """Returns the share of the peak that a rate is, if the key takes a share."""
     peak = siblings.get("learning_rate")
     if "min_lr_ratio?" in guess and isinstance(rate, float) and isinstance(peak, float):
         return f"; {rate:g} / {peak:g} is {rate / peak:.3g}" if 0 < rate < peak else ""
@@ -336,7 +338,7 @@ def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
     if len(form) > 3 and (
         near := next((name for name in siblings if spelling.distance(form, name) <= 1), None)
     ):
-        return (*here, near)  # queues, where queue may stand
+        return (*here, near)  # queues instead of queue
     named = [path for path in paths if form in (path[-1], dotted(path))]
     if exact := [*named, *synonyms().get(form, ())]:
         return max(  # type: ignore[no-any-return]
@@ -376,8 +378,8 @@ def key_named(word: str) -> str:
 
 
 def _part(form: str, paths: list[tuple[str, ...]]) -> tuple[str, ...] | None:
-    """The first key whose name stands whole in the words of `form`, as seed in seed_value; else the
-    first that has it so.
+    """Returns the first key with a name that is a whole word of `form`, like seed in seed_value;
+    else the first with `form` in its name.
     """
     within = (path for path in paths if len(path[-1]) > 3 and f"_{path[-1]}_" in f"_{form}_")
     around = (path for path in paths if len(form) > 3 and f"_{form}_" in f"_{path[-1]}_")
@@ -386,7 +388,7 @@ def _part(form: str, paths: list[tuple[str, ...]]) -> tuple[str, ...] | None:
 
 @cache
 def synonyms() -> dict[str, list[tuple[str, ...]]]:
-    """What other trainers call a key → our keys that it may be."""
+    """Maps other trainers' names of keys to our keys."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for key, words in read_table(SYNONYMS).items():
         for word in words:

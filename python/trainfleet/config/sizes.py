@@ -1,5 +1,5 @@
-"""How many numbers a model has, and how many FLOPs one token costs: arithmetic, which tests compare
-with the modules.
+"""Counts a model's parameters, and the FLOPs of one token: arithmetic, which tests compare with the
+modules.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def flops_per_token(model: Model, sequence_length: int) -> float:
 
 
 def flops_in_words(model: Model) -> str:
-    """What counts as a token's FLOPs, in a line: so that MFUs can be compared: others seldom state
-    their formula.
+    """Describes the FLOPs that count for a token, in one line, so that MFUs can be compared: others
+    seldom state their formula.
     """
     causal = FAMILIES[model.family].causal
     attention = (

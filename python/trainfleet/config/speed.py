@@ -1,5 +1,5 @@
-"""How long a step takes and what it spends the time on: a pure model of compute, memory traffic,
-links and waiting.
+"""Predicts the seconds of a step and their parts: a pure model of compute, memory traffic, links
+and waiting.
 
 A rank's micro-batch goes through its stage: matrix products that saturate with their size,
 attention, what memory bandwidth limits, kernel launches, and the collectives of its layout over the
@@ -24,14 +24,14 @@ FORWARD, BACKWARD = (1.0, 2.0)
 
 @dataclass(frozen=True)
 class Constants:
-    """What was fitted, each dimensionless or in seconds; fit_planner.py prints this table with its
-    errors.
+    """The fitted constants, each dimensionless or in seconds; fit_planner.py prints this table with
+    its errors.
     """
 
-    # a product of so many tokens per FLOP that the device does per byte takes twice its time
+    # a product with this many tokens, per FLOP that the device does per byte, takes twice its time
     thin_tokens: float = 1.44
     thin_width: float = 1.23  # the same for the smaller of its other two sizes
-    fp8: float = 1.0  # efficiency of fp8 products over that of bf16 ones, each of its own peak
+    fp8: float = 1.0  # efficiency of fp8 products over that of bf16 ones, each of its peak
     traffic: float = (
         22.0  # hidden-wide numbers that a block moves through memory per token, forward, not fused
     )
@@ -279,7 +279,7 @@ def _loss(work: Work, device: DeviceSpeed) -> float:
 def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[float, float]:
     """Bytes/s and latency of a collective over `ranks` ranks that lie `stride` ranks apart.
 
-    On a torus several rings run at once, each over wires of its own (AWS Neuron, Intra-node
+    On a torus several rings run at once, each over separate wires (AWS Neuron, Intra-node
     Collective Communications).
     """
     if ranks * stride <= device.joined:
@@ -379,7 +379,7 @@ def _replicas(work: Work, device: DeviceSpeed, c: Constants, together: int, repl
 
 
 def _hidden(exchange: float, window: float, c: Constants) -> float:
-    """What is left of an exchange that runs beside `window` seconds of computing."""
+    """Returns the rest of an exchange that `window` seconds of computing don't hide."""
     return exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - window)
 
 
@@ -408,8 +408,8 @@ def _update(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _straighten(work: Work, device: DeviceSpeed) -> float:
-    """Seconds of Muon's orthogonalization of a stage's matrices, which are gathered for it where
-    they are sharded.
+    """Returns the seconds of Muon's orthogonalization of a stage's matrices; sharded ones are
+    gathered for it.
     """
     layers, matrices = ceil(work.layers / work.pipeline), 4 + (3 if work.gated else 2)
     peak = device.peak(_beside(work.format)) * device.efficiency

@@ -34,7 +34,7 @@ def predict(config: Config) -> StepTime | None:
 
 
 def work_of(config: Config) -> Work:
-    """What a rank does in a step of this config, as config/speed.py takes it."""
+    """Returns a rank's work in a step of this config, for config/speed.py."""
     model, train, layout = config.model, config.train, config.train.parallelism
     family, recompute = FAMILIES[model.family], train.recomputation
     nearest = (

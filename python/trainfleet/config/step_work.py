@@ -31,12 +31,12 @@ class DeviceSpeed:
     """One rank's device: dense FLOP/s by number format, memory in bytes/s, links in bytes/s each
     way, and how many share a node.
 
-    `inside` is what a rank sends to its neighbours of the node, `outside` its part of the node's
-    network. `domain` is how many ranks the inside links join, where that is more than a node (GB200
+    `inside` is a rank's rate to its neighbours of the node, `outside` its part of the node's
+    network. `domain` counts the ranks that the inside links join, if they join several nodes (GB200
     NVL72). `efficiency` is the part of the peak that large products reach, `attention` the part of
-    that which fused attention reaches; `kernels` is False where whole graphs run without launches
-    (Neuron). `side` is how many ranks lie along one side of a torus; a group across both has twice
-    the wires.
+    that which fused attention reaches; `kernels` is False if whole graphs run without launches
+    (Neuron). `side` counts the ranks along one side of a torus; a group across both has twice the
+    wires.
     """
 
     name: str
@@ -68,12 +68,12 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class Work:
-    """What a rank does in a step: the model's shape, its batch and the layout. Degrees are 1 where
-    they divide nothing.
+    """A rank's work in a step: the model's shape, its batch and the layout. Degrees are 1 if they
+    divide nothing.
 
-    `shard` is over how many ranks the state is divided (`zero` says what of it); `recompute` is the
-    part of a forward pass beyond attention that is computed again; `flash`: attention keeps no
-    scores; `fused`: elementwise work is compiled; `tuned`: an engine with kernels of its own
+    `shard` counts the ranks that divide the state (`zero`: which parts of it); `recompute` is the
+    part of a forward pass outside attention that is computed again; `flash`: attention keeps no
+    scores; `fused`: elementwise work is compiled; `tuned`: the engine has custom kernels
     (Megatron), for products since FlashAttention, for scores before it.
     """
 

@@ -1,7 +1,10 @@
-"""Reads the program's own tables: YAML files beside the code that reads them."""
+"""Reads the program's tables, YAML files next to the code that reads them, and loads the objects
+that their rows name.
+"""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,15 @@ import yaml
 
 
 def read_table(path: Path) -> Any:
-    """What stands in such a file, by the parser in C if PyYAML was built with it: the other takes
-    six times as long.
+    """Reads such a file, with the parser in C if PyYAML was built with it: the other takes six
+    times as long.
     """
     return yaml.load(
         path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     )
+
+
+def named(name: str) -> Any:
+    """Loads `package.module:name`. ImportError or AttributeError if it is missing."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

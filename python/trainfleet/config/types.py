@@ -1,8 +1,8 @@
-"""The config as frozen dataclasses, field for key: the one truth about what a key is.
+"""The config as frozen dataclasses, a field per key: the only definition of a key.
 
-From them come schema/config.schema.json and schema/README.md (reference.py), the checks and
-defaults of a file (schema.py) and its conversion (`load`, once, at the edge). After `load` nothing
-is None that training needs (derive.py says what was filled in).
+They make schema/config.schema.json and schema/README.md (reference.py), the checks and defaults of
+a file (schema.py), and its conversion (`load`, once, at the edge). After `load` each value that
+training needs is set (derive.py reports the derived ones).
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from .key import NAME, Key
-from .types_aws import Aws, BatchConfig, SageMakerConfig
-from .types_data import Data, Model, Source
+from .types_backends import Aws, BatchConfig, ParallelCluster, Queue, SageMakerConfig, SlurmConfig
 from .types_fleet import Devices, Fleet, Fsx, SshConfig
-from .types_slurm import ParallelCluster, Queue, SlurmConfig
-from .types_train import BudgetConfig, Checkpoint, Layout, Train
+from .types_train import BudgetConfig, Checkpoint, Data, Layout, Model, Source, Train
 
 __all__ = [
     "Aws",
@@ -63,7 +61,9 @@ class Config:
 
     @property
     def fleet_name(self) -> str:
-        """The config whose machines these are: what is made in an account has its name as a tag."""
+        """Returns the name of the config that made these machines: everything in an account has it
+        as a tag.
+        """
         return self.fleet.aws.share_fleet_of or self.name
 
     @property

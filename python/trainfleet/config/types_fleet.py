@@ -8,8 +8,7 @@ from typing import Annotated
 from ..hardware import node_types
 from ..hardware.accelerators import Accelerator
 from .key import S3, Key
-from .types_aws import ACCOUNT, Aws, BatchConfig, SageMakerConfig
-from .types_slurm import SlurmConfig
+from .types_backends import ACCOUNT, Aws, BatchConfig, SageMakerConfig, SlurmConfig
 
 BY_SSH = ("ssh", "ec2", "slurm", "parallelcluster")  # backends whose nodes or head SSH reaches
 MOUNTS = ("ssh", "ec2", "parallelcluster", "batch")  # backends that mount a file system of FSx
@@ -76,8 +75,8 @@ class Fsx:
     """The size of the file system that is made: 1200, or a multiple of 2400; with EFA as AWS's
     table has it."""
     type: Annotated[str, Key(enum=["scratch", "persistent"])] = "scratch"
-    """The kind that is made: scratch (one copy of the data, for what is in S3 too), or persistent
-    (AWS replaces a failed disk)."""
+    """The kind that is made: scratch (one copy of the data, for files that S3 has too), or
+    persistent (AWS replaces a failed disk)."""
     throughput: Annotated[int, Key(unit="MB/s a TiB", enum=[125, 250, 500, 1000])] = 250
     """Throughput per TiB of a persistent file system; scratch has 200."""
     efa: bool = False
@@ -96,7 +95,7 @@ class Fsx:
 
 @dataclass(frozen=True)
 class Devices:
-    """The keys of fleet.accelerator, which tell of machines that somebody owns."""
+    """The keys of fleet.accelerator, which describe machines that somebody owns."""
 
     name: Annotated[str | None, Key(maxLength=80, examples=["h100", "rtx-4090"])] = None
     """Which one: v100, t4, a10, a10g, a40, a100, l4, l40, l40s, h100, h200, gh200, b200, b300,
@@ -111,8 +110,8 @@ class Devices:
     with."""
     network: Annotated[str | None, Key(enum=["efa", "infiniband", "roce", "ethernet"])] = None
     """What the nodes talk over: efa, infiniband, roce (RDMA over Ethernet) or ethernet (TCP).
-    NCCL's variables follow from it. Null: unknown, so NCCL takes what it finds, and a plan reckons
-    with a plain network."""
+    NCCL's variables follow from it. Null: unknown, so NCCL takes the fastest that it finds, and a
+    plan assumes a plain network."""
     network_gbps: Annotated[
         float | None, Key(unit="Gbit/s", exclusiveMinimum=0, maximum=100_000)
     ] = None
@@ -162,10 +161,10 @@ class Fleet:
             examples=["h100", "8xH100"],
         ),
     ] = None
-    """What accelerates machines that are no EC2 type (ssh, slurm, local), as a name, `8xH100`, or
-    the keys below. `make doctor` looks at the nodes and prints what to write. Null: what
-    fleet.instance_type or a typed fleet.slurm.gres (`gpu:h100:8`) says, else this machine's
-    (local), else none."""
+    """The accelerators of machines without an EC2 type (ssh, slurm, local), as a name, `8xH100`, or
+    the keys below. `make doctor` inspects the nodes and prints what to write. Null: those of
+    fleet.instance_type or of a typed fleet.slurm.gres (`gpu:h100:8`), else this machine's (local),
+    else none."""
     ranks_per_node: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=256)]
     """Processes on each node. Null: one per accelerator, or one on a node without accelerators; one
     per core where a trial on this machine found that faster."""
@@ -235,10 +234,10 @@ class Fleet:
             ],
         ),
     ] = "none"
-    """The container image that jobs run in: none (the nodes' own environment), build (`make push`
-    builds it from docker/ for fleet.platform and pushes it to ECR, under a tag that is made of its
-    content), or one that is there, as registry/name:tag or with @sha256:... AWS Batch and SageMaker
-    need one; the local backend takes none."""
+    """The container image of jobs: none (the nodes' environment); build (`make push` builds it from
+    docker/ for fleet.platform and pushes it to ECR, with a tag made of its content); or an existing
+    one, as registry/name:tag or with @sha256:... AWS Batch and SageMaker need one; the local
+    backend takes none."""
     container_base: Annotated[
         str | None,
         Key(pattern=IMAGE, maxLength=512, examples=["mirror.example:5000/library/ubuntu:noble"]),
@@ -250,8 +249,8 @@ class Fleet:
     share hosts, each on its own fleet.rendezvous_port."""
     on_slow_node: Annotated[str, Key(enum=["warn", "replace"])] = "warn"
     """What to do when a node's links are far worse than the others' and the run has slowed down:
-    warn (an event, in status and report), or replace (the run goes on from its last checkpoint
-    without the node, where there is a spare)."""
+    warn (an event, in status and report), or replace (if there is a spare, the run continues from
+    its last checkpoint without the node)."""
     spot: Annotated[bool, Key(backends=["ssh", "ec2", "slurm", "parallelcluster", "sagemaker"])] = (
         False
     )
@@ -268,7 +267,7 @@ class Fleet:
         float | None, Key(backends=["ec2"], unit="hours", exclusiveMinimum=0, maximum=8760)
     ] = None
     """Nodes created on AWS for the run save and stop this long after their creation, so that a
-    forgotten fleet ends by itself. Null: never."""
+    forgotten fleet ends. Null: never."""
     idle_minutes: Annotated[
         int | None,
         Key(backends=["ec2", "parallelcluster"], unit="minutes", minimum=10, maximum=100_000),
@@ -296,9 +295,9 @@ class Fleet:
     or a parameter of SSM. For a name of fleet.secrets without one, the value is read on your
     machine and kept in SSM as a SecureString until `make clean`."""
     batch: Annotated[BatchConfig, Key(backends=["batch"])]
-    """What AWS Batch is told, with the batch backend."""
+    """The settings of AWS Batch, for the batch backend."""
     sagemaker: Annotated[SageMakerConfig, Key(backends=["sagemaker"])]
-    """What SageMaker is told, with the sagemaker backend."""
+    """The settings of SageMaker, for the sagemaker backend."""
     slurm: Annotated[SlurmConfig, Key(backends=["slurm", "parallelcluster"])]
     """What jobs of the slurm backend ask for. Run `make` on a machine that has sbatch, in a folder
     that every node sees; or elsewhere, with that machine as the only entry of fleet.hosts."""
@@ -314,7 +313,7 @@ class Fleet:
             examples=[["queue=gpu", "priority=5"]],
         ),
     ] = ()
-    """What a backend of another package is told (`fleet.backend` names it;
+    """The settings of a backend of another package (`fleet.backend` names it;
     docs/how-to/own-backend.md): each as `name=value`, which that backend checks."""
 
     @property
@@ -324,7 +323,9 @@ class Fleet:
 
     @property
     def is_told(self) -> bool:
-        """Whether the config says what nodes these are, known or not; else as this machine."""
+        """Returns whether the config names the nodes' kind, known or not; else they are like this
+        machine.
+        """
         return self.instance_type is not None or self.accelerator is not None
 
     @property
@@ -336,7 +337,7 @@ class Fleet:
 
     @property
     def rank_device(self) -> Accelerator | None:
-        """What a rank has to compute on; None for a CPU, or a device that the table lacks."""
+        """Returns a rank's device; `None` for a CPU, or a device that the table lacks."""
         row = self.node_type
         if self.is_told or self.device == "cpu":
             return row.accelerator if row else None
@@ -344,5 +345,5 @@ class Fleet:
 
     @property
     def on_local_cpus(self) -> bool:
-        """Whether its ranks would compute on this machine's CPUs, as far as is known."""
+        """Returns whether its ranks would probably compute on this machine's CPUs."""
         return not self.is_told and (self.device == "cpu" or not node_types.local_accelerators())

@@ -14,18 +14,18 @@ from ..trust import untrusted_input
 from ..trust.errors import DataError, InputError
 from ..trust.untrusted_input import show
 from ..trust.validation import fit
+from .addresses import folder_of
 from .conversion import LARGEST, SETTINGS, TokenizerSettings, added, convert
 from .families import FAMILIES
 from .foreign_formats import told
-from .hub_addresses import folder_of
 from .types import Data
 
 TRAINED = "bpe"  # the value of data.tokenizer that means: train one here
 FILE = "tokenizer.json"
 DEEPEST = 64  # levels of a tokenizer.json: its steps may be sequences of sequences
-# of a tokenizer.json: what is done to a text
+# the parts of a tokenizer.json that change a text
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-LONGEST = 4096  # characters of a text in these, but for SentencePiece's table of characters
+LONGEST = 4096  # characters of a text in these, except SentencePiece's table of characters
 TABLE = ".precompiled_charsmap"
 MOST_TOKENS = 2_000_000  # as model.vocab_size has it
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -50,7 +50,7 @@ class Added(TypedDict):
 
 
 class Algorithm(TypedDict, total=False):
-    """How a tokenizer makes tokens; `vocab` is looked at by itself, as there are many."""
+    """A tokenizer's algorithm; `vocab` is checked separately, as it is long."""
 
     type: Literal["BPE", "WordPiece", "WordLevel", "Unigram"]
     vocab: Required[Any]
@@ -59,7 +59,7 @@ class Algorithm(TypedDict, total=False):
 
 
 class Definition(TypedDict, total=False):
-    """tokenizer.json, as far as it is read here."""
+    """The keys of tokenizer.json that are read here."""
 
     model: Required[Algorithm]
     added_tokens: list[Added]
@@ -110,8 +110,8 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What stands in a tokenizer.json, in a folder that has one, or in one of the other forms
-        that conversion.py reads.
+        """Reads a tokenizer.json, a folder that has one, or one of the other forms that
+        conversion.py reads.
 
         DataError when it is missing or broken.
         """
@@ -138,7 +138,7 @@ class Vocabulary:
 
 
 def _found(path: Path) -> tuple[str, str]:
-    """The definition, as it is or converted, and where it stands."""
+    """Returns the definition, as it is or converted, and its path."""
     file = path / FILE if path.is_dir() else path
     if file.is_file() and (what := told(file)):
         raise InputError(what, where=str(file))
@@ -191,7 +191,7 @@ def _with_added(definition: str, tokens: list[str], where: str) -> str:
 
 
 def vocabulary_size_of(data: Data) -> int:
-    """How many ids the tokenizer of this config has (the largest, plus one), without loading a
+    """Counts the ids of the tokenizer of this config (the largest, plus one), without loading a
     library for it.
     """
     if data.tokenizer == TRAINED:
@@ -202,7 +202,7 @@ def vocabulary_size_of(data: Data) -> int:
 
 
 def folder_named(data: Data) -> Path:
-    """Where data.tokenizer lies on this machine. DataError when it can't be fetched."""
+    """Returns the path of data.tokenizer on this machine. DataError when it can't be fetched."""
     try:
         return folder_of(data.tokenizer)
     except InputError as error:
@@ -210,10 +210,10 @@ def folder_named(data: Data) -> Path:
 
 
 def lack_for(data: Data, family: str) -> str | None:
-    """Which special token of a masked model the tokenizer of this config lacks, or None.
+    """Returns a special token of a masked model that the tokenizer of this config lacks, or `None`.
 
-    RoBERTa counts positions from the row after its padding token's id, so that a folder of it is
-    only right where this is 1.
+    RoBERTa counts positions from the row after its padding token's id, so its folder is only right
+    if that id is 1.
     """
     if FAMILIES[family].causal or data.tokenizer == TRAINED:
         return None
@@ -233,9 +233,7 @@ def lack_for(data: Data, family: str) -> str | None:
 
 
 def _vocabulary(content: Any) -> dict[str, int]:
-    """Token to id, added tokens included. InputError where something else stands in a
-    tokenizer.json than may.
-    """
+    """Returns token to id, with added tokens. InputError for a wrong vocabulary."""
     definition = fit(Definition, content)
     kind, vocab = definition["model"].get("type", "BPE"), content["model"].get("vocab")
     if (
@@ -255,7 +253,7 @@ def _vocabulary(content: Any) -> dict[str, int]:
 
 
 def _require_short(value: Any, key: str) -> None:
-    """Refuses a long text in what is done to every text: each word would become as long."""
+    """Refuses a long text in a part that changes every text: each word would become as long."""
     match value:
         case str() if len(value) > LONGEST and not key.endswith(TABLE):
             raise InputError(

@@ -25,14 +25,14 @@ from .types import Model
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_INDEX = 64 * untrusted_input.MEBIBYTE
-FLOATS = ("F64", "F32", "F16", "BF16")  # how safetensors calls the number formats that weights have
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the number formats of weights
 # The output layer's bias has two names in an encoder. transformers 4 makes them one tensor; 5 does
 # so where the weights are tied, and else reads the second alone.
 BIASES = {
     "cls.predictions.bias": "cls.predictions.decoder.bias",
     "lm_head.bias": "lm_head.decoder.bias",
 }
-# copies of the embedding, where they are tied
+# copies of the embedding, if they are tied
 _TIED = r"^lm_head\.weight$|^(cls\.predictions|lm_head)\.decoder\.weight$"
 _SOURCE = _TIED + r"|(embed_tokens|wte|word_embeddings)\.weight$"
 COMPARED = 2**16  # bytes at the beginning of what should be one tensor: tuning changes every row
@@ -41,7 +41,7 @@ SEEN = 64  # files that are looked into before a launch: the largest models have
 
 
 class WeightIndex(TypedDict):
-    """What is read of an index: which file has which weight; each lies in the folder itself."""
+    """The part of an index that is read: the file of each weight; each is in the folder itself."""
 
     weight_map: dict[str, Annotated[str, Pattern(r"[A-Za-z0-9_.-]{1,255}")]]
 
@@ -67,7 +67,7 @@ def file_names(folder: Path) -> list[str]:
 
 
 def open_file(path: Path, framework: str) -> Any:
-    """A file of weights, whose header has been compared with its size; nothing in it is read."""
+    """Opens a file of weights and compares its header with its size; reads no weight."""
     try:
         untrusted_input.open_regular(path).close()
         return safe_open(path, framework=framework)
@@ -82,13 +82,11 @@ def open_file(path: Path, framework: str) -> Any:
 
 
 def require(folder: Path, model: Model) -> None:
-    """Raises RunError where a folder's weights are not those of such a model, as far as their
-    headers tell.
-    """
+    """Raises RunError if the headers of a folder's weights are not those of such a model."""
     require_tied(folder, model)
     sizes = _look(folder)
     if model.module:
-        return  # of a network of its own ranks know the names
+        return  # only ranks know the names in a user's module
     family = FAMILIES[model.family]
     left_out = family.folder.ignored + (f"|{_TIED}" if model.tie_word_embeddings else "")
     require_no_others(
@@ -118,7 +116,7 @@ def unused(folder: Path, model: Model) -> str:
 
 
 def some(names: Collection[str]) -> str:
-    """How many weights these are, and the first of their names."""
+    """Counts weights, and names the first."""
     if not names:
         return ""
     return (
@@ -128,8 +126,8 @@ def some(names: Collection[str]) -> str:
 
 
 def require_no_others(folder: Path, names: Collection[str]) -> None:
-    """RunError where a folder has weights, of these names, that its model lacks: a part of what it
-    computes would be lost.
+    """Raises RunError if a folder has weights, among these names, that its model lacks: a part of
+    the model would be lost.
     """
     if names:
         raise RunError(
@@ -182,7 +180,7 @@ def require_tied(folder: Path, model: Model) -> None:
 
 
 def _beginning(path: Path, key: str) -> bytes:
-    """The first bytes of a tensor, whose file's header has been checked."""
+    """Reads the first bytes of a tensor; its file's header has been checked."""
     with untrusted_input.open_regular(path) as stream:
         size = int.from_bytes(stream.read(8), "little")
         first, last = (
@@ -193,8 +191,8 @@ def _beginning(path: Path, key: str) -> bytes:
 
 
 def _sizes(path: Path) -> dict[str, list[int]]:
-    """The size of each tensor in a file; RunError where it has none, or weights that are no real
-    numbers.
+    """Reads the size of each tensor in a file; RunError if it has none, or weights that are not
+    real numbers.
     """
     with open_file(path, "numpy") as file:
         slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
@@ -228,7 +226,7 @@ def _other_model(folder: Path, there: str, here: str) -> RunError:
 
 
 def _other(path: Path) -> str:
-    """What a file is that is no safetensors, where its first words tell; "" where they don't."""
+    """Returns what a file is that is not a safetensors file, judged by its first words, or ""."""
     with (
         contextlib.suppress(OSError, TrainfleetError),
         untrusted_input.open_regular(path) as stream,

@@ -43,9 +43,9 @@ PLAIN = (  # what PyYAML says of a text → what a person would
         "has a value that begins with a sign of YAML's own: put it in quotes",
     ),
     ("expected <block end>", "is indented unlike the lines that it belongs to"),
-    ("expected ',' or", "stands in brackets that are not closed, or lacks a comma"),
-    ("could not find expected ':'", "has no `: ` behind its key"),
-    ("found unexpected end of stream", "stands behind a quote that is not closed"),
+    ("expected ',' or", "is in brackets that are not closed, or lacks a comma"),
+    ("could not find expected ':'", "has no `: ` after its key"),
+    ("found unexpected end of stream", "follows a quote that is not closed"),
     ("found another document", "begins a second document, where a config has one"),
     ("while scanning a directive", "begins with %, which is for directives of YAML alone"),
     ("while parsing a flow node", "has brackets that are not closed, or a comma too many"),
@@ -87,7 +87,7 @@ class _Loader(yaml.SafeLoader):
             super().scan_to_next_token()
 
     def _only_blanks(self) -> bool:
-        """Whether nothing but a comment follows on this line."""
+        """Returns whether only a comment follows on this line."""
         length = 0
         while self.peek(length) in ("\t", " "):
             length += 1
@@ -152,8 +152,8 @@ _Loader.add_constructor("tag:yaml.org,2002:bool", _boolean)
 
 @dataclass
 class YamlDocument:
-    """Plain values, where each key stands (file name and line, or the variable that set it), and
-    what was wrong with the text.
+    """Plain values, the place of each key (file name and line, or the variable that set it), and
+    the faults of the text.
     """
 
     value: Any
@@ -176,6 +176,10 @@ class YamlDocument:
             if key[:end] in self.lines:
                 return self.lines[key[:end]], f"{self.source}:{self.lines[key[:end]]}"
         return 1, f"{self.source}:1"
+
+    def report(self, key: str, message: str) -> None:
+        """Adds a problem with a key, at its place."""
+        self.problems.append(Problem(*self.where(tuple(key.split("."))), key, message))
 
     def set(self, key: Key, value: Any, source: str) -> None:
         """Sets `value` at a key, on behalf of the variable `source`; replaces whatever stood there
@@ -219,7 +223,7 @@ def dotted(key: Key) -> str:
 
 
 def _plainly(error: yaml.MarkedYAMLError) -> str:
-    """What is wrong with a text, in words that need no knowledge of PyYAML."""
+    """Says what is wrong with a text, in words that need no knowledge of PyYAML."""
     told = " ".join(filter(None, (error.context, error.problem)))
     plain = next((words for said, words in PLAIN if said in told), told)
     opened = error.context_mark
@@ -243,38 +247,17 @@ def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] |
     first = _COLON.search(lines[mark.line])
     if first is None or first.start() < mark.column:
         return None  # it has another one before that
-    before = next(
-        (
-            at
-            for at in range(mark.line - 1, -1, -1)
-            if lines[at].strip() and not lines[at].lstrip().startswith("#")
-        ),
-        None,
-    )
+    line = mark.line + 1
+    above = (at for at in range(mark.line, 0, -1) if re.match(r"\s*[^\s#]", lines[at - 1]))
+    before = next(above, None)
     if before is None:
-        return (
-            (mark.line + 1, "has a key of more than 1,024 characters")
-            if mark.column > 1024
-            else None
-        )
-    if _COLON.search(lines[before]):
-        return (
-            mark.line + 1,
-            f"is indented deeper than line {before + 1}, which has its value already",
-        )
-    strange = next(
-        (
-            letter
-            for letter in lines[before]
-            if unicodedata.normalize("NFKC", letter) in " :" and letter not in " :"
-        ),
-        "",
-    )
-    return (
-        before + 1,
-        "has no `: ` behind its "
-        f"key{f', but the character U+{ord(strange):04X}' if strange else ''}",
-    )
+        return (line, "has a key of more than 1,024 characters") if mark.column > 1024 else None
+    if _COLON.search(lines[before - 1]):
+        return line, f"is indented deeper than line {before}, which has its value already"
+    alike = (each for each in lines[before - 1] if each not in " :")
+    strange = next((each for each in alike if unicodedata.normalize("NFKC", each) in " :"), "")
+    but = f", but the character U+{ord(strange):04X}" if strange else ""
+    return before, f"has no `: ` after its key{but}"
 
 
 def _quoted(text: str, line: int) -> str:
@@ -308,7 +291,7 @@ class _Reader:
             self._blame(
                 self.prefix,
                 line,
-                f"not valid YAML: the character U+{ord(text[error.position]):04X} may not stand "
+                f"not valid YAML: the character U+{ord(text[error.position]):04X} is not allowed "
                 "here",
             )
         return None
@@ -362,11 +345,9 @@ class _Reader:
             line = name_node.start_mark.line + 1
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else ""
             if not name or len(name) > LONGEST_KEY or unprintable(name):
-                self._blame((*key, show(name)), line, "is no key: a key is one short word")
+                self._blame((*key, show(name)), line, "is not a key: a key is one short word")
             elif name in lines:
-                self._blame(
-                    (*key, name), line, f"duplicate key; it stands on line {lines[name]} already"
-                )
+                self._blame((*key, name), line, f"duplicate key; line {lines[name]} has it already")
             else:
                 lines[name] = self.document.lines[(*key, name)] = line
                 item = self._walk(value_node, (*key, name))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import BinaryIO, cast
 
-from ..config.named import named
+from ..config.tables import named
 from ..config.types import Data
 from ..trust.errors import DataError
 from ..trust.untrusted_input import KIBIBYTE, MEBIBYTE, printable

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from ..config.hub_addresses import HUB
-from ..config.named import named
+from ..config.addresses import HUB
+from ..config.tables import named
 from ..storage.s3 import SCHEME
 from ..trust.errors import DataError
 from . import formats

@@ -1,5 +1,5 @@
 """Streams Hugging Face datasets as sources through the `datasets` library. Their addresses:
-config/hub_addresses.py.
+config/addresses.py.
 
 A dataset may read only its own files. If its README.md names files in another folder, in another
 repository or on a server, it is refused before any request is made. The files that the library
@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from ..config.hub_addresses import HubDataset, dataset_of
+from ..config.addresses import HubDataset, dataset_of
 from ..process.install_paths import installing
 from ..trust import untrusted_input
 from ..trust.errors import DataError, InputError

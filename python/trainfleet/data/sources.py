@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import BinaryIO
 
-from ..config.hub_addresses import HUB
+from ..config.addresses import HUB
 from ..config.types import Data, Source
 from ..trust.errors import DataError, NoSource
 from ..trust.untrusted_input import KIBIBYTE, MEBIBYTE

@@ -1,5 +1,5 @@
 """Exports a run's model in another format: `python -m trainfleet.engine.export RUN_FOLDER OUT
-FORMAT` (config/export_formats.py).
+FORMAT` (config/platforms.py).
 
 Its model card names the model, the weights it began from, its training data, and its scores.
 """
@@ -22,16 +22,9 @@ import torch
 
 from ..checkpoints import listing, marker
 from ..checkpoints.init_from import locate
-from ..config import (
-    Config,
-    export_formats,
-    huggingface_config,
-    load_resolved,
-    platforms,
-    weight_files,
-)
+from ..config import Config, huggingface_config, load_resolved, platforms, weight_files
+from ..config.addresses import HUB, MODEL, dataset_of, folder_of
 from ..config.families import FAMILIES
-from ..config.hub_addresses import HUB, MODEL, dataset_of, folder_of
 from ..config.vocabulary import FILE, SPECIALS
 from ..data.dataset import Dataset
 from ..data.tokenizer import Tokenizer
@@ -58,18 +51,18 @@ LEFT_OUT = re.compile(r"[^\w.+-]+")  # characters of a name that are removed fro
 def main(arguments: list[str]) -> int:
     folder, out, form = arguments
     files = export(Run(Path(folder)), Path(out), form)
-    print(f"{out}: {', '.join(files)}\nnext: {export_formats.opening(form, Path(out))}")
+    print(f"{out}: {', '.join(files)}\nnext: {platforms.loading(form, Path(out))}")
     return 0
 
 
-def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE) -> list[str]:
+def export(run: Run, out: Path, form: str = platforms.HUGGINGFACE) -> list[str]:
     """Writes the run's newest checkpoint into the new folder `out`, which appears completely or not
     at all. Returns its files.
 
     Raises:
         RunError: `out` already exists, the run has no checkpoint, or its model has no such form.
     """
-    export_formats.require_new(out)
+    platforms.require_new(out)
     config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
     if module := config.model.module:
         why = f"transformers has no network like that of {module}"
@@ -83,7 +76,7 @@ def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE) -> list[
     try:
         partial.mkdir(parents=True)
         files = fill(run, partial, save)
-        if form == export_formats.HUGGINGFACE:
+        if form == platforms.HUGGINGFACE:
             (partial / CARD).write_text(hide(card(run, config)), encoding="utf-8")
             files.append(CARD)
         if out.exists():
@@ -113,7 +106,7 @@ def saving(config: Config, form: str, run: Run) -> Save:
     Raises:
         RunError: the model can't be divided so.
     """
-    said = export_formats.degrees(form)
+    said = platforms.degrees(form)
     if said is None:
         return weights.save
     write = platforms.named(form.partition("-")[0]).saving(config, said, str(run.folder))

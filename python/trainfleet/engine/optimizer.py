@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ..config.named import named
 from ..config.optimizers import OPTIMIZERS
+from ..config.tables import named
 from ..config.types import Train
 from ..devices import Device
 from ..models.network import Network

@@ -17,7 +17,7 @@ from ..backends import Backend, backend_of
 from ..backends.base import Handle, load_job
 from ..backends.run_storage import Place
 from ..config import Config, dump_resolved
-from ..config.elastic import smaller
+from ..config.layouts import smaller
 from ..data.dataset_store import is_busy
 from ..health.lease import SUCCEEDS, Lease, led_already, newest_holder
 from ..node.placement import require_numbers

@@ -19,10 +19,10 @@ from ..checkpoints import changes, init_from, listing
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config
-from ..config.hub_addresses import folder_of
+from ..config.addresses import folder_of
+from ..config.families import PRESETS
 from ..config.huggingface_config import CONFIG
 from ..config.memory_fit import Room, checkpoint_bytes, device_room, gib, lack
-from ..config.presets import PRESETS
 from ..config.vocabulary import TRAINED
 from ..data.manifest import MANIFEST
 from ..hardware import node_types

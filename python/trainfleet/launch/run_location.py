@@ -12,7 +12,7 @@ from pathlib import Path
 from ..backends import Backend, backend_of
 from ..backends.base import Handle, Status, load_job
 from ..backends.run_storage import Here, Place
-from ..config import Config, export_formats, load_resolved
+from ..config import Config, load_resolved, platforms
 from ..config.host_list import parse_hosts
 from ..process.processes import run_module
 from ..report.history import History
@@ -48,10 +48,10 @@ def export(variables: Variables) -> int:
     """Makes the newest checkpoint a folder of another format here, OUT, wherever that checkpoint
     is; the exit code.
     """
-    export_formats.require_new(Path(variables["OUT"]))  # before anything is loaded
+    platforms.require_new(Path(variables["OUT"]))  # before anything is loaded
     if (code := forwarded("export", variables)) is not None:
         return code
-    form = variables.get("FORMAT") or export_formats.HUGGINGFACE
+    form = variables.get("FORMAT") or platforms.HUGGINGFACE
     return run_module(
         "trainfleet.engine.export", str(run_trained(variables).folder), variables["OUT"], form
     )

@@ -9,7 +9,7 @@ from ..backends import backend_of
 from ..backends.base import Can, Handle
 from ..backends.run_storage import Place
 from ..checkpoints.store import store_at
-from ..config import Config, dump_resolved, export_formats, load_resolved
+from ..config import Config, dump_resolved, load_resolved, platforms
 from ..data import description
 from ..data.dataset import find
 from ..health.lease import LEFT, Holder
@@ -246,7 +246,7 @@ def export(run: Run, config: Config) -> int:
         "trainfleet.engine.export",
         str(run.folder),
         str(run.exported(config.train.steps)),
-        export_formats.HUGGINGFACE,
+        platforms.HUGGINGFACE,
     )
 
 

@@ -11,7 +11,7 @@ huggingface_weights   their folders, in and out
 from __future__ import annotations
 
 from ..config.families import FAMILIES
-from ..config.named import named
+from ..config.tables import named
 from ..config.types import Model
 from . import custom_model
 from .bert import Bert, Encoder

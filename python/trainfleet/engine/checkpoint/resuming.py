@@ -26,7 +26,7 @@ from ...checkpoints.marker import Broken, Commit
 from ...checkpoints.store import CheckpointStore, store_of
 from ...config import Config, platforms
 from ...config import huggingface_config as shapes
-from ...config.hub_addresses import HUB, folder_of, pinned
+from ...config.addresses import HUB, folder_of, pinned
 from ...config.types import Model
 from ...devices import Device
 from ...models import huggingface_weights
