@@ -142,10 +142,9 @@ def become(node: Lab, ami: Ami, wanted: Wanted) -> None:
              "efa_offered": EFA_BRINGS, "keys": {part: wanted.platform.key(key) for part, key in (
                  ("efa-installer", "efa"), ("NEURON", "neuron"), ("fsx-ubuntu", "fsx"))}}  # fmt: skip
     (root / "var/machine.json").write_text(json.dumps(state))
-    tool = (
-        f"#!{Path(sys.base_prefix).resolve()}/bin/python3 -IS\n"
-        + Path(machine.__file__).read_text()
-    )
+    # Its own copy: the scripts below remove the Python of such a machine, which may be ours.
+    shutil.copy(Path(sys.base_prefix, "bin/python3"), root / "var/python3")
+    tool = "#!/var/python3 -IS\n" + Path(machine.__file__).read_text()
     (root / "var/machine.py").write_text(tool)
     tools = [*machine.ALWAYS, *(["nvidia-smi"] if ami.driver else []), *(["mount.lustre"] if ami.lustre else []),
              *(["gcc", "make"] if ami.builds else [])]  # fmt: skip

@@ -417,7 +417,7 @@ def test_weights_mix_the_sources_in_every_stretch(data: Data, tmp_path: Path) ->
         "a run is not to go on in another order"
     )
     assert Dataset.open(tmp_path / "set").identity == found.identity
-    with pytest.raises(DataError, match="some have none"):
+    with pytest.raises(DataError, match="others do not"):
         sources.plan_units(
             dataclasses.replace(
                 mixed, sources=(Source(f"{folder}/a.jsonl", 3.0), f"{folder}/c.txt")

@@ -101,8 +101,8 @@ def test_the_script_tells_which_loggers_each_interpreter_has(tmp_path: Path) -> 
     (tmp_path / "env/cpu-1/bin").mkdir(parents=True)
     python = tmp_path / "env/cpu-1/bin/python"
     python.symlink_to(sys.executable)
-    words = ["sh", "-s", "--", str(tmp_path), "", "yaml wandb"]
+    words = ["sh", "-s", "--", str(tmp_path), "", "json wandb"]
     done = subprocess.run(
         words, input=SCRIPT.read_text(), capture_output=True, text=True, check=True, timeout=60
     )
-    assert parse(done.stdout).loggers == (f"yaml {python}",) and done.stderr == ""
+    assert parse(done.stdout).loggers == (f"json {python}",) and done.stderr == ""

@@ -171,7 +171,7 @@ def test_its_package_goes_to_the_nodes_with_ours_and_is_found_there(
         ),
     }
     with tarfile.open(fileobj=io.BytesIO(pack(files))) as archive:
-        archive.extractall(tmp_path / "sent", filter="data")
+        archive.extractall(tmp_path / "sent")
     done = subprocess.run(
         [sys.executable, "-c", FOUND], cwd=tmp_path, capture_output=True, text=True, check=False,
         env=os.environ | {"PYTHONPATH": f"{tmp_path}/sent/python", "PYTHONSAFEPATH": "1"},

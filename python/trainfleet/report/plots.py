@@ -17,7 +17,6 @@ from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..data.manifest import Manifest
 from ..run.run_folder import Run, make_folder
 from ..trust.errors import RunError
 from .history import BREAKS, History, decimal, quantity, read
@@ -25,6 +24,8 @@ from .history import BREAKS, History, decimal, quantity, read
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from ..data.manifest import Manifest
 
 
 BLUE, VERMILION, INK, FAINT, GRID, PAPER = (

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-from ..config import flat, load_resolved
 from ..health.lease import newest_holder, newest_standby
 from ..run.run_folder import RUNS, Run
 from ..trust.errors import TrainfleetError
@@ -259,6 +258,8 @@ def _entry(run: Run) -> tuple[float, tuple[str, ...]]:
 
 def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
     """Yields the keys in which the runs' configs differ, then the results of each."""
+    from ..config import flat, load_resolved
+
     configs = [dict(flat(asdict(load_resolved(run.config)))) for run in runs]
     keys = [
         key
