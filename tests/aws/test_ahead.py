@@ -72,7 +72,7 @@ def test_setup_shows_what_is_offered_and_buys_nothing_without_yes(
         code == 1 and "24 h  $96.00  us-east-1b" in words and "24 h  $144.00  us-east-1a" in words
     )
     assert (
-        "next: make setup YES=1 buys the first that budget.max_usd allows; nothing is refunded"
+        "next: make setup YES=1 buys the first that budget.max_usd allows; AWS gives no refund"
         in words
     )
     assert not bought(account) and not account.stacks
@@ -136,7 +136,7 @@ def test_nothing_is_bought_beyond_what_the_budget_leaves_beside_all_else(
     assert rest and rest.rest > 0
     write(96.0 + rest.whole(2, 20) - 1.0)
     with pytest.raises(
-        ConfigError, match=r"\$95.00 are left for a capacity block, and the cheapest costs \$96.00"
+        ConfigError, match=r"\$95.00 is left for a capacity block, but the cheapest costs \$96.00"
     ):
         typed(YES="1")
     assert not bought(account)
@@ -156,7 +156,7 @@ def test_its_price_is_in_the_plan_before_and_after_it_is_bought(
     assert "96.00  the cheapest capacity block of 24 h on offer; make setup buys it with YES=1" in (
         words := plan()
     )
-    assert "no capacity block is held for the nodes\n    next: make setup shows the offers" in words
+    assert "the nodes have no capacity block yet\n    next: run make setup to see the offers" in words
     account.no_credentials = True
     assert (
         "2,641.92  a capacity block of 24 h at the on-demand list price; make setup shows the offers"
@@ -247,6 +247,6 @@ def test_hours_without_a_block_to_buy_are_refused(
 
 def test_a_block_is_bought_within_a_limit_only(account: Account) -> None:
     with pytest.raises(
-        ConfigError, match=r"budget\.max_usd: null: a capacity block is bought within a limit only"
+        ConfigError, match=r"budget\.max_usd: null: a capacity block is bought only within a limit"
     ):
         write(None)

@@ -85,11 +85,11 @@ BAD: dict[str, tuple[Callable[[Account], None], dict[str, Any], str, str]] = {
     "no credentials": (
         no_credentials,
         {},
-        "AWS can't be asked without credentials",
+        "no AWS credentials were found",
         "set AWS_PROFILE",
     ),
     "an expired single sign-on": (signed_out, {}, "your credentials have expired", "aws sso login"),
-    "a proxy's page": (proxied, {}, "the answer is not one of AWS's", "look at HTTPS_PROXY"),
+    "a proxy's page": (proxied, {}, "the answer did not come from AWS", "check HTTPS_PROXY"),
     "a region without the image": (
         imageless,
         {},

@@ -74,7 +74,7 @@ def test_an_image_is_of_the_root_disk_alone_and_its_node_is_not_booted(
     found = baking.fitting(oven.config, CALLS)
     assert found and found.id == image and found.gib == 300 and not booted
     assert heard[0] == f"{image}: snapshot 42%"
-    assert oven.cost(image) == "at most 300.0 GiB snapshot: $15.00 a month by the list price"
+    assert oven.cost(image) == "at most 300.0 GiB snapshot: $15.00 a month at list price"
     for thing in (account.things[image], snapshot):
         assert thing.tags["trainfleet:config"] == "cloudy" and thing.tags[
             "trainfleet:lock"
@@ -88,7 +88,7 @@ def test_the_next_stack_is_made_from_it_and_the_head_is_not(
     assert fleet.foresee(()).inputs.image == AMIS[UBUNTU].id, "the nodes that are there keep theirs"
     told = list(baking.describe(oven.config, CALLS, AMIS[UBUNTU].id))
     assert (
-        told[0].startswith(f"image {AMIS[UBUNTU].id}: that of platform cpu")
+        told[0].startswith(f"image {AMIS[UBUNTU].id}: the image of platform cpu")
         and "until make clean" in told[1]
     )
     stay = fleet.remove(False, lambda _: None)
@@ -103,7 +103,7 @@ def test_the_next_stack_is_made_from_it_and_the_head_is_not(
     (told,) = baking.describe(oven.config, CALLS, image.id)
     assert (
         told
-        == f"image {image.id}: baked of this fleet on 2026-09-21 (make image), with the versions {baking.versions(oven.config)}"
+        == f"image {image.id}: baked from this fleet on 2026-09-21 (make image), with the versions {baking.versions(oven.config)}"
     )
 
 
@@ -120,12 +120,12 @@ def test_an_image_that_does_not_fit_is_not_used_and_the_plan_says_why(
     named = replace(config, fleet=replace(config.fleet, aws=replace(aws, ami="ami-0")))
     assert (
         used(named)
-        == f"image ami-0: fleet.aws.ami names it\n  baked image {image.id} is not used: fleet.aws.ami names another"
+        == f"image ami-0: set by fleet.aws.ami\n  baked image {image.id} is not used: fleet.aws.ami names another"
     )
     small = replace(config, fleet=replace(config.fleet, aws=replace(aws, volume_gib=299)))
     assert "its disk has 300 GiB, more than fleet.aws.volume_gib 299" in used(small)
     other = replace(config, fleet=replace(config.fleet, platform="cuda"))
-    assert f"it has the versions {baking.versions(config)}, the lock now says cuda " in used(other)
+    assert f"it has the versions {baking.versions(config)}, but the lock now has cuda " in used(other)
     image.tags.pop("trainfleet:lock")
     assert "it is unfinished" in used(config)
     assert baking.baked(replace(config, name="another"), CALLS) == []

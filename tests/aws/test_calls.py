@@ -92,7 +92,7 @@ def test_what_no_service_takes_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent = answering(monkeypatch)
-    with pytest.raises(CloudError, match="AWS takes no such request") as caught:
+    with pytest.raises(CloudError, match="AWS rejects the request") as caught:
         Calls("us-east-1")(service, operation, **request_)
     assert said in caught.value.why and not sent
 
@@ -108,7 +108,7 @@ def test_what_no_service_takes_is_not_sent(
         (refused("AccessDeniedException"), "may not do tag:GetResources", "AWS_PROFILE"),
         (refused("ExpiredToken"), "have expired", "aws sso login"),
         (refused("AuthFailure"), "does not know your credentials", "aws sts get-caller-identity"),
-        (refused("RequestLimitExceeded"), "throttling", "the same again"),
+        (refused("RequestLimitExceeded"), "throttling", "wait a minute"),
         (refused("OptInRequired"), "in this region", "fleet.aws.region"),
         (refused("InsufficientInstanceCapacity"), "no such machines", "fleet.aws.zones"),
         (
@@ -119,7 +119,7 @@ def test_what_no_service_takes_is_not_sent(
         (NoCredentialsError(), "without credentials", "AWS_PROFILE"),
         (ProfileNotFound(profile="x"), "without credentials", "AWS_PROFILE"),
         (UnauthorizedSSOTokenError(), "have expired", "aws sso login"),
-        (EndpointConnectionError(endpoint_url="https://x"), "gives no answer", "network"),
+        (EndpointConnectionError(endpoint_url="https://x"), "did not answer", "network"),
     ],
 )
 def test_each_refusal_says_why_and_what_to_type(

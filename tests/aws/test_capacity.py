@@ -49,7 +49,7 @@ def test_offers_are_shown_with_start_hours_and_price_and_nothing_is_bought(
     assert "24 h  $96.00" in said[1] and "24 h  $144.00" in said[2] and "YES=1" in said[-1], (
         "the cheapest first"
     )
-    assert "over what budget.max_usd leaves" in seller().find_or_buy(100.0, may_buy=False)[1][2]
+    assert "more than budget.max_usd leaves" in seller().find_or_buy(100.0, may_buy=False)[1][2]
 
 
 def test_the_cheapest_that_fits_is_bought_once_and_found_again(account: Account) -> None:
@@ -73,10 +73,10 @@ def test_the_cheapest_that_fits_is_bought_once_and_found_again(account: Account)
 
 def test_nothing_is_bought_over_the_limit_or_without_one(account: Account) -> None:
     with pytest.raises(
-        ConfigError, match=r"\$95.00 are left for a .*, and the cheapest costs \$96.00"
+        ConfigError, match=r"\$95.00 is left for a .*, but the cheapest costs \$96.00"
     ):
         seller().find_or_buy(95.0, may_buy=True)
-    with pytest.raises(ConfigError, match="is bought within a limit only"):
+    with pytest.raises(ConfigError, match="is bought only within a limit"):
         seller().find_or_buy(None, may_buy=True)
     assert not bought(account)
 

@@ -127,7 +127,7 @@ def test_every_action_that_is_missing_is_named(account: Any) -> None:
                                       for name in request["ActionNames"]]}  # fmt: skip
 
     account(SimulatePrincipalPolicy=deny)
-    with pytest.raises(CloudError, match="the fleet can't be made as it is") as caught:
+    with pytest.raises(CloudError, match="the fleet can't be made with this config") as caught:
         checks.require(fleet(), Calls("us-east-1"), INPUTS)
     assert "your credentials may not do ec2:CreatePlacementGroup, iam:PassRole" in str(caught.value)
 
@@ -139,7 +139,7 @@ def test_every_action_that_is_missing_is_named(account: Any) -> None:
 def test_what_may_not_be_looked_at_keeps_nobody_from_trying(operation: str, account: Any) -> None:
     account(**{operation: refused("AccessDenied")})
     checks.require(fleet(), Calls("us-east-1"), INPUTS)
-    assert "not looked at" in told(fleet())
+    assert "not checked" in told(fleet())
 
 
 def test_credentials_that_have_expired_end_it_at_once(account: Any) -> None:
@@ -218,15 +218,15 @@ BLOCK = {"InstanceType": "p5.48xlarge", "AvailabilityZone": "us-east-1b", "State
         ({}, ""),
         (
             {"ReservationType": "default"},
-            "is no capacity block\n    next: fleet.aws.capacity: reservation",
+            "is not a capacity block\n    next: set fleet.aws.capacity: reservation",
         ),
-        ({"InstanceType": "p4d.24xlarge"}, "is of p4d.24xlarge, not p5.48xlarge"),
+        ({"InstanceType": "p4d.24xlarge"}, "reserves p4d.24xlarge, not p5.48xlarge"),
         (
             {"AvailabilityZone": "us-east-1c"},
-            "is in us-east-1c, and the nodes would be in us-east-1b",
+            "is in us-east-1c, but the nodes would be in us-east-1b",
         ),
         ({"State": "scheduled", "StartDate": "2026-12-01"}, "is scheduled; it begins 2026-12-01"),
-        ({"AvailableInstanceCount": 1}, "has room for 1 nodes, 2 are wanted\n    next: NODES=1"),
+        ({"AvailableInstanceCount": 1}, "has room for 1 nodes, but the config asks for 2\n    next: NODES=1"),
     ],
 )
 def test_a_reservation_is_of_the_type_the_zone_and_the_size(
@@ -239,7 +239,7 @@ def test_a_reservation_is_of_the_type_the_zone_and_the_size(
 
 def test_a_reservation_that_is_not_there(account: Any) -> None:
     account(DescribeCapacityReservations=refused("InvalidCapacityReservationId.NotFound"))
-    assert f"there is no {RESERVATION} in us-east-1" in told(fleet(capacity="block"))
+    assert f"{RESERVATION} does not exist in us-east-1" in told(fleet(capacity="block"))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_what_reaching_the_nodes_needs_here_is_looked_at_before_anything_is_made
     for key, what, then in (
         (
             None,
-            "null, and ~/.ssh has no public key: nobody could log in",
+            "null, and ~/.ssh has no public key; nobody could log in",
             "ssh-keygen -t ed25519 -f ~/.ssh/id_ed25519",
         ),
         (
@@ -293,7 +293,7 @@ def test_what_reaching_the_nodes_needs_here_is_looked_at_before_anything_is_made
             replace(own, fleet=replace(own.fleet, ssh=replace(own.fleet.ssh, key=key))),
             replace(INPUTS, public_key=""),
         )
-        assert what in found and f"next: {then}; or fleet.aws.key_pair" in found
+        assert what in found and f"next: {then}; or set fleet.aws.key_pair" in found
     assert (
         told(named, replace(INPUTS, public_key="")) == ""
         and ("DescribeKeyPairs", {"KeyNames": ["mine"]}) in sent
@@ -301,7 +301,7 @@ def test_what_reaching_the_nodes_needs_here_is_looked_at_before_anything_is_made
     account(DescribeKeyPairs=refused("InvalidKeyPair.NotFound"))
     assert "fleet.aws.key_pair: us-east-1 has no key pair mine" in told(named)
     monkeypatch.setattr(checks, "PROGRAMS", ("no-such-program",))
-    assert "SSH through SSM needs no-such-program, which is not here" in told(fleet())
+    assert "SSH through SSM needs no-such-program, which is not installed here" in told(fleet())
     assert "no-such-program" not in told(fleet(allow_ssh_from=("203.0.113.7/32",))), (
         "no SSM, no plug-in"
     )
@@ -326,10 +326,10 @@ OWN_KEY = "arn:aws:kms:us-east-1:123456789012:key/0123abcd"
         ),
         (
             {"DescribeKey": refused("NotFoundException")},
-            "default key of EBS: there is no such key",
+            "default key of EBS: it does not exist",
             True,
         ),
-        ({"GetEbsEncryptionByDefault": refused("UnauthorizedOperation")}, "not looked at", False),
+        ({"GetEbsEncryptionByDefault": refused("UnauthorizedOperation")}, "not checked", False),
     ],
 )
 def test_the_account_s_own_key_of_disks_is_told(
@@ -429,7 +429,7 @@ def test_a_key_of_another_account_is_told_in_the_plan(
     )
     account(DescribeKey={"KeyMetadata": {"KeyState": "Enabled"}})
     assert (
-        "it is another account's; have its policy let"
+        "belongs to another account; its policy must let"
         in told(config, replace(INPUTS, engine="sagemaker"))
     ) == is_told
 
@@ -495,7 +495,7 @@ def test_buckets_are_there_and_in_the_region(account: Any) -> None:
             "data.tokenized_path: corpus is in eu-west-1" in str(found) and found.blocks == blocks
         )
     account(HeadBucket=refused("404"))
-    assert "fleet.aws.bucket: there is no bucket mine-of-old" in told(fleet(bucket="mine-of-old"))
+    assert "fleet.aws.bucket: the bucket mine-of-old does not exist" in told(fleet(bucket="mine-of-old"))
 
 
 PRODUCT = '{"terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"unit": "Hrs", "pricePerUnit": {"USD": "43.1"}}}}}}}'

@@ -81,12 +81,12 @@ BAD: list[tuple[str, Callable[[Account], object], str, str]] = [
     ("batch", environment(computeResources={"type": "SPOT", "maxvCpus": 64, "instanceTypes": ["optimal"]}), "of type SPOT", "make setup"),
     ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 64, "instanceTypes": ["p5"]}), "it has p5, but not c7i", "queue"),
     ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 32, "instanceTypes": ["c7i"]}), "the queue has 1", "NODES=1"),
-    ("batch", watched("bucket_region", "eu-west-1"), "theirs is in eu-west-1, and the nodes are in us-east-1", "fleet.aws.region"),
+    ("batch", watched("bucket_region", "eu-west-1"), "theirs is in eu-west-1, but the nodes are in us-east-1", "fleet.aws.region"),
     ("sagemaker", watched("bucket_region", "eu-west-1"), "theirs is in eu-west-1", "a bucket in us-east-1"),
     ("batch", watched("trust", {"train": ["ec2.amazonaws.com"]}), "the role does not trust ecs-tasks", "update-assume-role-policy"),
     ("sagemaker", watched("trust", {"train": ["ec2.amazonaws.com"]}), "the role does not trust sagemaker", "--role-name train"),
-    ("sagemaker", watched("trust", {}), "there is no such role", "make setup makes one"),
-    ("batch", watched("forbidden", {"s3:PutObject"}), "the role may not do s3:PutObject", "have it allowed on arn:aws:s3:::theirs"),
+    ("sagemaker", watched("trust", {}), "the role does not exist", "run make setup"),
+    ("batch", watched("forbidden", {"s3:PutObject"}), "the role lacks s3:PutObject", "allow it on arn:aws:s3:::theirs"),
     ("sagemaker", watched("quotas", {"ml.c7i.8xlarge for training job usage": 0}), "your quota 'ml.c7i.8xlarge for training job usage' is 0",
      "request-service-quota-increase --service-code sagemaker --quota-code L-00000000 --desired-value 2"),
 ]  # fmt: skip
@@ -166,10 +166,10 @@ THEIRS, OURS = (
         (
             THEIRS,
             "AccessDeniedException",
-            "the key of account 222233334444 is shut to yours",
-            "have its policy allow your account",
+            "the key of account 222233334444 is closed to your account",
+            "allow your account in its policy",
         ),
-        (OURS, "NotFoundException", "there is no such key", "a key of us-east-1"),
+        (OURS, "NotFoundException", "it does not exist", "set a key of us-east-1"),
         (OURS, "PendingDeletion", "the key is PendingDeletion", "another key"),
         (OURS, "AccessDeniedException", "", ""),  # who may not look may still try
     ],
@@ -205,7 +205,7 @@ def test_without_any_statement_of_a_role_of_yours_a_job_is_refused_and_it_is_nam
     wanted = list(statements(config, replace(INPUTS, account=Account.number, engine=engine)))
     for statement in wanted:
         account.watched.forbidden = set(statement["Action"])  # type: ignore[attr-defined]
-        with pytest.raises(BackendError, match="the role may not do") as caught:
+        with pytest.raises(BackendError, match="the role lacks") as caught:
             submit(config)
         assert all(name in str(caught.value) for name in statement["Action"]), statement
     assert len(wanted) == {"job_role": 3, "execution_role": 4, "role": 8}[role]

@@ -72,7 +72,7 @@ def test_a_fleet_that_is_as_it_should_be_stays_as_it_is(account: Account, config
     fleet, _ = make(config)
     before = ids(fleet)
     _, said = make(config)
-    assert ids(fleet) == before and "the stack trainfleet-cloudy is as it should be" in said
+    assert ids(fleet) == before and "the stack trainfleet-cloudy is up to date" in said
     assert fleet.foresee(()).requests == []
 
 
@@ -149,7 +149,7 @@ def test_without_room_the_next_zone_is_tried_and_nothing_of_the_first_is_left(
     fleet, said = make(config)
     assert {node.zone for node in fleet.nodes()} == {"us-east-1b"}
     assert any(
-        "AWS has no such machines there now: We currently do not have sufficient c7i.8xlarge"
+        "AWS has no capacity for this instance type now: We currently do not have sufficient c7i.8xlarge"
         in line
         and "next zone" in line
         for line in said

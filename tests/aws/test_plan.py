@@ -187,7 +187,7 @@ def test_without_credentials_a_plan_says_so_and_setup_ends(
 ) -> None:
     config_of(tmp_path)
     account.no_credentials = True
-    assert "account: not asked, as AWS can't be asked without credentials" in plan(capsys)
+    assert "account: not asked, as no AWS credentials were found" in plan(capsys)
     with pytest.raises(CloudError, match="without credentials"):
         setup({"CONFIG": "cloudy.yaml"}, 0.0)
 

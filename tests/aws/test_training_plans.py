@@ -124,11 +124,11 @@ def test_its_price_counts_once_in_place_of_the_hours(account: Account, typed: An
 def test_nothing_is_bought_beyond_the_budget_or_without_one(account: Account, typed: Any) -> None:
     write(90.0)
     with pytest.raises(
-        ConfigError, match=r"are left for a training plan, and the cheapest costs \$96.00"
+        ConfigError, match=r"is left for a training plan, but the cheapest costs \$96.00"
     ):
         typed(YES="1")
     write(None)
-    with pytest.raises(ConfigError, match="a training plan is bought within a limit only"):
+    with pytest.raises(ConfigError, match="a training plan is bought only within a limit"):
         typed(YES="1")
     assert not bought(account)
 

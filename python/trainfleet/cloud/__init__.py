@@ -1,3 +1,3 @@
-"""AWS: one way to send control requests, the resources that are made there, their costs, and what
-may prevent them.
+"""AWS: the one way to send control requests, the resources that a fleet uses, their costs, and the
+obstacles to making them.
 """

@@ -1,6 +1,4 @@
-"""Turns AWS's refusals into CloudErrors, each of which says what failed, why, and what to type
-next.
-"""
+"""Turns AWS's refusals into CloudErrors: each says what failed, why, and what to type next."""
 
 from __future__ import annotations
 
@@ -73,7 +71,7 @@ CAPACITY = {
     "ReservationCapacityExceeded",
     "InsufficientCapacityOnOutpost",
 }
-# of IAM's actions
+# of IAM's action names
 PREFIXES = {
     "resourcegroupstaggingapi": "tag",
     "service-quotas": "servicequotas",
@@ -85,29 +83,29 @@ ACTIONS = {
     "s3:ListObjectsV2": "s3:ListBucket",
 }
 CREDENTIALS = (
-    "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or aws sso login; aws sts "
-    "get-caller-identity tells whom AWS sees"
+    "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or run aws sso login; aws sts "
+    "get-caller-identity shows the identity that AWS sees"
 )
 RENEW = (
-    "aws sso login, or new keys in AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
-    "AWS_SESSION_TOKEN; then the same again"
+    "run aws sso login, or set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
+    "AWS_SESSION_TOKEN to new keys; then run the same command again"
 )
 MOST = 600  # letters of AWS's message
 
 
 def action(service: str, operation: str) -> str:
-    """The name of an operation in a policy: `ec2:RunInstances`."""
+    """Returns an operation's name in a policy, such as `ec2:RunInstances`."""
     name = f"{PREFIXES.get(service, service)}:{operation}"
     return ACTIONS.get(name, name)
 
 
 class NotAws(ValueError):
-    """A web page came in place of an answer."""
+    """A web page that arrived in place of AWS's answer."""
 
 
 @contextmanager
 def explained(region: str, service: str, operation: str) -> Iterator[None]:
-    """Whatever botocore raises here is raised as a CloudError."""
+    """Raises botocore's errors as CloudErrors."""
     try:
         yield
     except CloudError:
@@ -143,7 +141,7 @@ def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -
     what, why, then = (
         f"AWS refuses {operation}",
         f"{code}: {said}",
-        "fix what AWS names, then type the same command again",
+        "fix what AWS reports, then run the same command again",
     )
     if code in DENIED:
         named = re.search(r"not authorized to perform:? ([a-z0-9-]+:[A-Za-z*]+)", said)
@@ -152,27 +150,27 @@ def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -
             f"your credentials may not do {missing}",
             re.sub(r"Encoded authorization failure message:.*", "", why).strip(),
         )
-        then = f"have {missing} allowed, or use other credentials (AWS_PROFILE)"
+        then = f"allow {missing}, or use other credentials (AWS_PROFILE)"
     elif code in EXPIRED:
         what, then = "your credentials have expired", RENEW
     elif code in UNKNOWN_KEY:
         what, then = "AWS does not know your credentials", CREDENTIALS
     elif code in THROTTLED:
-        what, then = "AWS is throttling your account's requests", "the same again, in a minute"
+        what, then = "AWS is throttling your account's requests", "wait a minute, then run it again"
     elif code in NO_REGION:
         what, then = (
             "your account can't use this service in this region",
-            "fleet.aws.region: one that your account has enabled",
+            "set fleet.aws.region to a region that your account has enabled",
         )
     elif code in CAPACITY:
-        what = "AWS has no such machines there now"
-        then = "fleet.aws.zones: other zones; or fleet.aws.capacity: block or reservation"
+        what = "AWS has no capacity for this instance type now"
+        then = "set other fleet.aws.zones, or fleet.aws.capacity to block or reservation"
     return CloudError(what, where=where, why=why, next=then, code=code)
 
 
 def _is_unreadable(error: Exception) -> bool:
-    """Tells whether botocore could not read an answer: on a page of HTML its parsers raise
-    arbitrary errors.
+    """Tells whether botocore could not read an answer: its parsers raise arbitrary errors on an
+    HTML page.
     """
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(error, NotAws) or any(
@@ -182,24 +180,21 @@ def _is_unreadable(error: Exception) -> bool:
 
 def _strange(where: str, error: Exception) -> CloudError:
     what, why = (
-        "the answer is not one of AWS's",
-        f"a proxy or a login page may have given it; {_one_line(str(error))}",
+        "the answer did not come from AWS",
+        f"a proxy or a login page may have sent it; {_one_line(str(error))}",
     )
-    then = "look at HTTPS_PROXY, NO_PROXY and AWS_ENDPOINT_URL, then the same again"
+    then = "check HTTPS_PROXY, NO_PROXY and AWS_ENDPOINT_URL, then run it again"
     return CloudError(what, where=where, why=why, next=then, code=type(error).__name__)
 
 
 def _unanswered(where: str, error: Exception) -> CloudError:
-    """No answer of AWS: no credentials, no way there, or a request that the model does not take."""
+    """Explains why AWS gave no answer: no credentials, no connection, or an invalid request."""
     import botocore.exceptions as known
 
     kind, why = type(error).__name__, _one_line(str(error))
     if isinstance(error, known.ParamValidationError):
-        then = (
-            f"the value in config.yaml that it comes from; {page('schema/README.md')} lists "
-            "all keys"
-        )
-        return CloudError("AWS takes no such request", where=where, why=why, next=then, code=kind)
+        then = f"correct that value in config.yaml; {page('schema/README.md')} lists all keys"
+        return CloudError("AWS rejects the request", where=where, why=why, next=then, code=kind)
     if kind.startswith(
         ("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")
     ):
@@ -210,14 +205,14 @@ def _unanswered(where: str, error: Exception) -> CloudError:
         error, (known.ProfileNotFound, known.SSOError, known.ConfigNotFound)
     ):
         return NotAsked(
-            "AWS can't be asked without credentials",
+            "no AWS credentials were found",
             where=where,
             why=why,
             next=CREDENTIALS,
             code=kind,
         )
-    then = "look at this machine's network and at fleet.aws.region, then the same again"
-    return NotAsked("AWS gives no answer", where=where, why=why, next=then, code=kind)
+    then = "check this machine's network and fleet.aws.region, then run it again"
+    return NotAsked("AWS did not answer", where=where, why=why, next=then, code=kind)
 
 
 def _words(answer: dict[str, Any], key: str) -> str:

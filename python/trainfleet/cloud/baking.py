@@ -1,13 +1,13 @@
-"""Machine images that are baked of a fleet's node: found by tag, made once for each lock of
-versions, used by the next stack.
+"""Machine images that are baked from a fleet's node: found by tag, made once for each lock of
+versions, and used by the next stack.
 
-An image has the tag LOCK only once its snapshot began while the node was sealed (Oven); one
-without it is of no use.
+An image gets the tag LOCK only if its snapshot began while the node was sealed (Oven). An image
+without the tag is not used.
 
 CreateImage is asked not to boot the node (NoReboot). A boot would flush its disk, which seal.sh
-does too; but it would empty the memory in which the node's keys wait, and nobody could log in to it
-any more. So the image's disk is as after a power failure right behind a `sync`, which ext4 and XFS
-are made for.
+does too; but it would empty the memory that holds the node's keys, and nobody could log in to it
+any more. So the image's disk is as after a power failure right after a `sync`, which ext4 and XFS
+are built for.
 
 Sources: EC2 user guide, "Create an Amazon EBS-backed AMI" (NoReboot; a snapshot has what was on the
 volume when it began), and "Deregister your AMI" (its snapshots stay, and cost); botocore's model of
@@ -37,8 +37,8 @@ from .template_inputs import own_tags, pairs, slug
 
 @dataclass(frozen=True)
 class Baked:
-    """An image of ours: its state, the versions in it ("": unfinished), its root disk in GiB, when
-    and how it was made.
+    """A baked image: its state, its versions ("" if unfinished), its root disk in GiB, and when and
+    how it was made.
     """
 
     id: str
@@ -54,16 +54,14 @@ class Baked:
         if not self.lock:
             return "it is unfinished"
         if self.lock != wanted:
-            return f"it has the versions {self.lock}, the lock now says {wanted}"
+            return f"it has the versions {self.lock}, but the lock now has {wanted}"
         if self.gib > most:
             return f"its disk has {self.gib} GiB, more than fleet.aws.volume_gib {most}"
         return "" if self.state == "available" else f"it is {self.state}"
 
 
 def versions(config: Config) -> str:
-    """Identifies everything that setup brings to a node, and its base: the platform's versions and
-    its image.
-    """
+    """Identifies everything that setup brings to a node: the platform's versions and its image."""
     platform = load_platform(config.fleet.platform)
     return (
         f"{platform.name} "
@@ -72,7 +70,7 @@ def versions(config: Config) -> str:
 
 
 def baked(config: Config, calls: Calls) -> list[Baked]:
-    """All images of the fleet, the newest first."""
+    """Returns all baked images of the fleet, the newest first."""
     found = [_baked(id_, tags, row) for id_, tags, row in amis(calls, config.fleet_name)]
     return sorted(found, key=lambda one: one.made, reverse=True)
 
@@ -99,49 +97,48 @@ def fitting(config: Config, calls: Calls) -> Baked | None:
 
 
 def describe(config: Config, calls: Calls, image: str) -> Iterator[str]:
-    """For `make plan`: which image nodes are made from, and why; and which that were baked are not
+    """Describes for `make plan` the image that nodes are made from, and why baked images are not
     used.
     """
     if config.fleet.aws.ami:
-        yield f"image {image}: fleet.aws.ami names it"
+        yield f"image {image}: set by fleet.aws.ami"
     found = baked(config, calls)
     chosen = next((one for one in found if one.id == image), None)
     if chosen:
         yield (
-            f"image {chosen.id}: baked of this fleet on {chosen.made[:10]} (make image), with "
+            f"image {chosen.id}: baked from this fleet on {chosen.made[:10]} (make image), with "
             f"the versions {chosen.lock}"
         )
     elif not config.fleet.aws.ami:
         where = "docker/platforms.lock.yaml"
-        yield f"image {image}: that of platform {config.fleet.platform} in {where}"
+        yield f"image {image}: the image of platform {config.fleet.platform} in {where}"
     for one in found:
         if one != chosen:
-            used = (
-                "the machines that are there are of another one, which the stack keeps until "
-                "make clean"
-            )
+            used = "the existing machines use another image, which the stack keeps until make clean"
             why = (
                 "fleet.aws.ami names another" if config.fleet.aws.ami else one.lack(config) or used
             )
             yield f"  baked image {one.id} is not used: {why}"
 
 
-# seconds until a snapshot is seen to have begun: less than the node stays sealed
+# seconds until a snapshot must have begun: less than the node stays sealed
 SEEN_IN, AGAIN = (300.0, 5.0)
-POLL, PATIENCE = 15.0, 3 * 3600.0  # seconds between two looks at an image, and without any progress
+POLL, PATIENCE = 15.0, 3 * 3600.0  # seconds between two polls, and without progress
 LONGEST = 128  # characters of an image's name
 Say = Callable[[str], None]
 
 
 class Oven:
-    """Makes an image of one node."""
+    """Makes an image from one node."""
 
     def __init__(self, config: Config, calls: Calls) -> None:
         self.config, self.calls = config, calls
 
     @property
     def name(self) -> str:
-        """The image's name, which an account has once: two commands can't make the same."""
+        """Returns the image's name. An account has each name only once, so two commands can't make
+        the same image.
+        """
         return (
             f"trainfleet-{slug(self.config.fleet_name)}-{versions(self.config).replace(' ', '-')}"[
                 :LONGEST
@@ -149,7 +146,7 @@ class Oven:
         )
 
     def begun(self) -> Baked | None:
-        """The image with these versions that is there, or on its way."""
+        """Returns the existing image with these versions, also one that is still being made."""
         wanted = versions(self.config)
         states = ("available", "pending")
         return next(
@@ -162,12 +159,12 @@ class Oven:
         )
 
     def clear(self, say: Say) -> None:
-        """Removes what an earlier command has left unfinished, with its snapshots: it may hold what
+        """Removes unfinished images of an earlier command, with their snapshots: they may hold what
         an image must not.
         """
         for one in baked(self.config, self.calls):
             if not one.lock or one.state not in ("available", "pending"):
-                # one that has not begun yet would come after the image has gone
+                # a snapshot that has not begun yet would appear after the image is gone
                 self._is_seen(one.id)
                 snapshots = [row["SnapshotId"] for row in self.snapshots(one.id)]
                 self.calls("ec2", "DeregisterImage", ImageId=one.id)
@@ -177,7 +174,7 @@ class Oven:
                 say(f"removed {one.id}, which an earlier make image left unfinished")
 
     def begin(self, instance: str) -> str:
-        """Asks for an image of the instance's root disk alone; its id."""
+        """Requests an image of only the instance's root disk; returns its id."""
         moment = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
             timespec="seconds"
         )
@@ -201,8 +198,8 @@ class Oven:
         return str(answer["ImageId"])
 
     def _others(self, instance: str) -> list[str]:
-        """The device names of volumes that somebody has attached to the instance beside its root
-        disk.
+        """Returns the device names of volumes that a user attached to the instance in addition to
+        its root disk.
         """
         (reservation,) = self.calls("ec2", "DescribeInstances", InstanceIds=[instance])[
             "Reservations"
@@ -212,11 +209,10 @@ class Oven:
         return [disk for disk in disks if disk != row.get("RootDeviceName")]
 
     def await_snapshots(self, image: str) -> None:
-        """Returns once the image's snapshot has begun: from then on what the node writes is not in
-        it.
+        """Waits until the image's snapshot has begun: later writes of the node are not in it.
 
         Raises:
-            CloudError: none was seen; the image must not be used.
+            CloudError: no snapshot was seen; the image must not be used.
         """
         if not self._is_seen(image):
             what, why = f"the image {image} has no snapshot", f"none was seen in {SEEN_IN:.0f} s"
@@ -224,7 +220,7 @@ class Oven:
                 what,
                 where=f"ec2 in {self.calls.region}",
                 why=why,
-                next="make image removes it and tries again",
+                next="run make image, which removes it and tries again",
             )
 
     def _is_seen(self, image: str) -> bool:
@@ -235,7 +231,7 @@ class Oven:
         return bool(found)
 
     def snapshots(self, image: str) -> list[Mapping[str, Any]]:
-        """The snapshots of an image, which EC2 describes as `Created by CreateImage(i-...) for
+        """Returns an image's snapshots, which EC2 describes as `Created by CreateImage(i-...) for
         ami-...`.
         """
         about = [{"Name": "description", "Values": [f"*{image}*"]}]
@@ -246,17 +242,17 @@ class Oven:
         )
 
     def confirm(self, image: str) -> None:
-        """Says by tag which versions the image has: from now on it may be used. The snapshots say
-        whose they are.
+        """Tags the image with its versions: from now on it may be used. Tags the snapshots with
+        their owner.
         """
         ids = [image, *(str(row["SnapshotId"]) for row in self.snapshots(image))]
         self.calls("ec2", "CreateTags", Resources=ids, Tags=pairs({LOCK: versions(self.config)}))
 
     def follow(self, image: str, say: Say) -> None:
-        """Returns once the image is available, and says how far its snapshots are.
+        """Waits until the image is available, and reports the progress of its snapshots.
 
         Raises:
-            CloudError: EC2 could not make it, or nothing moves any more.
+            CloudError: EC2 could not make it, or makes no more progress.
         """
         said, moved = "", clock.now()
         while (one := self._look(image)) is None or one.state == "pending":
@@ -279,11 +275,11 @@ class Oven:
             f"the image {image} could not be made",
             where=where,
             why=why,
-            next="make image makes another",
+            next="run make image to make another",
         )
 
     def cost(self, image: str) -> str:
-        """Describes the contents of its snapshots, and their cost."""
+        """Describes the contents of its snapshots and their cost."""
         kept = [cost_of("snapshot", row) for row in self.snapshots(image)]
         usd = sum(each or 0.0 for _, each in kept) * MONTH
-        return f"{', '.join(what for what, _ in kept)}: ${usd:,.2f} a month by the list price"
+        return f"{', '.join(what for what, _ in kept)}: ${usd:,.2f} a month at list price"

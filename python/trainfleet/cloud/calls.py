@@ -1,5 +1,5 @@
-"""The one way to send AWS control requests: each is checked against botocore's model, sent, and
-explained when it is refused; and the region that it goes to.
+"""Sends AWS control requests: each is checked against botocore's model, sent, and explained if it
+is refused. Finds the region that they go to.
 
 `send` is the hook: the fakes of the tests and the crash matrix put their own function there.
 Objects in S3 have their own module (storage/s3.py), as nodes use it too. The first request loads
@@ -18,26 +18,26 @@ from ..config import Config
 from ..trust.errors import CloudError, ConfigError
 from . import api_errors
 
-# of a request, in boto3's standard mode: it waits up to 20 s between two of them while AWS
+# tries of a request, in boto3's standard mode: it waits up to 20 s between two of them while AWS
 # throttles
 TRIES = 8
 SECONDS = 30  # for an answer
 # requests that must not be repeated automatically: each is paid for
 ONCE = ("PurchaseCapacityBlock", "CreateTrainingPlan")
-PAGES = 10_000  # of one listing: a server may never end it
+PAGES = 10_000  # pages of one listing: a server may never end it
 
 Send = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
 
 
 def by_boto3(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Sends a request by boto3; AWS's answer. Raises what botocore raises, and NotAws."""
+    """Sends a request with boto3 and returns AWS's answer. Raises botocore's errors, and NotAws."""
     from botocore import xform_name
 
     with _LOCK:  # making a client is not safe in threads; using one is
         client = _client(region, service, 1 if operation in ONCE else TRIES)
     answer: dict[str, Any] = getattr(client, xform_name(operation))(**request)
     if "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", ""):
-        # botocore reads one as an empty answer of some services
+        # botocore reads a page as an empty answer of some services
         raise api_errors.NotAws(f"{operation} was answered with a page")
     return answer
 
@@ -56,10 +56,10 @@ class Calls:
         self.region = region
 
     def __call__(self, service: str, operation: str, **request: Any) -> dict[str, Any]:
-        """The answer.
+        """Sends the request and returns the answer.
 
         Raises:
-            CloudError: the request is none that the service takes, it was refused, or no answer
+            CloudError: the request is invalid, AWS refused it, or no answer
                 came; `code` is AWS's.
         """
         with api_errors.explained(self.region, service, operation):
@@ -67,8 +67,8 @@ class Calls:
             return send(self.region, service, operation, request)
 
     def pages(self, service: str, operation: str, key: str, **request: Any) -> Iterator[Any]:
-        """Yields the entries under `key` in the answer and in all that follow it. Raises as a call
-        does, on any page.
+        """Yields the entries under `key` in the answer and in all later pages. Raises CloudError
+        like a call, on any page.
         """
         pairs = _tokens(service, operation)
         seen: set[str] = set()
@@ -83,13 +83,13 @@ class Calls:
         raise CloudError(
             f"{operation} has more than {PAGES:,} pages",
             where=f"{service} in {self.region}",
-            next="the same again",
+            next="run the same command again",
         )
 
 
 def require_valid(service: str, operation: str, request: dict[str, Any]) -> None:
     """Validates a request against the service's model. Raises botocore's ParamValidationError with
-    all that is wrong.
+    every violation.
     """
     from botocore.exceptions import ParamValidationError
     from botocore.validate import ParamValidator
@@ -116,7 +116,7 @@ def _model(service: str) -> Any:
 
 @functools.cache
 def _client(region: str, service: str, tries: int) -> Any:
-    """A client with the credentials that boto3 finds; threads may share it."""
+    """Returns a client with the credentials that boto3 finds; threads may share it."""
     import boto3
     from botocore.config import Config
 
@@ -127,8 +127,8 @@ def _client(region: str, service: str, tries: int) -> Any:
 
 @functools.cache
 def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
-    """Returns what goes into the next request, and where the answer has it; None for an operation
-    that has one page.
+    """Returns the parameters of the next request and their places in the answer; None for an
+    operation with one page.
     """
     from botocore.exceptions import UnknownServiceError
     from botocore.paginate import PaginatorModel
@@ -144,12 +144,12 @@ def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
     return ((into, out),) if isinstance(into, str) else tuple(zip(into, out, strict=True))
 
 
-PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # of regions that begin so
+PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # by the beginning of a region's name
 
 
 def region_of(config: Config) -> str:
-    """fleet.aws.region; without it AWS_REGION, AWS_DEFAULT_REGION, or that of the profile;
-    ConfigError without any.
+    """Returns fleet.aws.region, AWS_REGION, AWS_DEFAULT_REGION or the profile's region, in this
+    order. Raises ConfigError if none is set.
     """
     if config.fleet.aws.region:
         return config.fleet.aws.region
@@ -160,23 +160,21 @@ def region_of(config: Config) -> str:
         found = os.environ.get("AWS_REGION") or botocore.session.get_session().get_config_variable(
             "region"
         )
-    except (
-        botocore.exceptions.BotoCoreError
-    ) as error:  # a profile that is not there, a file that can't be read
+    except botocore.exceptions.BotoCoreError as error:  # a missing profile, an unreadable file
         raise ConfigError.of(
-            "fleet.aws.region", str(error), next="look at AWS_PROFILE and ~/.aws/config"
+            "fleet.aws.region", str(error), next="check AWS_PROFILE and ~/.aws/config"
         ) from error
     if not found:
         message = "null, and neither AWS_REGION, AWS_DEFAULT_REGION nor your profile names a region"
         raise ConfigError.of(
-            "fleet.aws.region", message, next="SET='fleet.aws.region=us-east-1', or in config.yaml"
+            "fleet.aws.region", message, next="type SET='fleet.aws.region=us-east-1', or set it"
         )
     return str(found)
 
 
 def through_agent(region: str) -> str:
-    """The command by which SSH reaches an instance, %h, through SSM Session Manager (a ProxyCommand
-    of ssh_config).
+    """Returns the command by which SSH reaches an instance, %h, through SSM Session Manager (a
+    ProxyCommand of ssh_config).
     """
     return (
         "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters "
@@ -185,5 +183,5 @@ def through_agent(region: str) -> str:
 
 
 def partition_of(region: str) -> str:
-    """The part of AWS that a region is in, as its ARNs name it."""
+    """Returns the region's partition as its ARNs name it."""
     return next((name for start, name in PARTITIONS.items() if region.startswith(start)), "aws")

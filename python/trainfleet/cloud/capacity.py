@@ -1,9 +1,9 @@
-"""Buys capacity ahead: EC2's capacity blocks and SageMaker's training plans, found, priced and
-bought once.
+"""Buys capacity in advance: EC2's capacity blocks and SageMaker's training plans are found, priced
+and bought once.
 
 A block is found again by its tags. EC2's purchase has no client token, so it is sent once and never
-repeated automatically (calls.py, ONCE). If its answer is lost, the purchase is looked for until it
-is seen, or setup ends.
+repeated automatically (calls.py, ONCE). If its answer is lost, setup polls for the purchase until
+it is seen, or setup ends.
 
 A training plan is found again by its name's beginning and its tags. Its name says when it begins:
 SageMaker takes a name once, so that one offer is not bought twice. Only offers in one piece are
@@ -35,11 +35,9 @@ from .template_inputs import own_tags, pairs, slug
 
 DAY, DAYS, WEEKS = 24, 14, 26  # hours; whole days up to here, and then whole weeks
 AHEAD = timedelta(weeks=8)  # how far ahead blocks are sold
-SEEN_IN, AGAIN = 60.0, 5.0  # seconds until what was bought is seen
-ENDS_EARLY = 0.5  # hours before a block's end from which on its instances are ended
-USD = (
-    "trainfleet:usd"  # the tag of a block with its price, which EC2 tells only before it is bought
-)
+SEEN_IN, AGAIN = 60.0, 5.0  # seconds until a purchase is seen
+ENDS_EARLY = 0.5  # hours before a block's end when AWS begins to end its instances
+USD = "trainfleet:usd"  # a block's tag with its price, which EC2 shows only before the purchase
 GONE = (
     "expired",
     "cancelled",
@@ -49,7 +47,7 @@ GONE = (
     "unavailable",
     "cancelling",
 )
-TO_BE_BOUGHT = "to be bought"  # the id of capacity that is priced and not held yet
+TO_BE_BOUGHT = "to be bought"  # the id of capacity that is priced but not held yet
 PLAN_TYPES = (
     "p4d.24xlarge",
     "p4de.24xlarge",
@@ -67,7 +65,7 @@ MOST_NAME = 40  # characters of a config's name in a plan's, which has 64
 
 @dataclass(frozen=True)
 class Offer:
-    """An offer: its id, when it begins and ends (unix time), US dollars for all of it, and its
+    """An offer: its id, when it begins and ends (Unix time), US dollars for all of it, and its
     zone.
     """
 
@@ -84,9 +82,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class HeldCapacity:
-    """A purchase: its id (cr-...), state in lower-case letters, when it begins and ends, and US
-    dollars.
-    """
+    """A purchase: its id (cr-...), state in lower case, when it begins and ends, and US dollars."""
 
     id: str
     state: str
@@ -101,7 +97,7 @@ class HeldCapacity:
 
 @dataclass(frozen=True)
 class Paid:
-    """The price that is paid once and ahead: US dollars for each node, None if unknown, and its
+    """A price that is paid once and in advance: US dollars for each node, None if unknown, and its
     purpose.
     """
 
@@ -109,7 +105,7 @@ class Paid:
     what: str
 
     def on(self, bill: Bill | None) -> Bill | None:
-        """The bill with it; None where one of the two is unknown."""
+        """Returns the bill with this price; None if either is unknown."""
         return (
             None
             if bill is None or self.usd is None
@@ -121,12 +117,12 @@ NOTHING = Paid(0.0, "")
 
 
 class PrepaidCapacity:
-    """Capacity for a config and so many hours: what of it is held, what it costs, and its purchase
-    within the budget.
+    """Capacity for a config and a number of hours: the part that is held, its cost, and its
+    purchase within the budget.
 
-    A kind of it says how it is asked for: `using` is the config whose jobs use what has that id;
-    `by_list`, US dollars an hour of one machine by the list, on demand; `offered` and `owned`, what
-    could be bought and what was; `buy` sends the purchase, once.
+    Each kind defines its requests: `using` is the config whose jobs use the capacity with that id;
+    `by_list`, the on-demand list price of one machine in US dollars an hour; `offered` and `owned`,
+    the offers and the purchases; `buy` sends the purchase, once.
     """
 
     name: str
@@ -151,25 +147,25 @@ class PrepaidCapacity:
 
     @functools.cached_property
     def held(self) -> HeldCapacity | None:
-        """Returns the purchase that is still of use; None also if no account can be asked."""
+        """Returns the purchase that is still usable; None also if no account can be asked."""
         try:
             return self._newest()
         except NotAsked:
             return None
 
     def placed(self) -> Config:
-        """The config whose jobs use what is held."""
+        """Returns the config whose jobs use the held capacity."""
         return self.using(self.held.id if self.held else None)
 
     def paid_config(self) -> Config:
-        """Returns the config as it is priced: the hours of its machines are paid ahead, even before
+        """Returns the config to price: the hours of its machines are paid in advance, even before
         the purchase.
         """
         return self.using(self.held.id if self.held else TO_BE_BOUGHT)
 
     def paid(self) -> Paid:
-        """Returns the price of the purchase, or of the cheapest offer; without any offer, on-demand
-        by the list.
+        """Returns the price of the purchase, or of the cheapest offer; without any offer, the
+        on-demand list price.
         """
         nodes = self.config.fleet.nodes
         if self.held and self.held.usd is not None:
@@ -178,7 +174,7 @@ class PrepaidCapacity:
         try:
             offers = [] if self.held else self._offers(hours)
         except CloudError:
-            offers = []  # a plan is made without an account too, and the purchase asks again
+            offers = []  # `make plan` works without an account too, and the purchase asks again
         if offers:
             return Paid(
                 offers[0].usd / nodes,
@@ -191,11 +187,11 @@ class PrepaidCapacity:
         )
 
     def obtain(self, may_buy: bool, rest: Bill | None) -> tuple[list[str], bool]:
-        """Buys it now if that is allowed; lines for people, and whether it can be used now. `rest`:
-        all other costs.
+        """Buys the capacity now if allowed. Returns lines to print, and whether it can be used now.
+        `rest`: all other costs.
 
         Raises:
-            ConfigError, BackendError: as `find_or_buy`.
+            ConfigError, BackendError: like `find_or_buy`.
         """
         self.held, lines = self.find_or_buy(self._left(rest), may_buy)
         if self.held is None:
@@ -204,20 +200,20 @@ class PrepaidCapacity:
             return lines, True
         return [
             *lines,
-            f"its machines are there from {_moment(self.held.starts)} on\nnext: make setup then",
+            f"its machines are there from {_moment(self.held.starts)}\nnext: run make setup then",
         ], False
 
     def find_or_buy(
         self, limit: float | None, may_buy: bool
     ) -> tuple[HeldCapacity | None, list[str]]:
-        """Buys it now if that is allowed; the purchase or None, and lines for people.
+        """Buys the capacity now if allowed. Returns the purchase or None, and lines to print.
 
         `limit`: US dollars that budget.max_usd leaves for it; without one nothing is bought.
 
         Raises:
-            ConfigError: it may be bought, and there is no limit or nothing within it.
-            BackendError: nothing is offered; or the purchase was not answered, and nothing that was
-                bought can be seen.
+            ConfigError: it may be bought, but there is no limit or no offer within it.
+            BackendError: AWS has no offer; or the purchase was not answered, and no purchase
+                can be seen.
         """
         if held := self._newest():
             return held, [f"{self.name} {held}"]
@@ -227,44 +223,44 @@ class PrepaidCapacity:
             raise BackendError(
                 f"no {self.name} is offered",
                 why=f"for {hours} h",
-                next="fewer nodes, or later again",
+                next="use fewer nodes, or try again later",
             )
-        lines = [f"{self.name}s that are offered, the cheapest first"]
+        lines = [f"{self.name}s on offer, the cheapest first"]
         for offer in offers:
             fits = limit is None or offer.usd <= limit
-            lines.append(f"  {offer}" + ("" if fits else "  over what budget.max_usd leaves"))
+            lines.append(f"  {offer}" + ("" if fits else "  more than budget.max_usd leaves"))
         if not may_buy:
             return None, [
                 *lines,
-                "next: make setup YES=1 buys the first that budget.max_usd allows; nothing is "
-                "refunded",
+                "next: make setup YES=1 buys the first that budget.max_usd allows; AWS gives no "
+                "refund",
             ]
         if limit is None:
             raise ConfigError.of(
                 "budget.max_usd",
-                f"null: a {self.name} is bought within a limit only",
+                f"null: a {self.name} is bought only within a limit",
                 next="write one",
             )
         cheapest = offers[0]
         if cheapest.usd > limit:
             what = (
-                f"${limit:,.2f} are left for a {self.name}, and the cheapest costs "
+                f"${limit:,.2f} is left for a {self.name}, but the cheapest costs "
                 f"${cheapest.usd:,.2f}"
             )
-            raise ConfigError.of("budget.max_usd", what, next="raise it, or fewer nodes")
+            raise ConfigError.of("budget.max_usd", what, next="raise it, or use fewer nodes")
         return self._bought(cheapest), [*lines, f"bought for ${cheapest.usd:,.2f}: {cheapest}"]
 
     def say_what_stays(self, say: Callable[[str], None]) -> None:
-        """Says that what is held can't be given back."""
+        """Reports that the held capacity can't be given back."""
         if self.held:
             say(f"kept {self.name} {self.held}")
             say(
-                f"  AWS cancels and refunds no {self.name}: it is paid, and make setup uses it "
+                f"  AWS does not cancel or refund a {self.name}; make setup uses it "
                 "again until it ends"
             )
 
     def _newest(self) -> HeldCapacity | None:
-        """Returns the purchase that is still of use: the one that ends last."""
+        """Returns the usable purchase that ends last."""
         over = clock.now() + ENDS_EARLY * 3600
         return max(
             (held for held in self.owned() if held.ends > over),
@@ -273,23 +269,23 @@ class PrepaidCapacity:
         )
 
     def _offers(self, hours: int) -> list[Offer]:
-        """The cheapest first, of equals the one that begins first."""
+        """Returns the offers, the cheapest first; at equal price, the one that begins first."""
         return sorted(self.offered(hours), key=lambda offer: (offer.usd, offer.starts))
 
     def _left(self, rest: Bill | None) -> float | None:
-        """Returns what budget.max_usd leaves next to all other costs of those hours; None without a
+        """Returns what budget.max_usd leaves after all other costs of those hours; None without a
         limit.
         """
         limit = self.config.budget.max_usd
         if limit is None:
             return None
         if rest is None:
-            what = f"${limit:,.2f}: what it leaves for a {self.name} is unknown, as a price is"
-            raise ConfigError.of("budget.max_usd", what, next="make plan shows which")
+            what = f"${limit:,.2f}: the rest for a {self.name} is unknown, as a price is"
+            raise ConfigError.of("budget.max_usd", what, next="run make plan to see which")
         return max(0.0, limit - rest.whole(self.config.fleet.nodes, self.hours))
 
     def _bought(self, offer: Offer) -> HeldCapacity:
-        """Sends the purchase once, and then looks for it, also after a lost answer."""
+        """Sends the purchase once, and then polls for it, also after a lost answer."""
         trouble: CloudError | None = None
         try:
             self.buy(offer)
@@ -300,11 +296,11 @@ class PrepaidCapacity:
             if clock.now() > until:
                 if trouble:
                     raise trouble
-                why = f"{self.name} {offer.id} is not seen {SEEN_IN:.0f} s after it was bought"
+                why = f"AWS does not list {self.name} {offer.id} {SEEN_IN:.0f} s after its purchase"
                 raise BackendError(
-                    "what was bought is not there yet",
+                    "the purchase is not visible yet",
                     why=why,
-                    next="make setup looks again before it buys",
+                    next="run make setup, which checks again before it buys",
                 )
             clock.sleep(AGAIN)
         return held
@@ -316,7 +312,7 @@ class Blocks(PrepaidCapacity):
     name = "capacity block"
 
     def using(self, id_: str | None) -> Config:
-        """With the block as its reservation."""
+        """Returns the config with the block as its reservation."""
         fleet = self.config.fleet
         return replace(self.config, fleet=replace(fleet, aws=replace(fleet.aws, reservation=id_)))
 
@@ -376,7 +372,7 @@ class TrainingPlans(PrepaidCapacity):
         return f"trainfleet-{slug(self.config.fleet_name, MOST_NAME)}-"
 
     def using(self, id_: str | None) -> Config:
-        """With the plan as that of its jobs."""
+        """Returns the config with the plan as its jobs' plan."""
         fleet = self.config.fleet
         return replace(
             self.config, fleet=replace(fleet, sagemaker=replace(fleet.sagemaker, training_plan=id_))
@@ -444,7 +440,7 @@ class TrainingPlans(PrepaidCapacity):
 
 
 def fee(row: dict[str, Any]) -> float | None:
-    """US dollars that an offer costs; None where it does not say, or in another currency."""
+    """Returns an offer's price in US dollars; None if it has no price or another currency."""
     try:
         fee = float(row["UpfrontFee"])
     except (KeyError, TypeError, ValueError):
@@ -453,11 +449,11 @@ def fee(row: dict[str, Any]) -> float | None:
 
 
 def whole_hours(hours: float) -> int:
-    """The shortest block that lasts so many hours until its instances are ended: days up to 14,
-    then weeks.
+    """Returns the length of the shortest block that lasts that many hours until its instances are
+    ended: days up to 14, then weeks.
 
     Raises:
-        ConfigError: there is none so long.
+        ConfigError: AWS sells no block that long.
     """
     days = math.ceil((hours + ENDS_EARLY) / DAY)
     if days > DAYS:
@@ -465,7 +461,7 @@ def whole_hours(hours: float) -> int:
     if days > 7 * WEEKS:
         raise ConfigError.of(
             "fleet.aws.capacity",
-            f"block: the longest has {7 * WEEKS} days, this run needs {days}",
+            f"block: the longest lasts {7 * WEEKS} days, but this run needs {days}",
             next="more nodes",
         )
     return max(1, days) * DAY

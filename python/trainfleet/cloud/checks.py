@@ -1,7 +1,7 @@
-"""Checks before anything is made or a job is submitted: this machine's key and programs;
+"""Checks before a fleet is made or a job is submitted: this machine's key and programs;
 permissions, quotas, reservation, network, keys, buckets, roles.
 
-One way for all engines: each check yields obstacles, with the command that helps. A check for
+All engines use the same checks: each yields obstacles, with the command that helps. A check for
 which these credentials lack permission blocks nothing.
 """
 
@@ -27,7 +27,7 @@ from .template_inputs import Engine, Inputs
 from .template_storage import log_group
 
 PROGRAMS = ("aws", "session-manager-plugin")
-AWS_S = "alias/aws/ebs"  # the key of EBS that needs nobody's leave
+AWS_S = "alias/aws/ebs"  # EBS's default key, which needs no grant
 Check = Callable[[Config, Calls, Inputs], Iterator[Obstacle]]
 Statements = Callable[[Config, Inputs], Iterable[Mapping[str, Any]]]
 
@@ -37,10 +37,10 @@ def require(
     calls: Calls,
     inputs: Inputs,
     chosen: Iterable[Check] = (),
-    what: str = "the fleet can't be made as it is",
+    what: str = "the fleet can't be made with this config",
 ) -> None:
-    """CloudError with all that keeps the fleet from being made, or by the chosen checks a job from
-    running.
+    """Raises CloudError with all obstacles to making the fleet or, with chosen checks, to running a
+    job.
     """
     found = [finding for finding in findings(config, calls, inputs, chosen) if finding.blocks]
     if found:
@@ -51,7 +51,7 @@ def require(
 def findings(
     config: Config, calls: Calls, inputs: Inputs, chosen: Iterable[Check] = ()
 ) -> list[Obstacle]:
-    """All findings. What can't be checked is reported, and blocks nothing."""
+    """Returns all findings. A check that can't be made is reported, and blocks nothing."""
     return [
         *(() if chosen else here(config, inputs)),
         *(
@@ -63,7 +63,7 @@ def findings(
 
 
 def of_kind(kind: Engine) -> Iterator[Check]:
-    """The checks before the nodes of such an engine are made."""
+    """Yields the checks before the nodes of such an engine are made."""
     yield allowed
     if kind.in_account:
         yield from (quotas.vcpus, quotas.network, quotas.storage)
@@ -80,7 +80,7 @@ def of_kind(kind: Engine) -> Iterator[Check]:
 
 
 def here(config: Config, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether this machine can reach the nodes: it needs a key, and the programs of SSH
+    """Checks whether this machine can reach the nodes: it needs a key, and the programs for SSH
     through SSM.
     """
     aws, own = config.fleet.aws, config.fleet.ssh.key
@@ -97,22 +97,22 @@ def here(config: Config, inputs: Inputs) -> Iterator[Obstacle]:
             else f"ssh-keygen -t ed25519 -f {own or '~/.ssh/id_ed25519'}"
         )
         yield Obstacle(
-            f"fleet.ssh.key: {what}: nobody could log in to the machines",
-            f"{then}; or fleet.aws.key_pair",
+            f"fleet.ssh.key: {what}; nobody could log in to the machines",
+            f"{then}; or set fleet.aws.key_pair",
         )
     if aws.ssm_only:
         yield from programs()
 
 
 def programs() -> Iterator[Obstacle]:
-    """Checks whether this machine has the programs of SSH through SSM."""
+    """Checks whether this machine has the programs for SSH through SSM."""
     for program in PROGRAMS:
         if not shutil.which(program):
             then = (
                 "install the AWS CLI and its Session Manager plugin; or open SSH with "
                 "fleet.aws.allow_ssh_from"
             )
-            yield Obstacle(f"SSH through SSM needs {program}, which is not here", then)
+            yield Obstacle(f"SSH through SSM needs {program}, which is not installed here", then)
 
 
 def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
@@ -122,22 +122,22 @@ def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Iterat
         if error.code in DENIED:
             words = str(getattr(check, "func", check).__doc__).removeprefix("Checks ").split()
             subject = " ".join(words).partition(":")[0].rstrip(".")
-            yield Obstacle(f"not looked at, as {error.what}: {subject}", blocks=False)
+            yield Obstacle(f"not checked ({error.what}): {subject}", blocks=False)
         else:
             raise
 
 
 def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks what the caller may do."""
+    """Checks whether the caller has the permissions."""
     try:
         missing = permissions.denied(config, calls, inputs)
     except CloudError as error:
         if not permissions.unsure(error):
             raise
-        yield Obstacle(f"what your credentials may do is not looked at: {error.what}", blocks=False)
+        yield Obstacle(f"your permissions were not checked: {error.what}", blocks=False)
         return
     if missing:
-        then = "have them allowed, or use other credentials (AWS_PROFILE)"
+        then = "allow these actions, or use other credentials (AWS_PROFILE)"
         yield Obstacle(f"your credentials may not do {', '.join(missing)}", then)
 
 
@@ -145,36 +145,36 @@ def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstac
     """Checks whether the reservation has room for the nodes now, in their type and zone."""
     if capacity_of(config) == "block" and not config.fleet.aws.reservation:
         yield Obstacle(
-            "no capacity block is held for the nodes",
-            "make setup shows the offers, and buys one with YES=1",
+            "the nodes have no capacity block yet",
+            "run make setup to see the offers, and make setup YES=1 to buy one",
         )
     elif row := reservation_of(config, calls):
         yield from _against(row, config, calls, inputs)
     elif row is not None:
-        what = f"there is no {config.fleet.aws.reservation} in {calls.region}"
-        yield Obstacle(what, "fleet.aws.reservation, or fleet.aws.region")
+        what = f"{config.fleet.aws.reservation} does not exist in {calls.region}"
+        yield Obstacle(what, "correct fleet.aws.reservation or fleet.aws.region")
 
 
 def _against(
     row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
 ) -> Iterator[Obstacle]:
-    """All that a reservation has against this fleet."""
+    """Yields every mismatch between a reservation and this fleet."""
     name, wanted, aws = config.fleet.aws.reservation, config.fleet.instance_type, config.fleet.aws
     is_block = row.get("ReservationType") == "capacity-block"
     if is_block != (aws.capacity == "block"):
-        what = f"{name} is {'a' if is_block else 'no'} capacity block"
-        yield Obstacle(what, f"fleet.aws.capacity: {'block' if is_block else 'reservation'}")
+        what = f"{name} is {'a' if is_block else 'not a'} capacity block"
+        yield Obstacle(what, f"set fleet.aws.capacity: {'block' if is_block else 'reservation'}")
     if row.get("InstanceType") != wanted:
         yield Obstacle(
-            f"{name} is of {row.get('InstanceType')}, not {wanted}",
-            f"fleet.instance_type: {row.get('InstanceType')}",
+            f"{name} reserves {row.get('InstanceType')}, not {wanted}",
+            f"set fleet.instance_type: {row.get('InstanceType')}",
         )
     if row.get("AvailabilityZone") != inputs.zone:
-        where = f"fleet.aws.zones: [{row.get('AvailabilityZone')}]" + (
-            ", and a subnet of yours there" if aws.vpc else ""
+        where = f"set fleet.aws.zones: [{row.get('AvailabilityZone')}]" + (
+            ", and a subnet there" if aws.vpc else ""
         )
         yield Obstacle(
-            f"{name} is in {row.get('AvailabilityZone')}, and the nodes would be in {inputs.zone}",
+            f"{name} is in {row.get('AvailabilityZone')}, but the nodes would be in {inputs.zone}",
             where,
         )
     if row.get("State") != "active":
@@ -183,19 +183,19 @@ def _against(
             if row.get("State") in ("scheduled", "pending", "payment-pending")
             else ""
         )
-        yield Obstacle(f"{name} is {row.get('State')}{begins}", "make setup when it is active")
+        yield Obstacle(f"{name} is {row.get('State')}{begins}", "run make setup when it is active")
         return
     there = quotas.mine(config, calls)
     free = int(row.get("AvailableInstanceCount", 0)) + there
     if free < len(inputs.slots):
         yield Obstacle(
-            f"{name} has room for {free} nodes, {len(inputs.slots)} are wanted",
+            f"{name} has room for {free} nodes, but the config asks for {len(inputs.slots)}",
             f"NODES={free}" if free else "",
         )
 
 
 def disks(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether disks that the account encrypts automatically can be made with its key."""
+    """Checks whether disks that the account encrypts automatically can use its key."""
     if not calls("ec2", "GetEbsEncryptionByDefault").get("EbsEncryptionByDefault"):
         return
     key = str(calls("ec2", "GetEbsDefaultKmsKeyId")["KmsKeyId"])
@@ -208,7 +208,8 @@ def disks(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
         yield from key_of("the account's default key of EBS", key, calls)
         yield Obstacle(
             what,
-            f"aws kms get-key-policy --key-id {key} --policy-name default --region {calls.region}",
+            f"run aws kms get-key-policy --key-id {key} --policy-name default "
+            f"--region {calls.region}",
             blocks=False,
         )
 
@@ -219,18 +220,18 @@ def kms(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
         yield from key_of(f"fleet.sagemaker.kms_key {key}", key, calls)
         if key.startswith("arn:") and key.split(":")[4] != inputs.account:
             what = (
-                f"fleet.sagemaker.kms_key {key}: it is another account's; have its policy "
-                "let the job's role use it"
+                f"fleet.sagemaker.kms_key {key} belongs to another account; its policy "
+                "must let the job's role use it"
             )
             yield Obstacle(
                 what,
-                "ask who has the key; kms:GenerateDataKey, Decrypt, Encrypt and CreateGrant",
+                "ask the key's owner to allow kms:GenerateDataKey, Decrypt, Encrypt, CreateGrant",
                 blocks=False,
             )
 
 
 def key_of(where: str, key: str, calls: Calls) -> Iterator[Obstacle]:
-    """Yields what is wrong with a KMS key: it does not exist, is not enabled, or is shut to this
+    """Yields the faults of a KMS key: it does not exist, is not enabled, or is closed to this
     account.
     """
     theirs = key.split(":")[4] if key.startswith("arn:") else ""
@@ -238,19 +239,19 @@ def key_of(where: str, key: str, calls: Calls) -> Iterator[Obstacle]:
         state = calls("kms", "DescribeKey", KeyId=key)["KeyMetadata"].get("KeyState", "Enabled")
     except CloudError as error:
         if error.code == "NotFoundException":
-            yield Obstacle(f"{where}: there is no such key", f"a key of {calls.region}, or null")
+            yield Obstacle(f"{where}: it does not exist", f"set a key of {calls.region}, or null")
         elif error.code in DENIED and theirs not in (
             "",
             calls("sts", "GetCallerIdentity").get("Account"),
         ):
-            what = f"{where}: the key of account {theirs} is shut to yours"
-            yield Obstacle(what, "have its policy allow your account, or use a key of yours")
+            what = f"{where}: the key of account {theirs} is closed to your account"
+            yield Obstacle(what, "allow your account in its policy, or use your account's key")
         elif error.code not in DENIED:
             raise
         return
     if state != "Enabled":
         yield Obstacle(
-            f"{where}: the key is {state}", f"aws kms enable-key --key-id {key}; or another key"
+            f"{where}: the key is {state}", f"aws kms enable-key --key-id {key}; or set another"
         )
 
 
@@ -264,14 +265,14 @@ def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]
         if "NotFound" not in error.code:
             raise
         then = (
-            "fleet.aws.key_pair: null, which makes one of fleet.ssh.key; or aws ec2 "
+            "set fleet.aws.key_pair: null to make one from fleet.ssh.key, or run aws ec2 "
             f"import-key-pair --region {calls.region}"
         )
         yield Obstacle(f"fleet.aws.key_pair: {calls.region} has no key pair {name}", then)
 
 
 def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether your buckets exist in the region: FSx takes no other, and traffic between
+    """Checks whether your buckets exist in the region: FSx accepts no other, and traffic between
     regions costs money.
     """
     addresses = {
@@ -294,14 +295,14 @@ def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
             if error.code not in ("404", "NoSuchBucket", "NotFound"):
                 raise
             yield Obstacle(
-                f"{key}: there is no bucket {name}",
-                f"aws s3 mb s3://{name} --region {calls.region}",
+                f"{key}: the bucket {name} does not exist",
+                f"run aws s3 mb s3://{name} --region {calls.region}",
             )
             continue
         if region and region != calls.region:
             yield Obstacle(
-                f"{key}: {name} is in {region}, and the nodes are in {calls.region}",
-                f"a bucket in {calls.region}, or fleet.aws.region: {region}",
+                f"{key}: {name} is in {region}, but the nodes are in {calls.region}",
+                f"use a bucket in {calls.region}, or set fleet.aws.region: {region}",
                 blocks=key.startswith("fleet.") or not inputs.kind.by_ssh,
             )
 
@@ -309,14 +310,14 @@ def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 def role(
     arn: str, service: str, allowed: Statements, config: Config, calls: Calls, inputs: Inputs
 ) -> Iterator[Obstacle]:
-    """Checks whether your role exists, trusts the service, and may do what a run does with it."""
+    """Checks whether your role exists, trusts the service, and allows what a run does with it."""
     name = arn.rpartition("/")[2]
     try:
         trust = calls("iam", "GetRole", RoleName=name)["Role"].get("AssumeRolePolicyDocument", {})
     except CloudError as error:
         if error.code not in ("NoSuchEntity", "NoSuchEntityException"):
             raise
-        yield Obstacle(f"{arn}: there is no such role", "make setup makes one; or name yours")
+        yield Obstacle(f"{arn}: the role does not exist", "run make setup, or name your own")
         return
     document = json.loads(unquote(trust)) if isinstance(trust, str) else trust
     trusted = [
@@ -327,13 +328,14 @@ def role(
     if service not in json.dumps(trusted):
         yield Obstacle(
             f"{arn}: the role does not trust {service}",
-            f"aws iam update-assume-role-policy --role-name {name}: allow {service} sts:AssumeRole",
+            f"run aws iam update-assume-role-policy --role-name {name} to allow "
+            f"{service} sts:AssumeRole",
         )
     missing = dict(_missing(arn, allowed(config, inputs), config, calls, inputs))
     if missing:
         yield Obstacle(
-            f"{arn}: the role may not do {', '.join(missing)}, as a run does by it",
-            f"have it allowed on {' and '.join(dict.fromkeys(missing.values()))}",
+            f"{arn}: the role lacks {', '.join(missing)}, which a run needs",
+            f"allow it on {' and '.join(dict.fromkeys(missing.values()))}",
         )
 
 
@@ -344,7 +346,7 @@ def _missing(
     calls: Calls,
     inputs: Inputs,
 ) -> Iterator[tuple[str, str]]:
-    """The actions of these statements that a role may not do, each with a place."""
+    """Returns the actions of these statements that a role may not do, each with its resource."""
     home = f"{inputs.region}:{inputs.account}"
     group = f"arn:{inputs.partition}:logs:{home}:log-group:{log_group(config)}:*"
     secrets = f":parameter/trainfleet/{config.fleet_name}/*"

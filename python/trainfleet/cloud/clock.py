@@ -1,4 +1,4 @@
-"""Waiting for AWS: one hook, so that tests wait by the clock of their fake account."""
+"""The clock for waiting on AWS: one hook, so that tests wait by the clock of their fake account."""
 
 from __future__ import annotations
 

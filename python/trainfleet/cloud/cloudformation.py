@@ -1,8 +1,8 @@
 """One CloudFormation stack: creates, updates and deletes it, follows its events, and compares two
 templates: which resources an update would make, remove, change or replace.
 
-CloudFormation continues whether or not the process that asked it lives. So each step first looks at
-the stack, joins what another command has begun, and keeps no state between two commands.
+CloudFormation continues even if the process that called it ends. So each step first reads
+the stack, joins a change that another command began, and keeps no state between two commands.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ FIXED = {
 
 @dataclass(frozen=True)
 class Change:
-    """A change to a resource: its logical id, its kind, and made, removed, changed or replaced."""
+    """A change to a resource: its logical id, its kind, and whether it is made, removed, changed or
+    replaced.
+    """
 
     name: str
     kind: str
@@ -85,7 +87,7 @@ def _of(
 
 
 def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
-    """Describes the change set for people: how many of each kind in a new stack, each resource in
+    """Describes the change set to a reader: how many of each kind in a new stack, each resource in
     an existing one.
     """
     if is_new:
@@ -98,7 +100,7 @@ def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
         )
         return
     if not changes:
-        yield "  nothing: the stack is as it should be"
+        yield "  nothing; the stack is up to date"
     yield from (f"  {change}" for change in changes)
     nodes = [
         change.name
@@ -106,11 +108,11 @@ def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
         if change.what == "replaced" and change.kind == "AWS::EC2::Instance"
     ]
     if nodes:
-        yield (f"  warning: {len(nodes)} nodes are replaced, as their launch template has changed")
+        yield (f"  warning: {len(nodes)} nodes are replaced: their launch template changed")
 
 
 POLL = 5.0  # seconds between two polls of a stack that is being changed
-# seconds without any event until it gives up: CloudFormation itself gives up before that
+# seconds without any event until following ends: CloudFormation itself gives up before that
 PATIENCE = 3 * 3600.0
 MISSES = 20  # polls in a row that AWS leaves unanswered or throttles
 CAPABILITIES = ["CAPABILITY_NAMED_IAM"]
@@ -128,7 +130,7 @@ PASSING = {
     "ServiceUnavailable",
     "InternalError",
 }
-# a resource's logical id, its state, and what is to be said of it
+# a resource's logical id, its state, and the message about it
 Show = Callable[[str, str, str], None]
 
 
@@ -145,14 +147,12 @@ class StackState:
 
     @property
     def busy(self) -> bool:
-        """Tells whether CloudFormation is changing it."""
+        """Tells whether CloudFormation is changing the stack."""
         return self.status.endswith("_IN_PROGRESS") and self.status != "REVIEW_IN_PROGRESS"
 
     @property
     def whole(self) -> bool:
-        """Tells whether its last change, or the return from it, has ended, so that it can be
-        changed.
-        """
+        """Tells whether the stack's last change or rollback has ended, so it can be changed."""
         return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
     @property
@@ -174,9 +174,7 @@ class StackEvent:
 
     @property
     def failed(self) -> bool:
-        """Tells whether something went wrong here first: a cancelled resource is only a
-        consequence.
-        """
+        """Tells whether the failure began here: a cancelled resource is only a consequence."""
         return (
             self.status.endswith("_FAILED")
             and not self.own
@@ -194,7 +192,7 @@ class CloudFormationStack:
     followed: str = ""
 
     def look(self, id_: str = "") -> StackState | None:
-        """Returns the stack as it is now; None without a stack. By `id` it also finds a deleted
+        """Returns the stack's present state; None without a stack. By `id` it also finds a deleted
         one.
 
         Raises:
@@ -210,19 +208,19 @@ class CloudFormationStack:
             raise
         state = _state(rows[0])
         if state.tags.get(PROJECT) != OURS or state.tags.get(CONFIG) != self.config:
-            what = f"there is a stack {self.name} already, and this config has not made it"
-            then = "another name in config.yaml, or delete that stack yourself"
+            what = f"the stack {self.name} exists, but this config did not make it"
+            then = "set another name in config.yaml, or delete that stack yourself"
             raise CloudError(
                 what, where=f"cloudformation in {self.calls.region}", next=then, code="Foreign"
             )
         return state
 
     def create(self, template: str, tags: Mapping[str, str], token: str) -> StackState:
-        """Begins it. Asked twice with a token it is begun once. What fails takes all with it:
-        nothing half made is left.
+        """Starts the creation; a token that is sent twice starts only one. A failure removes
+        everything that was made.
         """
         answer = self.calls("cloudformation", "CreateStack", **self.creation(template, tags, token))
-        # just made, and not seen yet
+        # just made, but not listed yet
         return self.look(answer["StackId"]) or StackState(answer["StackId"], "CREATE_IN_PROGRESS")
 
     def creation(self, template: str, tags: Mapping[str, str], token: str) -> dict[str, Any]:
@@ -234,11 +232,15 @@ class CloudFormationStack:
         }
 
     def change(self, template: str) -> dict[str, Any]:
-        """Returns the request to UpdateStack. The template has its parameters as their defaults."""
+        """Returns the request to UpdateStack. The values are the defaults of the template's
+        parameters.
+        """
         return {"StackName": self.name, "TemplateBody": template, "Capabilities": CAPABILITIES}
 
     def update(self, template: str) -> bool:
-        """Begins an update; False if the stack is already as the template says. Its tags stay."""
+        """Starts an update and keeps the tags. Returns False if the stack already matches the
+        template.
+        """
         self._catch_up()
         try:
             self.calls("cloudformation", "UpdateStack", **self.change(template))
@@ -249,16 +251,16 @@ class CloudFormationStack:
         return True
 
     def delete(self) -> None:
-        """Begins to delete it, unless it does not exist or that has begun."""
+        """Starts the deletion, unless the stack does not exist or is being deleted."""
         self._catch_up()
         self.calls("cloudformation", "DeleteStack", StackName=self.name)
 
     def cancel_update(self) -> None:
-        """Rolls back an update that is under way."""
+        """Rolls back an update in progress."""
         self.calls("cloudformation", "CancelUpdateStack", StackName=self.name)
 
     def resources(self) -> dict[str, str]:
-        """Logical id → physical id, of what the stack has now."""
+        """Returns the stack's present resources: logical id → physical id."""
         rows = self.calls.pages(
             "cloudformation", "ListStackResources", "StackResourceSummaries", StackName=self.name
         )
@@ -270,17 +272,17 @@ class CloudFormationStack:
         }
 
     def template(self) -> Mapping[str, Any]:
-        """The template that the stack has now."""
+        """Returns the stack's present template."""
         body = self.calls("cloudformation", "GetTemplate", StackName=self.name)["TemplateBody"]
         found = json.loads(body) if isinstance(body, str) else body
         return found if isinstance(found, dict) else {}
 
     def follow(self, state: StackState, show: Show) -> tuple[StackState, StackEvent | None]:
-        """The stack once CloudFormation has left it alone, and what failed first on the way, if
-        something did.
+        """Follows the stack until CloudFormation has finished. Returns its state, and the first
+        failure if any.
 
         Raises:
-            CloudError: AWS gives no answer for long, or CloudFormation does not go on.
+            CloudError: AWS does not answer for a long time, or CloudFormation makes no progress.
         """
         first, misses, heard = None, 0, clock.now()
         while True:
@@ -298,18 +300,16 @@ class CloudFormationStack:
             if not state.busy and not misses:
                 return state, first
             if clock.now() - heard > PATIENCE:
-                what = (
-                    f"nothing has happened to the stack {self.name} for hours; it is {state.status}"
-                )
+                what = f"the stack {self.name} has had no event for hours; it is {state.status}"
                 raise CloudError(
                     what,
                     where=f"cloudformation in {self.calls.region}",
-                    next="make setup again, or make clean",
+                    next="run make setup again, or make clean",
                 )
             clock.sleep(POLL)
 
     def _news(self, id_: str) -> Iterator[StackEvent]:
-        """Returns the events since the last look, the oldest first."""
+        """Yields the events since the last poll, the oldest first."""
         news = []
         for row in self.calls.pages(
             "cloudformation", "DescribeStackEvents", "StackEvents", StackName=id_
@@ -322,7 +322,7 @@ class CloudFormationStack:
         yield from reversed(news)
 
     def _catch_up(self) -> None:
-        """Leaves what has happened so far behind, so that only what comes now is shown."""
+        """Skips all past events, so that only new ones are shown."""
         if self.look():
             list(self._news(self.name))
 
@@ -355,7 +355,7 @@ def _event(row: Mapping[str, Any]) -> StackEvent:
 
 
 def _tell(event: StackEvent, show: Show) -> None:
-    """A resource's line: its kind while it is worked on, its id when it is done, the reason when it
+    """Shows a resource's line: its kind while it is in progress, its id when done, the reason if it
     failed.
     """
     if event.own:
