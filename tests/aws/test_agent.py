@@ -78,6 +78,8 @@ def test_what_this_machine_lacks_is_told_before_anything_is_made(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("trainfleet.cloud.checks.PROGRAMS", ("aws", "session-manager-plugin"))
-    with pytest.raises(BackendError, match="SSH through SSM needs aws, which is not installed here") as told:
+    with pytest.raises(
+        BackendError, match="SSH through SSM needs aws, which is not installed here"
+    ) as told:
         Ec2(config).machines().apply()
     assert "Session Manager plugin" in told.value.next and not account.stacks

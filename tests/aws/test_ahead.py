@@ -156,7 +156,9 @@ def test_its_price_is_in_the_plan_before_and_after_it_is_bought(
     assert "96.00  the cheapest capacity block of 24 h on offer; make setup buys it with YES=1" in (
         words := plan()
     )
-    assert "the nodes have no capacity block yet\n    next: run make setup to see the offers" in words
+    assert (
+        "the nodes have no capacity block yet\n    next: run make setup to see the offers" in words
+    )
     account.no_credentials = True
     assert (
         "2,641.92  a capacity block of 24 h at the on-demand list price; make setup shows the offers"

@@ -106,7 +106,7 @@ BAD: dict[str, tuple[Callable[[Account], None], dict[str, Any], str, str]] = {
     "a region without the type": (
         not_offered,
         {},
-        "us-east-1 does not have c7i.8xlarge",
+        "us-east-1 does not offer c7i.8xlarge",
         "another fleet.aws.region",
     ),
     "quota 0": (
@@ -118,7 +118,7 @@ BAD: dict[str, tuple[Callable[[Account], None], dict[str, Any], str, str]] = {
     "a subnet in another zone": (
         reserved_elsewhere,
         {"aws": ELSEWHERE},
-        "none is in us-east-1c: subnet-",
+        "no subnet is in us-east-1c: subnet-",
         "a subnet in that zone",
     ),
     "no such FSx size": (

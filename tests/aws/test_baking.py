@@ -125,7 +125,9 @@ def test_an_image_that_does_not_fit_is_not_used_and_the_plan_says_why(
     small = replace(config, fleet=replace(config.fleet, aws=replace(aws, volume_gib=299)))
     assert "its disk has 300 GiB, more than fleet.aws.volume_gib 299" in used(small)
     other = replace(config, fleet=replace(config.fleet, platform="cuda"))
-    assert f"it has the versions {baking.versions(config)}, but the lock now has cuda " in used(other)
+    assert f"it has the versions {baking.versions(config)}, but the lock now has cuda " in used(
+        other
+    )
     image.tags.pop("trainfleet:lock")
     assert "it is unfinished" in used(config)
     assert baking.baked(replace(config, name="another"), CALLS) == []

@@ -226,7 +226,10 @@ BLOCK = {"InstanceType": "p5.48xlarge", "AvailabilityZone": "us-east-1b", "State
             "is in us-east-1c, but the nodes would be in us-east-1b",
         ),
         ({"State": "scheduled", "StartDate": "2026-12-01"}, "is scheduled; it begins 2026-12-01"),
-        ({"AvailableInstanceCount": 1}, "has room for 1 nodes, but the config asks for 2\n    next: NODES=1"),
+        (
+            {"AvailableInstanceCount": 1},
+            "has room for 1 nodes, but the config asks for 2\n    next: NODES=1",
+        ),
     ],
 )
 def test_a_reservation_is_of_the_type_the_zone_and_the_size(
@@ -385,7 +388,7 @@ def test_a_file_system_of_yours_lets_the_nodes_in(
     )
     found = told(config, replace(INPUTS, subnet=SUBNET))
     assert (
-        "no security group of fs-0123456789abcdef0 lets nodes of" in found
+        "no security group of fs-0123456789abcdef0 lets in nodes of" in found
         and "--group-id sg-1" in found
     ) == is_told
 
@@ -495,7 +498,9 @@ def test_buckets_are_there_and_in_the_region(account: Any) -> None:
             "data.tokenized_path: corpus is in eu-west-1" in str(found) and found.blocks == blocks
         )
     account(HeadBucket=refused("404"))
-    assert "fleet.aws.bucket: the bucket mine-of-old does not exist" in told(fleet(bucket="mine-of-old"))
+    assert "fleet.aws.bucket: the bucket mine-of-old does not exist" in told(
+        fleet(bucket="mine-of-old")
+    )
 
 
 PRODUCT = '{"terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"unit": "Hrs", "pricePerUnit": {"USD": "43.1"}}}}}}}'

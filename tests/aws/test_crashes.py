@@ -50,10 +50,10 @@ def test_what_may_not_be_looked_at_is_told_and_all_else_goes(verb: str) -> None:
     code, told = world.type(verb, *(["YES=1"] if verb == "clean" else []))
     assert code == 1 and told.count("error:") == 1 and "Traceback" not in told, told
     rows = [
-        f"  {kind:18} was not looked at: your credentials may not do {action}\n"
+        f"  {kind:18} was not checked: your credentials may not do {action}\n"
         for kind, action in HIDDEN.items()
     ]
-    assert all(row in told for row in rows) and told.count("was not looked at") == len(rows), told
+    assert all(row in told for row in rows) and told.count("was not checked") == len(rows), told
     assert not world.ours if verb == "clean" else "NAT gateway" in told, f"{world.ours} {told}"
     assert world.untouched
 

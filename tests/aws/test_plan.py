@@ -79,7 +79,7 @@ def test_a_plan_tells_dollars_changes_and_what_stands_against_it(
         in said
     )
     assert (
-        "account: nothing prevents it" in said
+        "account: no obstacle found" in said
         and "first batch after a second" in said
         and "next: make setup" in said
     )
@@ -187,7 +187,7 @@ def test_without_credentials_a_plan_says_so_and_setup_ends(
 ) -> None:
     config_of(tmp_path)
     account.no_credentials = True
-    assert "account: not asked, as no AWS credentials were found" in plan(capsys)
+    assert "account: not asked, because no AWS credentials were found" in plan(capsys)
     with pytest.raises(CloudError, match="without credentials"):
         setup({"CONFIG": "cloudy.yaml"}, 0.0)
 

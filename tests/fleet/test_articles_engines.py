@@ -129,7 +129,7 @@ def test_a_recipe_of_an_engine_is_set_up_trained_and_cleaned(name: str, tmp_path
         (desk / "config.yaml").write_text(yaml.safe_dump(on_engine(name)))
 
         planned = typed(desk, place.environment, "plan", "OUT=plan")
-        assert "+ a new stack of" in planned and "account: nothing prevents it" in planned
+        assert "+ a new stack of" in planned and "account: no obstacle found" in planned
         assert "ready; machines start and end with each job" in typed(
             desk, place.environment, "setup"
         )
@@ -239,7 +239,7 @@ def test_bert_on_a_cluster_that_is_made_trained_on_and_removed(tmp_path: Path) -
         (desk / "config.yaml").write_text(yaml.safe_dump(on_cluster(nodes)))
 
         planned = typed(desk, bare, "plan", "OUT=plan")
-        assert "account: nothing prevents it" in planned and (desk / "plan/policy.json").exists()
+        assert "account: no obstacle found" in planned and (desk / "plan/policy.json").exists()
         assert "its nodes start when a job needs them" in typed(desk, bare, "setup")
         typed(desk, bare, "train")
         run = Run(nodes.shared / "trainfleet/runs" / CLUSTER)

@@ -1,5 +1,5 @@
-"""Looks up in an account what a fleet's template needs: its identity, the zones that offer the
-type, the image.
+"""Looks up an account's facts for a fleet's template: its identity, the zones that offer the type,
+the image.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
 def zones(config: Config, calls: Calls) -> list[str]:
-    """The zones to try, in their order: those that the config names, or its reservation or subnets
-    are in, or all with the type.
+    """Returns the zones to try, in order: those of the config, of its reservation or of its
+    subnets, else all that offer the type.
 
     Raises:
-        ConfigError: the region has the type nowhere, or a named zone does not.
+        ConfigError: no zone of the region offers the type, or a named zone does not.
     """
     type_, cheap = config.fleet.instance_type or "", config.data.tokenize_instance_type
     offered = _offering(type_, "fleet.instance_type", calls)
@@ -44,18 +44,20 @@ def zones(config: Config, calls: Calls) -> list[str]:
             raise ConfigError.of(
                 "data.tokenize_instance_type",
                 message,
-                next="another data.tokenize_instance_type, or null",
+                next="set another data.tokenize_instance_type, or null",
             )
     wanted = config.fleet.aws.zones
     if strange := [zone for zone in wanted if zone not in offered]:
-        message = f"{', '.join(strange)}: {type_} is offered in {', '.join(offered)}"
-        raise ConfigError.of("fleet.aws.zones", message, next="one or more of these")
+        message = f"{', '.join(strange)}: AWS offers {type_} only in {', '.join(offered)}"
+        raise ConfigError.of("fleet.aws.zones", message, next="set one or more of these")
     bound = set(_bound(config, calls))
     return list(wanted) or [zone for zone in offered if zone in bound] or offered
 
 
 def _offering(type_: str, key: str, calls: Calls) -> list[str]:
-    """The zones that have a type, which `key` names; ConfigError where the region has none."""
+    """Returns the zones that offer a type; `key` is the type's key in the config. Raises
+    ConfigError if the region has none.
+    """
     rows = calls.pages(
         "ec2",
         "DescribeInstanceTypeOfferings",
@@ -65,14 +67,12 @@ def _offering(type_: str, key: str, calls: Calls) -> list[str]:
     )
     if found := sorted(row["Location"] for row in rows):
         return found
-    message = f"{calls.region} does not have {type_}"
-    raise ConfigError.of(
-        "fleet.aws.region", message, next=f"another fleet.aws.region, or another {key}"
-    )
+    message = f"{calls.region} does not offer {type_}"
+    raise ConfigError.of("fleet.aws.region", message, next=f"set another fleet.aws.region or {key}")
 
 
 def _bound(config: Config, calls: Calls) -> list[str]:
-    """The zones that the reservation, or else the user's subnets, leave."""
+    """Returns the zones to which the reservation, or else the user's subnets, limit the nodes."""
     if row := reservation_of(config, calls):
         return [str(row.get("AvailabilityZone"))]
     if not config.fleet.aws.subnets:
@@ -87,8 +87,8 @@ def _subnets(config: Config, calls: Calls) -> list[Mapping[str, Any]]:
 
 
 def reservation_of(config: Config, calls: Calls) -> Mapping[str, Any] | None:
-    """The reservation that the nodes are taken from, as EC2 has it; None without one, {} where it
-    is not there (checks.py).
+    """Returns EC2's description of the nodes' reservation; None without one, {} if it does not
+    exist (checks.py).
     """
     name = config.fleet.aws.reservation
     if not name or capacity_of(config) not in ("reservation", "block"):
@@ -112,8 +112,8 @@ def discover(
     is_made: bool = False,
     engine: str = "",
 ) -> Inputs:
-    """Looks up what a template for this zone needs. `is_made`: there is a stack already, and a
-    bucket of ours belongs to it.
+    """Looks up the facts that a template for this zone needs. `is_made`: the stack already exists,
+    and our bucket belongs to it.
     """
     who = calls("sts", "GetCallerIdentity")
     created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
@@ -143,8 +143,8 @@ def discover(
 
 
 def _for_tokenizing(config: Config, calls: Calls, engine: str) -> str:
-    """Finds the machine image for data.tokenize_instance_type, which is always that of the cpu
-    platform; "" without that key.
+    """Finds the machine image for data.tokenize_instance_type, always of the cpu platform; ""
+    without that key.
     """
     if config.data.tokenize_instance_type is None:
         return ""
@@ -153,9 +153,7 @@ def _for_tokenizing(config: Config, calls: Calls, engine: str) -> str:
 
 
 def placeholders(config: Config, region: str) -> Inputs:
-    """Fills in what a template needs when no account can be asked: what the config says, and zeros
-    for the rest.
-    """
+    """Fills in a template's inputs without an account: values of the config, zeros for the rest."""
     aws = config.fleet.aws
     created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
         timespec="seconds"
@@ -177,8 +175,8 @@ def placeholders(config: Config, region: str) -> Inputs:
 
 
 def known(config: Config, calls: Calls, engine: str) -> tuple[Inputs, str]:
-    """The placeholders with whose account it is, and why that could not be asked; "" where it
-    could.
+    """Returns the placeholders with the account's identity, and why the account could not be asked;
+    "" if it could.
     """
     inputs = replace(placeholders(config, calls.region), engine=engine)
     try:
@@ -189,9 +187,8 @@ def known(config: Config, calls: Calls, engine: str) -> tuple[Inputs, str]:
 
 
 def image_of(config: Config, calls: Calls, engine: str = "") -> str:
-    """The machine image: the config's, or that of its stack in the version that
-    docker/platforms.lock.yaml pins, for nodes or for AWS Batch; "" for an engine whose machines are
-    not seen.
+    """Returns the machine image: the config's own, or the one that docker/platforms.lock.yaml pins
+    for nodes or AWS Batch; "" for an engine that hides its machines.
 
     Raises:
         ConfigError: the region does not have it.
@@ -213,7 +210,7 @@ def image_of(config: Config, calls: Calls, engine: str = "") -> str:
     raise ConfigError.of(
         "fleet.aws.ami",
         message,
-        next="an image of that region, as ami-0123456789abcdef0, or another region",
+        next="set an image of that region, such as ami-0123456789abcdef0, or another region",
     )
 
 
@@ -225,7 +222,7 @@ def _by_parameter(name: str, calls: Calls) -> str:
 
 
 def _by_name(name: str, sdk: str, calls: Calls) -> str:
-    """An image of Amazon's own by its name; by a name with a *, the newest whose description names
+    """Returns Amazon's image of this name; for a name with a *, the newest whose description names
     that Neuron SDK.
 
     Source: Neuron DLAMI user guide, "Find a DLAMI by SDK version".
@@ -246,7 +243,7 @@ def root_of(image: str, calls: Calls) -> str:
 
 
 def group_of(config: Config, calls: Calls) -> str | None:
-    """The placement group that a reservation was made in: only nodes in that very group fill it."""
+    """Returns the reservation's placement group: only nodes in that group fill it."""
     if capacity_of(config) != "reservation":
         return None
     return (
@@ -256,8 +253,8 @@ def group_of(config: Config, calls: Calls) -> str | None:
 
 
 def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
-    """The user's own subnet in a zone, None where a network is made; ConfigError where none that is
-    named lies there.
+    """Returns the user's subnet in a zone, or None if the fleet makes its network. Raises
+    ConfigError if no named subnet is in the zone.
     """
     if not config.fleet.aws.subnets:
         return None
@@ -266,13 +263,13 @@ def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
         if row["AvailabilityZone"] == zone:
             return str(row["SubnetId"])
     there = ", ".join(f"{row['SubnetId']} in {row['AvailabilityZone']}" for row in rows)
-    then = "a subnet in that zone, or other fleet.aws.zones"
-    raise ConfigError.of("fleet.aws.subnets", f"none is in {zone}: {there}", next=then)
+    then = "set a subnet in that zone, or other fleet.aws.zones"
+    raise ConfigError.of("fleet.aws.subnets", f"no subnet is in {zone}: {there}", next=then)
 
 
 def public_key(config: Config) -> str:
-    """The public half of fleet.ssh.key, or of the first usual key in ~/.ssh; "" without one, or
-    where the config names a pair.
+    """Returns the public half of fleet.ssh.key, or of the first usual key in ~/.ssh; "" without
+    one, or if the config names a key pair.
     """
     if config.fleet.aws.key_pair:
         return ""
@@ -283,7 +280,7 @@ def public_key(config: Config) -> str:
 
 
 def bucket_is_there(config: Config, calls: Calls, inputs: Inputs) -> bool:
-    """Tells whether the bucket that would be made was kept by an earlier make clean."""
+    """Tells whether an earlier make clean kept the bucket that would be made."""
     found: dict[str, str] = {}
     with passing("NoSuchBucket", "NoSuchTagSet"):
         found = tags(calls("s3", "GetBucketTagging", Bucket=bucket_of(config, inputs))["TagSet"])

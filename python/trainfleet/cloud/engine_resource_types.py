@@ -18,8 +18,8 @@ from .resource_types import Find, ResourceKind, Row, Things, is_ours, tags_of
 from .template_inputs import own_tags, slug
 
 PARAMETERS = "/trainfleet/"
-LOGS = "/aws/sagemaker/TrainingJobs"  # SageMaker's group, of all training jobs of an account
-JOB = r"[a-z0-9-]+-[0-9a-f]{16}"  # the name of a training job of ours
+LOGS = "/aws/sagemaker/TrainingJobs"  # SageMaker's log group for all training jobs of an account
+JOB = r"[a-z0-9-]+-[0-9a-f]{16}"  # the name of our training jobs
 ENDED = ("Completed", "Failed", "Stopped")
 BUSY = re.compile(
     r"being modified|in use|[Cc]annot delete|still|relationship|DISABLED", re.IGNORECASE
@@ -39,8 +39,8 @@ def _of_batch(operation: str, under: str, id_: str, **more: str) -> Find:
 
 
 def _remove_queue(calls: Calls, which: str, row: Row) -> object:
-    """Ends its jobs, closes it and takes it away; each step when the one before is done, so this is
-    asked again.
+    """Ends a queue's jobs, disables it and deletes it. Each step needs the one before, so the sweep
+    repeats this.
     """
     for status in ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING"):
         for job in calls.pages(
@@ -51,7 +51,7 @@ def _remove_queue(calls: Calls, which: str, row: Row) -> object:
 
 
 def _take_away(calls: Calls, kind: str, which: str, row: Row) -> object:
-    """Disables and deletes. Batch's refusal while it changes something passes: the sweep asks
+    """Disables and deletes. While Batch refuses because it is changing something, the sweep asks
     again.
     """
     named = {kind[0].lower() + kind[1:]: which}
@@ -101,8 +101,8 @@ def _machines(calls: Calls, row: Row) -> dict[str, Any]:
 
 
 def _remove_job(calls: Calls, which: str, row: Row) -> object:
-    """Stops it, ends its warm pool, takes its log and itself away; each when the one before is
-    done, so this is asked again.
+    """Stops a training job, ends its warm pool, and deletes its log and the job. Each step needs
+    the one before, so the sweep repeats this.
     """
     if not costs(row):
         _remove_log(calls, which)
@@ -120,13 +120,13 @@ def _remove_job(calls: Calls, which: str, row: Row) -> object:
     raise CloudError(
         "the job is ending",
         where=which,
-        why="it is removed when it has",
+        why="it is removed once it has ended",
         code="DependencyViolation",
     )
 
 
 def _remove_log(calls: Calls, job: str) -> None:
-    """Deletes a job's streams in SageMaker's own group; where the caller may not, they stay and the
+    """Deletes a job's streams in SageMaker's log group. If the caller may not, they stay and the
     job is deleted.
     """
     with passing(*DENIED):

@@ -1,5 +1,5 @@
-"""The CloudFormation template behind AWS Batch, SageMaker and ParallelCluster: what all of their
-jobs share; and its stack: as a fleet's, but without nodes, which the engine makes.
+"""The CloudFormation template for AWS Batch, SageMaker and ParallelCluster: the resources that all
+their jobs share; and its stack, which has no nodes, because the engine makes them.
 
 Batch: a network, an environment whose launch template has every EFA interface, in one placement
 group, and its queue. SageMaker makes machines itself and needs a role. Both: the roles of
@@ -45,11 +45,11 @@ from .template_storage import logs
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
 TASKS_OWN = 1  # interface of a task of a multi-node job, on card 0
-# GiB at least: images of training are large, and ECS pulls them to the root volume
+# GiB at least: training images are large, and ECS pulls them to the root volume
 ROOT, DISK = ("/dev/xvda", 300)
 BOUNDARY = "==TRAINFLEET=="
-# The ECS agent starts when user data has ended, whatever came of it. The console keeps what was
-# said when the instance is gone.
+# The ECS agent starts when user data has ended, even after an error. The console keeps these
+# messages when the instance is gone.
 REFUSE = """refuse() {
   set +e
   trap - ERR
@@ -66,12 +66,12 @@ INSTANCES, TASKS = (
 
 
 def render(config: Config, inputs: Inputs, engine: str) -> str:
-    """The template of `engine`, batch, sagemaker or parallelcluster, as JSON."""
+    """Renders the template of `engine` (batch, sagemaker or parallelcluster) as JSON."""
     return json.dumps(template(config, inputs, engine), separators=(",", ":"))
 
 
 def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
-    """The template as data."""
+    """Returns the template as data."""
     made = MAKERS[engine](config, inputs)
     values: dict[str, Any] = {"In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}
     values |= {
@@ -89,7 +89,7 @@ def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
 
 
 def batch(config: Config, inputs: Inputs) -> Resources:
-    """Makes what multi-node jobs of AWS Batch run on."""
+    """Makes the resources for AWS Batch's multi-node jobs."""
     name, group = stack_name(config), placement(config, inputs)
     return {
         **network(config, inputs), **walls(config, inputs), **logs(config), **together(config),
@@ -103,7 +103,7 @@ def batch(config: Config, inputs: Inputs) -> Resources:
 
 
 def _tokenizing(config: Config, inputs: Inputs) -> Resources:
-    """Makes the same again for the machines that tokenize: a launch template, an environment and a
+    """Makes the resources for the machines that tokenize: a launch template, an environment and a
     queue.
     """
     name = tokenizing_queue(config)
@@ -119,15 +119,13 @@ def _tokenizing(config: Config, inputs: Inputs) -> Resources:
 def _queue(
     config: Config, inputs: Inputs, names: Sequence[str], group: Any, prefix: str = ""
 ) -> Resources:
-    """A launch template, the environment of these names that makes machines by it, and its
-    queue.
-    """
+    """Makes a launch template, the environment of these names that uses it, and its queue."""
     row, tags = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
     return {
         f"{prefix}Template": resource(
             "AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, inputs, tags)
         ),
-        # of tasks' interfaces: else the VPC's default group
+        # group of the tasks' interfaces: else they get the VPC's default group
         f"{prefix}Environment": resource(
             "AWS::Batch::ComputeEnvironment",
             ComputeEnvironmentName=names[0],
@@ -164,8 +162,8 @@ def _queue(
 
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
-    """Makes what SageMaker's training jobs need: their role, which also pulls the image, writes the
-    log and reads secrets.
+    """Makes the role that SageMaker's training jobs need; it also pulls the image, writes the log
+    and reads secrets.
     """
     return {
         **logs(config),
@@ -174,9 +172,7 @@ def sagemaker(config: Config, inputs: Inputs) -> Resources:
 
 
 def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """Lists what the role of a training job is allowed, whether the stack makes it or it is the
-    user's.
-    """
+    """Lists the permissions of a training job's role, both for the stack's role and the user's."""
     return [
         *statements(config, inputs),
         *pulls(config, inputs),
@@ -187,16 +183,16 @@ def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
 
 
 def of_a_start(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """Lists what a user's role for ECS's start of containers is allowed; a stack's role also has a
-    policy of AWS.
+    """Lists the permissions of a user's role with which ECS starts containers; a stack's role also
+    has an AWS policy.
     """
     *_, log = statements(config, inputs)
     return [*_reads(config, inputs), *pulls(config, inputs), log]
 
 
 def parallelcluster(config: Config, inputs: Inputs) -> Resources:
-    """The network of a cluster. The head gets a public address from its subnet: ParallelCluster
-    gives it none itself.
+    """Makes a cluster's network. The head gets its public address from the subnet: ParallelCluster
+    does not assign one.
     """
     made = network(config, inputs)
     if "PublicSubnet" in made:
@@ -209,21 +205,19 @@ MAKERS = {"batch": batch, "sagemaker": sagemaker, NETWORK: parallelcluster}
 
 
 def _reads(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """Reading the secrets of a job."""
+    """Allows reading a job's secrets."""
     return [_parameters(config, inputs), *_secrets(config)]
 
 
 def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
-    """Reading the parameters in which the secrets of this config are kept
-    (backends/aws_managed.py).
-    """
+    """Allows reading the parameters that keep this config's secrets (backends/aws_managed.py)."""
     store = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}"
     where = f"{store}:parameter/trainfleet/{config.fleet_name}/*"
     return allow(["ssm:GetParameter", "ssm:GetParameters"], [where])
 
 
 def _secrets(config: Config) -> Iterator[dict[str, Any]]:
-    """Reading the secrets that the config names by ARN."""
+    """Allows reading the secrets that the config names by ARN."""
     arns = sorted({entry.partition("=")[2] for entry in config.fleet.secret_arns})
     actions = ["secretsmanager:GetSecretValue", "ssm:GetParameter", "ssm:GetParameters"]
     if arns:
@@ -241,7 +235,7 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
         "logs:DescribeLogStreams",
     ]
     yield allow(actions, [group])
-    yield allow(["cloudwatch:PutMetricData"], ["*"])  # which knows no narrower resource
+    yield allow(["cloudwatch:PutMetricData"], ["*"])  # AWS allows no narrower resource here
     if config.fleet.sagemaker.remote_debug:
         yield allow(
             [
@@ -267,7 +261,7 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
 
 
 def _image(inputs: Inputs, row: node_types.NodeType) -> dict[str, str]:
-    """The machine image, and what Batch takes it for.
+    """Returns the machine image, and the image type that Batch needs to be given.
 
     Source: docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html
     """
@@ -278,7 +272,7 @@ def _image(inputs: Inputs, row: node_types.NodeType) -> dict[str, str]:
 
 
 def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:
-    """The launch template: every EFA interface, and a subnet in none, as the environment says
+    """Makes the launch template: every EFA interface, but no subnet, because the environment sets
     it.
     """
     return {
@@ -301,8 +295,8 @@ def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any
 
 
 def user_data(config: Config) -> str:
-    """Writes what an instance does before it takes jobs. Batch adds its part, so it is a message of
-    several parts (MIME).
+    """Writes the commands that an instance runs before it takes jobs, as a multi-part MIME message:
+    Batch adds its own part.
     """
     lines = [
         "#!/bin/bash",
@@ -325,8 +319,8 @@ def user_data(config: Config) -> str:
 
 
 def _mounting(config: Config) -> list[str]:
-    """Mounts the file system. While it is not mounted nobody can write into its folder, which is
-    the instance's own disk then.
+    """Mounts the file system. Until it is mounted no user can write into its folder, which is then
+    on the instance's own disk.
     """
     fsx, folder = config.fleet.fsx, config.fleet.fsx.mount_point
     if not fsx.dns_name:
@@ -343,7 +337,7 @@ def _mounting(config: Config) -> list[str]:
 
 
 class EngineFleet(FleetStack):
-    """The stack that `engine`, batch, sagemaker or parallelcluster, needs."""
+    """The stack of `engine`: batch, sagemaker or parallelcluster."""
 
     def __init__(self, config: Config, engine: str) -> None:
         super().__init__(config)
@@ -358,13 +352,13 @@ class EngineFleet(FleetStack):
         return (), (), []
 
     def outputs(self) -> dict[str, str]:
-        """Returns the stack's outputs by name; CloudError without a stack."""
+        """Returns the stack's outputs by name. Raises CloudError without a stack."""
         state = self.stack.look()
         if state is None or not state.whole:
             why = (
                 f"the stack {self.stack.name} is {state.status}"
                 if state
-                else f"there is no stack {self.stack.name}"
+                else f"the stack {self.stack.name} does not exist"
             )
             raise CloudError(
                 "nothing is set up for this config", where=self.where, why=why, next="make setup"

@@ -1,5 +1,5 @@
-"""The machines: a launch template with every EFA interface, an instance a node made from it, the
-placement group, the head node; and the quotas that nodes count against.
+"""The machines: a launch template with every EFA interface, an instance per node made from it, the
+placement group and the head node; and the quotas that nodes count against.
 
 Each node is a separate AWS::EC2::Instance, `Node<slot>`: a stack update with other slots makes and
 removes single nodes, and leaves those whose slots stay as they are. CreateFleet could take what is
@@ -26,8 +26,8 @@ from .template_storage import makes_file_system
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface as a launch template numbers it; `kind`: interface (plain), efa (with an
-    address), efa-only.
+    """A network interface with its numbers in a launch template; `kind`: interface (plain), efa
+    (with an address), efa-only.
     """
 
     card: int
@@ -35,11 +35,11 @@ class Interface:
     kind: str
 
 
-PLAIN = (Interface(0, 0, "interface"),)  # of a node that meets no other
+PLAIN = (Interface(0, 0, "interface"),)  # interfaces of a single node
 
 
 def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
-    """The interfaces that give a node all its EFA devices, the primary first.
+    """Returns the interfaces that give a node all its EFA devices, the primary first.
 
     `tasks`: interfaces that are attached to card 0 later, as ECS does for a container. Where the
     card can't hold them beside two others, one has both the address and EFA, as in AWS's own
@@ -56,7 +56,7 @@ def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
             Interface(0, 0, "efa" if row.efa else "interface"),
             *(Interface(card, 1, "efa") for card in range(1, row.efa)),
         )
-    # after the primary on card 0, the first device of any other
+    # after the primary on card 0: the first device of every other card
     cards = range(row.first_efa, row.first_efa + row.efa)
     return (
         Interface(0, 0, "interface"),
@@ -65,7 +65,9 @@ def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
 
 
 def addresses(name: str) -> int:
-    """Addresses of its subnet that a node takes: none for an interface that is EFA alone."""
+    """Returns how many of its subnet's addresses a node takes; an interface with only EFA takes
+    none.
+    """
     return sum(interface.kind != "efa-only" for interface in interfaces(name))
 
 
@@ -93,7 +95,7 @@ SPOT = {
 
 
 def quota_of(name: str, capacity: str) -> Quota | None:
-    """The quota that running such nodes counts against.
+    """Returns the quota that such running nodes count against.
 
     None in a capacity block, which has a separate one when it is bought, and if AWS has not
     published the quota's code.
@@ -107,7 +109,7 @@ def quota_of(name: str, capacity: str) -> Quota | None:
 SCRIPTS = ROOT / "scripts"
 PAIR = "KeyPair"
 HEAD_GIB = 100
-NODE = "Node"  # a node's logical id begins so
+NODE = "Node"  # the beginning of a node's logical id
 
 
 def capacity_of(config: Config) -> str:
@@ -117,29 +119,29 @@ def capacity_of(config: Config) -> str:
 
 
 def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """Everything that computes, and how it is placed and opened."""
+    """Makes everything that computes, with its placement and its access."""
     found = {} if inputs.plain == "yes" else together(config)
     if not config.fleet.aws.key_pair and inputs.public_key:
-        # Its time keeps it from meeting one that an earlier stack left.
+        # The time in its name keeps it apart from a template that an earlier stack left.
         name = f"trainfleet-{config.fleet_name}-{inputs.created}"[:255]
         found[PAIR] = resource(
             "AWS::EC2::KeyPair", KeyName=name, PublicKeyMaterial=ref("PublicKey")
         )
     found["Template"] = _template(_node_data(config, inputs, tags), tags)
-    if makes_file_system(config):  # takes ten minutes, in which no node is to be paid for
+    if makes_file_system(config):  # takes ten minutes, during which nodes should not cost money
         found["Template"]["DependsOn"] = "FileSystem"
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
     return found | (_head(config, inputs, tags) if config.fleet.aws.bastion_type else {})
 
 
 def together(config: Config) -> Resources:
-    """The placement group that is made; reserved machines are where their reservation says."""
+    """Makes the placement group; reserved machines are where their reservation puts them."""
     is_made = capacity_of(config) in ("on-demand", "spot")
     return {"Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster")} if is_made else {}
 
 
 def placement(config: Config, inputs: Inputs) -> Any:
-    """The placement group of the nodes: the reservation's own, the one that is made, or None."""
+    """Returns the placement group of the nodes: the reservation's, the new one, or None."""
     return inputs.group or (ref("Together") if together(config) and inputs.plain == "no" else None)
 
 
@@ -177,8 +179,8 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
 
 
 def reserved(config: Config) -> dict[str, Any]:
-    """Of a launch template: the reservation, or the capacity block, from which its instances are
-    taken; empty without one.
+    """Returns the part of a launch template that names the reservation or capacity block of its
+    instances; empty without one.
     """
     capacity, data = capacity_of(config), dict[str, Any]()
     if capacity == "block":
@@ -192,7 +194,7 @@ def reserved(config: Config) -> dict[str, Any]:
 def _common(
     config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, part: str
 ) -> dict[str, Any]:
-    """Returns what nodes and head have in common; `part`: Node or Head."""
+    """Returns the common part of nodes and head; `part`: Node or Head."""
     data = {
         "ImageId": ref("HeadImage" if part == "Head" else "Image"),
         "InstanceType": kind,
@@ -205,8 +207,8 @@ def _common(
 
 
 def hardened(root: Any, volume: int, tags: dict[str, str]) -> dict[str, Any]:
-    """Of any launch template: tokens for the metadata service, an encrypted volume, tags on all
-    that an instance brings.
+    """Returns the security part of any launch template: tokens for the metadata service, an
+    encrypted volume, tags on all that an instance brings.
     """
     disk = {
         "VolumeSize": volume,
@@ -230,7 +232,7 @@ def hardened(root: Any, volume: int, tags: dict[str, str]) -> dict[str, Any]:
 
 
 def newest(template: str) -> dict[str, Any]:
-    """A launch template of the stack, in its newest version."""
+    """Returns a reference to the newest version of the stack's launch template."""
     return {
         "LaunchTemplateId": ref(template),
         "Version": attribute(template, "LatestVersionNumber"),
@@ -270,8 +272,8 @@ def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
 
 
 def user_data(config: Config) -> str:
-    """Writes a node's first boot: it sets its dead man's timer. `make setup` does the rest, as it
-    can look and try again.
+    """Writes a node's first boot: it sets the dead man's timer. `make setup` does the rest, because
+    it can check and try again.
     """
     fleet = config.fleet
     hours = "-" if fleet.max_lifetime_hours is None else f"{fleet.max_lifetime_hours:g}"

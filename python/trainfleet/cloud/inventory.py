@@ -1,5 +1,5 @@
-"""Finds what is ours in a region by tag, over every service that is used, with its cost; nothing is
-read from this machine.
+"""Finds our resources in a region by tag, over every service that is used, with their cost; it
+reads nothing from this machine.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .cloudformation import CONFIG, CREATED, OURS, PROJECT
 from .engine_resource_types import ENGINES
 from .resource_types import KINDS, LOCK, ResourceKind, Row, is_ours, tags_of
 
-AGAIN = 4.0  # seconds between two looks: the first may lack a new thing
-# Services whose things the kinds find.
+AGAIN = 4.0  # seconds between two listings: the first may lack a new resource
+# Services whose resources the kinds find.
 KNOWN = ("ec2", "fsx", "s3", "ecr", "logs", "iam", "cloudformation", "batch", "sagemaker", "ssm")
-BESIDE = ("AMI", "snapshot")  # kinds that stay without a stack and its network
+BESIDE = ("AMI", "snapshot")  # kinds that can stay without a stack and its network
 DAY = 24.0
 CENT = 0.01  # dollars an hour; a stored image costs less, and so does an address
 
 
 @dataclass(frozen=True)
 class OwnedResource:
-    """One thing of ours. `since`: seconds since 1970, where it is known; `usd`: dollars an hour,
-    None if unknown.
+    """A resource of ours. `since`: seconds since 1970, if known; `usd`: dollars an hour, None if
+    unknown.
 
-    Without an id it stands for all of its kind, which these credentials may not look at: `what`
+    Without an id it represents all of its kind, which these credentials may not list: `what`
     says why.
     """
 
@@ -47,9 +47,9 @@ class OwnedResource:
     removable: ResourceKind | None = field(default=None, compare=False, hash=False)
 
     def line(self) -> str:
-        """For people: kind, id, what it is, since when, dollars a day."""
+        """Returns a line to read: kind, id, description, age and dollars per day."""
         if not self.id:
-            return f"{self.kind:18} was not looked at: {self.what}"
+            return f"{self.kind:18} was not checked: {self.what}"
         cost = (
             "price unknown"
             if self.usd is None
@@ -71,13 +71,13 @@ Look = Callable[[Calls, str | None], Iterable[OwnedResource]]
 
 
 def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
-    """All that is ours, or all of one config, in the order in which it can be removed; the stacks
-    first.
+    """Returns all our resources, or those of one config, in the order in which they can be removed,
+    the stacks first.
 
-    What these credentials may not look at is one of them, without an id.
+    A kind that these credentials may not list is one entry, without an id.
 
     Raises:
-        CloudError: a service can't be asked; then it is not known what is there.
+        CloudError: a service can't be asked, so its resources are unknown.
     """
     looks: list[tuple[str, Look]] = [
         ("stack", _stacks),
@@ -95,7 +95,7 @@ def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
 
 
 def surely(calls: Calls, config: str | None) -> list[OwnedResource]:
-    """As `find`, repeated until two listings in a row agree."""
+    """Returns the same as `find`, repeated until two listings in a row agree."""
     before, now = None, find(calls, config)
     while before is None or {(one.kind, one.id) for one in before} != {
         (one.kind, one.id) for one in now
@@ -106,30 +106,28 @@ def surely(calls: Calls, config: str | None) -> list[OwnedResource]:
 
 
 def require_seen(found: Iterable[OwnedResource], region: str, verb: str) -> None:
-    """CloudError with all that these credentials may not look at."""
+    """Raises CloudError with every kind that these credentials may not list."""
     if rows := [f"  {one.line()}" for one in found if not one.id]:
-        what = "\n".join([f"there may be more of ours in {region}", *rows])
-        then = f"have that allowed, or use other credentials (AWS_PROFILE); then {verb} again"
+        what = "\n".join([f"there may be more trainfleet resources in {region}", *rows])
+        then = f"allow that, or use other credentials (AWS_PROFILE), then run {verb} again"
         raise CloudError(what, next=then, code="NotSeen")
 
 
 def weighed(calls: Calls, found: Iterable[OwnedResource]) -> Iterator[OwnedResource]:
-    """Adds size and price to things that are paid by their contents: for people, as it takes more
-    requests.
+    """Adds size and price to resources that are paid by their contents: only for printing, because
+    it takes more requests.
     """
     for one in found:
         try:
             size = _size(calls, one) if one.kind == "bucket" else None
-        except (
-            CloudError
-        ):  # who may not ask for it, or came too late, has it listed without a price
+        except CloudError:  # a denied or late request leaves the resource without a price
             size = None
         what, usd = (one.what, one.usd) if size is None else prices.stored(one.kind, size)
         yield replace(one, what=what, usd=usd)
 
 
 def _size(calls: Calls, one: OwnedResource) -> float | None:
-    """Bytes in a bucket, which CloudWatch reports a day later."""
+    """Returns the bytes in a bucket, which CloudWatch reports a day later."""
     if not one.holds_data:
         return 0.0
     now, days = (
@@ -155,8 +153,8 @@ def _size(calls: Calls, one: OwnedResource) -> float | None:
 
 
 def table(found: Iterable[OwnedResource]) -> Iterator[str]:
-    """Lists by config: a line for each thing that costs money or holds data, and one line for the
-    free ones.
+    """Lists resources by config: a line for each that costs money or holds data, and one line for
+    the free ones.
     """
     rows = sorted(found, key=lambda one: one.config)
     for config, group in itertools.groupby(rows, key=lambda one: one.config):
@@ -173,7 +171,7 @@ def table(found: Iterable[OwnedResource]) -> Iterator[str]:
 
 
 def total(found: Iterable[OwnedResource]) -> str:
-    """Says in words what it all costs."""
+    """Describes their total cost in words."""
     found = list(found)
     known = sum(one.usd or 0.0 for one in found) * DAY
     unknown = sum(one.usd is None for one in found)
@@ -181,8 +179,8 @@ def total(found: Iterable[OwnedResource]) -> str:
 
 
 def costing(found: Iterable[OwnedResource]) -> list[str]:
-    """A line each for what costs a cent an hour or an unknown price and holds no data, then dollars
-    an hour; or none.
+    """Returns a line for each resource that costs a cent an hour or an unknown price and holds no
+    data, then dollars an hour; empty if there are none.
     """
     priced = [one for one in found if (one.usd is None or one.usd >= CENT) and not one.holds_data]
     hourly = sum(one.usd or 0.0 for one in priced)
@@ -218,7 +216,7 @@ def _finder(kind: ResourceKind) -> Look:
 
 
 def _others(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
-    """Finds our things in services that no kind covers: they are named, and not touched."""
+    """Finds our resources in services that no kind covers: they are reported but never removed."""
     wanted = [
         {"Key": PROJECT, "Values": [OURS]},
         *([{"Key": CONFIG, "Values": [config]}] if config else []),
@@ -235,8 +233,8 @@ def _others(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
 
 
 def _stays(calls: Calls, kind: str, id_: str, tags: Mapping[str, str], row: Row) -> bool:
-    """Tells whether only a purge removes it: it holds data, or is a machine image for a later
-    setup, or its snapshot.
+    """Tells whether only a purge removes it: it holds data, or it is a machine image for a later
+    setup, or that image's snapshot.
     """
     return (kind in BESIDE and LOCK in tags) or _holds_data(calls, kind, id_, row)
 
@@ -258,8 +256,8 @@ def _holds_data(calls: Calls, kind: str, id_: str, row: Row) -> bool:
 
 
 def _written(calls: Calls, id_: str, row: Row) -> float | None:
-    """Bytes that clients have ever written to a file system (CloudWatch, AWS/FSx DataWriteBytes);
-    None if unknown.
+    """Returns the bytes that clients have ever written to a file system (CloudWatch, AWS/FSx
+    DataWriteBytes); None if unknown.
     """
     day = datetime.timedelta(days=1)
     made = row["CreationTime"]
@@ -280,7 +278,7 @@ def _written(calls: Calls, id_: str, row: Row) -> float | None:
 
 
 def _since(row: Row, tags: Mapping[str, str]) -> float | None:
-    """When it was made: as its service says, or else as its tag does."""
+    """Returns when it was made, by its service or else by its tag."""
     for key in (
         "LaunchTime",
         "CreationTime",

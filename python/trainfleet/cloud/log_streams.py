@@ -1,4 +1,4 @@
-"""Reads the lines that CloudWatch Logs keeps of a container, from the end of the last read on.
+"""Reads the lines that CloudWatch Logs keeps of a container, from the end of the last read.
 
 https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html: a page
 may be empty and not the last; it is the last when it gives back the token that was sent. A group or
@@ -17,13 +17,15 @@ from .api_errors import passing
 from .calls import Calls
 
 ABSENT = "ResourceNotFoundException"
-# lines of the entrypoint already say who and when
+# lines of the entrypoint already have a source and a time
 OURS = re.compile(r"(rank \d+|\w+) +\d\d:\d\d:\d\d\.\d{3} \|")
-PAGES = 64  # of one stream in one look: up to 10,000 lines or 1 MB each; the next look continues
+PAGES = 64  # pages of one stream per read: up to 10,000 lines or 1 MB each; the next read continues
 
 
 def streams(calls: Calls, group: str, prefix: str) -> list[str]:
-    """The names of a group's streams that begin so, by name; none while there is no such group."""
+    """Returns the names of a group's streams with this prefix, sorted; empty if the group does not
+    exist.
+    """
     found: list[dict[str, Any]] = []
     with passing(ABSENT):
         found += calls.pages(
@@ -37,8 +39,8 @@ def streams(calls: Calls, group: str, prefix: str) -> list[str]:
 
 
 def read(calls: Calls, group: str, stream: str, token: str = "") -> tuple[list[str], str]:
-    """The lines behind `token`, each with its time of day, and the token behind them; CloudError
-    where AWS refuses.
+    """Returns the lines after `token`, each with its time of day, and the token after them. Raises
+    CloudError if AWS refuses.
     """
     lines: list[str] = []
     for _ in range(PAGES):
@@ -63,7 +65,7 @@ def read(calls: Calls, group: str, stream: str, token: str = "") -> tuple[list[s
 
 
 def _lines(event: dict[str, Any]) -> Iterator[str]:
-    """An event's lines as a node's log has its own: who, when, what."""
+    """Yields an event's lines in the form of a node's log: source, time, text."""
     stamp = int(event["timestamp"])
     clock = f"{time.strftime('%H:%M:%S', time.localtime(stamp // 1000))}.{stamp % 1000:03d}"
     for text in str(event["message"]).splitlines():

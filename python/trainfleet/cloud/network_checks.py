@@ -1,5 +1,5 @@
-"""Checks of a network before anything is made in it: your subnets, your security groups, and your
-file system's.
+"""Checks a network before a fleet uses it: your subnets, your security groups, and your file
+system's.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .template_inputs import Inputs
 from .template_storage import makes_file_system
 
 LUSTRE = 988  # FSx's port for its clients
-# GiB: FSx takes about one address of the subnet for each so much of a file system, and one for its
+# GiB: FSx takes about one subnet address per this much of a file system, and one for its
 # metadata
 SERVER = 1200
 
 
 def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether your subnets are in the VPC and the zone, with room for the nodes and a way
+    """Checks whether your subnets are in the VPC and the zone, with room for the nodes and a route
     out.
     """
     own = (*config.fleet.sagemaker.subnets, *filter(None, [inputs.subnet]))
@@ -34,8 +34,8 @@ def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     for name in own:
         if name not in rows:
             yield Obstacle(
-                f"there is no subnet {name} in {calls.region}",
-                "another one, or another fleet.aws.region",
+                f"the subnet {name} does not exist in {calls.region}",
+                "set another subnet, or another fleet.aws.region",
             )
             continue
         yield from _placed(rows[name], config, inputs)
@@ -51,7 +51,9 @@ def _described(calls: Calls, ids: Iterable[str]) -> Iterator[Mapping[str, Any]]:
 
 
 def _placed(row: Mapping[str, Any], config: Config, inputs: Inputs) -> Iterator[Obstacle]:
-    """Of engines that make no instances themselves: nothing, as nodes are where their subnet is."""
+    """Checks a subnet's network and zone. Engines that make no instances themselves skip this:
+    their nodes are where the subnet is.
+    """
     name, network, zone = row["SubnetId"], row.get("VpcId"), row.get("AvailabilityZone")
     if inputs.kind.in_zone and network != config.fleet.aws.vpc:
         yield Obstacle(
@@ -59,14 +61,14 @@ def _placed(row: Mapping[str, Any], config: Config, inputs: Inputs) -> Iterator[
         )
     if inputs.kind.in_zone and zone != inputs.zone:
         yield Obstacle(
-            f"{name} is in {zone}, not in {inputs.zone}", "fleet.aws.subnets: one in that zone"
+            f"{name} is in {zone}, not in {inputs.zone}", "set fleet.aws.subnets in that zone"
         )
 
 
 def _roomy(
     row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
 ) -> Iterator[Obstacle]:
-    """Checks whether a subnet has enough addresses: each EFA interface that has one counts."""
+    """Checks whether a subnet has enough addresses: each EFA interface with an address counts."""
     each = 1 if inputs.plain == "yes" else addresses(config.fleet.instance_type or "")
     new = len(inputs.slots) - mine(config, calls)
     makes = makes_file_system(config) and not _has_file_system(config, calls)
@@ -77,38 +79,38 @@ def _roomy(
             f" and {servers} for the file system" if servers else ""
         )
         yield Obstacle(
-            f"{row['SubnetId']} has {free} free addresses: too few for {needed}", "a larger subnet"
+            f"{row['SubnetId']} has {free} free addresses: too few for {needed}", "use a larger one"
         )
 
 
 def _open(
     row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
 ) -> Iterator[Obstacle]:
-    """Checks whether nodes can reach the Internet from a subnet, as they load drivers and packages
-    from there.
+    """Checks whether nodes can reach the Internet from a subnet, because they load drivers and
+    packages from there.
     """
     what, routes = "", _routes(calls, row)
     leads = [
         route for route in routes if route.get("DestinationCidrBlock") == template_parts.ANYWHERE
     ]
     if routes and not any(route.get("State") != "blackhole" for route in leads):
-        what = "has no route to the Internet: set-up loads drivers and packages from there"
+        what = "has no route to the Internet, which set-up needs for drivers and packages"
     elif (
         leads
         and all(str(route.get("GatewayId")).startswith("igw-") for route in leads)
         and not _public(config, row, inputs)
     ):
-        what = "leads to the Internet by a gateway, and nodes have no public address there"
+        what = "reaches the Internet by a gateway, but nodes have no public address there"
     if what:
         then = (
-            "a route to a NAT gateway, or another subnet, if nodes have no mirror and no "
-            "endpoints of theirs"
+            "add a route to a NAT gateway, or use another subnet, unless nodes have their own "
+            "mirror and endpoints"
         )
         yield Obstacle(f"{row['SubnetId']} {what}", then, blocks=False)
 
 
 def _routes(calls: Calls, subnet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the routes of a subnet: those of its table, or else of its network's main one."""
+    """Returns the routes of a subnet: those of its own table, or of its network's main table."""
     of_vpc = [{"Name": "vpc-id", "Values": [str(subnet.get("VpcId"))]}]
     tables = list(calls.pages("ec2", "DescribeRouteTables", "RouteTables", Filters=of_vpc))
     for key, value in (("SubnetId", subnet.get("SubnetId")), ("Main", True)):
@@ -119,7 +121,7 @@ def _routes(calls: Calls, subnet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _public(config: Config, subnet: Mapping[str, Any], inputs: Inputs) -> bool:
-    """Tells whether a node gets a public address: EC2 gives none to one of several network
+    """Tells whether a node gets a public address: EC2 gives none to a node with several network
     interfaces.
     """
     is_alone = inputs.plain == "yes" or len(interfaces(config.fleet.instance_type or "")) == 1
@@ -127,7 +129,7 @@ def _public(config: Config, subnet: Mapping[str, Any], inputs: Inputs) -> bool:
 
 
 def walls(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether your security groups let nodes reach each other, and your file system."""
+    """Checks whether your security groups let nodes reach each other and your file system."""
     groups = set(config.fleet.sagemaker.security_groups)
     for row in _groups(calls, groups):
         for way, key in (("in from", "IpPermissions"), ("out to", "IpPermissionsEgress")):
@@ -142,17 +144,17 @@ def walls(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
                     "the ranks need"
                 )
                 yield Obstacle(
-                    what, "a rule of the group for all traffic, with the group itself", blocks=False
+                    what, "add a rule for all traffic from and to the group itself", blocks=False
                 )
     system = (config.fleet.fsx.dns_name or "").partition(".")[0]
     if inputs.subnet and re.fullmatch("fs-[0-9a-f]{8,}", system):
-        with passing("FileSystemNotFound"):  # it may be another account's
+        with passing("FileSystemNotFound"):  # another account may own it
             yield from _of_file_system(system, calls, inputs.subnet)
 
 
 def _of_file_system(system: str, calls: Calls, subnet: str) -> Iterator[Obstacle]:
-    """Checks whether a file system lets the subnet in: the group of nodes is new, so that only a
-    rule by address can.
+    """Checks whether a file system lets the subnet in: the nodes' group is new, so only a rule by
+    address can.
     """
     (row,) = calls("fsx", "DescribeFileSystems", FileSystemIds=[system])["FileSystems"]
     card = row["NetworkInterfaceIds"][:1]
@@ -166,7 +168,7 @@ def _of_file_system(system: str, calls: Calls, subnet: str) -> Iterator[Obstacle
     rules = [rule for group in _groups(calls, groups) for rule in group.get("IpPermissions", ())]
     if not any(_lets_in(rule, cidr) for rule in rules):
         what = (
-            f"no security group of {system} lets nodes of {subnet} in, {cidr}: Lustre needs "
+            f"no security group of {system} lets in nodes of {subnet}, {cidr}; Lustre needs "
             "TCP 988 and 1018-1023"
         )
         then = (

@@ -1,8 +1,8 @@
-"""The actions that making, running and removing a fleet needs, and which of them IAM's simulator
+"""Lists the actions that making, running and removing a fleet needs, and those that IAM's simulator
 denies the caller.
 
 Each is simulated on its resource if that has a name of ours, so that a policy for `trainfleet-*`
-only is enough. What a service does in the caller's name through CloudFormation needs the same
+only is enough. A service that acts in the caller's name through CloudFormation needs the same
 permissions: it has no other role.
 """
 
@@ -26,22 +26,22 @@ from .template_parts import allow, written
 from .template_storage import log_group, makes_file_system
 
 FILE = Path(__file__).with_name("permissions.yaml")
-# of the second there is a role for each file system
+# the second service has a role for each file system
 FSX, TO_S3 = ("fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com")
 SESSION = "document/AWS-StartSSHSession"
 LINK = "iam:CreateServiceLinkedRole"
-# of a condition's values, as IAM's simulator has them
+# types of a condition's values in IAM's simulator
 TYPES = {"Bool": "boolean", "ForAnyValue:StringEquals": "stringList", "StringEquals": "string"}
 MOST = 50  # actions in one request to the simulator
 LARGEST = 6_100  # characters of a policy's statements
 Policy = dict[str, Any]
-Needed = Iterator[tuple[tuple[str, ...], str]]  # actions, and the resource that they are done to
+Needed = Iterator[tuple[tuple[str, ...], str]]  # actions, and their resource
 
 
 @functools.cache
 def _rows() -> list[tuple[str, tuple[str, ...], list[str]]]:
-    """Each row of permissions.yaml: whose names it is for, its actions as IAM has them, and what
-    they are done to.
+    """Returns each row of permissions.yaml: its engines, its actions in IAM's spelling, and their
+    resources.
     """
     return [
         (
@@ -56,8 +56,8 @@ def _rows() -> list[tuple[str, tuple[str, ...], list[str]]]:
 
 
 def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
-    """Lists the actions on each resource: to look at what there is, or to make, use and remove what
-    the config says.
+    """Lists the actions on each resource: to check existing resources, or to make, use and remove
+    those of the config.
     """
     found: dict[str, list[str]] = {}
     names, here = (
@@ -72,7 +72,7 @@ def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
 
 
 def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
-    """Returns the names of what a config makes and uses, by their kind."""
+    """Returns the names of the resources that a config makes and uses, by kind."""
     aws, kind, stack = config.fleet.aws, inputs.kind, [stack_name(config)]
     of_cluster, plain = kind.by_ssh and not kind.in_zone, not inputs.engine
     has_stack = not (of_cluster and aws.subnets)
@@ -95,7 +95,7 @@ def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
 
 
 def _of_jobs(config: Config, inputs: Inputs) -> dict[str, list[str]]:
-    """Returns what the jobs of AWS Batch or SageMaker use."""
+    """Returns the names of the resources that jobs of AWS Batch or SageMaker use."""
     fleet, name = config.fleet, [config.fleet_name]
     if inputs.kind.by_ssh:
         return {}
@@ -109,7 +109,7 @@ def _of_jobs(config: Config, inputs: Inputs) -> dict[str, list[str]]:
 
 
 def _of_data(config: Config, inputs: Inputs) -> dict[str, list[str]]:
-    """The buckets that nodes write to, and what a file system is linked with."""
+    """Returns the buckets that nodes write to, and those that a file system is linked with."""
     fsx, found = config.fleet.fsx, {"written": sorted(written(config, inputs))}
     if not _makes_file_system(config, inputs):
         return found
@@ -135,10 +135,10 @@ def _makes_file_system(config: Config, inputs: Inputs) -> bool:
 
 
 def policy(config: Config, inputs: Inputs) -> Policy:
-    """A policy that is enough for whoever makes, runs and removes a fleet, for `make plan OUT=`."""
+    """Returns a policy that allows making, running and removing a fleet, for `make plan OUT=`."""
     resources: dict[tuple[str, ...], list[str]] = {}
     for actions, resource in (*needed(config, inputs, looks=True), *needed(config, inputs)):
-        # AWS's own, in whose ARN it may name no account
+        # an SSM document of AWS has no account in its ARN
         place = resource.replace(f"{inputs.account}:{SESSION}", f"*:{SESSION}")
         resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x(?=/|$)", "*", place))
     allowed = [allow(sorted(actions), where) for actions, where in resources.items()]
@@ -149,8 +149,8 @@ def policy(config: Config, inputs: Inputs) -> Policy:
 
 
 def documents(whole: Policy) -> Iterator[Policy]:
-    """The policy in as many as IAM takes it in: a managed policy holds 6,144 characters without
-    white space.
+    """Splits the policy into documents that IAM accepts: a managed policy holds 6,144 characters
+    without white space.
     """
     left, size = list[Any](), 0
     for statement in whole["Statement"]:
@@ -164,14 +164,15 @@ def documents(whole: Policy) -> Iterator[Policy]:
 
 
 def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
-    """The actions that the caller may not do; CloudError where the simulator can't be asked.
+    """Returns the actions that the caller may not do. Raises CloudError if the simulator can't be
+    asked.
 
-    Those that only look are not simulated: a look that is denied is reported when it is made, or is
+    Read actions are not simulated: a denied read is reported when it is made, or is
     not needed.
     """
     caller = _principal(str(calls("sts", "GetCallerIdentity").get("Arn", "")))
     if caller.endswith(":root"):
-        return []  # which may do anything, and can't be simulated
+        return []  # the root user may do anything, and can't be simulated
 
     missing = [
         name
@@ -183,7 +184,7 @@ def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
         for row in calls.pages("iam", "ListRoles", "Roles", PathPrefix="/aws-service-role/")
     }
     for service in _services(config, inputs):
-        # AWS makes it with the first that needs it
+        # AWS makes this role for the first resource that needs it
         if service == TO_S3 or f"/aws-service-role/{service}/" not in there:
             named = {"StringEquals": {"iam:AWSServiceName": service}}
             where = _linked(inputs, f"{service}/x")
@@ -196,8 +197,8 @@ def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
 def refused(
     calls: Calls, who: str, actions: Sequence[str], resource: str, conditions: Policy | None = None
 ) -> Iterator[str]:
-    """The actions on a resource that IAM's simulator denies a user or role; `conditions`: of a
-    statement that holds.
+    """Yields the actions on a resource that IAM's simulator denies a user or role; `conditions`:
+    the values that it assumes.
     """
     more: dict[str, Any] = {} if resource == "*" else {"ResourceArns": [resource]}
     if conditions:
@@ -221,8 +222,8 @@ def refused(
 
 
 def _services(config: Config, inputs: Inputs) -> Iterator[str]:
-    """Yields the services that act in the account by a separate role, which is made for their first
-    user.
+    """Yields the services that act in the account by a separate role, which AWS makes for their
+    first user.
     """
     yield from inputs.kind.services
     if _makes_file_system(config, inputs):
@@ -238,14 +239,14 @@ def _linked(inputs: Inputs, name: str) -> str:
 
 
 def _principal(arn: str) -> str:
-    """The user or role of an identity: a session is that of its role."""
+    """Returns the user or role of an identity: a session has the identity of its role."""
     head, _, name = arn.partition(":assumed-role/")
     return f"{head.replace(':sts:', ':iam:')}:role/{name.partition('/')[0]}" if name else arn
 
 
 def unsure(error: CloudError) -> bool:
-    """Tells whether the simulator is closed to the caller, or does not find its role (one with a
-    path).
+    """Tells whether the simulator is closed to the caller, or does not find its role (such as a
+    role with a path).
     """
     return error.code in (
         "AccessDenied",

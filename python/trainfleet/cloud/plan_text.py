@@ -1,5 +1,5 @@
-"""Writes what `make plan` says of a fleet on AWS: what would change, what it costs, what prevents
-it, how tokens are read.
+"""Writes the part of `make plan` on a fleet in AWS: the changes, their cost, the obstacles, and how
+nodes read tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def describe(
     speed: float | None,
     paid: Paid = NOTHING,
 ) -> Iterator[str]:
-    """The lines. `hours`: of the run; `speed`: its tokens per second; None if unknown."""
+    """Yields the lines. `hours`: of the run; `speed`: its tokens per second; None if unknown."""
     calls, inputs = fleet.calls, foreseen.inputs
     prices = by_table() if foreseen.unasked else Prices(calls)
     costs = spending.of_ec2(config, prices, inputs.zone)
@@ -34,9 +34,9 @@ def describe(
     yield from cloudformation.describe(foreseen.changes, not foreseen.before)
     yield from ("", "dollars an hour", *spending.describe(costs.rows, hours))
     if calls.region != WHERE_PRICES_ARE and any(row.source == TABLE for row in costs.rows):
-        yield f"  {calls.region} may ask up to half more than that list"
+        yield f"  {calls.region} may cost up to 50 % more than these list prices"
     if prices.trouble:
-        yield f"  the Pricing API was not of use: {prices.trouble}"
+        yield f"  the Pricing API gave no prices: {prices.trouble}"
     yield from spending.describe_whole(
         paid.on(costs.bill(config.fleet.nodes)), config.fleet.nodes, hours
     )
@@ -57,27 +57,25 @@ def describe(
 
 
 def account(config: Config, calls: Calls, inputs: Inputs, unasked: str = "") -> Iterator[str]:
-    """Yields what in the account prevents it; if it can't be asked (`unasked`: why), the
-    placeholders for its answers.
+    """Yields the account's obstacles or, if it can't be asked (`unasked`: why), the placeholders
+    for its answers.
     """
     if unasked:
-        yield f"account: not asked, as {unasked}"
+        yield f"account: not asked, because {unasked}"
         yield (
             f"  the account {inputs.account}, the zone {inputs.zone} and the image "
-            f"{inputs.image} stand in for its answers"
+            f"{inputs.image} are placeholders"
         )
     found = list(checks.here(config, inputs)) if unasked else checks.findings(config, calls, inputs)
     if not unasked:
-        yield "account" if found else "account: nothing prevents it"
+        yield "account" if found else "account: no obstacle found"
     yield from (f"  {'' if finding.blocks else 'note: '}{finding}" for finding in found)
 
 
 def access(config: Config) -> str:
-    """Says how nodes are reached."""
+    """Describes how SSH reaches the nodes."""
     aws = config.fleet.aws
     if aws.ssm_only:
-        return "SSH through SSM Session Manager: no port is open to the outside"
-    through = (
-        f", through the head, {aws.bastion_type}" if aws.bastion_type else ", and from nowhere else"
-    )
+        return "SSH through SSM Session Manager; no port is open to the outside"
+    through = f", through the head, {aws.bastion_type}" if aws.bastion_type else " only"
     return f"SSH from {', '.join(aws.allow_ssh_from)}{through}"
