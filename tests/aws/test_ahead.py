@@ -232,12 +232,12 @@ def test_clean_says_that_it_stays_paid_and_leaves_it_for_the_next_setup(
         (
             {},
             "fleet.aws.block_hours",
-            "no capacity block is bought with fleet.aws.capacity on-demand; null works",
+            "with fleet.aws.capacity on-demand no capacity block is bought; set null",
         ),
         (
             {"capacity": "block"},
             "fleet.aws.block_hours",
-            "bought with fleet.aws.reservation, which names one; null works",
+            "with fleet.aws.reservation no capacity block is bought; set null",
         ),
     ],
 )

@@ -125,7 +125,7 @@ BAD: dict[str, tuple[Callable[[Account], None], dict[str, Any], str, str]] = {
         lambda account: None,
         {"fsx": {"size_gib": 3600}},
         "fleet.fsx.size_gib: 3600",
-        "4800 works",
+        "set 4800",
     ),
 }
 

@@ -155,7 +155,7 @@ def test_too_small_a_quota_comes_with_the_command_that_asks_for_more(account: An
         }
     )
     assert (
-        f"2 x p5.48xlarge need {TWO} vCPUs; your quota 'Running On-Demand P instances' is 0"
+        f"2 x p5.48xlarge need {TWO} vCPUs, but your quota 'Running On-Demand P instances' is 0"
         in told(fleet())
     )
     assert (
@@ -172,7 +172,7 @@ def test_a_quota_counts_what_others_run_and_not_our_own(account: Any) -> None:
         GetServiceQuota=lambda _: {"Quota": {"Value": TWO + 95.0}},
         DescribeInstances=running("p4d.24xlarge"),
     )
-    assert "96 are in use by others" in told(fleet())
+    assert "other instances use 96" in told(fleet())
     own = [
         {"Key": "trainfleet:config", "Value": fleet().name},
         {"Key": "trainfleet:project", "Value": "trainfleet"},
@@ -197,7 +197,7 @@ def test_a_quota_that_the_account_never_asked_for_is_the_default(account: Any) -
 
 def test_room_for_a_network_and_a_file_system(account: Any) -> None:
     account(DescribeVpcs={"Vpcs": [{"VpcId": str(number)} for number in range(5)]})
-    assert "1 more is wanted of 'VPCs per Region'; you have 5 of 5" in told(fleet())
+    assert "1 more needed of 'VPCs per Region'; you use 5 of 5" in told(fleet())
     account(DescribeAddresses={"Addresses": [{}] * 5})
     assert "'EC2-VPC Elastic IPs'; you have 5 of 5" in told(fleet())
     there = {"StorageCapacity": 100800, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}
@@ -445,7 +445,7 @@ def test_sagemaker_s_quotas_are_looked_at_before_a_job_but_for_a_training_plan(
     account(ListServiceQuotas={"Quotas": [row]})
     plain, inputs = fleet("p4d.24xlarge"), replace(INPUTS, engine="sagemaker")
     said = told(plain, inputs)
-    assert f"2 x ml.p4d.24xlarge are wanted, and your quota {name!r} is 1" in said
+    assert f"the job needs 2 x ml.p4d.24xlarge, but your quota {name!r} is 1" in said
     assert "--service-code sagemaker --quota-code L-1 --desired-value 2" in said
     own = replace(plain.fleet.sagemaker, plan_hours=24.0)
     assert told(replace(plain, fleet=replace(plain.fleet, sagemaker=own)), inputs) == ""

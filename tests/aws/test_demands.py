@@ -24,10 +24,10 @@ def test_what_has_a_template_is_not_refused(name: str, config: Any) -> None:
         (
             {"capacity": "block", "instance_type": "p3dn.24xlarge"},
             "fleet.aws.capacity",
-            "on-demand, spot, or reservation, works",
+            "set on-demand, spot or reservation",
         ),
-        ({"vpc": "vpc-0123456789abcdef0"}, "fleet.aws.vpc", "go together"),
-        ({"subnets": ("subnet-0123456789abcdef0",)}, "fleet.aws.subnets", "go together"),
+        ({"vpc": "vpc-0123456789abcdef0"}, "fleet.aws.vpc", "together"),
+        ({"subnets": ("subnet-0123456789abcdef0",)}, "fleet.aws.subnets", "together"),
         (
             {"region": "us-east-1", "zones": ("us-east-1a", "us-east-2a")},
             "fleet.aws.zones",
@@ -36,7 +36,7 @@ def test_what_has_a_template_is_not_refused(name: str, config: Any) -> None:
         (
             {"allow_ssh_from": ("0.0.0.0/0",), "bastion_type": "c7i.xlarge"},
             "fleet.aws.allow_ssh_from",
-            "whole Internet",
+            "complete Internet",
         ),
         (
             {"allow_ssh_from": ("300.1.1.1/32",), "bastion_type": "c7i.xlarge"},
@@ -51,19 +51,19 @@ def test_what_has_a_template_is_not_refused(name: str, config: Any) -> None:
         (
             {"allow_ssh_from": ("203.0.113.7/32",)},
             "fleet.aws.allow_ssh_from",
-            "fleet.aws.bastion_type c7i.xlarge works",
+            "set fleet.aws.bastion_type, such as c7i.xlarge",
         ),
         (
             {"bastion_type": "c7i.xlarge"},
             "fleet.aws.bastion_type",
-            "fleet.aws.allow_ssh_from says who",
+            "set fleet.aws.allow_ssh_from",
         ),
         (
             {"bastion_type": "p5.48xlarge", "allow_ssh_from": ("203.0.113.7/32",)},
             "fleet.aws.bastion_type",
             "needs no accelerator",
         ),
-        ({"fsx_size_gib": 3600}, "fleet.fsx.size_gib", "4800 works"),
+        ({"fsx_size_gib": 3600}, "fleet.fsx.size_gib", "set 4800"),
         (
             {"instance_type": "p4d.24xlarge", **LUSTRE_EFA},
             "fleet.fsx.efa",
@@ -72,7 +72,7 @@ def test_what_has_a_template_is_not_refused(name: str, config: Any) -> None:
         (
             {"instance_type": "trn2.48xlarge", **LUSTRE_EFA},
             "fleet.fsx.efa",
-            "paid for unused; false works, or trn1",
+            "paid for unused; set false, or use trn1",
         ),
         ({"nodes": MOST_NODES + 1}, "fleet.nodes", "one stack makes"),
     ],
@@ -95,14 +95,14 @@ def test_reservations_go_with_what_uses_them() -> None:
     )
     assert "not used with spot" in dict(refuse(unused))["fleet.aws.reservation"]
     both = replace(config, fleet=replace(config.fleet, spot=True))
-    assert "false works" in dict(refuse(both))["fleet.spot"]
+    assert "set false" in dict(refuse(both))["fleet.spot"]
 
 
 def test_folders_leave_room_for_what_is_linked() -> None:
     config = fleet()
     for folder, said in (
-        ("/fsx", "/fsx/trainfleet works"),
-        ("/fsx/linked/x", "another folder works"),
+        ("/fsx", "set /fsx/trainfleet"),
+        ("/fsx/linked/x", "set another folder"),
     ):
         told = dict(refuse(replace(config, fleet=replace(config.fleet, shared_folder=folder))))
         assert said in told["fleet.shared_folder"]
@@ -110,6 +110,6 @@ def test_folders_leave_room_for_what_is_linked() -> None:
         config.fleet, shared_folder="/mnt", fsx=replace(config.fleet.fsx, s3_import="s3://a-b-c/d")
     )
     assert (
-        "only a file system that is made"
+        "only for a new file system"
         in dict(refuse(replace(config, fleet=linked)))["fleet.fsx.s3_import"]
     )

@@ -173,7 +173,7 @@ def test_more_nodes_than_there_is_room_for_leaves_those_that_are_there(
     fleet, _ = make(config_of(tmp_path))
     before = ids(fleet)
     account.capacity["us-east-1a", "c7i.8xlarge"] = 4
-    with pytest.raises(CloudError, match="its nodes are those that it had"):
+    with pytest.raises(CloudError, match="its nodes are unchanged"):
         make(config_of(tmp_path, nodes=4))
     account.sleep(100)
     assert ids(fleet) == before and fleet.stack.look().status == "UPDATE_ROLLBACK_COMPLETE"  # type: ignore[union-attr]
@@ -183,9 +183,9 @@ def test_more_nodes_than_there_is_room_for_leaves_those_that_are_there(
 
 REASONS = {
     "You have requested more vCPU capacity than your current vCPU limit of 0 allows": "vCPU quota",
-    "User: arn:aws:iam::1:user/x is not authorized to perform: iam:CreateRole on resource: role": "may not make it",
-    "The maximum number of VPCs has been reached.": "as many VPCs",
-    "The security token included in the request is expired": "expired on the way",
+    "User: arn:aws:iam::1:user/x is not authorized to perform: iam:CreateRole on resource: role": "may not create it",
+    "The maximum number of VPCs has been reached.": "its limit of VPCs",
+    "The security token included in the request is expired": "expired during the set-up",
     "something that nobody foresaw": "something that nobody foresaw",
 }
 
@@ -336,7 +336,7 @@ def test_credentials_that_expire_on_the_way_are_said_and_the_same_again_goes_on(
     account.throttled, account.expires_at = lambda _: False, None
     fleet, said = make(config)
     assert (
-        any("as another command began it; following it" in line for line in said)
+        any("another command began it; following its progress" in line for line in said)
         and len(ids(fleet)) == 2
         and len(account.stacks) == 1
     )
@@ -393,7 +393,7 @@ def test_too_small_a_quota_is_told_before_anything_is_made(
     account.quotas["L-1216C47A"] = 64.0
     with pytest.raises(
         CloudError,
-        match=r"2 x c7i.8xlarge need 64 vCPUs; your quota 'Running On-Demand Standard .* is 64, and 32",
+        match=r"2 x c7i.8xlarge need 64 vCPUs, but your quota 'Running On-Demand Standard .* is 64, and other instances use 32",
     ):
         make(config)
     assert ours(account) == {}, "nothing was begun"

@@ -242,7 +242,7 @@ def test_how_tokens_are_read_follows_from_their_size_and_where_they_are(
 
 def test_what_s3_is_asked_for_is_far_below_what_a_prefix_takes() -> None:
     config = replace(fleet(), data=replace(fleet().data, tokenized_path="s3://bucket/sets"))
-    assert "one prefix is enough" in "\n".join(template_storage.describe(config, 5e6))
+    assert "so one is enough" in "\n".join(template_storage.describe(config, 5e6))
 
 
 def test_nodes_are_told_where_logs_go_and_whether_to_copy(account: Account, tmp_path: Path) -> None:

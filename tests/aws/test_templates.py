@@ -224,7 +224,7 @@ def test_names_are_what_each_service_takes() -> None:
 def test_a_hundred_nodes_fit_one_template_and_too_many_are_refused() -> None:
     assert len(render(fleet(), replace(INPUTS, slots=tuple(range(100))))) < MOST_BYTES
     with pytest.raises(
-        ConfigError, match=r"fleet.nodes: 400: too many for one template; (\d+) works"
+        ConfigError, match=r"fleet.nodes: 400: too many nodes for one template; (\d+) is the most"
     ) as caught:
         render(fleet(), replace(INPUTS, slots=tuple(range(400))))
     works = int(str(caught.value).split("template; ")[1].split()[0])
@@ -236,12 +236,12 @@ def test_a_hundred_nodes_fit_one_template_and_too_many_are_refused() -> None:
     [
         ({"size_gib": 1200}, ""),
         ({"size_gib": 4800}, ""),
-        ({"size_gib": 3600}, "multiples of 2400; 4800 works"),
-        ({"size_gib": 2000}, "multiples of 2400; 2400 works"),
+        ({"size_gib": 3600}, "a multiple of 2400; set 4800"),
+        ({"size_gib": 2000}, "a multiple of 2400; set 2400"),
         ({"efa": True}, "scratch file systems have no EFA"),
         (
             {"type": "persistent", "efa": True, "throughput": 250, "size_gib": 4800},
-            "multiples of 19200; 19200 works",
+            "a multiple of 19200; set 19200",
         ),
         ({"type": "persistent", "efa": True, "throughput": 1000, "size_gib": 9600}, ""),
     ],

@@ -198,7 +198,7 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     yield queue(max=2), "fleet.nodes: 4: the largest queue has at most 2; set NODES=2"
     yield (
         {"fsx": {"size_gib": 1234}},
-        "fleet.fsx.size_gib: 1234: it comes in 1200 or multiples of 2400",
+        "fleet.fsx.size_gib: 1234: it must be 1200 or a multiple of 2400",
     )
     yield {"fsx": {"throughput": 33}}, "fleet.fsx.throughput: 33 is not one of 125, 250, 500, 1000"
     yield (

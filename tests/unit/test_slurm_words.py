@@ -841,7 +841,7 @@ def test_what_keeps_pcluster_from_a_deletion_keeps_no_machine_alive(
     [
         ("key", "fleet.ssh.key: null, and ~/.ssh has no public key; nobody could log in to the machines\n    next: ssh-keygen"),
         ("plugin", "SSH through SSM needs session-manager-plugin, which is not installed here"),
-        ("quota", "4 x c7i.8xlarge need 128 vCPUs; your quota 'Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances' is 5"),
+        ("quota", "4 x c7i.8xlarge need 128 vCPUs, but your quota 'Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances' is 5"),
         ("subnet", "the subnet subnet-0123456789abcdef0 does not exist in us-west-2"),
     ],
 )  # fmt: skip

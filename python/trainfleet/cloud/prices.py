@@ -1,12 +1,12 @@
-"""AWS's prices: from the Pricing API where it answers, else from a table of list prices, with the
-source; and what an existing resource costs by it.
+"""AWS's prices: from the Pricing API if it answers, else from a table of list prices, with the
+source; and the cost of an existing resource.
 
 The table: US dollars in us-east-1, on-demand Linux; instance types in instance_types.json; the rest
 from aws.amazon.com/ebs/pricing, /fsx/lustre/pricing, /vpc/pricing, /s3/pricing, as public price
 lists had them. Other regions cost up to half more.
 
-SageMaker asks 15 to 25 % more than EC2 for the same machine. Of managed spot, and of a type without
-a price there, the API knows more.
+SageMaker costs 15 to 25 % more than EC2 for the same machine. The table lacks managed spot and some
+types; the API has their prices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TABLE = f"list price in us-east-1, {READ}"
 API, SPOT, PAID = "Pricing API", "spot price now", "paid with the block"
 RESERVED = "paid with the training plan"
 OF_SAGEMAKER = "SageMaker's list price in us-east-1, 2026-09-27"
-WHERE_PRICES_ARE = "us-east-1"  # the Pricing API is in few regions; this one knows all
+WHERE_PRICES_ARE = "us-east-1"  # the Pricing API is in few regions; this one has all prices
 MONTH = 730.0  # hours, as AWS counts them
 _LISTED: dict[str, dict[str, float]] = read_table(Path(__file__).with_name("prices.yaml"))
 GIB_MONTH, HOUR, GB, FREE = (_LISTED[per] for per in ("gib_month", "hour", "gb", "free"))
@@ -39,19 +39,19 @@ GIB_MONTH, HOUR, GB, FREE = (_LISTED[per] for per in ("gib_month", "hour", "gb",
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars an hour, None if unknown; and their source."""
+    """A price in US dollars an hour, None if unknown; and its source."""
 
     usd: float | None
     source: str
 
     def times(self, count: int) -> float | None:
-        """US dollars an hour for that many."""
+        """Returns the price of that many, in US dollars an hour."""
         return None if self.usd is None else self.usd * count
 
 
 def of(kind: str, what: str, amount: float) -> float | None:
-    """US dollars an hour by the table: `amount` instances (training: SageMaker's), addresses, NATs,
-    or GiB of what keeps data.
+    """Returns US dollars an hour by the table: `amount` is instances (training: SageMaker's),
+    addresses, NATs, or GiB of storage.
     """
     if kind in ("instance", "training"):
         row = node_types.instance(what)
@@ -68,23 +68,23 @@ def of(kind: str, what: str, amount: float) -> float | None:
 
 @dataclass
 class Prices:
-    """Prices in one region. Without `calls`, or when the API gives no answer, they are the
-    table's.
+    """Prices in one region. They come from the table without `calls`, or if the API does not
+    answer.
     """
 
     calls: Calls | None = None
-    trouble: str = ""  # why the table had to answer
+    trouble: str = ""  # why the table was used
     known: dict[tuple[str, str], Price] = field(default_factory=dict)
 
     def instance(self, name: str, capacity: str = "on-demand", zone: str = "") -> Price:
-        """Returns the price of one machine. A capacity block was paid for when it was bought."""
+        """Returns the price of one machine. A capacity block is paid for when it is bought."""
         if capacity == "block":
             return Price(0.0, PAID)
         kind = "spot" if capacity == "spot" else "on-demand"
         return self._priced(name, kind, zone)
 
     def training(self, name: str, is_reserved: bool = False) -> Price:
-        """Returns the price of one machine of SageMaker. A training plan was paid for when it was
+        """Returns the price of one SageMaker machine. A training plan is paid for when it is
         bought; managed spot costs less.
         """
         return Price(0.0, RESERVED) if is_reserved else self._priced(name, "training", "")
@@ -113,9 +113,7 @@ class Prices:
 
 
 def _listed(region: str, name: str, is_training: bool) -> float | None:
-    """The on-demand price by the Pricing API, of EC2 or of SageMaker's training; None where it
-    lists none.
-    """
+    """Returns the On-Demand price of EC2 or SageMaker training from the Pricing API, or None."""
     wanted = {
         "instanceType": name,
         "regionCode": region,
@@ -126,7 +124,7 @@ def _listed(region: str, name: str, is_training: bool) -> float | None:
         "marketoption": "OnDemand",
     }
     if is_training:
-        # of what uses it there are as many products
+        # each use of an instance is a separate product
         wanted = {"instanceName": f"ml.{name}", "regionCode": region}
     filters = [
         {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()
@@ -143,8 +141,8 @@ def _listed(region: str, name: str, is_training: bool) -> float | None:
 
 
 def dollars(text: Any, usage: str) -> Iterator[float]:
-    """Every hourly on-demand price of a product, as the API writes one, if it is of that type of
-    usage, such as USE1-`usage`.
+    """Yields every hourly on-demand price of a product in the API's format, if its type of usage
+    matches, such as USE1-`usage`.
     """
     try:
         product = parse_json(text, API) if isinstance(text, str) else text
@@ -158,11 +156,11 @@ def dollars(text: Any, usage: str) -> Iterator[float]:
                 if part["unit"] == "Hrs" and 0 < usd < 10_000:
                     yield usd
     except (ValueError, TypeError, KeyError, AttributeError):
-        return  # it is not a product
+        return  # not a product
 
 
 def _spot(calls: Calls, name: str, zone: str) -> float | None:
-    """Returns the price of a spot instance now: the highest of the zones that count."""
+    """Returns the present price of a spot instance: the highest of the zones that count."""
     request: dict[str, Any] = {
         "InstanceTypes": [name],
         "ProductDescriptions": ["Linux/UNIX"],
@@ -186,7 +184,7 @@ def _number(row: Mapping[str, Any]) -> float:
 
 
 def in_region(config: Config) -> Prices:
-    """Prices in the config's region; without one, the table's."""
+    """Returns the prices in the config's region; without a region, the table's."""
     try:
         return Prices(Calls(region_of(config)))
     except ConfigError:
@@ -199,19 +197,19 @@ def by_table() -> Prices:
 
 
 def cost_of(kind: str, row: Row) -> tuple[str, float | None]:
-    """Describes an existing resource, with its US dollars an hour; None if unknown."""
+    """Describes an existing resource and returns its US dollars an hour; None if unknown."""
     if kind in PRICED:
         return PRICED[kind](row)
     return "", 0.0 if kind in FREE else None
 
 
 def stored(kind: str, size: float) -> tuple[str, float | None]:
-    """Prices a bucket, an image or a log group by its bytes."""
+    """Returns the price of a bucket, an image or a log group by its bytes."""
     return f"{size / 2**30:,.1f} GiB", of(kind, "", size / 2**30)
 
 
 def _image(row: Row) -> tuple[str, float | None]:
-    """An image that several configs hold is paid by each in equal parts."""
+    """Prices a container image: the configs that share one pay equal parts."""
     others = len(row.get("imageTags", ())) - 1
     what, usd = stored("image", float(row.get("imageSizeInBytes", 0)))
     shared = f", shared with {others} other config{'s' * (others > 1)}" if others else ""
@@ -219,7 +217,9 @@ def _image(row: Row) -> tuple[str, float | None]:
 
 
 def _snapshot(row: Row) -> tuple[str, float | None]:
-    """Paid by the blocks that are in it; the whole disk where EC2 does not say how many."""
+    """Prices a snapshot by the blocks in it, or by the complete disk if EC2 does not report how
+    many.
+    """
     told = float(row.get("FullSnapshotSizeInBytes") or 0) / 2**30
     size = told or float(row.get("VolumeSize") or 0)
     return f"{'' if told else 'at most '}{size:,.1f} GiB snapshot", of("snapshot", "", size)

@@ -1,5 +1,5 @@
 """Checks an account's quotas (vCPUs of a family, addresses, VPCs, file systems), and names the
-command that asks for more.
+command that requests more.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 @dataclass(frozen=True)
 class Obstacle:
-    """An obstacle: it keeps a fleet from being made (`blocks`), or could not be looked at; and what
-    to type.
+    """An obstacle that keeps a fleet from being made (`blocks`) or could not be checked; and the
+    command that helps.
     """
 
     what: str
@@ -42,11 +42,11 @@ class Obstacle:
 
 
 def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether the nodes fit the quota of their family, next to what else runs in it. A
+    """Checks whether the nodes fit the quota of their family, next to other instances. A
     reservation has been counted already.
     """
     nodes = len(inputs.slots)
-    # of a cluster: others have none
+    # of a cluster: other backends have no queues
     queues = config.fleet.slurm.parallelcluster.queues or (Queue("the only one"),)
     for queue in queues:
         name, capacity = (
@@ -63,23 +63,25 @@ def _of_type(
     quota = quota_of(name, capacity)
     if quota is None:
         yield Obstacle(
-            f"the spot quota of {name} is not looked at: its code is not known", blocks=False
+            f"the spot quota of {name} was not checked: its code is unknown", blocks=False
         )
         return
     allowed = value(calls, "ec2", quota)
     used = sum(_others(config, calls, quota, capacity))
     wanted = nodes * node_types.INSTANCE_TYPES[name].vcpus
     if allowed is not None and used + wanted > allowed:
-        beside = f", and {used:,.0f} are in use by others" if used else ""
+        beside = f", and other instances use {used:,.0f}" if used else ""
         what = (
-            f"{nodes} x {name} need {wanted:,} vCPUs; your quota {quota.name!r} is "
+            f"{nodes} x {name} need {wanted:,} vCPUs, but your quota {quota.name!r} is "
             f"{allowed:,.0f}{beside}"
         )
         yield Obstacle(what, request_more(calls.region, "ec2", quota.code, used + wanted))
 
 
 def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterator[float]:
-    """The vCPUs of what runs now under a quota and is not of this fleet."""
+    """Yields the vCPUs of running instances that count against a quota and are not of this
+    fleet.
+    """
     for reservation in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=RUNNING):
         for row in reservation.get("Instances", ()):
             kind, is_spot = str(row.get("InstanceType")), row.get("InstanceLifecycle") == "spot"
@@ -97,7 +99,7 @@ def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterat
 
 
 def mine(config: Config, calls: Calls) -> int:
-    """Counts the nodes of this fleet that run already."""
+    """Counts this fleet's nodes that already run."""
     states = [
         row["State"]["Name"]
         for row in instances(calls, config.fleet_name)
@@ -107,7 +109,7 @@ def mine(config: Config, calls: Calls) -> int:
 
 
 def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether there is room for a VPC and its addresses, unless they exist."""
+    """Checks whether the quotas have room for a VPC and its addresses, unless they exist."""
     if config.fleet.aws.vpc or config.fleet.aws.subnets:
         return
     vpcs = list(calls.pages("ec2", "DescribeVpcs", "Vpcs"))
@@ -120,14 +122,14 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     ):
         allowed = value(calls, service, quota)
         if allowed is not None and used + wanted > allowed:
-            what = f"{wanted} more is wanted of {quota.name!r}; you have {used} of {allowed:,.0f}"
+            what = f"{wanted} more needed of {quota.name!r}; you use {used} of {allowed:,.0f}"
             more = request_more(calls.region, service, quota.code, used + wanted)
-            yield Obstacle(what, f"fleet.aws.vpc names one of yours; or {more}")
+            yield Obstacle(what, f"set fleet.aws.vpc to an existing one, or run {more}")
 
 
 def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether the file system fits FSx's quotas on the storage of its kind. They are found
-    by their names: codes are not published.
+    """Checks whether the file system fits FSx's quotas on its kind of storage. It finds them by
+    name: AWS does not publish the codes.
     """
     if not makes_file_system(config):
         return
@@ -157,8 +159,8 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def training(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether the nodes fit the quotas of SageMaker, which are found by their names. Those
-    of a training plan are not counted.
+    """Checks whether the nodes fit SageMaker's quotas, which it finds by name. Nodes of a training
+    plan are not counted.
     """
     own, spot = config.fleet.sagemaker, "spot " * config.fleet.spot
     if own.training_plan or own.plan_hours is not None:
@@ -172,7 +174,7 @@ def training(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]
     ):
         if row["QuotaName"] in names and row["Value"] < nodes:
             yield Obstacle(
-                f"{nodes} x {kind} are wanted, and your quota {row['QuotaName']!r} is "
+                f"the job needs {nodes} x {kind}, but your quota {row['QuotaName']!r} is "
                 f"{row['Value']:g}",
                 request_more(calls.region, "sagemaker", row["QuotaCode"], nodes),
             )
@@ -185,7 +187,7 @@ def _kind(row: dict[str, Any]) -> str:
 
 
 def value(calls: Calls, service: str, quota: Quota) -> float | None:
-    """A quota's value: the account's own, or the default; None if unknown."""
+    """Returns a quota's value: the account's own, or the default; None if unknown."""
     for operation in ("GetServiceQuota", "GetAWSDefaultServiceQuota"):
         with passing("NoSuchResourceException"):
             answer = calls("service-quotas", operation, ServiceCode=service, QuotaCode=quota.code)
@@ -194,7 +196,7 @@ def value(calls: Calls, service: str, quota: Quota) -> float | None:
 
 
 def request_more(region: str, service: str, code: str, wanted: float) -> str:
-    """The command that asks AWS for a larger quota."""
+    """Returns the command that asks AWS for a larger quota."""
     more = (
         f"--service-code {service} --quota-code {code} --desired-value {wanted:.0f} --region "
         f"{region}"

@@ -1,11 +1,11 @@
-"""The account's one image repository: its name, the tags by which configs hold images in it, and
+"""The account's only image repository: its name, the tags by which configs hold images in it, and
 how both are removed.
 
 All configs of an account share the repository, as most run the same image. A config holds an image
 by a tag that begins with its name, `<config>.<image>`. ECR keeps an image while any tag is on it
 and deletes it with the last one
 (https://docs.aws.amazon.com/AmazonECR/latest/userguide/delete_image.html, read 2026-11-23), so that
-one config's `make clean` never takes an image that another still uses. The repository goes with the
+one config's `make clean` never removes an image that another uses. The repository goes with the
 last image.
 """
 
@@ -27,12 +27,16 @@ GONE = "RepositoryNotFoundException"
 
 
 def held_as(config: str, image: str) -> str:
-    """The tag by which the config of this name holds an image: at most 128 letters, ECR's limit."""
+    """Returns the tag by which the config of this name holds an image: at most 128 letters, ECR's
+    limit.
+    """
     return f"{slug(config)}.{image}"
 
 
 def pulled(config: Config, inputs: Inputs) -> str | None:
-    """The ARN of the repository that the config's image comes from; None if that is not in ECR."""
+    """Returns the ARN of the repository that the config's image comes from; None if the image is
+    not in ECR.
+    """
     image = config.fleet.container
     if image == BUILD:
         return _arn(inputs.partition, inputs.region, inputs.account, NAME)
@@ -48,7 +52,7 @@ def _arn(partition: str, region: str, account: str, name: str) -> str:
 
 
 def holders(calls: Calls) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Lists (tag, image) for every tag in the repository; nothing without a repository."""
+    """Yields (tag, image) for every tag in the repository; nothing without a repository."""
     with passing(GONE):
         for row in calls.pages(
             "ecr",
@@ -61,14 +65,14 @@ def holders(calls: Calls) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def release_image(calls: Calls, tag: str, row: Mapping[str, Any]) -> object:
-    """Takes a config's tag from its image, and the repository away if that was the last."""
+    """Removes a config's tag from its image, and the repository if that was the last image."""
     calls("ecr", "BatchDeleteImage", repositoryName=NAME, imageIds=[{"imageTag": tag}])
     return remove_repository(calls, NAME, row)
 
 
 def remove_repository(calls: Calls, name: str, row: Mapping[str, Any]) -> object:
-    """Removes the repository with what no tag holds; ECR refuses while any tag does, and then it
-    stays.
+    """Removes the repository and its untagged images. ECR refuses while it has any tagged image,
+    and then it stays.
     """
     with passing(GONE, "RepositoryNotEmptyException"):
         if next(holders(calls), None) is None:

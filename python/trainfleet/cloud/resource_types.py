@@ -1,9 +1,8 @@
-"""The kinds of resources that a fleet is made of: how ours are found by tag, and how one is
-removed.
+"""The kinds of resources of a fleet: how ours are found by tag, and how one is removed.
 
 The order is the one in which they can be removed. Each is read from the service itself:
-the tagging API, which covers all services, still lists what is long gone and does not list roles;
-it is asked for all other kinds.
+the tagging API, which covers all services, still lists deleted resources and does not list roles;
+it is used for all other kinds.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from .cloudformation import CONFIG, OURS, PROJECT
 from .template_inputs import own_tags, slug
 
 Row = Mapping[str, Any]
-Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and what the service says of it
+Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and the service's description
 Find = Callable[[Calls, str | None], Things]
 Remove = Callable[[Calls, str, Row], object]
-# the tag of a machine image and its snapshots that says which versions are in it
+# the tag with the versions in a machine image and its snapshots
 LOCK = "trainfleet:lock"
-GONE = {"deleted", "failed"}  # states of described things that no longer exist
+GONE = {"deleted", "failed"}  # states of listed resources that no longer exist
 
 
 @dataclass(frozen=True)
 class ResourceKind:
-    """`find` yields what is ours; `remove` asks for the end of one."""
+    """A kind of resource: `find` yields ours; `remove` asks AWS to delete one."""
 
     name: str
     find: Find
@@ -40,7 +39,7 @@ class ResourceKind:
 
 
 def tags_of(listed: Any) -> dict[str, str]:
-    """Tags as a mapping: services write them as an object, or as a list with keys in either
+    """Returns tags as a mapping: services write them as an object, or as a list with keys in either
     case.
     """
     if isinstance(listed, Mapping):
@@ -52,12 +51,14 @@ def tags_of(listed: Any) -> dict[str, str]:
 
 
 def is_ours(tags: Mapping[str, str], config: str | None) -> bool:
-    """Tells whether something was made by this program and, if a config is named, by that one."""
+    """Tells whether this program made a resource and, if a config is named, for that config."""
     return tags.get(PROJECT) == OURS and config in (None, tags.get(CONFIG))
 
 
 def is_gone(error: CloudError) -> bool:
-    """Tells whether AWS says that the thing does not exist, as when it went since it was listed."""
+    """Tells whether AWS reports that a resource does not exist, such as one that went after it was
+    listed.
+    """
     return "NotFound" in error.code or error.code in (
         "NoSuchEntity",
         "NoSuchBucket",
@@ -66,7 +67,7 @@ def is_gone(error: CloudError) -> bool:
 
 
 def tags_from(ask: Callable[[], Any]) -> dict[str, str]:
-    """The tags that a request brings; none of something that has gone meanwhile."""
+    """Returns a request's tags; empty for a resource that has gone in the meantime."""
     try:
         return tags_of(ask())
     except CloudError as error:
@@ -99,7 +100,7 @@ def instances(calls: Calls, config: str | None) -> Iterator[Row]:
 
 
 def amis(calls: Calls, config: str | None) -> Things:
-    """The machine images that were baked, also those that could not be made."""
+    """Yields the baked machine images, including failed ones."""
     for row in calls.pages(
         "ec2", "DescribeImages", "Images", Owners=["self"], Filters=filters(config)
     ):
@@ -129,8 +130,8 @@ def _roles(calls: Calls, config: str | None) -> Things:
 
 
 def _profiles(calls: Calls, config: str | None) -> Things:
-    """Instance profiles, to which CloudFormation gives no tags: ours by their role, and one without
-    a role by its name.
+    """Yields instance profiles, to which CloudFormation gives no tags: ours by their role, and one
+    without a role by its name.
     """
     for row in calls.pages("iam", "ListInstanceProfiles", "InstanceProfiles"):
         if not row["InstanceProfileName"].startswith(NAMED):
@@ -147,7 +148,9 @@ def _profiles(calls: Calls, config: str | None) -> Things:
 
 
 def _is_here(calls: Calls, tags: Mapping[str, str]) -> bool:
-    """Tells whether a thing without a region was made for this one, by the stack that made it."""
+    """Tells whether a resource without a region was made for this region, by the stack that made
+    it.
+    """
     parts = tags.get("aws:cloudformation:stack-id", "").split(":")
     return len(parts) < 4 or parts[3] == calls.region
 
@@ -176,7 +179,7 @@ def _remove_profile(calls: Calls, which: str, row: Row) -> object:
 def _buckets(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("s3", "ListBuckets", "Buckets", BucketRegion=calls.region):
         tags: dict[str, str] = {}
-        # none of ours: ours have tags, which we may read
+        # not ours: ours have tags, which we may read
         with passing("NoSuchTagSet", "NoSuchBucket", "AccessDenied"):
             tags = tags_of(calls("s3", "GetBucketTagging", Bucket=row["Name"])["TagSet"])
         if is_ours(tags, config):
@@ -184,7 +187,7 @@ def _buckets(calls: Calls, config: str | None) -> Things:
 
 
 def _remove_bucket(calls: Calls, which: str, row: Row) -> object:
-    """Every version of every object goes first, and every upload that nobody has finished."""
+    """Deletes every version of every object, every unfinished upload, and then the bucket."""
     for upload in list(calls.pages("s3", "ListMultipartUploads", "Uploads", Bucket=which)):
         calls(
             "s3",
@@ -199,7 +202,7 @@ def _remove_bucket(calls: Calls, which: str, row: Row) -> object:
         ).get("Errors")
         if errors:
             first = {key: str(errors[0].get(key, "")) for key in ("Key", "Message", "Code")}
-            where, then = f"s3://{which}/{first['Key']}", "make clean PURGE=1 again"
+            where, then = f"s3://{which}/{first['Key']}", "run make clean PURGE=1 again"
             raise CloudError(
                 "an object can't be removed",
                 where=where,
@@ -217,7 +220,9 @@ def _some_versions(calls: Calls, bucket: str) -> list[dict[str, str]]:
 
 
 def _images(calls: Calls, config: str | None) -> Things:
-    """The images that a config holds in the account's repository, or that any config does."""
+    """Yields the images that a config holds in the account's repository, or that any config
+    does.
+    """
     for tag, row in repository.holders(calls):
         owner, dot, _ = tag.partition(".")
         if dot and (config is None or owner == slug(config)):
@@ -225,7 +230,7 @@ def _images(calls: Calls, config: str | None) -> Things:
 
 
 def _repositories(calls: Calls, config: str | None) -> Things:
-    """The account's repository, as its maker's, where nobody holds an image in it."""
+    """Yields the account's repository, as its maker's, if no config holds an image in it."""
     with passing(repository.GONE):
         rows = calls("ecr", "DescribeRepositories", repositoryNames=[repository.NAME])[
             "repositories"
@@ -247,11 +252,11 @@ def _log_groups(calls: Calls, config: str | None) -> Things:
             yield row["logGroupName"], tags, row
 
 
-# what the names of our roles and of our log groups begin with
+# the beginning of the names of our roles and log groups
 NAMED, LOGS = (f"{OURS}-", "/trainfleet")
 OWN: dict[
     str, tuple[Find | None, Remove]
-] = {  # missing in kinds.yaml; None: it says how to find one
+] = {  # kinds with their own finder; None: kinds.yaml says how to find them
     "instance": (
         _instances,
         lambda calls, which, row: calls("ec2", "TerminateInstances", InstanceIds=[which]),
@@ -272,8 +277,8 @@ OWN: dict[
 
 
 def _finder(said: Row) -> Find:
-    """Finds things of a row of kinds.yaml: EC2 filters by tag itself, FSx lists everybody's with
-    their tags.
+    """Returns the function that finds the resources of a row in kinds.yaml: EC2 filters by tag
+    itself, FSx lists everybody's with their tags.
     """
     operation = said["find"]
     key = "Filter" if operation in ("DescribeNatGateways", "DescribeFlowLogs") else "Filters"

@@ -1,9 +1,9 @@
 """Computes the cost of a fleet, by resource and from set-up to teardown: nodes, volumes, file
 system, NAT, addresses, head.
 
-One computation for every backend on AWS: rows say what an hour costs, and stages how long set-up
-and teardown take, in which nobody trains. Spending.bill makes of both what plans show and budgets
-count with.
+One computation serves every AWS backend: rows give the cost of an hour, and stages how long set-up
+and teardown take, while no training runs. Spending.bill computes from both the costs of plans
+and budgets.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ UNLIMITED = (STAGES["until clean"],), math.inf
 
 @dataclass(frozen=True)
 class CostRow:
-    """One resource: how many of it, what it is, US dollars an hour for all of them (None: unknown),
-    and the source.
+    """The cost of one resource: its count and description, US dollars an hour for all of them
+    (None: unknown), and the source.
 
     `shared`: it is paid for while there are no nodes, too.
     """
@@ -47,8 +47,8 @@ class CostRow:
 
 @dataclass(frozen=True)
 class Spending:
-    """The cost of a backend's machines: by the hour, in the stages before training and after it,
-    and after a launch.
+    """The cost of a backend's machines: per hour, in the stages before and after training, and
+    after a launch.
 
     `lingers`: hours for which nodes are paid after a launch has ended.
     """
@@ -59,8 +59,8 @@ class Spending:
     lingers: float
 
     def bill(self, nodes: int) -> Bill | None:
-        """Returns the cost of a run on that many nodes from set-up to teardown; None if one price
-        is not known.
+        """Returns the cost of a run on that many nodes from set-up to teardown; None if any price
+        is unknown.
         """
         own, rest = (
             hourly(row for row in self.rows if row.shared is shared) for shared in (False, True)
@@ -73,7 +73,7 @@ class Spending:
 
 
 def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spending:
-    """Of a stack of instances: every node is paid for from its making on."""
+    """Prices a stack of instances: every node is paid for from its creation."""
     fleet, kind = config.fleet, config.fleet.node_type
     before = {
         "file system": has_file_system(config),
@@ -112,24 +112,24 @@ def of_tokenizing(config: Config, prices: Prices) -> list[str]:
     instead = (
         ""
         if own is None
-        else f", and not {config.fleet.nodes} x {config.fleet.instance_type} for ${own:,.2f}"
+        else f" instead of {config.fleet.nodes} x {config.fleet.instance_type} for ${own:,.2f}"
     )
-    price = "at a price that is not known" if cheap is None else f"for ${cheap:,.2f} an hour"
+    price = "at an unknown price" if cheap is None else f"for ${cheap:,.2f} an hour"
     return [
         "",
         "tokenizing",
-        f"  1 x {config.data.tokenize_instance_type} {price}{instead}; it comes with the job and "
-        "goes with it",
+        f"  1 x {config.data.tokenize_instance_type} {price}{instead}; it starts with the job and "
+        "ends with it",
     ]
 
 
 def of_sagemaker(config: Config, prices: Prices, volume: int) -> Spending:
-    """Of SageMaker, with `volume` GiB of disk each: it charges from the download of the image on,
-    and for a warm pool.
+    """Prices SageMaker, with `volume` GiB of disk per node: it charges from the start of the
+    image's download, and for a warm pool.
     """
     fleet, count = config.fleet, config.fleet.nodes
     each = prices.training(fleet.instance_type or "", bool(fleet.sagemaker.training_plan))
-    how = ", managed spot: less than this" if fleet.spot else ""
+    how = ", managed spot costs less than this" if fleet.spot else ""
     nodes = _nodes(count, f"ml.{fleet.instance_type}{how}", each)
     price = of("training volume", "", volume * count)
     disks = CostRow("volumes", count, f"{volume:,} GiB", price, OF_SAGEMAKER, shared=False)
@@ -142,10 +142,10 @@ def of_sagemaker(config: Config, prices: Prices, volume: int) -> Spending:
 def of_cluster(
     config: Config, prices: Prices, queue: Queue, others: Sequence[Queue], machine: tuple[str, int]
 ) -> Spending:
-    """Of ParallelCluster, which starts the nodes of the job's queue, and ends them when they were
-    idle.
+    """Prices ParallelCluster, which starts the nodes of the job's queue, and ends them after they
+    have been idle.
 
-    `others`: queues, of which some always keep nodes. `machine`: the head's type and the GiB of its
+    `others`: queues that may always keep nodes. `machine`: the head's type and the GiB of its
     disk.
     """
     static = queue.min > 0  # the job's nodes are always there
@@ -157,13 +157,13 @@ def of_cluster(
 
 
 def hourly(found: Iterable[CostRow]) -> float | None:
-    """US dollars an hour for all; None where one price is not known."""
+    """Returns US dollars an hour for all; None if any price is unknown."""
     costs = [row.usd for row in found]
     return None if None in costs else sum(filter(None, costs))
 
 
 def deployment(fsx: Fsx) -> str:
-    """The kind of file system, as prices have it."""
+    """Returns the kind of file system in the price table's words."""
     return "SCRATCH_2" if fsx.type == "scratch" else f"PERSISTENT_2-{fsx.throughput}"
 
 
@@ -196,7 +196,7 @@ def _cluster_rows(
     yield volumes(count, fleet.aws.volume_gib)
     for other in (other for other in others if other.min):
         kept = prices.instance(other.instance_type or "", other.capacity or "on-demand")
-        what = f"{other.instance_type}, always there, of the queue {other.name}"
+        what = f"{other.instance_type}, always running, in the queue {other.name}"
         yield CostRow("other nodes", other.min, what, kept.times(other.min), kept.source)
     if makes_file_system(config):
         yield file_system(fleet.fsx)
@@ -206,7 +206,7 @@ def _cluster_rows(
 
 
 def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
-    """Returns the stages after training if idle nodes end automatically, and for how many hours
+    """Returns the stages after training if idle nodes end automatically, and the hours for which
     they are paid.
     """
     minutes = config.fleet.idle_minutes
@@ -218,7 +218,7 @@ def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
 
 
 def _nodes(count: int, what: str, each: Price) -> CostRow:
-    """The nodes, each at this price."""
+    """Prices the nodes, each at this price."""
     return CostRow("nodes", count, what, each.times(count), each.source, shared=False)
 
 
@@ -235,25 +235,25 @@ def volumes(count: int, size: int) -> CostRow:
 
 
 def file_system(fsx: Fsx) -> CostRow:
-    """FSx for Lustre."""
+    """Prices FSx for Lustre."""
     kind = deployment(fsx)
     what = f"FSx for Lustre, {fsx.size_gib:,} GiB {kind.replace('-', ', ')}"
     return CostRow("file system", 1, what, of("fsx", kind, fsx.size_gib), TABLE)
 
 
 def head(name: str, size: int, prices: Prices) -> CostRow:
-    """Prices the head machine with its disk of that many GiB."""
+    """Prices the head machine and its disk of that many GiB."""
     price, disk = prices.instance(name), of("volume", "gp3", size) or 0.0
     return CostRow("head", 1, name, None if price.usd is None else price.usd + disk, price.source)
 
 
 def network(config: Config, addresses: int) -> Iterator[CostRow]:
-    """The network of the stack, where it makes one."""
+    """Prices the stack's network, if it makes one."""
     if not config.fleet.aws.vpc:
         yield CostRow(
             "NAT",
             1,
-            f"NAT gateway; ${GB['nat']} for each GB through it, and S3 goes around it",
+            f"NAT gateway; ${GB['nat']} for each GB through it; S3 traffic bypasses it",
             of("nat", "", 1),
             TABLE,
         )
@@ -261,8 +261,8 @@ def network(config: Config, addresses: int) -> Iterator[CostRow]:
 
 
 def describe(found: Iterable[CostRow], hours: float | None) -> Iterator[str]:
-    """The table that `make plan` prints: dollars an hour by resource, all together, for the run's
-    hours, and who says so.
+    """Yields the table that `make plan` prints: dollars an hour by resource, their sum, the cost of
+    the run's hours, and the sources.
     """
     found = list(found)
     width, whole = max(len(row.name) for row in found), hourly(found)
@@ -279,7 +279,7 @@ def describe(found: Iterable[CostRow], hours: float | None) -> Iterator[str]:
         yield f"  {'all':{width}}  {whole:>10,.2f}  {span}"
     for source in dict.fromkeys(row.source for row in found):
         yield f"  {source}: {', '.join(row.name for row in found if row.source == source)}"
-    yield f"  S3: ${GIB_MONTH['bucket']} for a GiB and month; requests cost extra"
+    yield f"  S3: ${GIB_MONTH['bucket']} per GiB and month; requests cost extra"
 
 
 def _length(hours: float) -> str:
@@ -293,8 +293,8 @@ def _length(hours: float) -> str:
 
 
 def describe_whole(bill: Bill | None, nodes: int, hours: float | None) -> Iterator[str]:
-    """The second table of `make plan`: dollars from set-up to teardown by stage, and where each
-    stage's minutes come from.
+    """Yields the second table of `make plan`: dollars from set-up to teardown by stage, and the
+    source of each stage's minutes.
     """
     if bill is None:
         return
@@ -324,5 +324,5 @@ def describe_whole(bill: Bill | None, nodes: int, hours: float | None) -> Iterat
     what = "and training, of unknown length" if hours is None else "which budget.max_usd limits"
     yield f"  {'all':{width}}  {whole:>10,.2f}  {what}"
     if bill.rest:
-        yield f"  then ${bill.rest:,.2f} an hour for what stays beside the nodes, until make clean"
-    yield "  not in it: tokenizing, traffic, requests, and what waits for capacity"
+        yield f"  then ${bill.rest:,.2f} an hour for the remaining resources, until make clean"
+    yield "  not included: tokenizing, traffic, requests, and waiting for capacity"

@@ -1,5 +1,5 @@
-"""Explains why a stack could not be made, in plain words: what CloudFormation's reasons mean, and
-what to type next.
+"""Explains why a stack could not be made: what CloudFormation's reasons mean, and what to type
+next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ELSEWHERE = re.compile(
     r"not supported in your requested Availability Zone|is not supported in the.*zone|Unsupported",
     re.IGNORECASE,
 )
-QUOTA = "make plan names the quota and the command that asks for more"
+QUOTA = "run make plan to see the quota and the command that requests more"
 MEANINGS = (
     (
         r"vCPU (capacity|limit)|VcpuLimitExceeded",
@@ -36,58 +36,58 @@ MEANINGS = (
     ),
     (
         r"maximum number of VPCs|VpcLimitExceeded",
-        "your account has as many VPCs as it may",
-        "fleet.aws.vpc: one that you have",
+        "your account has reached its limit of VPCs",
+        "set fleet.aws.vpc to an existing VPC",
     ),
     (
         r"maximum number of addresses|AddressLimitExceeded",
-        "your account has as many elastic addresses as it may",
-        "release one: aws ec2 describe-addresses",
+        "your account has reached its limit of Elastic IP addresses",
+        "release one (aws ec2 describe-addresses lists them)",
     ),
     (
         r"maximum number of internet gateways|InternetGatewayLimitExceeded",
-        "your account has as many internet gateways as it may",
-        "fleet.aws.vpc: a VPC that you have",
+        "your account has reached its limit of internet gateways",
+        "set fleet.aws.vpc to an existing VPC",
     ),
     (
         r"not authorized to perform|AccessDenied|UnauthorizedOperation",
-        "your credentials may not make it",
-        "have that action allowed, or use other credentials (AWS_PROFILE)",
+        "your credentials may not create it",
+        "allow that action, or use other credentials (AWS_PROFILE)",
     ),
     (
         r"security token.*expired|ExpiredToken",
-        "your credentials expired on the way",
-        "aws sso login, then make setup again",
+        "your credentials expired during the set-up",
+        "run aws sso login, then make setup again",
     ),
     (
         r"free addresses|InsufficientFreeAddresses|InsufficientCidr",
         "the subnet has too few free addresses",
-        "fleet.aws.subnets: a larger one",
+        "set a larger one in fleet.aws.subnets",
     ),
     (
         r"bucket.*already (exists|owned)|BucketAlready",
         "a bucket of that name exists already",
-        "fleet.aws.bucket: another name, or null",
+        "set fleet.aws.bucket to another name, or null",
     ),
     (
         r"InvalidAMI|image id .* does not exist|ami-\w+.*not (exist|found)",
         "the machine image does not exist in this region",
-        "fleet.aws.ami: null takes the platform's own",
+        "set fleet.aws.ami: null for the platform's own image",
     ),
     (
         r"key pair .* does not exist|InvalidKeyPair",
         "the key pair does not exist in this region",
-        "fleet.aws.key_pair: one of aws ec2 describe-key-pairs",
+        "set fleet.aws.key_pair to one that aws ec2 describe-key-pairs lists",
     ),
     (
         r"reservation.*(does not exist|not found|expired)|InvalidCapacityReservation",
         "the capacity reservation does not exist, or has ended",
-        "fleet.aws.reservation: one of aws ec2 describe-capacity-reservations",
+        "set fleet.aws.reservation to one that aws ec2 describe-capacity-reservations lists",
     ),
     (
         r"already exists",
-        "something of that name is there already",
-        "make ls shows what is ours; another name in config.yaml",
+        "a resource of that name already exists",
+        "run make ls to see our resources, or set another name in config.yaml",
     ),
 )
 
@@ -102,27 +102,27 @@ def words_of(reason: str) -> str:
 
 
 def is_capacity(reason: str) -> bool:
-    """Tells whether another zone may have what this one lacks: machines, or the type at all."""
+    """Tells whether another zone may have the machines or the type that this one lacks."""
     return bool(CAPACITY.search(reason) or ELSEWHERE.search(reason))
 
 
 def explain(event: StackEvent | None, what: str, where: str) -> CloudError:
-    """The error for what failed first."""
+    """Returns the error for the first failure."""
     if event is None:
         return CloudError(
             what,
             where=where,
             why="CloudFormation names no reason",
-            next="make setup again",
+            next="run make setup again",
             code="Failed",
         )
     said, kind = words_of(event.reason), event.type.removeprefix("AWS::").replace("::", " ")
     if is_capacity(event.reason):
-        then = "fleet.aws.zones: other zones; later again; or a reservation (fleet.aws.capacity)"
+        then = "set other fleet.aws.zones, try later, or use a reservation (fleet.aws.capacity)"
         return CloudError(
             what,
             where=where,
-            why=f"AWS has no such machines there now: {said}",
+            why=f"AWS has no capacity for this instance type now: {said}",
             next=then,
             code="InsufficientCapacity",
         )
@@ -130,7 +130,7 @@ def explain(event: StackEvent | None, what: str, where: str) -> CloudError:
         if re.search(pattern, event.reason, re.IGNORECASE):
             why = f"{meaning} ({event.logical}, {kind}): {said}"
             return CloudError(what, where=where, why=why, next=then, code="Failed")
-    then = "fix what AWS names, then make setup again"
+    then = "fix what AWS reports, then run make setup again"
     return CloudError(
         what, where=where, why=f"{event.logical}, {kind}: {said}", next=then, code="Failed"
     )

@@ -1,6 +1,6 @@
 """The machines of a config's stack: creates, counts, replaces and removes them.
 
-Nothing is remembered here. Which nodes there are is read from AWS each time, by tag: a node's
+This module keeps no state. It reads the nodes from AWS each time, by tag: a node's
 logical id in the stack, `Node<slot>`, is on the instance, and a slot with a bad instance is left
 out for a new one: all other nodes stay.
 """
@@ -56,9 +56,9 @@ class StackNode:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """A plan's knowledge: the inputs, the template that the stack has ({} without a stack) and
-    would have, and the request by which `make` would begin: service, operation, body. `unasked`:
-    why no account was asked, so that inputs are placeholders.
+    """A plan's result: the inputs, the stack's present template ({} without a stack) and its next
+    one, and the first request of `make`: service, operation, body. `unasked`: why no account was
+    asked, so that inputs are placeholders.
     """
 
     inputs: Inputs
@@ -69,12 +69,12 @@ class Foreseen:
 
     @property
     def changes(self) -> list[Change]:
-        """Lists what happens to each resource."""
+        """Lists the changes to each resource."""
         return compare(self.before.get("Resources", {}), self.after["Resources"])
 
 
 class FleetStack:
-    """The stack of a config."""
+    """A config's stack."""
 
     engine = ""
 
@@ -83,10 +83,12 @@ class FleetStack:
         self.stack = CloudFormationStack(self.calls, stack_name(config), config.fleet_name)
         self.troubles: dict[str, str] = {}  # id → why it could not be removed
 
-    # What there is
+    # The existing resources
 
     def everyone(self) -> list[StackNode]:
-        """All instances of the stack that are not terminated, the head first and then by slot."""
+        """Returns all instances of the stack that are not terminated, the head first and then by
+        slot.
+        """
         found = []
         for row in instances(self.calls, self.config.fleet_name):
             logical = tags(row.get("Tags")).get(LOGICAL, "")
@@ -105,20 +107,20 @@ class FleetStack:
         return sorted(found, key=lambda node: (node.slot is not None, node.slot or 0, node.id))
 
     def nodes(self) -> list[StackNode]:
-        """The nodes that run, by slot: the order of their ranks."""
+        """Returns the running nodes by slot, which is the order of their ranks."""
         return [
             node for node in self.everyone() if node.slot is not None and node.state == "running"
         ]
 
     def head(self) -> StackNode | None:
-        """Returns the machine through which the nodes are reached, if the fleet has one."""
+        """Returns the machine through which SSH reaches the nodes, if the fleet has one."""
         return next(
             (node for node in self.everyone() if node.slot is None and node.state == "running"),
             None,
         )
 
     def mount(self) -> tuple[str, str] | None:
-        """The file system's DNS and mount names (fleet.fsx); None without one."""
+        """Returns the file system's DNS and mount names (fleet.fsx); None without one."""
         for row in self.calls.pages("fsx", "DescribeFileSystems", "FileSystems"):
             if (
                 is_ours(tags(row.get("Tags")), self.config.fleet_name)
@@ -128,8 +130,8 @@ class FleetStack:
         return None
 
     def ends(self) -> float | None:
-        """When AWS begins to end the instances of a capacity block, half an hour before the block's
-        own end; None without one.
+        """Returns when AWS begins to end the instances of a capacity block, half an hour before the
+        block's end; None without a block.
         """
         named = self.config.fleet.aws.reservation
         if capacity_of(self.config) != "block" or named is None:
@@ -142,23 +144,23 @@ class FleetStack:
         )
 
     def render(self, inputs: Inputs) -> str:
-        """The template of the stack as it should be."""
+        """Renders the stack's wanted template."""
         return template.render(self.config, inputs)
 
     def check(self, inputs: Inputs) -> None:
-        """Looks at all that would keep AWS from making it. ConfigError or CloudError says what
-        does.
+        """Checks for everything that would keep AWS from making it. Raises ConfigError or
+        CloudError with the obstacles.
         """
         checks.require(self.config, self.calls, inputs)
 
-    # Up
+    # Creation
 
     def make(self, bad: Collection[str], show: Show, say: Say) -> None:
-        """As many nodes as the config asks for; those in `bad` (instance ids) are replaced, all
-        others left alone.
+        """Makes as many nodes as the config asks for, replaces those in `bad` (instance ids), and
+        leaves all others unchanged.
 
         Raises:
-            CloudError: they can't be had, or something else can't be made; what it was, in plain
+            CloudError: the nodes or another resource can't be made; the reason in plain
                 words.
         """
         state = self._at_rest(show, say)
@@ -168,7 +170,7 @@ class FleetStack:
             self._change(state, bad, show, say)
 
     def foresee(self, bad: Collection[str]) -> Foreseen:
-        """Predicts what `make` would begin with now, and what the stack has and would have."""
+        """Predicts the first request of `make`, and the stack's present and next template."""
         try:
             state = self.stack.look()
         except NotAsked as error:
@@ -187,7 +189,7 @@ class FleetStack:
         return Foreseen(inputs, before, after, requests)
 
     def _first(self, inputs: Inputs, unasked: str = "") -> Foreseen:
-        """Predicts the making of a stack that does not exist yet."""
+        """Predicts the creation of a stack that does not exist yet."""
         text = self.render(inputs)
         creation = self.stack.creation(text, tags_of(self.config, inputs), "one-for-each-command")
         return Foreseen(
@@ -195,24 +197,24 @@ class FleetStack:
         )
 
     def _at_rest(self, show: Show, say: Say) -> StackState | None:
-        """Waits until the stack is stable; the stack, or None if it can't be updated."""
+        """Waits until the stack is stable; returns it, or None if it can't be updated."""
         state = self.stack.look()
         if state and state.busy:
             say(
-                f"the stack {self.stack.name} is {state.status}, as another command began it; "
-                "following it"
+                f"the stack {self.stack.name} is {state.status}: another command began it; "
+                "following its progress"
             )
             state, _ = self.stack.follow(state, show)
         if state is None or state.gone:
             return None
         if state.status in BROKEN:
-            say(f"the stack {self.stack.name} is {state.status}: it is deleted first")
+            say(f"the stack {self.stack.name} is {state.status}: deleting it first")
             Sweep(self.calls, self.stack, say).delete_stack()
             state = self.stack.look()
         if state and not state.whole:
-            what = f"the stack {self.stack.name} is {state.status}, and can't be continued"
+            what = f"the stack {self.stack.name} is {state.status}, which can't be continued"
             raise CloudError(
-                what, where=self.where, why=state.reason, next="make clean, then make setup"
+                what, where=self.where, why=state.reason, next="run make clean, then make setup"
             )
         return state
 
@@ -247,7 +249,7 @@ class FleetStack:
         inputs = self.inputs(state, wanted)
         if set(wanted) - set(there):
             self.check(inputs)
-        # else the number of nodes is reserved
+        # otherwise the reservation sets the number of nodes
         adds_first = self.config.fleet.aws.capacity in ("on-demand", "spot")
         # a replaced node must give its place in the reservation back
         if not adds_first and set(wanted) - set(there):
@@ -261,7 +263,7 @@ class FleetStack:
     def _wanted(
         self, bad: Collection[str]
     ) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
-        """The slots that there should be, those that there are, and the instances in them."""
+        """Returns the wanted slots, the existing ones, and the instances in them."""
         everyone = [node for node in self.everyone() if node.slot is not None]
         lost = {node.slot for node in everyone if node.id in bad or node.state not in GOOD}
         keep = [node.slot for node in everyone if node.slot is not None and node.slot not in lost]
@@ -273,7 +275,7 @@ class FleetStack:
     ) -> None:
         text = self.render(replace(inputs, slots=slots, kept=kept))
         if not self.stack.update(text):
-            say(f"the stack {self.stack.name} is as it should be")
+            say(f"the stack {self.stack.name} is up to date")
             return
         state = self.stack.look()
         assert state
@@ -281,14 +283,12 @@ class FleetStack:
         if state.status != "UPDATE_COMPLETE":
             raise explain(
                 failed,
-                "the fleet could not be changed; its nodes are those that it had",
+                "the fleet could not be changed; its nodes are unchanged",
                 self.where,
             )
 
     def inputs(self, state: StackState, slots: tuple[int, ...]) -> Inputs:
-        """Returns the inputs of an update: those that are found out, and those that the stack has
-        fixed.
-        """
+        """Returns the inputs of an update: looked-up facts, and those that the stack has fixed."""
         zone = (
             state.parameters.get("Zone")
             or state.outputs.get("In")
@@ -306,7 +306,7 @@ class FleetStack:
         return replace(inputs, engine=self.engine, plain="yes" if alone else "no")
 
     def _slots(self) -> tuple[int, ...]:
-        """The slots that the stack has, whatever became of their instances."""
+        """Returns the stack's slots, even if their instances are gone."""
         found = (re.fullmatch(rf"{NODE}([0-9]{{1,6}})", name) for name in self.stack.resources())
         return tuple(sorted(int(match[1]) for match in found if match))
 
@@ -315,8 +315,8 @@ class FleetStack:
         return f"cloudformation in {self.calls.region}"
 
     def await_nodes(self) -> list[StackNode]:
-        """Returns the nodes, once as many run as the config asks for; CloudError if they do not
-        start.
+        """Returns the nodes once as many run as the config asks for. Raises CloudError if they do
+        not start.
         """
         deadline = clock.now() + UP_IN
         while len(nodes := self.nodes()) < self.config.fleet.nodes:
@@ -328,16 +328,16 @@ class FleetStack:
                     if node.state != "running"
                 )
                 raise CloudError(
-                    what, where=f"ec2 in {self.calls.region}", why=rows, next="make setup again"
+                    what, where=f"ec2 in {self.calls.region}", why=rows, next="run make setup again"
                 )
             clock.sleep(AGAIN)
         return nodes
 
-    # Down
+    # Removal
 
     def remove(self, purge: bool, say: Say) -> set[str]:
-        """Takes everything down, except what holds data unless `purge`; the ids of what stays for
-        that.
+        """Removes everything, except resources that hold data unless `purge` is set. Returns the
+        ids of those that stay for their data.
         """
         sweep = Sweep(self.calls, self.stack, say)
         self.troubles = sweep.troubles
@@ -365,14 +365,14 @@ class FleetStack:
         return stay
 
     def _reduce(self, say: Say) -> bool:
-        """Reduces the stack to its data and the network that this needs; whether it did."""
+        """Reduces the stack to its data and the network that this needs; tells whether it did."""
         try:
             state = self.stack.look()
             if state and state.busy:
                 state, _ = self.stack.follow(state, lambda *_: None)
             if not (state and state.whole):
                 return False
-            say(f"taking all out of the stack {self.stack.name} but what holds data")
+            say(f"removing all resources of the stack {self.stack.name} that hold no data")
             self._update(self.inputs(state, ()), (), lambda *_: None, say, kept=True)
         except CloudError as error:
             say(str(error))
@@ -380,13 +380,13 @@ class FleetStack:
         return True
 
     def left(self) -> list[OwnedResource]:
-        """Finds this config's resources, by two looks that agree."""
+        """Finds this config's resources, confirmed by two equal listings."""
         return surely(self.calls, self.config.fleet_name)
 
 
 def next_slots(there: Iterable[int], keep: Iterable[int], count: int) -> tuple[int, ...]:
-    """The slots of a fleet of `count` nodes: the first of those to keep, and new ones behind all
-    that there are.
+    """Returns the slots of a fleet of `count` nodes: the first of those to keep, then new ones
+    after all existing ones.
     """
     there = sorted(there)
     wanted = sorted(set(keep) & set(there))[:count]

@@ -1,10 +1,10 @@
 """Removes a config's resources, with or without a stack, until AWS itself confirms that they are
 gone.
 
-First the stack is deleted, as CloudFormation knows its order. Then what is left is found by tag and
-removed piece by piece: what a stack could not delete, what it was told to keep, other things with
-our tags. A thing that another still uses is tried again: the interfaces of an instance or a file
-system go some minutes after it. What has not our tags is never asked to go.
+First the stack is deleted: CloudFormation knows its order. Then the rest is found by tag and
+removed one by one: resources that a stack could not delete or had to keep, and others with
+our tags. A resource that another still uses is tried again: the interfaces of an instance or a file
+system go some minutes after it. A resource without our tags is never removed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .inventory import OwnedResource, find
 from .resource_types import instances, is_gone
 
 AGAIN = 15.0  # seconds between two rounds
-PATIENCE = 900.0  # seconds without anything going until a sweep gives up
-ROUNDS = 3  # times that the deletion of a stack is tried
+PATIENCE = 900.0  # seconds without any removal until a sweep gives up
+ROUNDS = 3  # tries to delete a stack
 LATER = {  # refusals that may end: something else must go first
     "DependencyViolation",
     "InvalidGroup.InUse",
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Sweep:
-    """The removal of one config's things; `troubles`: id → why it could not be removed yet;
+    """The removal of one config's resources; `troubles`: id → why it could not be removed yet;
     `denied`: ids that these credentials may not remove.
     """
 
@@ -60,8 +60,8 @@ class Sweep:
     denied: set[str] = field(default_factory=set)
 
     def delete_stack(self) -> None:
-        """Returns when the stack is gone, or can't be deleted; whatever another command had begun
-        on it is ended first.
+        """Deletes the stack; returns when it is gone or can't be deleted. First ends any change
+        that another command began.
         """
         self._try(self.stack.name, self._delete)
 
@@ -86,8 +86,8 @@ class Sweep:
             self.pieces(lambda one: not one.holds_data and one.id in self.troubles)
 
     def _quiet(self) -> StackState | None:
-        """Waits until no change of the stack is under way that would delay a deletion; the
-        stack.
+        """Waits until no change of the stack is in progress that would delay a deletion; returns
+        the stack.
         """
         state = self.stack.look()
         if state and state.status == "UPDATE_IN_PROGRESS":
@@ -97,8 +97,8 @@ class Sweep:
         return state
 
     def _try(self, id_: str, act: Callable[[], object]) -> bool:
-        """Does one step; whether it succeeded. A thing that went, must wait or is denied is
-        reported in `troubles`.
+        """Does one step; tells whether it succeeded. A resource that is gone, must wait or is
+        denied is reported in `troubles`.
         """
         try:
             act()
@@ -114,7 +114,7 @@ class Sweep:
         return True
 
     def pieces(self, chosen: Callable[[OwnedResource], bool]) -> None:
-        """Removes the chosen resources, each when nothing uses it any more."""
+        """Removes the chosen resources, each once no other uses it."""
         asked: set[str] = set()
         before, moved = None, clock.now()
         while left := [
@@ -133,7 +133,7 @@ class Sweep:
         return one.removable is not None and one.id not in self.denied
 
     def _ask(self, one: OwnedResource, asked: set[str]) -> None:
-        """Asks for the end of one thing, once where that takes its time."""
+        """Asks AWS to delete one resource, only once if the deletion takes long."""
         kind = one.removable
         if kind is None or one.id in asked or _is_going(one):
             return
@@ -142,8 +142,8 @@ class Sweep:
             asked.add(one.id)
 
     def end_instances(self) -> None:
-        """Asks for the end of all instances at once: what they cost ends now, and not when the
-        stack comes to them.
+        """Terminates all instances at once: their cost ends now, not when the stack reaches
+        them.
         """
         self._try("instances", self._end_instances)
 
@@ -164,7 +164,9 @@ def _is_going(one: OwnedResource) -> bool:
 
 
 def strangers(calls: Calls, found: Iterable[OwnedResource]) -> list[str]:
-    """Tells which foreign things are in our networks, so that those can't go; one line each."""
+    """Yields a line for each foreign resource in our networks, which keeps those from being
+    deleted.
+    """
     said = []
     for vpc in (one for one in found if one.kind == "VPC"):
         filters = [{"Name": "vpc-id", "Values": [vpc.id]}]
@@ -179,7 +181,7 @@ def strangers(calls: Calls, found: Iterable[OwnedResource]) -> list[str]:
                     or "nobody's"
                 )
                 said.append(
-                    f"{row['NetworkInterfaceId']} in {vpc.id} is not ours ({owner}); it is left "
-                    "alone"
+                    f"{row['NetworkInterfaceId']} in {vpc.id} is not ours ({owner}) and is "
+                    "not touched"
                 )
     return said

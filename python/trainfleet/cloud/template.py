@@ -1,5 +1,5 @@
-"""The CloudFormation template of a fleet: a pure function of config, tables and what the account
-has.
+"""The CloudFormation template of a fleet: a pure function of the config, the tables and the
+account's facts.
 
 Resources, by logical id: Node<slot> each node, made from Template in the group Together; Wall, its
 security group; Vpc, PrivateSubnet, PublicSubnet, Nat: the network; FileSystem, Bucket, Log;
@@ -25,7 +25,7 @@ from .template_parts import Resources, attribute, network, ref, roles, walls
 from .template_storage import bucket, file_system, logs, makes_file_system
 
 MOST_BYTES = 51_200  # of a template that is sent with the request (CloudFormation quotas)
-UNTAGGED = {  # kinds that take no tags, or have theirs from elsewhere
+UNTAGGED = {  # kinds that take no tags, or get theirs from elsewhere
     "AWS::EC2::Instance",
     "AWS::EC2::LaunchTemplate",
     "AWS::EC2::Route",
@@ -51,21 +51,23 @@ FIXED = {
 
 
 def render(config: Config, inputs: Inputs) -> str:
-    """The template as JSON; ConfigError where it has more nodes than one template can hold."""
+    """Renders the template as JSON. Raises ConfigError if it has more nodes than one template can
+    hold.
+    """
     text = json.dumps(template(config, inputs), separators=(",", ":"))
     if len(text) > MOST_BYTES:
         works = (
-            f"{len(inputs.slots) - (len(text) - MOST_BYTES) // 200 - 1} works; for more "
-            "there are slurm, batch and sagemaker"
+            f"{len(inputs.slots) - (len(text) - MOST_BYTES) // 200 - 1} is the most; for more "
+            "nodes use slurm, batch or sagemaker"
         )
         raise ConfigError.of(
-            "fleet.nodes", f"{len(inputs.slots)}: too many for one template; {works}"
+            "fleet.nodes", f"{len(inputs.slots)}: too many nodes for one template; {works}"
         )
     return text
 
 
 def template(config: Config, inputs: Inputs) -> dict[str, Any]:
-    """The template as data."""
+    """Returns the template as data."""
     made = resources(config, inputs, tags_of(config, inputs))
     about = f"trainfleet {config.fleet_name}: {len(inputs.slots)} x {config.fleet.instance_type}"
     return assemble(config, inputs, made, outputs(config, inputs, made), about)
@@ -74,8 +76,8 @@ def template(config: Config, inputs: Inputs) -> dict[str, Any]:
 def assemble(
     config: Config, inputs: Inputs, made: Resources, outputs: dict[str, Any], about: str
 ) -> dict[str, Any]:
-    """A template of these resources, each with our tags, and outputs; its parameters are those of
-    FIXED that it names.
+    """Builds a template of these resources, each with our tags, and outputs; its parameters are
+    those of FIXED that it names.
     """
     for entry in made.values():
         if entry["Type"] not in UNTAGGED:
@@ -96,7 +98,7 @@ def assemble(
 
 
 def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """Returns all resources; of a reduced stack only those that hold data, and their network."""
+    """Returns all resources; for a reduced stack only those that hold data, and their network."""
     kept = bucket(config, inputs) | file_system(config, inputs)
     if not inputs.kept or makes_file_system(config):
         kept |= network(config, inputs) | walls(config, inputs)
@@ -106,7 +108,7 @@ def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources
 
 
 def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
-    """The outputs of the stack: names that are known only once it is made."""
+    """Returns the stack's outputs: names that are known only once it is made."""
     values: dict[str, Any] = {
         "BucketName": bucket_of(config, inputs),
         "Made": ref("Created"),
@@ -130,12 +132,12 @@ def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
 
 
 def read_back(inputs: Inputs, parameters: Mapping[str, str]) -> Inputs:
-    """The inputs with what the parameters of the stack that is there have fixed."""
+    """Returns the inputs with the values that the existing stack's parameters fix."""
     fixed: dict[str, Any] = {
         field: parameters[name] for name, field in FIXED.items() if name in parameters
     }
     if "Image" in parameters:
-        # of a stack that was made when there was one for both
+        # a stack from the time when both had one image
         fixed.setdefault("head_image", parameters["Image"])
     if inputs.plain == "no":  # there are several nodes now, which need the fabric
         fixed.pop("plain", None)

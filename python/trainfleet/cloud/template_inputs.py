@@ -1,5 +1,5 @@
-"""Gathers what a template needs in addition to the config: facts of the account, and what an
-earlier stack of the same name has fixed.
+"""Gathers the inputs of a template in addition to the config: facts of the account, and values that
+an earlier stack of the same name has fixed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from datetime import datetime, timedelta
 from ..config import Config
 
 PROJECT = "trainfleet"
-TAG = f"{PROJECT}:"  # before every key of ours
+TAG = f"{PROJECT}:"  # before each of our keys
 LONGEST, LONGEST_WITH_DATABASE = 60, 40  # characters of a cluster's name
 MOST_SLUG = 20  # letters of a config's name in the name of its bucket, which has 63
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What makes a config's nodes.
+    """A maker of a config's nodes.
 
     in_account  whether the nodes are instances of the account
     in_zone     whether they are in the stack's zone
@@ -48,14 +48,14 @@ ENGINES = {
 class Inputs:
     """Facts of the account that the template needs.
 
-    account, owner     whose it is: the account's number, and who asked for it
-    zone               where all of it is made; `subnet`: the user's own there
+    account, owner     the account's number, and the identity that makes the stack
+    zone               the zone of all resources; `subnet`: the user's own subnet there
     image, root        the machine image and its root device. An update keeps those of the stack:
                        others would replace every node
-    head_image         that of the head, which needs nothing of what is baked into the nodes' own
+    head_image         the head's image, which needs nothing that is baked into the nodes'
     created            when the stack was first made, ISO 8601 in UTC; an update keeps it for the
                        same reason
-    slots              a node each, `Node<slot>`; nodes whose slots stay are left alone, so leaving
+    slots              a node each, `Node<slot>`; nodes whose slots stay are unchanged, so leaving
                        a slot out replaces its node
     public_key         OpenSSH's line for the key pair that is made; "" where the config names one
     group              the placement group of the reservation, if it has one
@@ -65,8 +65,8 @@ class Inputs:
                        console launches it. A stack
                        with a fabric keeps it: another launch template would replace the node
     engine             a row of ENGINES
-    tokenizing         the machine image of data.tokenize_instance_type, where it is set
-    kept               only what holds data is wanted, and the network that it needs
+    tokenizing         the machine image of data.tokenize_instance_type, if it is set
+    kept               only resources that hold data are wanted, and the network that they need
     """
 
     region: str
@@ -94,14 +94,14 @@ class Inputs:
 
 
 def stack_name(config: Config) -> str:
-    """The stack's name, which is the config's with what CloudFormation takes: letters, digits and
-    hyphens.
+    """Returns the stack's name: the config's name in the characters that CloudFormation accepts:
+    letters, digits and hyphens.
     """
     return f"{PROJECT}-{slug(config.fleet_name)}"
 
 
 def cluster_name(config: Config) -> str:
-    """The name of the cluster that ParallelCluster makes."""
+    """Returns the name of the cluster that ParallelCluster makes."""
     wanted = config.fleet.slurm.parallelcluster
     most = LONGEST_WITH_DATABASE if wanted.database_uri else LONGEST
     plain = slug(config.fleet_name, most)
@@ -111,15 +111,15 @@ def cluster_name(config: Config) -> str:
 
 
 def tokenizing_queue(config: Config) -> str:
-    """The queue of data.tokenize_instance_type's machines; no config's stack has a name with an
-    underscore.
+    """Returns the queue of data.tokenize_instance_type's machines. The underscore keeps it apart
+    from any config's stack name.
     """
     return f"{stack_name(config)}_tokenize"
 
 
 def slug(name: str, most: int = 100) -> str:
-    """A config's name in lower-case letters, digits and single hyphens; where that loses something,
-    with a hash of the whole.
+    """Returns a config's name in lower-case letters, digits and single hyphens; if that loses
+    something, with a hash of the complete name.
     """
     plain = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
     if plain == name and len(plain) <= most:
@@ -129,8 +129,8 @@ def slug(name: str, most: int = 100) -> str:
 
 
 def bucket_of(config: Config, inputs: Inputs) -> str:
-    """Returns the bucket for data and checkpoints: the user's, or the one that is made, with a name
-    that no other account can have.
+    """Returns the bucket for data and checkpoints: the user's, or our own, with a name that no
+    other account can have.
     """
     return (
         config.fleet.aws.bucket
@@ -139,17 +139,17 @@ def bucket_of(config: Config, inputs: Inputs) -> str:
 
 
 def own_tags(config: str) -> dict[str, str]:
-    """Returns the tags of everything that is made for the config of this name, and of its jobs."""
+    """Returns the tags of all resources and jobs of the config with this name."""
     return {f"{TAG}project": PROJECT, f"{TAG}config": config}
 
 
 def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Tags as most services take them."""
+    """Returns tags in the form that most services use."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
-    """Returns the tags of everything that is made: only they find it again."""
+    """Returns the tags of every resource: only they find it again."""
     hours = config.fleet.max_lifetime_hours
     expires = (
         "never"
@@ -167,5 +167,5 @@ def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
 
 
 def _fit(value: str) -> str:
-    """A value as every service takes it: letters, digits and `_.:/=+-@`, at most 256."""
+    """Returns a value that every service accepts: letters, digits and `_.:/=+-@`, at most 256."""
     return re.sub(r"[^A-Za-z0-9 _.:/=+@-]", "-", value)[:256]

@@ -1,6 +1,6 @@
 """The network of a fleet: a VPC with a public and a private subnet in one zone, or the user's own,
-and who may reach whom; and the roles of nodes, which may speak to SSM, use the buckets that the
-config names, pull images and write their log, and nothing else.
+and its security groups; and the roles of nodes, which may only use SSM, the config's buckets,
+images and their log.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ def resource(kind: str, **properties: Any) -> Resource:
 
 
 def after(name: str, made: Resource) -> Resource:
-    """A resource that is made when another is there, which it does not name."""
+    """Returns a resource that is made after another, which it does not name."""
     return {**made, "DependsOn": name}
 
 
 def vpc(config: Config) -> Any:
-    """The VPC, as other resources name it."""
+    """Returns a reference to the VPC for other resources."""
     return config.fleet.aws.vpc or ref("Vpc")
 
 
 def subnet(inputs: Inputs) -> Any:
-    """The subnet of nodes and file system, as other resources name it."""
+    """Returns a reference to the subnet of nodes and file system for other resources."""
     return inputs.subnet or ref("PrivateSubnet")
 
 
 def network(config: Config, inputs: Inputs) -> Resources:
-    """The network that is made; nothing where the config names a VPC. What is kept has no way out,
+    """Makes the network; nothing if the config names a VPC. A reduced stack has no NAT gateway,
     which costs money.
     """
     if config.fleet.aws.vpc:
@@ -74,7 +74,7 @@ def network(config: Config, inputs: Inputs) -> Resources:
 
 
 def _way_out() -> Resources:
-    """The public subnet, and the NAT gateway there through which private nodes reach the
+    """Makes the public subnet, and the NAT gateway there through which private nodes reach the
     Internet.
     """
     address = attribute("NatAddress", "AllocationId")
@@ -110,8 +110,8 @@ def _of_subnet(name: str) -> Resource:
 
 
 def walls(config: Config, inputs: Inputs) -> Resources:
-    """The security groups. EFA needs its group open to itself in both directions: a way out to
-    anywhere does not count as one.
+    """Makes the security groups. EFA needs a group that is open to itself in both directions: a
+    rule for all outgoing traffic is not enough.
     """
     text = f"trainfleet {config.fleet_name}: nodes and file system, open to each other"
     out = [{"IpProtocol": "-1", "CidrIp": ANYWHERE, "Description": "packages, images, S3, SSM"}]
@@ -178,15 +178,15 @@ PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerA
 
 
 def written(config: Config, inputs: Inputs) -> set[str]:
-    """The buckets that a run writes to."""
+    """Returns the buckets that a run writes to."""
     addresses = (config.data.tokenized_path, config.checkpoint.path, config.fleet.shared_folder)
-    # an engine's stack makes none
+    # an engine's stack makes no bucket
     own = {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.engine else set()
     return own | set(_buckets(addresses))
 
 
 def only_read(config: Config, inputs: Inputs) -> set[str]:
-    """The buckets that it only reads."""
+    """Returns the buckets that a run only reads."""
     addresses = (
         config.fleet.fsx.s3_import,
         config.train.init_from,
@@ -202,7 +202,7 @@ def _buckets(addresses: Iterable[str | None]) -> Iterator[str]:
 
 
 def roles(config: Config, inputs: Inputs) -> Resources:
-    """The roles of nodes and head, each in its instance profile."""
+    """Makes the roles of nodes and head, each in its instance profile."""
     found = {
         "NodeRole": role(
             inputs,
@@ -219,7 +219,7 @@ def roles(config: Config, inputs: Inputs) -> Resources:
 
 
 def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Lists what ranks do by their role: data, checkpoints, logs."""
+    """Lists the actions of ranks by their role: data, checkpoints, logs."""
     for actions, buckets in ((WRITE, written(config, inputs)), (READ, only_read(config, inputs))):
         arns = [f"arn:{inputs.partition}:s3:::{name}" for name in sorted(buckets)]
         if arns:
@@ -229,15 +229,15 @@ def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
 
 
 def pulls(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Pulling the image, for a role whose holder pulls it itself."""
+    """Allows pulling the image, for a role that pulls it itself."""
     if source := pulled(config, inputs):
-        yield allow(["ecr:GetAuthorizationToken"], ["*"])  # which knows no narrower resource
+        yield allow(["ecr:GetAuthorizationToken"], ["*"])  # AWS allows no narrower resource here
         yield allow(PULL, [source])
 
 
 def keys(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Lists what the role of a training job does with fleet.sagemaker.kms_key. The key's policy
-    must allow it too.
+    """Lists the uses of fleet.sagemaker.kms_key by a training job's role. The key's policy must
+    allow them too.
 
     The key may be an id, an alias, or the ARN of either: an alias is not a resource of a policy, so
     it is a condition. Source: the SageMaker API's OutputDataConfig and ResourceConfig, KmsKeyId
@@ -267,7 +267,7 @@ def keys(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
 def allow(
     actions: list[str], resources: list[Any], conditions: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A statement of a policy."""
+    """Returns a statement of a policy."""
     statement = {"Effect": "Allow", "Action": actions, "Resource": resources}
     return statement | ({"Condition": conditions} if conditions else {})
 
@@ -275,9 +275,7 @@ def allow(
 def role(
     inputs: Inputs, service: str, allowed: Iterable[dict[str, Any]], managed: Iterable[str] = ()
 ) -> Resource:
-    """Makes a role that this service may take, with its permissions and AWS's policies of these
-    names.
-    """
+    """Makes a role for this service, with its permissions and AWS's policies of these names."""
     trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": [service]}}
     made = resource(
         "AWS::IAM::Role", AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]}

@@ -2,8 +2,8 @@
 and estimates how nodes read their tokens: from FSx, streamed from S3, or copied to each node's
 disks first.
 
-Rates: S3 gives one request about 85 to 90 MB/s and a prefix 5,500 GET a second (S3's user guide,
-"Best practices design patterns"); a reader has eight of them under way (data/shards.py). Tokens
+Rates: S3 gives one request about 85 to 90 MB/s and a prefix 5,500 GET per second (S3's user guide,
+"Best practices design patterns"); a reader has eight of them in flight (data/shards.py). Tokens
 need little of that: one is two bytes, or four. So the time to the first batch decides, and how
 often the data crosses the network again.
 
@@ -26,20 +26,20 @@ from .template_inputs import Inputs, bucket_of, slug
 from .template_parts import Resource, Resources, attribute, ref, resource, subnet
 
 LUSTRE = "2.15"  # the newest; without it CloudFormation makes 2.10, which has no links to S3
-# keys of a file system that is made
+# keys of a new file system
 MADE = ("size_gib", "type", "throughput", "efa", "s3_import", "s3_export")
-SCRATCH_THROUGHPUT = 200  # MB/s a TiB of SCRATCH_2, before bursts
-# GiB: with EFA the size is a multiple, by MB/s a TiB
+SCRATCH_THROUGHPUT = 200  # MB/s per TiB of SCRATCH_2, without bursts
+# GiB: with EFA the size is a multiple of this, by MB/s per TiB
 EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
 STEP = 2400  # GiB
-# never with a stack that somebody deletes
+# data is never deleted with its stack
 KEPT = {"DeletionPolicy": "RetainExceptOnCreate", "UpdateReplacePolicy": "Retain"}
 LOG_DAYS, PART_DAYS = 30, 7
 
 
 def makes_file_system(config: Config) -> bool:
-    """Tells whether a file system is made: the shared folder is where one would be mounted, and the
-    config names none.
+    """Tells whether a file system is made: the shared folder is at its mount point, and the config
+    names no existing one.
     """
     fleet = config.fleet
     return not fleet.fsx.dns_name and f"{fleet.shared_folder}/".startswith(
@@ -48,14 +48,14 @@ def makes_file_system(config: Config) -> bool:
 
 
 def has_file_system(config: Config) -> bool:
-    """Tells whether a file system is made for the fleet; the config that the head is handed names
-    it, with the hosts.
+    """Tells whether a file system is made for the fleet. The config that the head gets names it and
+    the hosts.
     """
     return makes_file_system(config) or bool(config.fleet.hosts and config.fleet.fsx.dns_name)
 
 
 def throughput(fsx: Fsx) -> float:
-    """Returns what the whole file system moves, in bytes/s."""
+    """Returns the throughput of the complete file system in bytes/s."""
     return (
         (fsx.throughput if fsx.type == "persistent" else SCRATCH_THROUGHPUT)
         * 1e6
@@ -65,39 +65,37 @@ def throughput(fsx: Fsx) -> float:
 
 
 def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
-    """Refuses what FSx would not make: (key, message)."""
+    """Refuses sizes that FSx would not make: (key, message)."""
     size = fsx.size_gib
     if fsx.type == "scratch" and fsx.throughput != Fsx.throughput:
-        works = f"{Fsx.throughput} works, or fleet.fsx.type persistent"
+        works = f"set {Fsx.throughput}, or fleet.fsx.type persistent"
         yield (
             "fleet.fsx.throughput",
-            f"{fsx.throughput}: scratch file systems have {SCRATCH_THROUGHPUT} MB/s a TiB; {works}",
+            f"{fsx.throughput}: scratch file systems have {SCRATCH_THROUGHPUT} MB/s per TiB; "
+            f"{works}",
         )
     if fsx.efa and fsx.type == "scratch":
         yield (
             "fleet.fsx.efa",
-            "true: scratch file systems have no EFA; fleet.fsx.type persistent works",
+            "true: scratch file systems have no EFA; set fleet.fsx.type persistent",
         )
     elif fsx.efa and size % (step := EFA_STEPS[fsx.throughput]):
-        comes = f"with EFA and {fsx.throughput} MB/s a TiB it comes in multiples of {step}"
-        yield "fleet.fsx.size_gib", f"{size}: {comes}; {_near(size, step)} works"
+        comes = f"with EFA and {fsx.throughput} MB/s per TiB it must be a multiple of {step}"
+        yield "fleet.fsx.size_gib", f"{size}: {comes}; set {_near(size, step)}"
     elif not fsx.efa and size != STEP // 2 and size % STEP:
         yield (
             "fleet.fsx.size_gib",
-            f"{size}: it comes in 1200 or multiples of {STEP}; {_near(size, STEP)} works",
+            f"{size}: it must be 1200 or a multiple of {STEP}; set {_near(size, STEP)}",
         )
 
 
 def refuse_unmade(fsx: Fsx) -> Iterator[tuple[str, str]]:
-    """Refuses keys of a file system that is made, if the config makes no file system: (key,
-    message).
-    """
+    """Refuses keys of a new file system if the config makes none: (key, message)."""
     for name in MADE:
         if (value := getattr(fsx, name)) != getattr(Fsx, name):
             yield (
                 f"fleet.fsx.{name}",
-                f"{show(value)}: only a file system that is made has it, and here none is; leave "
-                "it out",
+                f"{show(value)}: only for a new file system, but this config makes none; remove it",
             )
 
 
@@ -106,7 +104,7 @@ def _near(size: int, step: int) -> int:
 
 
 def bucket(config: Config, inputs: Inputs) -> Resources:
-    """The private, encrypted bucket; nothing where the config names one, or an earlier one was
+    """Makes the private, encrypted bucket; nothing if the config names one, or an earlier one was
     kept.
     """
     if config.fleet.aws.bucket or inputs.has_bucket:
@@ -167,7 +165,7 @@ def file_system(config: Config, inputs: Inputs) -> Resources:
 
 
 def _links(config: Config, inputs: Inputs) -> Iterator[tuple[str, Resource]]:
-    """The file system's data repository associations: what it loads from S3 when it is read, and
+    """Yields the file system's data repository associations: what it loads from S3 on a read, and
     what it writes there.
     """
     fsx, changes = config.fleet.fsx, {"Events": ["NEW", "CHANGED", "DELETED"]}
@@ -203,14 +201,14 @@ def _link(path: str, address: str, **policy: Any) -> Resource:
 
 
 def log_group(config: Config) -> str:
-    """The name of the stack's log group, to which nodes send what they log
+    """Returns the name of the stack's log group, to which nodes send their log
     (storage/cloudwatch.py).
     """
     return f"/trainfleet/{slug(config.fleet_name)}"
 
 
 def logs(config: Config) -> Resources:
-    """Names the nodes' log group."""
+    """Makes the nodes' log group."""
     return {
         "Log": resource(
             "AWS::Logs::LogGroup", LogGroupName=log_group(config), RetentionInDays=LOG_DAYS
@@ -218,19 +216,19 @@ def logs(config: Config) -> Resources:
     }
 
 
-# bytes/s of one GET; those of a node; GETs a second of a prefix
+# bytes/s of one GET; bytes/s of a node; GETs per second of a prefix
 REQUEST, AT_ONCE, PREFIX = (87e6, 8, 5500)
 PIECE = 16e6  # bytes of one GET
-WINDOW = 1024  # MiB (data.shuffle_window_mib) where a dataset is in S3
-SMALL_VOCABULARY = 65_536  # tokens that two bytes can tell apart
+WINDOW = 1024  # MiB (data.shuffle_window_mib) if a dataset is in S3
+SMALL_VOCABULARY = 65_536  # tokens that two bytes can distinguish
 COPY_PAYS = 60.0  # seconds that a copy before the first batch may take
 COPY = "NVMe copy"
 
 
 @dataclass(frozen=True)
 class DataAccess:
-    """A way to read: the seconds to its first batch, what it can move in bytes/s (of all nodes),
-    and what it takes to have it.
+    """A way to read: the seconds to its first batch, its rate in bytes/s (of all nodes), and its
+    preparation.
     """
 
     name: str
@@ -240,7 +238,7 @@ class DataAccess:
 
 
 def volume(config: Config) -> float:
-    """Bytes of tokens that the run reads."""
+    """Returns the bytes of tokens that the run reads."""
     train = config.train
     return float(train.steps * train.global_batch_size * (train.sequence_length + 1)) * _width(
         config
@@ -252,13 +250,13 @@ def _width(config: Config) -> int:
 
 
 def node_rate(config: Config) -> float:
-    """Returns what a node gets from S3, in bytes/s."""
+    """Returns a node's rate from S3, in bytes/s."""
     row = config.fleet.node_type
     return min(REQUEST * AT_ONCE, (row.network_gbps if row else 10) / 8 * 1e9)
 
 
 def ways(config: Config) -> Iterator[DataAccess]:
-    """Every way that this fleet has."""
+    """Yields every way that this fleet has."""
     fleet, row, size = config.fleet, node_types.instance(config.fleet.instance_type), volume(config)
     if makes_file_system(config):
         yield DataAccess(
@@ -290,14 +288,14 @@ def choose(config: Config) -> tuple[DataAccess, str]:
     if not config.data.tokenized_path and (own := found.get("FSx") or found.get("shared folder")):
         return (
             own,
-            "data.tokenized_path is null: the tokens lie beside the run, and every node has them "
+            "data.tokenized_path is null: the tokens are next to the run, and every node has them "
             "at once",
         )
     if copy and copy.seconds <= COPY_PAYS and copy.seconds <= 2 * stream.seconds:
-        return copy, "the whole dataset is on each node within a minute, and is read once from S3"
+        return copy, "each node has the complete dataset within a minute, and S3 is read only once"
     return (
         stream,
-        "the first batch needs one shuffle window, and the rest comes while the ranks compute",
+        "the first batch needs one shuffle window, and the rest arrives while the ranks compute",
     )
 
 
@@ -313,7 +311,7 @@ def _soon(seconds: float) -> str:
 
 
 def describe(config: Config, tokens_per_second: float | None) -> Iterator[str]:
-    """Describes it for `make plan`: the way, why, the others, and the requests to S3."""
+    """Describes it for `make plan`: the way, the reason, the other ways, and the requests to S3."""
     chosen, why = choose(config)
     yield f"  {chosen.name}: {why}; first batch after {_soon(chosen.seconds)}"
     for way in ways(config):
@@ -321,10 +319,11 @@ def describe(config: Config, tokens_per_second: float | None) -> Iterator[str]:
             yield f"  not {way.name}: first batch after {_soon(way.seconds)}; it takes {way.needs}"
     if tokens_per_second:
         wanted = tokens_per_second * _width(config)
-        line = f"  read: {wanted / 1e6:,.1f} MB/s by all nodes"
-        yield line + (f" of {chosen.rate / 1e6:,.0f} MB/s that it moves" if chosen.rate else "")
+        line = f"  read rate: {wanted / 1e6:,.1f} MB/s by all nodes"
+        yield line + (f" of {chosen.rate / 1e6:,.0f} MB/s available" if chosen.rate else "")
         if chosen.name != "FSx" and config.data.tokenized_path:
             yield (
-                f"  S3: {wanted / PIECE:,.1f} GET a second of {PREFIX:,} that one prefix "
-                "takes: one prefix is enough"
+                f"  S3: {wanted / PIECE:,.1f} GET requests per second; one prefix allows "
+                f"{PREFIX:,}, "
+                "so one is enough"
             )

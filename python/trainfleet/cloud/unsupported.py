@@ -1,4 +1,6 @@
-"""Refuses what AWS can't do for a config, known without a request: (key, message) each. Pure."""
+"""Refuses configs that AWS can't serve, as far as this is known without a request: (key, message)
+each. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ from ..hardware import node_types
 from .instances import capacity_of
 from .template_storage import makes_file_system, refuse_size, refuse_unmade
 
-MOST_NODES = 120  # of one stack: its template is sent with the request, and that has 51,200 bytes
+MOST_NODES = 120  # of one stack: its template is sent in the request, which takes 51,200 bytes
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """All that keeps AWS from making the fleet that a config describes."""
+    """Yields every reason why AWS can't make the fleet of a config."""
     for rule in (_type, _capacity, _network, _ways_in, _file_system, _size):
         yield from rule(config)
 
 
 def refuse_of_engine(config: Config) -> Iterator[tuple[str, str]]:
-    """The same of a stack in which an engine makes the machines: AWS Batch."""
+    """Yields the same for a stack in which an engine makes the machines: AWS Batch."""
     yield from _capacity(config)
     yield from _network(config)
 
@@ -29,7 +31,7 @@ def _type(config: Config) -> Iterator[tuple[str, str]]:
     if config.fleet.instance_type is None:
         yield (
             "fleet.instance_type",
-            "null: AWS is to make the machines, so it must be said which; trn1.32xlarge is one",
+            "null: AWS needs an instance type to make the machines; set one, such as trn1.32xlarge",
         )
 
 
@@ -39,35 +41,31 @@ def _capacity(config: Config) -> Iterator[tuple[str, str]]:
     if capacity in ("reservation", "block") and not aws.reservation and not is_bought:
         yield (
             key,
-            f"null: with fleet.aws.capacity {capacity} it names the reservation, as "
+            f"null: fleet.aws.capacity {capacity} needs a reservation; set its id, such as "
             "cr-0123456789abcdef0",
         )
     if aws.reservation and capacity in ("on-demand", "spot"):
         yield (
             key,
-            f"{aws.reservation}: not used with {capacity}; fleet.aws.capacity reservation, or "
-            "block, uses it",
+            f"{aws.reservation}: not used with {capacity}; set fleet.aws.capacity reservation or "
+            "block, or remove this key",
         )
     if config.fleet.spot and capacity in ("reservation", "block"):
-        yield "fleet.spot", f"true: a {capacity} has no spot instances; false works"
+        yield "fleet.spot", f"true: a {capacity} has no spot instances; set false"
     if aws.block_hours is not None and (capacity != "block" or aws.reservation):
-        other = (
-            "fleet.aws.reservation, which names one"
-            if aws.reservation
-            else f"fleet.aws.capacity {capacity}"
-        )
+        other = "fleet.aws.reservation" if aws.reservation else f"fleet.aws.capacity {capacity}"
         yield (
             "fleet.aws.block_hours",
-            f"{aws.block_hours:g}: no capacity block is bought with {other}; null works",
+            f"{aws.block_hours:g}: with {other} no capacity block is bought; set null",
         )
     elif is_bought and config.budget.max_usd is None:
-        yield "budget.max_usd", "null: a capacity block is bought within a limit only; write one"
+        yield "budget.max_usd", "null: a capacity block is bought only within a limit; set one"
     row = node_types.instance(config.fleet.instance_type)
     if row and capacity != "reservation" and capacity not in row.sold:
-        works = f"{', '.join(sorted(row.sold))}, or reservation, works"
+        works = f"set {', '.join(sorted(row.sold))} or reservation"
         yield (
             "fleet.aws.capacity",
-            f"{capacity}: AWS does not sell {config.fleet.instance_type} so; {works}",
+            f"{capacity}: AWS does not sell {config.fleet.instance_type} this way; {works}",
         )
 
 
@@ -75,7 +73,7 @@ def _network(config: Config) -> Iterator[tuple[str, str]]:
     aws = config.fleet.aws
     if bool(aws.vpc) != bool(aws.subnets):
         given = "fleet.aws.vpc" if aws.vpc else "fleet.aws.subnets"
-        yield given, "a VPC of yours and its subnets go together: vpc and subnets"
+        yield given, "set fleet.aws.vpc and fleet.aws.subnets together"
     for zone in aws.zones:
         if aws.region and not zone.startswith(aws.region):
             yield "fleet.aws.zones", f"{zone} is not in fleet.aws.region {aws.region}"
@@ -92,25 +90,25 @@ def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
         if network.prefixlen < 8:
             yield (
                 key,
-                f"{given}: nearly the whole Internet; your own address, as 203.0.113.7/32, "
-                "works, or [] for SSM",
+                f"{given}: nearly the complete Internet; set your address, such as 203.0.113.7/32, "
+                "or [] for SSM",
             )
     if aws.bastion_type and aws.vpc:
         yield (
             "fleet.aws.bastion_type",
-            f"{aws.bastion_type}: a VPC of yours has its own way in (fleet.ssh.jump); null works",
+            f"{aws.bastion_type}: your own VPC is reached through fleet.ssh.jump; set null",
         )
     elif aws.bastion_type and aws.ssm_only:
         yield (
             "fleet.aws.bastion_type",
-            f"{aws.bastion_type}: nobody may reach it; fleet.aws.allow_ssh_from says who, or null, "
-            "and SSM, works",
+            f"{aws.bastion_type}: no address may reach it; set fleet.aws.allow_ssh_from, or null "
+            "to use SSM",
         )
     elif aws.allow_ssh_from and not aws.vpc and not aws.bastion_type:
         yield (
             key,
-            "nodes have no address that is reached from outside; fleet.aws.bastion_type c7i.xlarge "
-            "works, or [] for SSM",
+            "the nodes have no public address; set fleet.aws.bastion_type, such as c7i.xlarge, "
+            "or [] for SSM",
         )
 
 
@@ -125,17 +123,17 @@ def _file_system(config: Config) -> Iterator[tuple[str, str]]:
         unused = f"{row.name} can't reach FSx over EFA, so it would be paid for unused"
         yield (
             "fleet.fsx.efa",
-            f"true: {unused}; false works, or {', '.join(node_types.reach_lustre())}",
+            f"true: {unused}; set false, or use {', '.join(node_types.reach_lustre())}",
         )
     inside = (fleet.shared_folder or "").removeprefix(fleet.fsx.mount_point.rstrip("/"))
     if fleet.fsx.s3_export and not inside.strip("/"):
         yield (
             key,
-            f"{fleet.shared_folder} is the whole file system; "
-            f"{fleet.fsx.mount_point.rstrip('/')}/trainfleet works",
+            f"{fleet.shared_folder} is the complete file system; set "
+            f"{fleet.fsx.mount_point.rstrip('/')}/trainfleet",
         )
     elif inside.strip("/").split("/")[0] == "linked":
-        yield key, f"{fleet.shared_folder}: fleet.fsx.s3_import appears there; another folder works"
+        yield key, f"{fleet.shared_folder}: fleet.fsx.s3_import appears there; set another folder"
 
 
 def _size(config: Config) -> Iterator[tuple[str, str]]:
@@ -143,8 +141,8 @@ def _size(config: Config) -> Iterator[tuple[str, str]]:
     if fleet.nodes > MOST_NODES:
         yield (
             "fleet.nodes",
-            f"{fleet.nodes}: one stack makes {MOST_NODES} at most; for more there are slurm, "
-            "batch and sagemaker",
+            f"{fleet.nodes}: one stack makes at most {MOST_NODES}; for more use slurm, "
+            "batch or sagemaker",
         )
     if (
         fleet.aws.bastion_type
@@ -153,5 +151,5 @@ def _size(config: Config) -> Iterator[tuple[str, str]]:
     ):
         yield (
             "fleet.aws.bastion_type",
-            f"{fleet.aws.bastion_type}: a way in needs no accelerator; c7i.xlarge works",
+            f"{fleet.aws.bastion_type}: a bastion needs no accelerator; set c7i.xlarge",
         )
