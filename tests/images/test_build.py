@@ -51,7 +51,8 @@ def test_a_changed_line_of_python_is_one_small_layer(
     file.write_text(text)
     after = layers(checkout.outside, reference_in(said))
     assert (
-        reference_in(said) != built[0] and f"rebuilt: code; the rest is that of {built[0]}" in said
+        reference_in(said) != built[0]
+        and f"rebuilt: code; the other layers are those of {built[0]}" in said
     )
     same = [one for one, other in zip(before, after, strict=True) if one == other]
     assert len(same) == len(before) - 1 and before[-1][0] != after[-1][0]

@@ -175,7 +175,7 @@ def test_a_push_sends_the_image_once(
         (("POST", "/uploads/", 403, "DENIED", DENIED), "the registry refuses this push"),
         (
             ("PUT", "/manifests/", 400, "TAG_INVALID", TAKEN),
-            "the tag is there with other content, and tags are immutable",
+            "the tag exists with other content, and tags are immutable",
         ),
     ],
 )

@@ -62,7 +62,9 @@ def test_every_artifact_is_written_and_the_whole_cost_shown(tmp_path: Path, name
         written
     )
     if "stack.yaml" in written:
-        assert "account: not asked, because no AWS credentials were found" in said.stdout, said.stdout
+        assert "account: not asked, because no AWS credentials were found" in said.stdout, (
+            said.stdout
+        )
         assert (
             "the account 000000000000, the zone" in said.stdout and "list price in" in said.stdout
         )

@@ -180,7 +180,7 @@ def total(found: Iterable[OwnedResource]) -> str:
 
 def costing(found: Iterable[OwnedResource]) -> list[str]:
     """Returns a line for each resource that costs a cent an hour or an unknown price and holds no
-    data, then dollars an hour; empty if there are none.
+    data, then dollars an hour; empty without such resources.
     """
     priced = [one for one in found if (one.usd is None or one.usd >= CENT) and not one.holds_data]
     hourly = sum(one.usd or 0.0 for one in priced)

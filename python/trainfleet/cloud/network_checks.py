@@ -110,7 +110,7 @@ def _open(
 
 
 def _routes(calls: Calls, subnet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the routes of a subnet: those of its own table, or of its network's main table."""
+    """Returns the routes of a subnet: those of its table, or of its network's main table."""
     of_vpc = [{"Name": "vpc-id", "Values": [str(subnet.get("VpcId"))]}]
     tables = list(calls.pages("ec2", "DescribeRouteTables", "RouteTables", Filters=of_vpc))
     for key, value in (("SubnetId", subnet.get("SubnetId")), ("Main", True)):

@@ -24,7 +24,8 @@ class Engine:
 
     in_account  whether the nodes are instances of the account
     in_zone     whether they are in the stack's zone
-    by_ssh      whether SSH reaches them or their head, and they mount the stack's file system
+    by_ssh      whether SSH reaches them or their head, and they mount the stack's file
+                system
     image       key of a platform in docker/platforms.lock.yaml that names their machine image
     services    AWS services that act in the account by a separate role
     """

@@ -1,5 +1,5 @@
-"""Refuses configs that AWS can't serve, as far as this is known without a request: (key, message)
-each. Pure.
+"""Refuses configs that AWS can't serve, if no request is needed to know it: (key, message) each.
+Pure.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class LocalImage:
 
 @dataclass(frozen=True)
 class Builder:
-    """A program that builds images. docker and podman share most of their arguments; buildah has
-    others for inspection.
+    """A program that builds images. docker and podman share most arguments; buildah inspects with
+    others.
     """
 
     name: str

@@ -110,8 +110,8 @@ TROUBLES = (
 PUSHES = (
     Trouble(
         r"immutable|already exists in the '|ImageTagAlreadyExists",
-        "the tag is there with other content, and tags are immutable",
-        "make push checks again",
+        "the tag exists with other content, and tags are immutable",
+        "run make push, which checks again",
     ),
     Trouble(
         r"denied|unauthorized|no basic auth|403|not " r"authorized|authentication " r"required",
@@ -123,7 +123,7 @@ PUSHES = (
     Trouble(
         r"i/o timeout|connection re(?:fused|set)|no such host|EOF|TLS " r"handshake",
         "the registry can't be reached",
-        "make push again",
+        "run make push again",
     ),
 )
 
@@ -141,11 +141,13 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
     newest = newest_of(recipe, builder)
     rebuilt = recipe.rebuilt(newest[1]) if newest else list(recipe.layers)
     kept = (
-        f"; the rest is that of {newest[0]}" if newest and len(rebuilt) < len(recipe.layers) else ""
+        f"; the other layers are those of {newest[0]}"
+        if newest and len(rebuilt) < len(recipe.layers)
+        else ""
     )
     say(f"rebuilt: {', '.join(rebuilt)}{kept}")
     layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
-    # buildah warns about each argument that is missing
+    # buildah warns about each missing argument
     unset = {name: "" for _, names in PARTS.values() for name in names}
     arguments = (
         unset
@@ -180,13 +182,13 @@ def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
     """
     if found.architecture != ARCHITECTURE:
         why = (
-            f"it is for {found.architecture or 'no known processor'}, the fleet's instances "
+            f"it is for {found.architecture or 'no known processor'}, but the fleet's instances "
             f"are {ARCHITECTURE}"
         )
         then = "build on x86_64, or set fleet.container_base to one for linux/amd64"
         raise ImageError("is for another processor", where=recipe.reference, why=why, next=then)
     if (said := found.labels.get("org.opencontainers.image.version", "nothing")) != recipe.tag:
-        why, then = f"its label has the tag {said}", "remove that image, then make build"
+        why, then = f"its label has the tag {said}", "remove that image, then run make build"
         raise ImageError(
             "has this tag, but other content", where=recipe.reference, why=why, next=then
         )
@@ -300,7 +302,7 @@ def package_sources(say: Say) -> dict[str, str]:
         )
     if found["unused"]:
         say(
-            f"ignored, as the lock pins each file: {', '.join(sorted(found['unused']))} of "
+            f"ignored, because the lock pins each file: {', '.join(sorted(found['unused']))} of "
             "pip's configuration"
         )
     values: dict[str, str] = {

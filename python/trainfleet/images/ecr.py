@@ -159,7 +159,10 @@ class Registry:
             }
             return StoredImage(labels, str(config.get("architecture", "")), size)
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-            why, then = f"{type(error).__name__}: {error}", "make push, or another fleet.container"
+            why, then = (
+                f"{type(error).__name__}: {error}",
+                "run make push, or set another fleet.container",
+            )
             raise ImageError(
                 "is not an image that can be read", where=self.name(tag), why=why, next=then
             ) from error
@@ -264,7 +267,7 @@ class Registry:
             raise ImageError(
                 "was pushed, but the registry does not have it",
                 where=target,
-                next="make push again",
+                next="run make push again",
             )
         say(f"pushed {target}: {stored.size / 1e6:,.0f} MB")
         return target
@@ -273,7 +276,7 @@ class Registry:
         user, password = self.token()
         said = builder.login(self.host, user, password)
         if said.returncode:
-            then = "aws ecr describe-repositories; allow ecr:GetAuthorizationToken"
+            then = "allow ecr:GetAuthorizationToken, then try aws ecr describe-repositories"
             raise ImageError(
                 "the registry refuses the login",
                 where=self.host,

@@ -61,7 +61,7 @@ def fabric_settings(
             Setting(
                 "NCCL_SOCKET_IFNAME",
                 f"={card}",
-                "NCCL meets on this card, never on docker0 (=: exactly it)",
+                "NCCL meets on this card, never on docker0 (= means exactly this card)",
             )
         )
     if alone:
@@ -79,7 +79,7 @@ def fabric_settings(
 
 def _efa(kind: NodeType) -> Iterator[Setting]:
     has = f"{kind.name} has {kind.efa} EFA interfaces" if kind.efa else "the nodes have EFA"
-    yield Setting("FI_PROVIDER", "efa", f"{has}: without them, fail instead of using slow TCP")
+    yield Setting("FI_PROVIDER", "efa", f"{has}; without them the job fails, instead of using TCP")
     yield Setting(
         "FI_EFA_USE_HUGE_PAGE",
         "0",
@@ -101,12 +101,12 @@ def _verbs(fabric: str, ports: str) -> Iterator[Setting]:
     yield Setting(
         "NCCL_NET",
         "IB",
-        f"{RDMA[fabric]} through verbs: without it, fail instead of using slow TCP",
+        f"{RDMA[fabric]} through verbs; without it the job fails, instead of using TCP",
     )
     if ports:
         why = (
-            f"the node's fastest active ports of {RDMA[fabric]} (=: exactly these), and no "
-            "slower one for storage or logins"
+            f"the node's fastest active ports of {RDMA[fabric]} (= means exactly these), without a "
+            "slower port for storage or logins"
         )
         yield Setting("NCCL_IB_HCA", f"={ports}", why)
     if fabric == "roce":
@@ -139,7 +139,7 @@ def _plain(fabric: str) -> Iterator[Setting]:
 
 def _left_out(kind: NodeType) -> Iterator[Setting]:
     yield Setting(
-        "FI_OFI_RXR_RX_COPY_UNEXP", None, "in recipes for libfabric 1.8 (2019); since removed"
+        "FI_OFI_RXR_RX_COPY_UNEXP", None, "in recipes for libfabric 1.8 (2019); removed since"
     )
     yield Setting("FI_OFI_RXR_RX_COPY_OOO", None, "as above")
     if kind.kind == "cuda":

@@ -260,7 +260,7 @@ class Request:
                 fields["environment"],
             )
         except InputError as error:
-            why, then = f"{error.key}: {error.what}", f"rm {where}; make train"
+            why, then = f"{error.key}: {error.what}", f"run rm {where}, then make train"
             raise RunError("is not a request for a job", where=where, why=why, next=then) from error
 
 

@@ -41,7 +41,9 @@ def make_plan(
     needs = estimate(config, bill, experience)
     if problem := _over_budget(config, needs):
         raise ConfigError.of(
-            "budget.max_usd", problem, next="raise it, or set null for no limit; see make plan"
+            "budget.max_usd",
+            problem,
+            next="raise it, or set null for no limit; run make plan to see the costs",
         )
     return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes), asked)
 
@@ -66,12 +68,12 @@ def _over_budget(config: Config, needs: Estimate) -> str:
         return ""
     if needs.bill is None:
         return (
-            f"${limit:,.2f}: can't be enforced, as the price of a host is unknown; set "
+            f"${limit:,.2f}: can't be enforced, because the price of a host is unknown; set "
             "fleet.accelerator.usd_per_hour"
         )
     if needs.bill.is_free and config.fleet.node_type and config.fleet.node_type.owned:
         free = "your machines cost nothing until you set fleet.accelerator.usd_per_hour"
-        return f"${limit:,.2f}: can't be enforced, as {free}"
+        return f"${limit:,.2f}: can't be enforced, because {free}"
     if needs.around > limit:
         ahead = f"{needs.bill.paid_for}, " if needs.bill.paid else ""
         return (

@@ -84,7 +84,7 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
         typed = (
             "make plan DAYS=7 TOKENS=1e10 SET='fleet.backend=slurm fleet.instance_type=p5.48xlarge'"
         )
-        then = f"{typed}; of this machine: make plan"
+        then = f"{typed}; for only this machine: make plan"
         raise ConfigError.of("fleet.instance_type", f"{what}: {asks}", next=then)
     if wish.usd is not None and (bill is None or bill.is_free):
         name = config.fleet.node_type.name if config.fleet.node_type else "this machine"
@@ -173,8 +173,8 @@ def remark(config: Config, tokens: float) -> str:
     """Compares the tokens per parameter with the best use of a given compute."""
     ratio = tokens / count_parameters(config.model)
     return (
-        f"{ratio:,.3g} tokens per parameter; {CHINCHILLA} make the best model of a given "
-        "compute, more a better small one"
+        f"{ratio:,.3g} tokens per parameter; {CHINCHILLA} give the best model for a given "
+        "compute, more give a better small model"
     )
 
 

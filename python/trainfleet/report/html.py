@@ -361,7 +361,7 @@ def _settings(history: History) -> str:
     try:
         text = dump_known(history.run.config).strip()
     except ConfigError:
-        text = f"is not a run's config; make plan CONFIG={history.run.config} says why"
+        text = f"is not a run's config; run make plan CONFIG={history.run.config} to see why"
     folded = (
         f'<summary>{len(text.splitlines())} lines</summary><pre class="config">{escape(text)}</pre>'
     )

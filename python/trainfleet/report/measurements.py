@@ -34,9 +34,9 @@ def describe_profile(run: Run) -> Iterator[str]:
         raise RunError(
             "has no profile",
             where=str(run.profile),
-            next="make logs says why; make profile measures again",
+            next="run make logs to see why, or make profile to measure again",
         )
-    found = fit(Profile, record, str(path), "make profile measures again")
+    found = fit(Profile, record, str(path), "run make profile to measure again")
     total = found["seconds"] or 1.0
     first, last = found["steps"]
     yield (

@@ -61,7 +61,7 @@ def beside(config: Config) -> str:
         return ""
     family = row.family
     if row.accelerator != node_types.INSTANCE_TYPES[MEASURED].accelerator:
-        return f"AWS has published no training speed of {family}"
+        return f"AWS has not published a training speed of {family}"
     same = [
         one
         for one in ROWS
@@ -69,7 +69,7 @@ def beside(config: Config) -> str:
     ]
     if not same:
         return (
-            f"AWS has published no speed of this model on {family} with "
+            f"AWS has not published a speed of this model on {family} with "
             f"{config.train.sequence_length:,} tokens per sequence"
         )
     near = min(same, key=lambda one: abs(one.nodes - config.fleet.nodes))
@@ -143,7 +143,7 @@ def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
         if not artifact.name.endswith(".sh"):
             yield from (
                 "",
-                f"{artifact.name}: {len(artifact.text.encode()):,} bytes; OUT=folder receives it",
+                f"{artifact.name}: {len(artifact.text.encode()):,} bytes; OUT=folder saves it",
             )
             continue
         steps = [
@@ -220,7 +220,7 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     if needs.usable and needs.memory.total > needs.usable:
         yield (
             "",
-            "warning: that will hardly fit; train.parallelism: auto searches for one that does",
+            "warning: that is unlikely to fit; train.parallelism: auto searches for one that fits",
         )
     yield (
         "work",
@@ -281,7 +281,7 @@ def _node(config: Config) -> Iterator[str]:
     )
     yield f"{kind.name}: {peaks} ({row.source}); {row.links or 'PCIe between them'}"
     if config.fleet.nodes > 1:
-        assumed = "" if not kind.assumed else ", as usual" if kind.fabric else ", assumed"
+        assumed = "" if not kind.assumed else ", the usual rate" if kind.fabric else ", assumed"
         yield (
             f"{kind.fabric or 'an unknown network'} between nodes: {kind.network_gbps:,g} "
             f"Gbit/s each{assumed}"
@@ -294,7 +294,7 @@ def _likely(config: Config) -> str:
     if device is None:
         return " in tensors"  # measured against torch's allocator, not against the process's memory
     if device.kind == "neuron":
-        return ", assumed (none is published for Trainium)"
+        return ", assumed (AWS publishes none for Trainium)"
     return f", within {LIKELY_MEMORY:.0%} for four of five published runs"
 
 
@@ -311,7 +311,7 @@ def _basis(config: Config, needs: Estimate) -> str:
     if device is None:
         return "predicted roughly: no run on this machine has been measured yet (run make profile)"
     if not device.fitted:
-        return "predicted from related devices: assumed, as no run on this one is published"
+        return "predicted from related devices: assumed, because no run on this device is published"
     return f"predicted from published runs: within {LIKELY:.0%} for four of five"
 
 

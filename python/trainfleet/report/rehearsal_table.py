@@ -105,5 +105,5 @@ def read(run: Run) -> Rehearsal | None:
     return (
         None
         if record is None
-        else fit(Rehearsal, record, str(run.rehearsal), "make rehearse again")
+        else fit(Rehearsal, record, str(run.rehearsal), "run make rehearse again")
     )

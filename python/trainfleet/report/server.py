@@ -1,8 +1,8 @@
 """Serves a run's report to this machine's browser: one page, read again at each request, and no
 other file.
 
-Only the loopback interface listens, and only requests that name it are answered: a page elsewhere
-with a name that leads here (DNS rebinding) reads nothing. Other users of the machine can also reach
+The server listens only on the loopback interface, and answers only requests that name it: a page
+elsewhere with a name that resolves to it (DNS rebinding) can't read it. Other users can also reach
 the loopback, so a request must show the token of the printed address. The answer sets a cookie, so
 that the bare address works from then on.
 """
