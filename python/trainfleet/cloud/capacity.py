@@ -7,9 +7,9 @@ it is seen, or setup ends.
 
 A training plan is found again by its name's beginning and its tags. Its name says when it begins:
 SageMaker takes a name once, so that one offer is not bought twice. Only offers in one piece are
-taken, as a run would wait between two.
+taken, because a run would have to wait between two.
 
-Sources: EC2 user guide, "Capacity Blocks for ML" (whole days up to 14, then weeks up to 182 days;
+Sources: EC2 user guide, "Capacity Blocks for ML" (full days up to 14, then weeks up to 182 days;
 instances are ended from 30 minutes before the end on); SageMaker developer guide, "Reserve training
 plans for your training jobs"; botocore's models of EC2 and SageMaker, with the list of types; the
 actions that a plan's purchase needs, AWS's policy AmazonSageMakerTrainingPlanCreateAccess.
@@ -33,7 +33,7 @@ from .prices import by_table
 from .resource_types import is_ours, tags_of
 from .template_inputs import own_tags, pairs, slug
 
-DAY, DAYS, WEEKS = 24, 14, 26  # hours; whole days up to here, and then whole weeks
+DAY, DAYS, WEEKS = 24, 14, 26  # hours; full days up to here, and then full weeks
 AHEAD = timedelta(weeks=8)  # how far ahead blocks are sold
 SEEN_IN, AGAIN = 60.0, 5.0  # seconds until a purchase is seen
 ENDS_EARLY = 0.5  # hours before a block's end when AWS begins to end its instances
@@ -280,7 +280,7 @@ class PrepaidCapacity:
         if limit is None:
             return None
         if rest is None:
-            what = f"${limit:,.2f}: the rest for a {self.name} is unknown, as a price is"
+            what = f"${limit:,.2f}: the rest for a {self.name} is not known, because a price is not"
             raise ConfigError.of("budget.max_usd", what, next="run make plan to see which")
         return max(0.0, limit - rest.whole(self.config.fleet.nodes, self.hours))
 

@@ -23,7 +23,7 @@ from .template_inputs import pairs
 Resources = Mapping[str, Mapping[str, Any]]
 WIDTH = 100  # columns
 SIGNS = {"made": "+", "removed": "-", "changed": "~", "replaced": "±"}
-# Properties of ours that CloudFormation can only change by replacing the resource (its resource
+# Our properties that CloudFormation can only change by replacing the resource (its resource
 # reference).
 FIXED = {
     "AWS::EC2::VPC": {"CidrBlock"},

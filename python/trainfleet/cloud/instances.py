@@ -2,12 +2,12 @@
 placement group and the head node; and the quotas that nodes count against.
 
 Each node is a separate AWS::EC2::Instance, `Node<slot>`: a stack update with other slots makes and
-removes single nodes, and leaves those whose slots stay as they are. CreateFleet could take what is
-free of several types, and an Auto Scaling group would replace nodes at once; but a job needs one
+removes single nodes, and does not change the others. CreateFleet could mix several types that are
+available, and an Auto Scaling group would replace nodes at once; but a job needs one
 type, all its nodes or none, and replaces a node only when the watch has judged it.
 
-The figures of each type: instance_types.json. Quota codes: Service Quotas' own list for EC2, as
-public listings of it have them (read 2026-11-22).
+The figures of each type: instance_types.json. Quota codes: Service Quotas' list for EC2, as
+public copies show it (read 2026-11-22).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ PLAIN = (Interface(0, 0, "interface"),)  # interfaces of a single node
 def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
     """Returns the interfaces that give a node all its EFA devices, the primary first.
 
-    `tasks`: interfaces that are attached to card 0 later, as ECS does for a container. Where the
-    card can't hold them beside two others, one has both the address and EFA, as in AWS's own
+    `tasks`: interfaces that are attached to card 0 later, as ECS does for a container. If the
+    card can't hold them next to two others, one has both the address and EFA, like in AWS's own
     template for P5 on Batch.
     """
     row = node_types.INSTANCE_TYPES[name]

@@ -29,7 +29,7 @@ CENT = 0.01  # dollars an hour; a stored image costs less, and so does an addres
 
 @dataclass(frozen=True)
 class OwnedResource:
-    """A resource of ours. `since`: seconds since 1970, if known; `usd`: dollars an hour, None if
+    """One of our resources. `since`: seconds since 1970, if known; `usd`: dollars an hour, None if
     unknown.
 
     Without an id it represents all of its kind, which these credentials may not list: `what`

@@ -1,7 +1,7 @@
 """Lists the actions that making, running and removing a fleet needs, and those that IAM's simulator
 denies the caller.
 
-Each is simulated on its resource if that has a name of ours, so that a policy for `trainfleet-*`
+Each is simulated on its resource if that has one of our names, so that a policy for `trainfleet-*`
 only is enough. A service that acts in the caller's name through CloudFormation needs the same
 permissions: it has no other role.
 """

@@ -230,7 +230,7 @@ def _images(calls: Calls, config: str | None) -> Things:
 
 
 def _repositories(calls: Calls, config: str | None) -> Things:
-    """Yields the account's repository, as its maker's, if no config holds an image in it."""
+    """Yields the account's repository, with its maker's tags, if no config holds an image in it."""
     with passing(repository.GONE):
         rows = calls("ecr", "DescribeRepositories", repositoryNames=[repository.NAME])[
             "repositories"

@@ -44,7 +44,7 @@ BROKEN = (
 
 @dataclass(frozen=True)
 class StackNode:
-    """An instance of ours: its slot (None: the head), id, state, zone and addresses."""
+    """One of our instances: its slot (None: the head), id, state, zone and addresses."""
 
     slot: int | None
     id: str

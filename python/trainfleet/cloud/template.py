@@ -4,7 +4,7 @@ account's facts.
 Resources, by logical id: Node<slot> each node, made from Template in the group Together; Wall, its
 security group; Vpc, PrivateSubnet, PublicSubnet, Nat: the network; FileSystem, Bucket, Log;
 NodeRole; Head. What must not change while nodes live (another image would replace them all) is in
-the stack's parameters: `read_back` gives an update what was there.
+the stack's parameters: `read_back` gives them to an update.
 
 Tested: every instance type and kind of capacity passes cfn-lint and our own rules (tests/oracles).
 Not tested: no stack of it has been made in an account of AWS.

@@ -260,11 +260,11 @@ def ways(config: Config) -> Iterator[DataAccess]:
     fleet, row, size = config.fleet, node_types.instance(config.fleet.instance_type), volume(config)
     if makes_file_system(config):
         yield DataAccess(
-            "FSx", 1.0, throughput(fleet.fsx), "nothing: make tokenize leaves the tokens there"
+            "FSx", 1.0, throughput(fleet.fsx), "no copy: make tokenize leaves the tokens there"
         )
     elif fleet.shared_folder and fleet.shared_folder.startswith("/"):
         yield DataAccess(
-            "shared folder", 1.0, 0.0, "nothing: make tokenize leaves the tokens there"
+            "shared folder", 1.0, 0.0, "no copy: make tokenize leaves the tokens there"
         )
     window = min(size, (config.data.shuffle_window_mib or WINDOW) * 2.0**20)
     yield DataAccess(
@@ -316,7 +316,7 @@ def describe(config: Config, tokens_per_second: float | None) -> Iterator[str]:
     yield f"  {chosen.name}: {why}; first batch after {_soon(chosen.seconds)}"
     for way in ways(config):
         if way != chosen:
-            yield f"  not {way.name}: first batch after {_soon(way.seconds)}; it takes {way.needs}"
+            yield f"  not {way.name}: first batch after {_soon(way.seconds)}; it needs {way.needs}"
     if tokens_per_second:
         wanted = tokens_per_second * _width(config)
         line = f"  read rate: {wanted / 1e6:,.1f} MB/s by all nodes"

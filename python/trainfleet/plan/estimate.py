@@ -145,7 +145,7 @@ class Estimate:
 
     def predicted(self, tokens: int) -> dict[str, float | None]:
         """Returns the predictions that results.json keeps for comparison with measurements.
-        `tokens` counts those of the whole run.
+        `tokens` counts those of the complete run.
         """
         speed = round(tokens / self.seconds, 1) if self.seconds else None
         # the amount spent when training ends

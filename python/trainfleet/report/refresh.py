@@ -44,7 +44,7 @@ class Refresh:
                 self.drawn, self.process = changed, _start(self.run)
 
     def close(self) -> None:
-        """Ends the drawing, as the final report draws the whole run."""
+        """Ends the drawing: the final report draws the complete run."""
         if self.process and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
