@@ -87,8 +87,8 @@ class History:
 
     @property
     def waits_for(self) -> str:
-        """Returns why the job does not run yet, in its engine's words, and when that was noted; ""
-        if it runs, or the reason is unknown.
+        """Returns why the job does not run yet, in its engine's words, and when this was noted. ""
+        if it runs or the reason is unknown.
 
         A launcher notes a reason once. Without a launcher, a change of the reason is not noted.
         """

@@ -292,7 +292,7 @@ class TokenizeLive(Shown):
         stream: TextIO | None = None,
         every: float = 2.0,
     ) -> None:
-        """`every` is the seconds between two lines without a bar."""
+        """Takes `every` as the seconds between two lines without a bar."""
         super().__init__(stream)
         self.folder, self.address, self.every = folder, address, every
         self.look_every, self.looked = REMOTE_LOOK if address else 0.0, -math.inf

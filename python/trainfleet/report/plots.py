@@ -263,8 +263,8 @@ def note(
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Returns the mean over a window of 2 % of the points, narrower towards both ends, so that it
-    begins and ends on the data.
+    """Returns the mean over a window of 2 % of the points. The window narrows towards both ends, so
+    the curve begins and ends on the data.
     """
     import numpy
 
@@ -275,8 +275,8 @@ def _smooth(values: list[float]) -> list[float]:
 
 
 def label_ends(axes: Axes, ends: list[Label]) -> None:
-    """Names lines right of the axes, away from the curves, in their colours, at the height of their
-    ends or as near as there is room.
+    """Names lines to the right of the axes, in their colours. Each name is at the height of its
+    line's end, or as near as possible.
     """
     low, high = axes.get_ylim()
     below = low - ROW * (high - low)
