@@ -178,6 +178,6 @@ def test_a_name_of_a_foreign_stack_is_one_message_and_the_stack_stays() -> None:
         assert (
             code not in (0, None)
             and told.count("error:") == 1
-            and "this config has not made it" in told
+            and "this config did not make it" in told
         ), told
         assert stack.status == "CREATE_COMPLETE" and world.ours == before

@@ -177,7 +177,7 @@ def test_image_makes_it_once_ls_lists_it_clean_keeps_it_and_purge_takes_it() -> 
     ), told
     assert sorted(world.ours.values()) == ["ami", "snapshot"]
     assert world.type("setup")[0] == 0
-    assert f"image {image.id}: baked of this fleet" in world.type("plan")[1]
+    assert f"image {image.id}: baked from this fleet" in world.type("plan")[1]
     proven_empty(world, "purge", "PURGE=1", "YES=1")
 
 

@@ -110,7 +110,11 @@ def test_what_no_service_takes_is_not_sent(
         (refused("AuthFailure"), "does not know your credentials", "aws sts get-caller-identity"),
         (refused("RequestLimitExceeded"), "throttling", "wait a minute"),
         (refused("OptInRequired"), "in this region", "fleet.aws.region"),
-        (refused("InsufficientInstanceCapacity"), "no such machines", "fleet.aws.zones"),
+        (
+            refused("InsufficientInstanceCapacity"),
+            "no capacity for this instance type",
+            "fleet.aws.zones",
+        ),
         (
             refused("Whatever", "strange\x1b[2J\nwords"),
             "AWS refuses GetResources",

@@ -125,7 +125,7 @@ def test_a_block_lasts_whole_days_and_then_weeks() -> None:
         "its instances are ended half an hour early"
     )
     assert whole_hours(14 * 24 - 1) == 14 * 24 and whole_hours(14 * 24) == 21 * 24
-    with pytest.raises(ConfigError, match="the longest has 182 days"):
+    with pytest.raises(ConfigError, match="the longest lasts 182 days"):
         whole_hours(183 * 24)
 
 

@@ -170,7 +170,7 @@ THEIRS, OURS = (
             "allow your account in its policy",
         ),
         (OURS, "NotFoundException", "it does not exist", "set a key of us-east-1"),
-        (OURS, "PendingDeletion", "the key is PendingDeletion", "another key"),
+        (OURS, "PendingDeletion", "the key is PendingDeletion", "or set another"),
         (OURS, "AccessDeniedException", "", ""),  # who may not look may still try
     ],
 )

@@ -289,7 +289,7 @@ def test_a_stack_of_that_name_that_is_not_ours_is_never_touched(
     stack.tags = {"team": "theirs"}
     before = len(account.living())
     for act in (lambda: make(config), lambda: FleetStack(config).remove(True, print)):
-        with pytest.raises(CloudError, match="this config has not made it"):
+        with pytest.raises(CloudError, match="this config did not make it"):
             act()
     assert len(account.living()) == before or stack.status == "CREATE_COMPLETE"
 

@@ -158,7 +158,7 @@ def test_a_plan_names_its_type_and_price_and_the_budget_s_hour_stays_the_fleet_s
     account: Account, tmp_path: Path
 ) -> None:
     said = told(config_of(tmp_path))
-    assert f"1 x {CHEAP} for $1.46 an hour, and not 2 x trn1.32xlarge for $43.07" in said, said
+    assert f"1 x {CHEAP} for $1.46 an hour instead of 2 x trn1.32xlarge for $43.07" in said, said
     assert "tokenizing\n" not in told(config_of(tmp_path, cheap=None))
     with_it, without = (
         BACKENDS["batch"](config_of(tmp_path, cheap=cheap)).bill() for cheap in (CHEAP, None)

@@ -58,11 +58,7 @@ def test_setup_shows_what_is_offered_and_buys_nothing_without_yes(
 ) -> None:
     write()
     code, words = typed()
-    assert (
-        code == 1
-        and "training plans that are offered" in words
-        and "24 h  $96.00  us-east-1a" in words
-    )
+    assert code == 1 and "training plans on offer" in words and "24 h  $96.00  us-east-1a" in words
     assert "24 h  $144.00" in words and "$48.00" not in words, (
         "an offer in two pieces is none for a run"
     )

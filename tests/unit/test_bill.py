@@ -197,7 +197,7 @@ def test_both_tables_agree_and_every_stage_says_where_its_minutes_come_from() ->
     )
     assert (
         "published job logs: 2.5 to 2.9 min" in said
-        and f"then ${bill.rest:,.2f} an hour for what stays" in said
+        and f"then ${bill.rest:,.2f} an hour for the remaining resources" in said
     )
     assert "of unknown length" in "\n".join(spending.describe_whole(bill, 4, None))
 
