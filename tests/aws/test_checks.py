@@ -197,7 +197,7 @@ def test_a_quota_that_the_account_never_asked_for_is_the_default(account: Any) -
 
 def test_room_for_a_network_and_a_file_system(account: Any) -> None:
     account(DescribeVpcs={"Vpcs": [{"VpcId": str(number)} for number in range(5)]})
-    assert "1 more needed of 'VPCs per Region'; you use 5 of 5" in told(fleet())
+    assert "the fleet needs 1 more 'VPCs per Region'; you use 5 of 5" in told(fleet())
     account(DescribeAddresses={"Addresses": [{}] * 5})
     assert "'EC2-VPC Elastic IPs'; you use 5 of 5" in told(fleet())
     there = {"StorageCapacity": 100800, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}

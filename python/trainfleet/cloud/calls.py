@@ -167,7 +167,9 @@ def region_of(config: Config) -> str:
     if not found:
         message = "null, and neither AWS_REGION, AWS_DEFAULT_REGION nor your profile names a region"
         raise ConfigError.of(
-            "fleet.aws.region", message, next="type SET='fleet.aws.region=us-east-1', or set it"
+            "fleet.aws.region",
+            message,
+            next="add SET='fleet.aws.region=us-east-1', or set fleet.aws.region in config.yaml",
         )
     return str(found)
 

@@ -280,7 +280,7 @@ class PrepaidCapacity:
         if limit is None:
             return None
         if rest is None:
-            what = f"${limit:,.2f}: the rest for a {self.name} is not known, because a price is not"
+            what = f"${limit:,.2f}: the rest for a {self.name} is unknown: a price is unknown"
             raise ConfigError.of("budget.max_usd", what, next="run make plan to see which")
         return max(0.0, limit - rest.whole(self.config.fleet.nodes, self.hours))
 

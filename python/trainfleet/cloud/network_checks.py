@@ -60,9 +60,7 @@ def _placed(row: Mapping[str, Any], config: Config, inputs: Inputs) -> Iterator[
             f"{name} is in {network}, not in fleet.aws.vpc {config.fleet.aws.vpc}", "fleet.aws.vpc"
         )
     if inputs.kind.in_zone and zone != inputs.zone:
-        yield Obstacle(
-            f"{name} is in {zone}, not in {inputs.zone}", "set fleet.aws.subnets in that zone"
-        )
+        yield Obstacle(f"{name} is in {zone}, not in {inputs.zone}", "set a subnet in that zone")
 
 
 def _roomy(

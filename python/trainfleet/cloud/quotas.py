@@ -122,7 +122,7 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     ):
         allowed = value(calls, service, quota)
         if allowed is not None and used + wanted > allowed:
-            what = f"{wanted} more needed of {quota.name!r}; you use {used} of {allowed:,.0f}"
+            what = f"the fleet needs {wanted} more {quota.name!r}; you use {used} of {allowed:,.0f}"
             more = request_more(calls.region, service, quota.code, used + wanted)
             yield Obstacle(what, f"set fleet.aws.vpc to an existing one, or run {more}")
 

@@ -108,7 +108,7 @@ def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
         yield (
             key,
             "the nodes have no public address; set fleet.aws.bastion_type, such as c7i.xlarge, "
-            "or [] for SSM",
+            "or this key to [] for SSM",
         )
 
 
