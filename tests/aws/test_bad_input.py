@@ -101,7 +101,7 @@ BAD: dict[str, tuple[Callable[[Account], None], dict[str, Any], str, str]] = {
         denied,
         {},
         "your credentials may not do ec2:CreatePlacementGroup",
-        "have them allowed",
+        "allow these actions",
     ),
     "a region without the type": (
         not_offered,

@@ -89,7 +89,7 @@ def test_reservations_go_with_what_uses_them() -> None:
     without = replace(
         config, fleet=replace(config.fleet, aws=replace(config.fleet.aws, reservation=None))
     )
-    assert "names the reservation" in dict(refuse(without))["fleet.aws.reservation"]
+    assert "needs a reservation" in dict(refuse(without))["fleet.aws.reservation"]
     unused = replace(
         config, fleet=replace(config.fleet, aws=replace(config.fleet.aws, capacity="spot"))
     )

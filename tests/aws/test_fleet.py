@@ -362,7 +362,7 @@ def test_a_denied_action_is_named_and_nothing_is_made(
 
 def test_no_credentials_are_one_message(account: Account, config: Config) -> None:
     account.no_credentials = True
-    with pytest.raises(CloudError, match="without credentials"):
+    with pytest.raises(CloudError, match="no AWS credentials were found"):
         make(config)
 
 

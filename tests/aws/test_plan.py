@@ -188,7 +188,7 @@ def test_without_credentials_a_plan_says_so_and_setup_ends(
     config_of(tmp_path)
     account.no_credentials = True
     assert "account: not asked, because no AWS credentials were found" in plan(capsys)
-    with pytest.raises(CloudError, match="without credentials"):
+    with pytest.raises(CloudError, match="no AWS credentials were found"):
         setup({"CONFIG": "cloudy.yaml"}, 0.0)
 
 
