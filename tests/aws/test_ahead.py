@@ -89,7 +89,7 @@ def test_a_block_is_bought_once_and_its_nodes_are_made_in_it_at_its_hour(
         and "bought for $96.00" in words
         and "its machines are there from 2026-09-23 " in words
     )
-    assert "next: make setup then" in words and not account.stacks
+    assert "next: run make setup then" in words and not account.stacks
     account.sleep(3600)
     code, words = typed(YES="1")
     assert (
@@ -119,7 +119,7 @@ def test_when_it_has_ended_another_one_is_offered(account: Account, typed: Any) 
     typed(YES="1")
     account.sleep(3 * 86400 - 1000)  # its instances are ended half an hour before it ends
     code, words = typed()
-    assert code == 1 and "are offered" in words and "YES=1" in words
+    assert code == 1 and "on offer" in words and "YES=1" in words
 
 
 def test_only_offers_where_the_nodes_can_be_are_shown(account: Account, typed: Any) -> None:
