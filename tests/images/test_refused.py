@@ -162,7 +162,7 @@ def test_a_push_sends_the_image_once(
     push(registry, recipe, said)
     assert (
         said[0].startswith(f"pushed {registry.host}")
-        and "is there" in said[1]
+        and "exists" in said[1]
         and registry.blobs == held
     )
     out, err = capfd.readouterr()
