@@ -18,7 +18,7 @@ except FileNotFoundError:
         "command again"
     )
 if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()) and os.getcwd() != _CODE:  # noqa: PTH109
-    del sys.path[0]  # what lies where a verb is typed is no package
+    del sys.path[0]  # files where a verb is typed are not packages
 
 import locale  # noqa: E402
 import signal  # noqa: E402

@@ -39,7 +39,7 @@ def test(variables: Variables, started: float) -> int:
 
 
 def check(variables: Variables, started: float) -> int:
-    """Runs lint, format, types, shell scripts, the Dockerfile, and versions outside the locks."""
+    """Checks lint, format, types, shell scripts, versions outside the locks, prose, Dockerfile."""
     scripts = sorted(map(str, Path("scripts").glob("*.sh")))
     tool = Path(sys.executable).parent
     hadolint = tool / "hadolint"
@@ -49,6 +49,7 @@ def check(variables: Variables, started: float) -> int:
         [sys.executable, "-m", "mypy"],
         [str(tool / "shellcheck"), *scripts, ".ci/run"],
         [sys.executable, "scripts/versions.py"],
+        [sys.executable, "scripts/prose.py"],
     ]
     if hadolint.exists() or "REQUIRE_ALL" in os.environ:
         commands.append([str(hadolint), "docker/Dockerfile"])
