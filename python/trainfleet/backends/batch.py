@@ -191,7 +191,7 @@ class Batch(Hosted):
             raise
 
     def _handle(self, request: Request, jobs: list[JobRecord]) -> Handle:
-        """Returns the handle of the first job. Ends the others, which came from a repeated request."""
+        """Returns the first job's handle. Ends the others, which came from a repeated request."""
         for job in jobs[1:]:
             self.calls(
                 "batch",

@@ -1,4 +1,4 @@
-"""Checkpoints for both planes: which exist, whether they are complete, which stay. No torch; the
+"""Checkpoints for both planes: which exist, which are complete, which stay. No torch; the
 engine writes the bytes.
 
 marker      the file that makes a folder of files a checkpoint: written last, with all checksums

@@ -195,7 +195,7 @@ def explained(error: OSError) -> TrainfleetError | None:
             "can't be used as a path",
             where=where,
             why=error.strerror or "",
-            next="ls -ld on each folder of it",
+            next="run ls -ld on each of its folders",
         )
     if error.errno not in ENVIRONMENT:
         return None
@@ -204,7 +204,7 @@ def explained(error: OSError) -> TrainfleetError | None:
     return RunError(
         "can't write the full output",
         why=error.strerror or str(error),
-        next="check the output's disk with df -h",
+        next="run df -h to check the output's disk",
     )
 
 
@@ -213,7 +213,7 @@ def _verb(arguments: Sequence[str]) -> str:
     if verb in VERBS:
         return verb
     error = TrainfleetError(
-        f"{verb!r} is not a verb{suggest(verb, VERBS)}", next="make shows them all"
+        f"{verb!r} is not a verb{suggest(verb, VERBS)}", next="run make to see them all"
     )
     error.exit_code = ConfigError.exit_code
     raise error

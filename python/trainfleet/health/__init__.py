@@ -1,3 +1,4 @@
-"""Tells whether ranks, nodes and launchers live and make progress: heartbeats, watchdog, lease,
+"""Tells whether ranks, nodes and launchers are alive and make progress: heartbeats, watchdog,
+lease,
 fence, and kernel messages.
 """

@@ -68,7 +68,7 @@ class FirstPhase:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def end(self, begun: bool) -> None:
-        """Withdraws the launch. `begun`: the run has a launcher, which checks for requests to stop."""
+        """Withdraws the launch. `begun`: the run has a launcher, which checks for stop requests."""
         if not self.over.is_set():
             self.over.set()
             self.thread.join(JOINS)

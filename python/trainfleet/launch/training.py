@@ -219,7 +219,7 @@ def require_compiled(run: Run, ahead: bool) -> None:
 
 
 def restarts_of(run: Run, predecessor: Holder | None) -> int:
-    """Counts the restarts of the run, including one for a previous launcher that died at work."""
+    """Counts the restarts of the run, including one for a previous launcher that died."""
     if predecessor is None:
         return 0
     restarts = int(run.read_results().get("restarts", 0)) + 1
