@@ -38,7 +38,8 @@ def test_the_gate_names_a_slow_node_and_a_wrong_version(run: Run) -> None:
             nodes, "doctor", LIFT="node1"
         )  # a wrong version is no reason for quarantine: make setup mends it
         assert (
-            other.returncode == 1 and "node1 is not in quarantine, which has node3" in other.stderr
+            other.returncode == 1
+            and "node1 is not in quarantine; the quarantine has node3" in other.stderr
         )
 
 

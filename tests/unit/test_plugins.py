@@ -238,7 +238,7 @@ def test_a_backend_that_lacks_a_call_or_bears_another_name_is_named(
     for was, now, why in [
         ("def find(", "def found(", "it lacks find"),
         ("tried_on = False", "tested_on = False", "it lacks tried_on"),
-        ('name = "dummy"', 'name = "other"', "whose name is 'dummy'"),
+        ('name = "dummy"', 'name = "other"', "with the name 'dummy'"),
     ]:
         forget()
         file.write_text(whole.replace(was, now))

@@ -86,7 +86,7 @@ def test_a_model_that_may_fit_is_not_refused_though_it_is_tight(
         monkeypatch.setattr(node_types, "local_memory", lambda memory=memory: int(memory))
         assert bool(list(preflight.problems(tight))) == refused
     monkeypatch.setattr(node_types, "spare_memory", lambda: int(wanted * 0.8))
-    assert "to spare now" in preflight.warnings(tight)[-1]
+    assert " free now" in preflight.warnings(tight)[-1]
 
 
 def test_a_device_that_does_not_hold_its_part_is_told_before_any_host_is_asked() -> None:

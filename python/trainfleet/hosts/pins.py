@@ -67,8 +67,8 @@ class Pin:
 
 
 def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
-    """Lists the pins that setup takes from indexes for nodes of a system ("" if it makes no nodes),
-    and that a build takes for an image.
+    """Lists the pins that setup needs for nodes of a system ("" if it makes no nodes), and a build for
+    an image.
     """
     fleet, found = config.fleet, list[Pin]()
     if nodes:

@@ -4,9 +4,9 @@ image start it.
     python -m trainfleet.node.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]]
     [--in HOME] [--wait SECONDS] -- MODULE...
 
---on ENGINE the scheduler that started this node: fleet (this program, on a host), slurm, batch,
-sagemaker, or one of another package; by default it is detected. The node's placement is read from
-that scheduler's environment (node/placements/)
+--on ENGINE      the scheduler that started this node: fleet (this program, on a host), slurm,
+                 batch, sagemaker, or one of another package; by default it is detected. The node's
+                 placement is read from that scheduler's environment (node/placements/)
 --folder FOLDER  the run's or the dataset's, as `runs/x`: the node's log is FOLDER/logs/node-<i>.log
 --ranks N        runs MODULE on N ranks, through torchrun with the placement; 0, the default: one
                  plain process of MODULE
@@ -23,7 +23,7 @@ TRAINFLEET_SECRETS                 see trust/safe_output.py
 TRAINFLEET_ATTEMPT                 see health/fence.py
 TRAINFLEET_WATCH                   the number of ranks to watch from here, if no launcher can
 TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, for machines that were set up to
-give more than the scheduler's default
+                                   give more than the scheduler's default
 TRAINFLEET_LOCK                    the versions of the job's plan: an image with others refuses it
 
 The exit code is the command's: 128 + n for a signal, 69 if a node never arrived. SIGTERM asks
