@@ -1,9 +1,8 @@
 """The common part of AWS Batch and SageMaker as backends: a job is polled, and stopped by a
 request. The service also keeps its own record of a job's output, for nodes without a log in the
-run's folder
-in S3. The entrypoint's log comes first: it is complete, seconds old, and next to the checkpoints.
-If a node died before its entrypoint, or could not write to S3, only the service has its output. Its
-lines go to logs/engine-<i>.log.
+run's folder in S3. The entrypoint's log comes first: it is complete, seconds old, and next to the
+checkpoints. If a node died before its entrypoint, or could not write to S3, only the service has
+its output. Its lines go to logs/engine-<i>.log.
 
 Secrets are passed by reference, as no request may contain a value. A name of fleet.secrets with an
 ARN in fleet.secret_arns refers to that secret. The value of any other is read on the launching
@@ -145,8 +144,7 @@ PACE = 3.0  # seconds between two polls of a job
 
 class Hosted(Backend):
     """A managed service with jobs that run in an image, on nodes without a shared disk: the run
-    folder
-    is in S3 (s3_run.py).
+    folder is in S3 (s3_run.py).
     """
 
     name: str

@@ -139,7 +139,7 @@ class Prospect:
     lines    the changes and their cost, in words
     changes  the exact requests
     awaited  whether setup still has to make the service's resources, or no credentials are
-    available to ask for them
+             available to ask for them
     unasked  whether machines would be made in an account that can't be asked, so no machine is
         known
     exact    whether a job's request names no machine, so it is known before there are any

@@ -133,8 +133,7 @@ def mounts(config: Config) -> Body:
 
 def retries(attempts: int) -> Body:
     """Returns the conditions under which Batch retries the job: after failures of machines, never
-    after errors that the
-    program would repeat.
+    after errors that the program would repeat.
 
     In a multi-node job the main node decides. If a child is lost, the main node's ranks fail as its
     victims, and its exit code is AGAIN (watch/node_verdict.py).

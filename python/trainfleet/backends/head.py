@@ -87,8 +87,7 @@ def _sweep(made: str) -> str:
 
 class Hosts:
     """A run on a fleet, for a machine that does not share the fleet's disk: a mirror of its small
-    files,
-    from any host.
+    files, from any host.
     """
 
     words, pace, lag = " on the fleet", 1.0, 0.0
@@ -272,7 +271,8 @@ FENCE_TIMEOUT = 20.0
 
 class Head:
     """The hosts of fleet.hosts, with the connection to them, their facts, and a list of those that
-    can take a job."""
+    can take a job.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config, self.fleet = config, config.fleet

@@ -2,9 +2,9 @@
 own log.
 
 Tested: all of it runs for real, in the tests too. The host's name need not resolve, as it is never
-used. Every process dies with the launcher, however the launcher dies. While the launcher
-lives, other processes can query and stop its jobs: each node has a file in nodes/ of the job's
-folder that names its process.
+used. Every process dies with the launcher, however the launcher dies. While the launcher lives,
+other processes can query and stop its jobs: each node has a file in nodes/ of the job's folder that
+names its process.
 """
 
 from __future__ import annotations

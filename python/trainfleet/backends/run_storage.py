@@ -125,8 +125,7 @@ class OnHead(Here):
 
 class Shared(Here):
     """A run in the shared folder; `has_job` tells whether the scheduler has a job of it that has
-    not
-    ended.
+    not ended.
     """
 
     # Lustre and NFS show other machines' writes some seconds later

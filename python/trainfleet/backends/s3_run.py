@@ -184,8 +184,7 @@ class BucketPlace:
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
         """Returns None, because the files are in S3. A machine that has not seen the run brings its
-        small
-        files first.
+        small files first.
         """
         if not self.run.config.exists():
             self.refresh()

@@ -240,8 +240,7 @@ class Ssh(Backend):
 
     def status(self, handle: Handle) -> Status:
         """Returns the nodes' last answers; a node that is silent for long counts as lost
-        (hosts/fleet.py).
-        The first query of a job waits.
+        (hosts/fleet.py). The first query of a job waits.
         """
         looks = self._looks.get(handle.token) or self._look_first(handle)
         exits, lost, unheard, words, now = {}, {}, set[int](), "", time.monotonic()
@@ -330,8 +329,7 @@ class Ssh(Backend):
         return self._head.place(run) if self.hands_over else OnHead(run)
 
     def learn(self, run: Run) -> None:
-        """Records findings on the machine where the command was typed, which plans the next
-        launch."""
+        """Records findings where the command was typed: that machine plans the next launch."""
         if self.hands_over:
             self._head.quarantine.learn(run.read_events(), self._head.known)
 

@@ -136,7 +136,8 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
 
     Later steps allocate and read no more bytes than those files hold.
 
-    Raises: ValueError: its content is impossible.
+    Raises:
+        ValueError: its content is impossible.
     """
     try:
         content = untrusted_input.parse_json(untrusted_input.decode(data, FILE), FILE)

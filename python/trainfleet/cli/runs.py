@@ -359,7 +359,8 @@ def await_first(place: Place, run: Run) -> BackendError | None:
 
 def print_new(log: Path, end: int, most: int = 0) -> int:
     """Prints the complete lines after `end`, at most the last `most`. Returns the position where
-    they end."""
+    they end.
+    """
     lines, end = whole_lines(log, end)
     for line in lines[-most:]:
         print(f"{log.stem}  {line.decode(errors='replace')}", flush=True)

@@ -1,4 +1,3 @@
 """Tells whether ranks, nodes and launchers are alive and make progress: heartbeats, watchdog,
-lease,
-fence, and kernel messages.
+lease, fence, and kernel messages.
 """

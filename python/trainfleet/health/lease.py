@@ -12,14 +12,12 @@ A launcher that has not renewed its lease for PATIENCE seconds has lost it: its 
 next term, and the old launcher, if it is still there, sees that and exits at once, before it
 starts, ends or records anything else (`confirm`). A launcher that can neither read nor write the
 file for that long exits too, if a host stands by. The processes that a launcher had started are
-fenced by its
-successor (backends) and fence themselves (health/fence.py); without a successor, ranks save and
-exit (health/heartbeat.py). Locks are not used: on NFS and Lustre the lock of a dead host stays for
-minutes.
+fenced by its successor (backends) and fence themselves (health/fence.py); without a successor,
+ranks save and exit (health/heartbeat.py). Locks are not used: on NFS and Lustre the lock of a dead
+host stays for minutes.
 
 A process that checks a lease from another host compares no clocks: it waits for a change. Both
-files are
-rewritten in place (run/claims.py), so that no host sees an old version.
+files are rewritten in place (run/claims.py), so that no host sees an old version.
 """
 
 from __future__ import annotations
@@ -239,7 +237,10 @@ def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
 
 def require_vacant(folder: Path) -> None:
     """Returns once it is certain that no launcher renews the lease: at once for a launcher that a
-    standby started. Raises: BackendError: a launcher renews it.
+    standby started.
+
+    Raises:
+        BackendError: a launcher renews it.
     """
     before = newest_holder(folder)
     if before and before.renewal != os.environ.get(SUCCEEDS) and is_renewed(folder, PATIENCE):
@@ -374,9 +375,7 @@ class Lease:
     def _renew(self) -> None:
         while not self.ended.wait(EVERY):
             self.confirm()
-            with suppress(
-                OSError
-            ):  # the disk may be unavailable for a moment: the next renewal succeeds
+            with suppress(OSError):  # the disk may be away for a moment: the next renewal succeeds
                 self._write(None)
                 self.reached = time.monotonic()
 

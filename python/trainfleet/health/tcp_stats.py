@@ -165,10 +165,10 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
 def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | None, str]:
     """Finds nodes with links far worse than the others', and the reason in words. Pure.
 
-    A bad link spoils the figures of two nodes; a node is to blame if even its best pair is
-    bad. Of only two nodes, a good link to another machine clears one. Otherwise the key `None`
-    stands for the link between them. `slower`: the run is slower than it was. Otherwise only links
-    that are bad on any network count.
+    A bad link spoils the figures of two nodes; a node is to blame if even its best pair is bad. Of
+    only two nodes, a good link to another machine clears one. Otherwise the key `None` stands for
+    the link between them. `slower`: the run is slower than it was. Otherwise only links that are
+    bad on any network count.
     """
     ms: dict[int, float] = {}
     lost: dict[int, float] = {}

@@ -124,8 +124,7 @@ class Watchdog:
 
     @property
     def slower(self) -> float:
-        """Returns the duration of the newest steps over their best; 0 while that is at most
-        ITSELF."""
+        """Returns the newest steps' duration over their best; 0 while that is at most ITSELF."""
         recent = list(self.steps)[-RECENT:]
         times = median(recent) / self.best if len(recent) == RECENT else 0.0
         return times if times > ITSELF else 0.0

@@ -6,9 +6,8 @@ fence finds every process of a run on a node, regardless of its parent. The supe
 records the exit code.
 
 Commands about folders name only `runs/<name>` and `data/<name>`, and remove a folder only if its
-real
-path matches its name: a link in its place is reported and left, with its target. In a dataset's
-folder they remove only files that the program wrote (run/contents.py).
+real path matches its name: a link in its place is reported and left, with its target. In a
+dataset's folder they remove only files that the program wrote (run/contents.py).
 """
 
 from __future__ import annotations

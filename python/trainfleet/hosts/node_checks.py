@@ -108,7 +108,8 @@ def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Finds two nodes with the same name: one machine listed twice, or clones, which would mix up
-    their logs."""
+    their logs.
+    """
     for host, fact in facts.items():
         twins = {
             other: theirs

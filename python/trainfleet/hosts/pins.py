@@ -2,8 +2,8 @@
 builds take them. It needs no account.
 
 pip's usual index is not asked: nodes may use a mirror, PyPI keeps its files, and the locks have the
-hash of each. An index without an answer is reported, and its pins count as
-available. If all pins were available, they are not checked again for a day. OFFLINE=1 checks none.
+hash of each. An index without an answer is reported, and its pins count as available. If all pins
+were available, they are not checked again for a day. OFFLINE=1 checks none.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Pin:
 
 
 def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
-    """Lists the pins that setup needs for nodes of a system ("" if it makes no nodes), and a build for
-    an image.
+    """Lists the pins that setup needs for nodes of a system ("" if it makes no nodes), and a build
+    for an image.
     """
     fleet, found = config.fleet, list[Pin]()
     if nodes:
@@ -147,7 +147,8 @@ def base(reference: str) -> Pin:
 
 def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
     """Asks the indexes for the pins; returns the errors, and one line about the indexes that did
-    not answer."""
+    not answer.
+    """
     if os.environ.get("OFFLINE", "0") not in ("", "0"):
         return [], ["not asked for: OFFLINE=1"]
     mark = mark_of(wanted)

@@ -65,8 +65,8 @@ class PinnedPlatform:
 
 
 def load_platform(name: str) -> PinnedPlatform:
-    """Returns the platform `name`; TrainfleetError if the lock file is missing, or lacks
-    this platform.
+    """Returns the platform `name`; TrainfleetError if the lock file is missing, or lacks this
+    platform.
     """
     lock = _read()
     platforms = lock["platforms"]

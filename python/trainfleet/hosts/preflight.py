@@ -81,8 +81,8 @@ class PreflightReport:
         return [finding for finding in self.findings if finding.host == host]
 
     def describe(self, least: float | None) -> Iterator[str]:
-        """Yields lines about the entire fleet: its bandwidth with the expected `least` GB/s,
-        and findings that blame no host.
+        """Yields lines about the entire fleet: its bandwidth with the expected `least` GB/s, and
+        findings that blame no host.
         """
         if self.bandwidth:
             expected = f", at least {least:.1f} expected" if least else ""

@@ -6,9 +6,8 @@ included file: reading the file would run it, so the files are searched for it b
 them. `ProxyCommand` runs when hosts are connected to, if the file is in your ~/.ssh, which only you
 can write; `make plan` then asks no host. A file elsewhere, which may have arrived with another
 user's config, is refused if it has a ProxyCommand. A jump host that the file names (`ProxyJump`)
-must show a known key like any
-other host. The host keys of a fleet are checked strictly, and never trusted on first use without
-the user's consent.
+must show a known key like any other host. The host keys of a fleet are checked strictly, and never
+trusted on first use without the user's consent.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Packs files as one compressed tar in memory, and lists the code of this checkout as such
-files."""
+"""Packs files as one compressed tar in memory, and reads the code of this checkout for it."""
 
 from __future__ import annotations
 

@@ -142,8 +142,7 @@ MEASURING = r"-(profile|scaling)-\d{4}-\d{6}[a-z0-9-]*"
 
 
 def made_by(run: Run, config: Config | None) -> list[Path]:
-    """Returns the folders of a run and of its dataset, and those of the runs that only measured
-    it."""
+    """Returns the folders of a run, of its dataset, and of the runs that only measured it."""
     measuring = [
         folder for folder in _runs() if re.fullmatch(re.escape(run.name) + MEASURING, folder.name)
     ]

@@ -63,8 +63,7 @@ def run_called(name: str) -> Run:
 
 
 def placed(error: NoSource, variables: Variables) -> ConfigError:
-    """Returns the same error with the line of config.yaml, or the variable, that names the
-    source."""
+    """Returns the error with the line of config.yaml, or the variable, that names the source."""
     settings = settings_of(variables)
     line, where = place_of(settings, ("data", "sources", error.entry))
     message = f"{error.where or 'it'} {error.what}: {error.why}"

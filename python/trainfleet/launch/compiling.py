@@ -1,18 +1,16 @@
-"""Compiles ahead of training: a separate run of a few steps fills the cache of compiled
-programs that all nodes share.
+"""Compiles ahead of training: a separate run of a few steps fills the cache of compiled programs
+that all nodes share.
 
 Its name depends on everything that its programs depend on: `compile-<12 digits>`. So any machine
-that sees
-the runs knows whether the cache is warm, two runs that compute the same compile once, and a change
-of a program, such as another micro-batch, compiles again. The compiler's own cache knows each
-program by its version, flags and graph, and compiles none twice.
+that sees the runs knows whether the cache is warm, two runs that compute the same compile once, and
+a change of a program, such as another micro-batch, compiles again. The compiler's own cache knows
+each program by its version, flags and graph, and compiles none twice.
 
 If a scheduler can queue jobs, training is queued behind the job that compiles: it starts once that
-has succeeded, with or without a launcher. The launcher follows the job that compiles;
-then `train` finds the training job, as if an earlier launcher had submitted it. Each attempt to
-compile
-is another job, so training is queued behind each of them. If no attempt succeeds, or you stop
-either job, training is withdrawn.
+has succeeded, with or without a launcher. The launcher follows the job that compiles; then `train`
+finds the training job, as if an earlier launcher had submitted it. Each attempt to compile is
+another job, so training is queued behind each of them. If no attempt succeeds, or you stop either
+job, training is withdrawn.
 """
 
 from __future__ import annotations

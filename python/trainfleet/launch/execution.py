@@ -107,7 +107,8 @@ def is_finished(plan: Plan, run: run_folder.Run) -> bool:
 
 def say_finished(plan: Plan, run: run_folder.Run) -> int:
     """Prints that nothing is left to do, how the run ended and how to continue. Returns the exit
-    code."""
+    code.
+    """
     print(f"nothing is left to do: train.steps is {plan.config.train.steps:,}\n{status(run)}")
     return 0
 
@@ -150,8 +151,7 @@ def record_launch(run: run_folder.Run, request: Request) -> None:
 @dataclass(frozen=True)
 class Launch:
     """A command that leads a run: its plan, the run's place, and the signals that may end it.
-    `started`:
-    when it began, unix time.
+    `started`: when it began, unix time.
 
     `sequel`: the job to start once its last job has succeeded.
     """

@@ -36,7 +36,8 @@ KNOCK_EVERY = 5.0
 
 def kept(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
     """Keeps another host on standby while this launcher leads on a fleet's head; does nothing
-    elsewhere."""
+    elsewhere.
+    """
     head = backend.head()
     return (
         Succession(head, lease)

@@ -60,8 +60,10 @@ def named(config: Config, given: Sequence[str] = ()) -> Config:
 
 
 def make_ready(config: Config) -> None:
-    """Ensures, before a job, that its image is in the registry and fits its nodes. Raises:
-    CloudError, ImageError: it is missing or does not fit.
+    """Ensures, before a job, that its image is in the registry and fits its nodes.
+
+    Raises:
+        CloudError, ImageError: it is missing or does not fit.
     """
     if config.fleet.container == BUILD:
         provide(config)
@@ -116,8 +118,10 @@ def _begin(config: Config) -> tuple[ImageRecipe, Builder]:
 
 def require_image(config: Config) -> None:
     """Refuses an image that no node could run, before any starts; reads the configuration of one in
-    ECR. Raises: ImageError: it is missing, or for another processor or lock than the config's;
-    names both.
+    ECR.
+
+    Raises:
+        ImageError: it is missing, or for another processor or lock than the config's; names both.
     """
     image = config.fleet.container
     registry = Registry.of(image)

@@ -108,8 +108,7 @@ def launching(config: Config, verb: str) -> Iterator[None]:
 
 
 def leads(run: Run) -> None:
-    """Withdraws this launch: the launcher has taken its lease, which now shows that the run is
-    led."""
+    """Withdraws this launch: its launcher has the lease, which now shows that the run is led."""
     if phase := _open.get(run.name):
         phase.end(begun=True)
 
@@ -129,7 +128,8 @@ def mine(command: str) -> Launching:
 
 def _begin(place: Place, config: Config, shown: Launching) -> bool:
     """Shows this launch. Returns False if a launcher leads the run: the command then joins it, or
-    refuses."""
+    refuses.
+    """
     with suppress(BackendError):  # the launch itself explains it better, by host
         place.refresh()
     if place.is_running():
@@ -178,7 +178,10 @@ def gone(place: Place, found: Launching) -> str:
 
 def cancel(place: Place, run: Run, found: Launching) -> bool:
     """Asks a launch to stop. Returns True once it is gone, False if a launcher leads the run by
-    then. Raises: RunError: it does not end.
+    then.
+
+    Raises:
+        RunError: it does not end.
     """
     place.ask_to_stop()
     print(f"asked the launch of {run.name} to end: {found}", flush=True)

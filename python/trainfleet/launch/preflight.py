@@ -1,6 +1,5 @@
 """Finds, before a run starts, problems that would end it later: memory, disk space for checkpoints,
-folders
-that can't be written.
+folders that can't be written.
 
 For this machine, it checks all of these; for a known instance type, whether a rank's device holds
 its part of the model. The preflight on the hosts examines those without a type
@@ -118,7 +117,10 @@ def preset_notes(config: Config) -> list[str]:
 
 def resumption(config: Config, run: Run) -> list[str]:
     """Names the changes if the run continues from its newest checkpoint, or the unused parts of the
-    model from which it begins; one line for each. Raises: RunError: a setting changed that may not.
+    model from which it begins; one line for each.
+
+    Raises:
+        RunError: a setting changed that may not.
     """
     store = store_of(run, config.checkpoint.path)
     for step in reversed(store.steps()):

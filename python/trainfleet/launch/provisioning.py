@@ -75,8 +75,7 @@ def bake(config: Config) -> int:
 
 
 def _require_own(config: Config, does: str) -> None:
-    """Raises BackendError if the machines belong to another config, the only one that `does`
-    that."""
+    """Raises BackendError if the machines belong to another config: only that one `does` it."""
     if is_guest(config):
         what = f"its machines belong to the config {config.fleet_name}: only that config {does}"
         raise BackendError(
@@ -109,8 +108,7 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
 
 
 def inherited(config: Config) -> str:
-    """Returns a plan's line about the variables that a job gets from the submitter's
-    environment."""
+    """Returns a plan's line about the variables that a job gets from its submitter."""
     return (
         "of your environment a job gets: "
         f"{', '.join((*backend_of(config).inherits, *config.fleet.secrets)) or 'nothing'}"
@@ -131,7 +129,8 @@ def shares_one_machine(config: Config) -> bool:
 
 def examine(config: Config, lift: Sequence[str]) -> int:
     """Examines the nodes after letting hosts out of quarantine. Returns the exit code of `make
-    doctor`."""
+    doctor`.
+    """
     say_unheard(config)
     quarantine = Quarantine()
     for name in lift:

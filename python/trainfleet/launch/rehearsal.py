@@ -4,8 +4,7 @@ the cost, and the leftovers.
 All of it is in one folder outside the user's runs, which is made for it and removed with it. Every
 process of it dies with this one, so it is gone also after kill -9; the next rehearsal empties the
 folder that such a death leaves. It covers nodes that this machine simulates, with real torchruns.
-Hosts and Slurm have other stages:
-rehearsal_hosts.py, rehearsal_steps.py.
+Hosts and Slurm have other stages: rehearsal_hosts.py, rehearsal_steps.py.
 """
 
 from __future__ import annotations
@@ -68,7 +67,8 @@ def config_of_run(
     fleet: Mapping[str, object], text: str, batch: int = 8, steps: int = STEPS
 ) -> str:
     """Returns the config.yaml of a short run on this fleet, with the documents in the folder
-    `text`."""
+    `text`.
+    """
     return yaml.safe_dump(
         {
             "name": "whole",
@@ -254,7 +254,8 @@ class RehearsalStage:
         """Returns the output of a shell's command on rank 1's machine: its process is $p, the run's
         checkpoints are in $c.
 
-        Raises: RunError: no host has it.
+        Raises:
+            RunError: no host has it.
         """
         return self.on_head(self.words_at_rank(name, command))
 

@@ -1,10 +1,9 @@
 """A stage on the hosts of a fleet: a short separate run, in a new folder below the shared one,
 broken and put back. It touches only processes with the mark of these runs, one host's link for a
 while, and that folder. All of it is put back at the end, also after Ctrl-C. After kill -9 the hosts
-do so
-themselves: each has a guard that waits for this process's sign of life. When that has not come for
-SILENT seconds it ends the runs, unmounts the folder's mounts, and removes the folder. A link
-that was cut or slowed is as it was by its host's own clock.
+do so themselves: each has a guard that waits for this process's sign of life. When that has not
+come for SILENT seconds it ends the runs, unmounts the folder's mounts, and removes the folder. A
+link that was cut or slowed is as it was by its host's own clock.
 
 What is not covered: hosts on which sudo asks for a password keep their links; instances that only
 Session Manager reaches.
@@ -209,7 +208,11 @@ class HostStage(RehearsalStage):
 
 def require_hosts(head: Head) -> Config:
     """Returns the config with the existing hosts, by the addresses at which this machine reaches
-    them. Raises: ConfigError: faults can't be caused on them. BackendError: AWS does not list them.
+    them.
+
+    Raises:
+        ConfigError: faults can't be caused on them.
+        BackendError: AWS does not list them.
     """
     makes = Can.MACHINES in backend_of(head.config).can
     located, then, problem = head.located, "make rehearse SET='fleet.backend=local'", ""
@@ -246,8 +249,10 @@ def lacking(config: Config) -> dict[str, str]:
 @contextmanager
 def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
     """Yields a stage on the hosts of a located config, for the faults in `names`; leaves no file or
-    process behind. Raises: BackendError: another rehearsal is running there, or a host can't be
-    reached or put back.
+    process behind.
+
+    Raises:
+        BackendError: another rehearsal is running there, or a host can't be reached or put back.
         RunError: even the unbroken run failed.
     """
     shared = f"{config.fleet.shared_folder}/rehearsal"

@@ -3,8 +3,8 @@ faults from steps next to its ranks.
 
 It touches jobs that work in that folder, and the folder. Both are gone at the end, also after
 Ctrl-C and kill -9: a guard on this machine waits for the end of this process, cancels the jobs, and
-removes the folder. A fault of one rank is a change of that process alone (kill, prlimit), so
-it ends with its job.
+removes the folder. A fault of one rank is a change of that process alone (kill, prlimit), so it
+ends with its job.
 
 Not covered: this machine's own death, after which the jobs run to their end and the folder stays
 until the next rehearsal; jobs in an image; a login node that is reached by SSH (the command is
@@ -88,8 +88,10 @@ class JobStage(RehearsalStage):
 
 @contextmanager
 def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
-    """Yields a stage in jobs of a config's scheduler; leaves no job or file behind. Raises:
-    BackendError: another rehearsal is running, or a job can't be ended.
+    """Yields a stage in jobs of a config's scheduler; leaves no job or file behind.
+
+    Raises:
+        BackendError: another rehearsal is running, or a job can't be ended.
         RunError: even the unbroken run failed.
     """
     with rehearsal.own_folder(Path(beside.folder)) as folder:
@@ -152,8 +154,11 @@ def stage_for(
     config: Config, names: Sequence[str], sure: bool
 ) -> AbstractContextManager[RehearsalStage]:
     """Returns the stage for the faults in `names`; asks the user first if nodes are real. `sure`:
-    does not ask. Raises: ConfigError: they can't be caused on that fleet. RunError: the user did
-    not agree.
+    does not ask.
+
+    Raises:
+        ConfigError: they can't be caused on that fleet.
+        RunError: the user did not agree.
     """
     harm = backend_of(config).harm()
     if harm is None:

@@ -193,8 +193,10 @@ def appoint(place: Hosts, hosts: list[Host], launcher: Launcher, term: int) -> N
 
 
 def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> None:
-    """Returns once the launcher has taken its lease, with a term after `term`. Raises:
-    BackendError: it has ended before that, or takes too long; with its output.
+    """Returns once the launcher has taken its lease, with a term after `term`.
+
+    Raises:
+        BackendError: it has ended before that, or takes too long; with its output.
     """
     deadline = time.monotonic() + TO_BEGIN
     while True:
@@ -317,8 +319,8 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
     """Shows the launcher's output until it has ended. Returns its exit code.
 
     Raises:
-        BackendError: no host answers for too long. LauncherGone: no launcher leads the run any
-        more.
+        BackendError: no host answers for too long.
+        LauncherGone: no launcher leads the run any more.
     """
     heard, leads = time.monotonic(), Leads(place.run)
     while True:
@@ -354,8 +356,7 @@ class Leads:
         self.folder, self.vacancies = run.folder, [Vacancy(renewed=True), Vacancy(renewed=True)]
 
     def look(self, since: float) -> float:
-        """Returns the seconds in which both were silent, from polls that are `since` seconds
-        apart."""
+        """Returns the seconds of both's silence, from polls that are `since` seconds apart."""
         found = newest_holder(self.folder), newest_standby(self.folder)
         self.vacancies = [
             vacancy.look(one, since) for vacancy, one in zip(self.vacancies, found, strict=True)

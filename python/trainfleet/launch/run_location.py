@@ -179,8 +179,7 @@ def end(variables: Variables) -> None:
 
 def config_known(run: Run, variables: Variables) -> Config | None:
     """Returns the run's own config; if that is missing, or from another version of trainfleet, the
-    file's;
-    None if neither can be read.
+    file's; None if neither can be read.
     """
     if run.config.exists():
         with suppress(ConfigError):

@@ -63,8 +63,10 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
 
 
 def require_same(config: Config, run: Run) -> None:
-    """Refuses, like the ranks, to continue a run as another one. Its folder stays as it is. Raises:
-    RunError: names the differences.
+    """Refuses, like the ranks, to continue a run as another one. Its folder stays as it is.
+
+    Raises:
+        RunError: names the differences.
     """
     in_bucket = (config.checkpoint.path or "").startswith(SCHEME)  # the plan did not query it
     for line in preflight.resumption(config, run):
@@ -176,8 +178,7 @@ def prepare(plan: Plan, run: Run) -> None:
 
 
 def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
-    """Writes the known facts of a run, and `state`, to results.json before its ranks report
-    more."""
+    """Writes known facts of a run, and `state`, to results.json before its ranks report more."""
     fleet, training = plan.config.fleet, plan.config.train
     versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
     run.update_results(

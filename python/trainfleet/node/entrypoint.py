@@ -26,10 +26,9 @@ TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, for machines
                                    give more than the scheduler's default
 TRAINFLEET_LOCK                    the versions of the job's plan: an image with others refuses it
 
-The exit code is the command's: 128 + n for a signal, 69 if a node never arrived. SIGTERM asks
-the ranks to save and exit, and kills the remaining ones before the scheduler would. Batch and
-SageMaker also get the node's output, and SageMaker the reason of a failure, which
-DescribeTrainingJob shows.
+The exit code is the command's: 128 + n for a signal, 69 if a node never arrived. SIGTERM asks the
+ranks to save and exit, and kills the remaining ones before the scheduler would. Batch and SageMaker
+also get the node's output, and SageMaker the reason of a failure, which DescribeTrainingJob shows.
 """
 
 from __future__ import annotations

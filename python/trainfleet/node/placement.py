@@ -2,9 +2,8 @@
 torchrun line, the same on every backend.
 
 Each scheduler passes these to a node in a different way; its module in placements/ makes a
-`Placement` of
-them. `torchrun` is a pure function of the placement: `make plan` prints its command, and the node
-runs it. Standard library only: it is imported before anything else.
+`Placement` of them. `torchrun` is a pure function of the placement: `make plan` prints its command,
+and the node runs it. Standard library only: it is imported before anything else.
 """
 
 from __future__ import annotations

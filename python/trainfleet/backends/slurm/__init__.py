@@ -383,8 +383,7 @@ class Slurm(Backend):
         )
 
     def _with_leader(self, words: str, job: Known) -> str:
-        """Adds the run and the state of our job that this one waits for, if this one has not
-        begun."""
+        """Adds the run and state of our job that this one waits for, if this one has not begun."""
         number = (
             re.match(r"afterok:([0-9]{1,18})\b", job.dependency)
             if "Dependency" in job.reason

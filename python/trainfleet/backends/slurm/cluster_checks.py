@@ -35,8 +35,7 @@ WAITS = re.compile("(?i)required node not available|requested nodes are busy")
 def require(
     engine: SlurmClient, slurm: SlurmConfig, nodes: int, script: str, without: Mapping[str, str]
 ) -> None:
-    """Raises BackendError, which names the partitions or hosts, if the cluster can't take the
-    job."""
+    """Raises BackendError, with its partitions or hosts, if the cluster can't take the job."""
     chosen = partitions(engine, slurm)
     _require_time(slurm, chosen)
     names = ",".join(row.name for row in chosen)

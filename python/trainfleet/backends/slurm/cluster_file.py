@@ -126,8 +126,7 @@ def subnet_of(config: Config) -> str:
 
 def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
     """Returns cluster.yaml, and node.sh, with a name that follows from its content. `maker` is the
-    config that
-    made the cluster, if it exists.
+    config that made the cluster, if it exists.
     """
     script = node_script(config)
     text = yaml.safe_dump(

@@ -160,8 +160,7 @@ class Cluster(Machines):
 
     def apply(self) -> int:
         """Makes or changes the cluster, and follows it until it is ready; BackendError with the
-        first
-        failure.
+        first failure.
         """
         state = self.look()
         if state and state.passes:
