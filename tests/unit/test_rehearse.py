@@ -211,7 +211,7 @@ def test_a_signal_reaches_the_rank_or_its_parent_and_what_fails_is_told(
         made.strike("x", whom, signal.SIGKILL)
         assert agent.wait(5) == (-9 if whom == "agent" else 137)
         beats_of(monkeypatch, 2**30)  # of nobody
-        with pytest.raises(RunError, match="x could not be played"):
+        with pytest.raises(RunError, match="x could not be caused"):
             made.strike("x", "rank", signal.SIGKILL)
 
 

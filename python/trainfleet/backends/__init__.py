@@ -72,7 +72,8 @@ BACKENDS = Backends()
 
 @functools.cache
 def backend_of(config: Config) -> Backend:
-    """Returns the backend that the config names, made once, as it keeps its connections."""
+    """Returns the backend that the config names; creates it once, because it keeps its
+    connections."""
     return BACKENDS[config.fleet.backend](config)
 
 

@@ -86,7 +86,8 @@ OBJECT = re.compile(r".+/node-(\d{1,9})\.log(?:/[^/]+)?")
 
 @dataclass(frozen=True)
 class Console:
-    """The engine's record of containers' output: a group of CloudWatch Logs, and each node's stream
+    """The service's record of containers' output: a group of CloudWatch Logs, and each node's
+    stream
     in it.
 
     `began` is the unix time at which the newest attempt's containers began.

@@ -362,6 +362,6 @@ def load_job(run: Run) -> tuple[Handle, Request] | None:
         handle = fit(Handle, record)
     except InputError as error:
         where = str(run.folder / HANDLE)
-        why, then = f"{error.key}: {error.what}", f"rm {where}; make train"
+        why, then = f"{error.key}: {error.what}", f"run rm {where}, then make train"
         raise RunError("is not the handle of a job", where=where, why=why, next=then) from error
     return handle, Request.of(request, str(run.folder / REQUEST))

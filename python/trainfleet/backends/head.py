@@ -288,7 +288,7 @@ class Head:
 
     @property
     def by_agent(self) -> bool:
-        """Tells whether SSH goes through an agent, as no port of the hosts is open."""
+        """Tells whether SSH goes through an agent, because the hosts open no port."""
         return False
 
     @property

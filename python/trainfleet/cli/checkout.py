@@ -24,7 +24,7 @@ def new_backend(variables: Variables, started: float) -> int:
     files = skeleton.write(name, Path())
     print("\n".join(["wrote", *(f"  {file}" for file in files)]))
     print(
-        f"next: .venv/bin/python -m pip install --no-deps -e {files[0].parent}; make plan "
+        f"next: .venv/bin/python -m pip install --no-deps -e {files[0].parent}, then make plan "
         f"SET='fleet.backend={name}'"
     )
     return 0

@@ -165,7 +165,7 @@ def number(value: object, least: float, most: float) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem: its host (None: the whole fleet), a message, the next command, and whether the
+    """A problem: its host (None: the entire fleet), a message, the next command, and whether the
     host itself is to blame.
 
     A host that is to blame (broken hardware, a slow link) goes into quarantine. A problem that

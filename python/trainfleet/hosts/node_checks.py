@@ -237,7 +237,7 @@ def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Finds a node that responds slowly, as it delays all others."""
+    """Finds a node that responds slowly, which delays all others."""
     usual = statistics.median(fact.seconds for fact in facts.values()) if facts else 0.0
     for host, fact in facts.items():
         if len(facts) > 1 and fact.seconds > max(SLOW_SECONDS, SLOW_FACTOR * usual):

@@ -48,7 +48,8 @@ def experience_of(config: Config) -> Experience | None:
     """Returns the corrections from runs like this one: of the same layout, else the same model,
     else the same hardware; None without such runs.
 
-    The same layout corrects the whole step; another one corrects each group of parts separately, as
+    The same layout corrects the entire step; another one corrects each group of parts separately,
+    as
     their shares differ.
     """
     found = list(_lessons(config))

@@ -35,7 +35,7 @@ from .launching import leads
 
 HEAD = "TRAINFLEET_HEAD"  # set for processes on a fleet's head (backends/head.py)
 COMPILES = 14400.0  # most seconds to compile one program
-STOPPED = 130  # the exit code of a command that was stopped, as a shell gives it after Ctrl-C
+STOPPED = 130  # the exit code of a command that was stopped, like a shell's after Ctrl-C
 
 
 @contextmanager

@@ -316,7 +316,7 @@ class RehearsalStage:
         if said != STRUCK:
             why = said[-400:] or "its node printed nothing"
             raise RunError(
-                f"{name} could not be played",
+                f"{name} could not be caused",
                 where=self.place,
                 why=why,
                 next="run make rehearse again",
@@ -347,7 +347,7 @@ class RehearsalStage:
         RunError if another user owns them.
         """
         raise RunError(
-            f"{name} can't be played",
+            f"{name} can't be caused",
             where=self.place,
             why=self.lacking[OWN_HEAD],
             next="make rehearse",

@@ -91,7 +91,7 @@ class RollCall:
         try:
             node = self._node(await asyncio.wait_for(reader.readline(), SILENCE))
             self.here[node] = writer
-            await reader.read()  # returns when the node disconnects, as it sends no more
+            await reader.read()  # returns when the node disconnects: it sends nothing more
         except (OSError, ValueError, TimeoutError):
             pass  # the connection broke, or belongs to another job
         finally:
@@ -170,7 +170,7 @@ async def _report(placement: Placement, job: str, seconds: float, say: Say) -> N
                 heard, why = time.monotonic(), ""
         writer.close()
         await asyncio.sleep(AGAIN)
-    remedy = "check in the log of node 0 that it has started; make doctor checks the links"
+    remedy = "check in node 0's log that it has started, or run make doctor to check the links"
     raise Missing(
         f"node 0 of {placement.nodes} did not arrive in {seconds:.0f} s",
         where=f"node {placement.node}",

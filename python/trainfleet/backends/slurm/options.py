@@ -71,7 +71,7 @@ WHOLE_NODES = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
 def taken(config: Config) -> dict[str, str]:
-    """Returns OURS with what the config adds to it."""
+    """Returns OURS with the config's additions."""
     return OURS | (dict.fromkeys(WHOLE_NODES, "fleet.exclusive") if config.fleet.exclusive else {})
 
 

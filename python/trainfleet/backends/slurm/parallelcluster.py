@@ -277,8 +277,8 @@ class Cluster(Machines):
         why = in_words(first) or (state.why if state else "") or "pcluster gives no reason"
         status = state.status if state else "it is gone"
         next_ = (
-            f"pcluster get-cluster-log-events --cluster-name {self.name}; make clean, then "
-            "make setup"
+            f"run pcluster get-cluster-log-events --cluster-name {self.name}; then make clean "
+            "and make setup"
         )
         return BackendError(
             f"the cluster {self.name} could not be made: {status}",
