@@ -51,7 +51,7 @@ def test_a_folder_that_is_not_shared_and_a_taken_port_are_found_by_trying(run: R
         nodes.run(0, "sh", "-c", "python3 -m http.server 29399 > /dev/null 2>&1 &")
         found = run(nodes, "doctor")
         table = lines(found.stdout)
-        assert "does not see in /fsx/trainfleet a file that node0 wrote there" in table["node1"], (
+        assert "does not see in /fsx/trainfleet the file that node0 wrote" in table["node1"], (
             found.stdout
         )
         assert "port 29399 is taken" in table["node0"], found.stdout

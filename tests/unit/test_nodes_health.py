@@ -67,7 +67,7 @@ def test_a_sound_fleet_passes() -> None:
         ),
         (
             {"disk": Space(1_000_000, "ext4", "/dev/root")},
-            "disk: its root disk has 1.0 GB free, 5 are needed",
+            "disk: its root disk has 1.0 GB free, but 5 are needed",
         ),
         ({"seconds": 6.0}, "slow: takes 6.0 s to answer, the others 0.2 s"),
         ({"kernel": "6.5", "has": (*READY.has,)}, "version: kernel 6.5; 2 of 3 have 6.8"),

@@ -227,7 +227,7 @@ def test_a_node_finds_its_own_ports_and_fills_them_in(
 
 
 @pytest.mark.parametrize(("facts", "words"), [
-    (node("NVIDIA A100-SXM4-80GB", ports=NDR), "its GPUs are NVIDIA A100-SXM4-80GB, and the config says h100"),
+    (node("NVIDIA A100-SXM4-80GB", ports=NDR), "its GPUs are NVIDIA A100-SXM4-80GB, but the config has h100"),
     (node(ports="\n".join([*NDR.splitlines()[:6]])), "its 6 InfiniBand ports have 2400 Gbit/s, but the config has 3200"),
     (node(ports=NDR.replace("4: mlx5_core", "1: mlx5_core")), "it has no active InfiniBand port (mlx5_0, mlx5_1"),
     (node(ports=NDR, slices=14), "MIG cuts its GPUs into 14 slices"),

@@ -476,7 +476,7 @@ def misfit(words: str, lock: str) -> str:
     if architecture != ARCHITECTURE:
         return f"it is for {architecture or 'no known processor'}, the hosts are {ARCHITECTURE}"
     return (
-        f"it has the lock {theirs}, the config's platform has {lock}"
+        f"it has the lock {theirs}, but the config's platform has {lock}"
         if theirs not in (*NOBODY, lock)
         else ""
     )
