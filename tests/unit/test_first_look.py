@@ -125,7 +125,7 @@ def test_a_misspelt_verb_is_refused_with_a_suggestion_and_only_ever_data(
     desk: Path, goal: str
 ) -> None:
     code, text = make(desk, goal)
-    assert code != 0 and "is not a verb" in text and "next: run make to see them all" in text
+    assert code != 0 and "is not a verb" in text and "next: make shows them all" in text
     assert ("did you mean train?" in text) == ("evil" not in goal)
     assert not (desk / "evil").exists()
 

@@ -213,7 +213,7 @@ def _verb(arguments: Sequence[str]) -> str:
     if verb in VERBS:
         return verb
     error = TrainfleetError(
-        f"{verb!r} is not a verb{suggest(verb, VERBS)}", next="run make to see them all"
+        f"{verb!r} is not a verb{suggest(verb, VERBS)}", next="make shows them all"
     )
     error.exit_code = ConfigError.exit_code
     raise error
