@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The folder that all nodes share: made, and owned by the user who trains. shared_folder.sh apply /fsx/trainfleet ubuntu
-# FSx itself makes runs and data where they are exported to S3, and the folders above them, and may leave them to root.
+# Makes the folder that all nodes share, owned by the user who trains. shared_folder.sh apply /fsx/trainfleet ubuntu
+# FSx makes runs, data and the folders above them if they are exported to S3, and root may own them.
 set -euo pipefail
 usage="usage: shared_folder.sh check|apply|verify FOLDER USER"
 verb=${1:?$usage} folder=${2:?$usage} user=${3:?$usage}
@@ -15,13 +15,13 @@ verify() {
   echo "shared folder: $folder, of $user"
 }
 
-apply() { # what is somebody's stays his: also root's, where root has begun a fleet in it
+apply() { # keeps another user's folder as it is; also root's if root has begun a fleet in it
   local owner=root
   [ ! -d "$folder" ] || owner=$(stat -c %U "$folder")
   [ "$owner" = "$user" ] || { [ "$owner" = root ] && [ ! -e "$folder/code" ]; } ||
-    { echo "shared folder: $folder is $owner's, and each user has one of his own: fleet.shared_folder: $folder-$user"; exit 1; }
+    { echo "shared folder: $folder belongs to $owner, but each user needs a separate one; set fleet.shared_folder: $folder-$user"; exit 1; }
   mkdir -p "$folder"
-  # shellcheck disable=SC2046 # a word for each; the folder's name has no space
+  # shellcheck disable=SC2046 # one word for each folder; their names have no space
   chown "$user" "$folder" $(of_root)
 }
 

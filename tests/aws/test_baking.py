@@ -201,9 +201,9 @@ def test_an_image_that_died_is_made_again_and_purged() -> None:
 def test_another_backend_and_another_config_s_machines_make_none() -> None:
     world = World()
     code, told = world.type("image", "SET=name=guest fleet.aws.share_fleet_of=cloudy")
-    assert code == 1 and "those of the config cloudy, which alone makes an image of them" in told, (
-        told
-    )
+    assert (
+        code == 1 and "belong to the config cloudy: only that config makes an image of them" in told
+    ), told
     world = World(config=said() | {"fleet": {"backend": "local"}})
     code, told = world.type("image")
     assert (

@@ -114,9 +114,9 @@ def test_ctrl_c_says_what_goes_on_and_how_to_end_it(
             not operation.startswith(ASKS_ONLY)
             for _, operation, _ in world.account.calls[world.before :]
         ):
-            assert "make ls shows what there is" in world.told and "make clean" in world.told, (
-                f"{what}: {world.told}"
-            )
+            assert (
+                "run make ls to list the resources" in world.told and "make clean" in world.told
+            ), f"{what}: {world.told}"
         proven_empty(world, what)
 
 

@@ -142,7 +142,7 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
     assert "node-1" in desk.type("logs")
 
     (desk.folder / "text" / "0.txt").write_text("Another text.\n")
-    assert "warning: data.sources have changed since; data/text stays as it was made" in desk.type(
+    assert "warning: data.sources have changed since then; data/text stays as it is" in desk.type(
         "train", "SET=train.steps=15", "NODES=1"
     )
     assert desk.results()["steps"] == 15 and desk.results()["world_size"] == 1
@@ -214,7 +214,7 @@ def test_ctrl_c_saves_and_stops(desk: Desk) -> None:
     # test_training has a stop of several ranks at one step
     launcher = desk.start("train", settings, "NODES=1", start_new_session=True)
     desk.await_step(2)
-    assert "running" in desk.type("status") and "is running already" in desk.type("train", code=1)
+    assert "running" in desk.type("status") and "is already running" in desk.type("train", code=1)
     assert "is running; nothing was changed" in desk.type("clean", code=2)
     os.killpg(launcher.pid, signal.SIGINT)
     output = launcher.communicate(timeout=60)[0]

@@ -308,12 +308,12 @@ def test_a_launcher_that_is_killed_is_followed_by_one_elsewhere(site: Site, unbr
     ranks, job = site.freeze("left"), site.job()
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    assert "is running already" in site.type("third", "train", *words, code=1), "its lease is young"
+    assert "is already running" in site.type("third", "train", *words, code=1), "its lease is young"
     time.sleep(VACANT)
     launcher = site.begin("third", "train", *words)
     site.until(lambda: (site.run("third", "left").folder / "lock").exists())
     site.thaw(ranks)
-    assert "runs on, as the launcher before this one left it" in verbs.finish(launcher)
+    assert "still runs, as the previous launcher left it" in verbs.finish(launcher)
     run = site.run("third", "left")
     assert site.job() == job and run.read_results()["status"] == "finished"
     assert verbs.losses(run.folder) == verbs.losses(unbroken.folder)

@@ -344,7 +344,7 @@ def test_a_spare_is_taken_at_launch(nodes: Lab, whole: dict[int, float], tmp_pat
         nodes.destroy(1)
         nodes.recreate(1)
         pin(nodes, 1)
-    assert "node1 is left out, and a spare takes its place: /fsx/trainfleet is" in output
+    assert "node1 is excluded, and a spare takes its place: /fsx/trainfleet is" in output
     job = load_job(cockpit.run)
     assert cockpit.losses() == whole and job and job[0].hosts == ("node0", "node2", "node3")
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)

@@ -202,7 +202,7 @@ def test_a_thawed_launcher_leaves(nodes: Lab, whole: dict[int, float], tmp_path:
     cockpit.until("it has left", lambda: not Path(f"/proc/{launcher}").exists(), 20)
     finish(cockpit, looker, whole)
     assert not cockpit.events("restarted") or cockpit.results()["restarts"] == 0
-    assert LEFT == 76 and "this launcher leaves" in (cockpit.run.logs / "launcher.log").read_text()
+    assert LEFT == 76 and "this launcher exits" in (cockpit.run.logs / "launcher.log").read_text()
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 60)
 
 

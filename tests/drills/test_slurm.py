@@ -171,7 +171,7 @@ def test_slurmctld_is_restarted_a_launcher_is_killed_and_another_one_attaches_to
     number = job_of(run)
     assert "attached" in enter(desk, "status")
     said = enter(desk, "train")
-    assert "runs on, as the launcher before this one left it" in said and job_of(run) == number
+    assert "still runs, as the previous launcher left it" in said and job_of(run) == number
     assert run.read_results()["status"] == "finished" and len(losses(run.folder)) == LONG
     assert not [event for event in run.read_events() if event["event"] == "restarted"]
 
@@ -219,7 +219,7 @@ def test_a_node_dies_without_any_launcher_and_slurm_goes_on_bit_for_bit(
     try:
         hasten(slurm, number)
         said = enter(desk, "train")
-        assert "runs on, as the launcher before this one left it" in said, said
+        assert "still runs, as the previous launcher left it" in said, said
     finally:
         nodes.recreate(int(host.removeprefix("node")))
         slurm.start_node(int(host.removeprefix("node")))
@@ -459,7 +459,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     assert compiles.startswith("compile-")
     until(
         lambda: (
-            "job that it depends on; next: wait; squeue shows that one; job"
+            "job that it depends on; next: wait; run squeue to see that job; job"
             in enter(desk, "status")
         ),
         "the reason",
@@ -488,7 +488,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     (desk / "breaks").touch()
     hold.unlink()
     said = finish(second, code=1)
-    assert "behind was queued behind what compiles" in said and job_of(run) == number, said
+    assert "behind was queued behind the job that compiles" in said and job_of(run) == number, said
     assert "failed: the job: the job before it failed (dependency)" in said, said
     assert f", {compiles}, is FAILED: make logs RUN={compiles}" in said and not names(slurm), said
     (desk / "breaks").unlink()
@@ -500,7 +500,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
         < said.index("compiled 2 programs")
     ), said
     assert said.index("compiled 2 programs") < said.index(
-        "behind was queued behind what compiles"
+        "behind was queued behind the job that compiles"
     ), said
     assert run.read_results()["status"] == "finished" and len(losses(run.folder)) == 6
     assert run.read_results()["restarts"] == 0, said

@@ -38,7 +38,8 @@ def test_the_gate_names_a_slow_node_and_a_wrong_version(run: Run) -> None:
             nodes, "doctor", LIFT="node1"
         )  # a wrong version is no reason for quarantine: make setup mends it
         assert (
-            other.returncode == 1 and "node1 is not in quarantine, which has node3" in other.stderr
+            other.returncode == 1
+            and "node1 is not in quarantine; the quarantine has node3" in other.stderr
         )
 
 
@@ -50,7 +51,7 @@ def test_a_folder_that_is_not_shared_and_a_taken_port_are_found_by_trying(run: R
         nodes.run(0, "sh", "-c", "python3 -m http.server 29399 > /dev/null 2>&1 &")
         found = run(nodes, "doctor")
         table = lines(found.stdout)
-        assert "does not see in /fsx/trainfleet a file that node0 wrote there" in table["node1"], (
+        assert "does not see in /fsx/trainfleet the file that node0 wrote" in table["node1"], (
             found.stdout
         )
         assert "port 29399 is taken" in table["node0"], found.stdout

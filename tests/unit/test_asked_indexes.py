@@ -97,7 +97,7 @@ def test_a_page_that_wants_a_login_is_no_index(host: str, config: Config, indexe
     assert (
         wrong
         and not unasked
-        and all(host in line and "does a proxy want you to log in?" in line for line in wrong)
+        and all(host in line and "check whether a proxy requires a login" in line for line in wrong)
     )
 
 

@@ -561,7 +561,7 @@ def test_another_launcher_is_refused_while_one_renews_its_lease(
         f"{RUN}/head.json", b'{"host": "desk", "pid": 1, "term": 1, "time": 5.0, "code": null}'
     )
     place().refresh()
-    with pytest.raises(BackendError, match="is running already") as caught:
+    with pytest.raises(BackendError, match="is already running") as caught:
         place().lead()
     assert "desk" in caught.value.where
     now = s3.clock(RUN)

@@ -77,7 +77,7 @@ def test_any_changed_byte_of_a_marker_is_found(config: Config) -> None:
 
 
 def test_a_marker_of_another_format_is_not_called_damaged(config: Config) -> None:
-    with pytest.raises(RunError, match="of format 99, and this program reads") as caught:
+    with pytest.raises(RunError, match="of format 99, but this program reads") as caught:
         parse(render(dataclasses.replace(commit_of(config, 4), format=99)), "here")
     assert not isinstance(caught.value, Broken)
 
@@ -428,7 +428,7 @@ def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:
         and "part differs from the bytes that were written" in text
     )
     code, text = shell(tmp_path, "verify", "STEP=7")
-    assert code == 2 and "the steps are 100, 200" in text
+    assert code == 2 and "the steps with one are 100, 200" in text
 
 
 def test_the_marker_is_json_for_other_programs(config: Config) -> None:

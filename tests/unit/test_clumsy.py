@@ -186,7 +186,7 @@ def test_what_a_finished_run_has_lost_comes_back_or_is_told(tmp_path: Path, lost
     (run / "results.json").write_text(json.dumps(told))
     if lost == "checkpoints":
         (run / "checkpoints/step-00000004").rmdir()
-        assert "is finished, and its checkpoints are gone" in verbs.enter(tmp_path, "train", code=1)
+        assert "is finished, but its checkpoints are gone" in verbs.enter(tmp_path, "train", code=1)
         return
     if lost.startswith("half"):
         (run / "config.yaml").write_text("name: base\ntrain: [")

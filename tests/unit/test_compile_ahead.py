@@ -183,7 +183,7 @@ def test_a_missing_tool_is_told_of_with_what_brings_it(
                             env=os.environ | {"PYTHONPATH": str(Path(precompile.__file__).parents[2])})  # fmt: skip
     assert (
         answer.returncode == 1
-        and "there is no neuron_parallel_compile" in answer.stderr
+        and "neuron_parallel_compile is missing" in answer.stderr
         and "Traceback" not in answer.stderr
     )
 

@@ -270,7 +270,7 @@ def test_secrets_are_referred_to_and_never_said(
         (
             "batch",
             {"instance_type": "p3dn.24xlarge", "batch": {"queue": None}},
-            "fleet.instance_type: p3dn.24xlarge: AWS Batch has no machine image for it any more",
+            "fleet.instance_type: p3dn.24xlarge: AWS Batch no longer has a machine image for it",
         ),
         ("sagemaker", {"container": "none"}, "fleet.container"),
         (

@@ -199,7 +199,7 @@ def test_an_image_of_another_lock_than_the_job_s_is_refused_with_both(
         run_node(home, "part", "0")
     assert (
         caught.value.why
-        == "it has the lock cpu 2026-01-01 0123456789ab, the config's platform has cpu 2026-11-20 ba9876543210"
+        == "it has the lock cpu 2026-01-01 0123456789ab, but the config's platform has cpu 2026-11-20 ba9876543210"
     )
     assert caught.value.why in sagemaker.read_text()
     log = (home / "runs/x/logs/node-0.log").read_text()

@@ -168,7 +168,7 @@ def test_what_one_head_cant_carry_is_refused_by_name_of_what_can(tmp_path: Path)
         with pytest.raises(ConfigError) as refused:
             load(Settings(tmp_path / "config.yaml"), terms_of)
         assert "config.yaml:2: fleet.nodes: one head can't watch 513 nodes" in str(refused.value)
-        assert "slurm, batch and sagemaker" in str(refused.value)
+        assert "slurm, batch or sagemaker" in str(refused.value)
 
 
 def test_ranks_on_hosts_are_told_how_long_they_may_be_without_a_launcher(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_a_pickle_in_a_checkpoint_runs_nothing(folder: Path, file: str) -> None:
 
 def test_a_checkpoint_of_another_format_is_one_message(folder: Path) -> None:
     seal(folder, format=3)
-    with pytest.raises(RunError, match="of format 3, and this program reads format 5") as caught:
+    with pytest.raises(RunError, match="of format 3, but this program reads format 5") as caught:
         verify_all(folder)
     assert NAME in str(caught.value) and "make export" in caught.value.next
 
@@ -373,7 +373,7 @@ def refuse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         NAME in error.where
         and index.FILE in error.why
-        and "crafted to do harm" in error.why
+        and "manipulated" in error.why
         and error.next
         and len(error.why) < 400
     )

@@ -317,7 +317,7 @@ def test_of_many_that_want_the_lease_at_once_one_gets_it(tmp_path: Path) -> None
     assert sorted(taker.returncode for taker in takers) == [0, 1, 1, 1, 1, 1], said
     assert (
         sum("leads 4" in words for words in said) == 1
-        and sum("is running already" in words for words in said) == 5
+        and sum("is already running" in words for words in said) == 5
     ), said
 
 
@@ -372,7 +372,7 @@ def test_clocks_that_differ_by_a_day_decide_nothing(tmp_path: Path) -> None:
     launcher = start("-c", HOLD.replace("import sys, time;", "import sys, time; t = time.time; time.time = lambda: t() - 86400;"),
                      str(tmp_path))  # fmt: skip
     assert not is_held(await_tenure(tmp_path), now)
-    with pytest.raises(BackendError, match="is running already"):
+    with pytest.raises(BackendError, match="is already running"):
         lease.require_vacant(tmp_path)
     launcher.kill()
     launcher.communicate()
@@ -413,7 +413,7 @@ def test_a_launcher_whose_folder_is_out_of_reach_leaves_the_run_to_the_host_that
     output = said.communicate(timeout=20)[0]
     assert (
         said.returncode == LEFT
-        and "can't be read or written, so node1 takes over; this launcher leaves" in output
+        and "can't be read or written, so node1 takes over; this launcher exits" in output
     ), output
     alone = start("-c", CUT_OFF, str(tmp_path), "", str(fault))
     assert "goes on" in alone.communicate(timeout=20)[0] and alone.returncode == 0

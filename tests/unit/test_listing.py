@@ -108,7 +108,7 @@ def test_what_can_not_be_compared_is_refused(
 ) -> None:
     assert command(["compare", f"RUNS={names}"]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("error: RUNS: ") and "make runs lists them" in told
+    assert told.startswith("error: RUNS: ") and "run make runs to list them" in told
     assert ("did you mean fast?" in told) == ("fsat" in names)
 
 
@@ -118,7 +118,7 @@ def test_a_run_is_named_by_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("fast ")
     for name in ("fsat", "../runs/fast", "", "."):
         assert command(["status", f"RUN={name}"]) == 2
-        assert "no run here is called" in capsys.readouterr().err
+        assert "no run here has the name" in capsys.readouterr().err
 
 
 def test_top_p_leaves_the_fewest_that_have_the_share() -> None:

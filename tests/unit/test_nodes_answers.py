@@ -235,7 +235,7 @@ def test_only_a_key_of_ours_is_let_in_on_every_host() -> None:
         "no-pty " + key,
         "ssh-ed25519 ***",
     ):
-        with pytest.raises(BackendError, match="is not one that trainfleet makes"):
+        with pytest.raises(BackendError, match="is not from trainfleet"):
             public_key(HOST, lie)
 
 

@@ -67,7 +67,7 @@ def test_a_sound_fleet_passes() -> None:
         ),
         (
             {"disk": Space(1_000_000, "ext4", "/dev/root")},
-            "disk: its root disk has 1.0 GB free, 5 are needed",
+            "disk: its root disk has 1.0 GB free, but 5 are needed",
         ),
         ({"seconds": 6.0}, "slow: takes 6.0 s to answer, the others 0.2 s"),
         ({"kernel": "6.5", "has": (*READY.has,)}, "version: kernel 6.5; 2 of 3 have 6.8"),
@@ -102,11 +102,11 @@ def test_each_odd_node_is_named_with_what_is_wrong(odd: dict[str, Any], message:
         ([7200.0, 7200.4, 40.0], ["n2: its clock is 7160 s behind"]),
         (
             [-7200.0, 60.0],
-            ["None: its clocks are 7260 s apart, and it is not clear which of them is right"],
+            ["None: its clocks are 7260 s apart, and none has a majority"],
         ),
         (
             [60.0, 60.0, 0.0],
-            ["None: its clocks are 60 s apart, and it is not clear which of them is right"],
+            ["None: its clocks are 60 s apart, and none has a majority"],
         ),
         ([86400.0], []),
     ],
@@ -316,7 +316,7 @@ def test_bandwidth_is_held_to_what_the_type_promises() -> None:
     (found,) = judge_bandwidth(Bandwidth(5.0, 1, 4, pairs(4, {2})), least, hosts)
     assert found.host == hosts[2] and found.blames_host
     (found,) = judge_bandwidth(Bandwidth(5.0, 1, 4, pairs(4, set())), least, hosts)
-    assert found.host is None and "no node stands out" in found.message
+    assert found.host is None and "no node is slower than the others" in found.message
 
 
 def test_quarantine_keeps_the_evidence_until_it_is_lifted(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_quarantine_keeps_the_evidence_until_it_is_lifted(tmp_path: Path) -> Non
     quarantine.add(host, "slow link")
     again = Quarantine(tmp_path / "q.json").held([host, other])
     assert list(again) == [host] and again[host].evidence == "Xid 79; slow link"
-    with pytest.raises(BackendError, match="gpu-2 is not in quarantine, which has gpu-1"):
+    with pytest.raises(BackendError, match="gpu-2 is not in quarantine; the quarantine has gpu-1"):
         quarantine.lift("gpu-2")
     quarantine.lift("gpu-1")
     assert quarantine.entries() == {}

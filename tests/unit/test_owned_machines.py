@@ -254,7 +254,7 @@ def test_this_machine_is_what_its_driver_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (
-        "this machine has no accelerator"
+        "this machine's drivers know no accelerator"
         in refused(tmp_path, "backend: local, nodes: 1, accelerator: h100")["fleet.accelerator"]
     )
     monkeypatch.setattr(node_types, "local_accelerators", lambda: 2)

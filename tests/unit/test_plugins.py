@@ -238,7 +238,7 @@ def test_a_backend_that_lacks_a_call_or_bears_another_name_is_named(
     for was, now, why in [
         ("def find(", "def found(", "it lacks find"),
         ("tried_on = False", "tested_on = False", "it lacks tried_on"),
-        ('name = "dummy"', 'name = "other"', "whose name is 'dummy'"),
+        ('name = "dummy"', 'name = "other"', "with the name 'dummy'"),
     ]:
         forget()
         file.write_text(whole.replace(was, now))
@@ -258,7 +258,7 @@ def test_a_package_that_is_broken_leaves_the_others_as_they_are(
 
 
 def test_an_engine_that_nobody_offers_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(BackendError, match="is not an engine that starts nodes") as caught:
+    with pytest.raises(BackendError, match="is not a scheduler that starts nodes") as caught:
         placements.source("lsf")
     assert "fleet, batch, slurm, sagemaker" in str(caught.value)
 

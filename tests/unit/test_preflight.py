@@ -86,7 +86,7 @@ def test_a_model_that_may_fit_is_not_refused_though_it_is_tight(
         monkeypatch.setattr(node_types, "local_memory", lambda memory=memory: int(memory))
         assert bool(list(preflight.problems(tight))) == refused
     monkeypatch.setattr(node_types, "spare_memory", lambda: int(wanted * 0.8))
-    assert "to spare now" in preflight.warnings(tight)[-1]
+    assert " free now" in preflight.warnings(tight)[-1]
 
 
 def test_a_device_that_does_not_hold_its_part_is_told_before_any_host_is_asked() -> None:
@@ -147,7 +147,7 @@ def test_checkpoints_that_the_disk_does_not_hold_are_refused_with_how_many_it_do
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(3.5 * one))
     assert (
         "5 checkpoints of" in (message := dict(preflight.problems(small))["checkpoint.keep"])
-        and "checkpoint.keep=2 fits" in message
+        and "set checkpoint.keep=2" in message
         and f"of {size(one)} need {size(5 * one)}" in message
     )
     for step in (10, 20):  # what is there already needs no more room
@@ -207,5 +207,5 @@ def test_a_small_tokenizer_of_a_model_with_many_tokens_is_warned_of(
 ) -> None:
     told = preflight.warnings(config(H100.replace("vocab_size: 2048", f"vocab_size: {tokens}")))
     assert (
-        any("128,256 tokens and the tokenizer will have 4,096" in line for line in told) is warned
+        any("128,256 tokens, but the tokenizer will have 4,096" in line for line in told) is warned
     )

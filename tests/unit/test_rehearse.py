@@ -73,15 +73,15 @@ IN_S3 = "data: {tokenized_path: 's3://bucket/data'}\ncheckpoint: {path: 's3://bu
 @pytest.mark.parametrize(
     ("fleet", "expected"),
     [
-        ("{backend: ssh, hosts: [a, b], shared_folder: /shared}", "nobody has agreed"),
-        ("{backend: slurm}", "nobody has agreed"),
+        ("{backend: ssh, hosts: [a, b], shared_folder: /shared}", "you have not agreed"),
+        ("{backend: slurm}", "you have not agreed"),
         (
             "{backend: slurm, hosts: [login], shared_folder: /shared}",
             "on the machine that has sbatch",
         ),
         (
             f"{{backend: batch, shared_folder: 's3://bucket/runs', container: build, instance_type: c7i.8xlarge}}\n{IN_S3}",
-            "let nobody in",
+            "admit no user",
         ),
     ],
 )
@@ -168,7 +168,7 @@ def test_an_unbroken_run_that_fails_is_told(place: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         RehearsalStage, "end", lambda self, process: process.kill() or (process.communicate() and 1)
     )
-    with pytest.raises(RunError, match="even the run that nothing happens to"), stage():
+    with pytest.raises(RunError, match="even the unbroken run"), stage():
         pass
     assert not place.exists()
 
@@ -211,7 +211,7 @@ def test_a_signal_reaches_the_rank_or_its_parent_and_what_fails_is_told(
         made.strike("x", whom, signal.SIGKILL)
         assert agent.wait(5) == (-9 if whom == "agent" else 137)
         beats_of(monkeypatch, 2**30)  # of nobody
-        with pytest.raises(RunError, match="x could not be played"):
+        with pytest.raises(RunError, match="x could not be caused"):
             made.strike("x", "rank", signal.SIGKILL)
 
 

@@ -58,6 +58,6 @@ def test_the_plan_of_a_longer_run_tells_both_rates_and_what_holds_the_first(desk
     said = verbs.enter(desk, "plan", "SET=train.steps=8")
     assert f"resumes from {KEPT}; train.steps was 4, is 8; train.schedule_steps was 4, is 8" in said
     assert "the learning rate jumps from 0.0003 at step 4 to 0.001" in said
-    held = said.partition("; SET='")[2].partition("'")[0]
+    held = said.partition("; use SET='")[2].partition("'")[0]
     assert "jumps" not in verbs.enter(desk, "plan", f"SET=train.steps=8 {held}")
     assert "jumps" not in verbs.enter(desk, "plan")

@@ -168,7 +168,9 @@ def test_checkpoints_behind_a_link_are_not_taken_for_none(tmp_path: Path) -> Non
     run.folder.mkdir()
     (tmp_path / "disk" / "step-00000001").mkdir(parents=True)
     run.checkpoints.symlink_to(tmp_path / "disk")
-    with pytest.raises(RunError, match=r"is a link\n.*\n  next: rm .*; set checkpoint\.path"):
+    with pytest.raises(
+        RunError, match=r"is a link\n.*\n  next: run rm .*, and set checkpoint\.path"
+    ):
         store_of(run, None).steps()
 
 

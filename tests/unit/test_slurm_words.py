@@ -56,14 +56,14 @@ def config_of(folder: Path, **fleet: Any) -> Config:
         ("Resources", "waits for nodes that are in use; next: "),
         (
             "QOSMaxCpuPerUserLimit",
-            "all the cores that they may; next: wait for one of your jobs to end",
+            "their limit of cores; next: wait for one of your jobs to end",
         ),
-        ("QOSMaxWallDurationPerJobLimit", "more than one job of this quality of service may have"),
+        ("QOSMaxWallDurationPerJobLimit", "more than this quality of service allows per job"),
         (
             "ReqNodeNotAvail, UnavailableNodes:node1",
-            "down, drained or reserved; next: sinfo -R says why",
+            "down, drained or reserved; next: run sinfo -R to see why",
         ),
-        ("AssocGrpGRES", "your account's jobs together have what they may"),
+        ("AssocGrpGRES", "your account's jobs have reached their common limit"),
         ("BeginTime", "Slurm holds a job that it queues again for about two minutes"),
         ("Zorble", "(Zorble): see slurm.schedmd.com"),
     ],
@@ -540,7 +540,7 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
     job_starts.facts_of(start, 2).write_text(FACTS.format(name="n2", shared="writable"))
     assert admission.main([str(run.folder), str(start)]) == admission.SHUT
     assert (
-        "the preflight failed: the trial of the links failed: n2: RuntimeError: Connection refused"
+        "the preflight failed: the bandwidth test failed: n2: RuntimeError: Connection refused"
         in node_log(run.folder, 0).read_text()
     )
 
@@ -558,7 +558,7 @@ def test_without_slurm_s_commands_the_next_command_is_named(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     config = config_of(tmp_path)
-    with pytest.raises(BackendError, match="there is no scontrol here") as caught:
+    with pytest.raises(BackendError, match="this machine has no scontrol") as caught:
         Slurm(config).plan(replace(train_job(config), launch="x"), {})
     assert "fleet.hosts" in caught.value.next
     assert Slurm(config).plan(train_job(config), {}).artifacts[0].name == "job.sbatch", (
@@ -757,7 +757,7 @@ def test_a_cluster_that_is_still_being_made_is_named_with_the_next_command(
         BackendError, match="the cluster ours is not ready: CREATE_IN_PROGRESS"
     ) as caught:
         Slurm(made).plan(replace(train_job(made), launch="x"), {})
-    assert caught.value.next == "make setup follows it"
+    assert caught.value.next == "run make setup to follow it"
     answer(tmp_path, describe_cluster=[MISSING])
     with pytest.raises(BackendError, match="there is no cluster ours yet"):
         Slurm(made).plan(replace(train_job(made), launch="x"), {})
@@ -806,7 +806,7 @@ def test_a_cluster_is_deleted_and_its_file_system_on_purge_alone(
         assert [verb for verb, _, _ in asked(tmp_path)] == [
             "delete-cluster"
         ] and "fs-0123456789abcdef0" in account.things
-        assert "what is kept costs $5.52 a day; make clean PURGE=1 removes it too" in said
+        assert "the kept resources cost $5.52 a day; make clean PURGE=1 removes it too" in said
         Cluster(made).remove(purge=True)
         assert "no resources of ours are left in us-west-2" in capsys.readouterr().out
     assert [thing.id for thing in account.of("file-system")] == ["fs-0f0e1a2b3c4d5e6f7"]
@@ -1057,7 +1057,7 @@ def test_a_file_system_that_a_cluster_left_is_used_by_the_next_one_and_removed_b
             "it has 2400 GiB, regardless of fleet.fsx.size_gib" in said
             and "make clean PURGE=1 removes it" in said
         )
-        assert "its /work/runs is not linked to s3://our-bucket/ours/runs any more" in said
+        assert "its /work/runs is no longer linked to s3://our-bucket/ours/runs" in said
         assert (
             "--file-system-id fs-0123456789abcdef0 --file-system-path /work/runs --data-repository-path s3://our-bucket/ours/runs"
             in said

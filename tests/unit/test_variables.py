@@ -195,8 +195,8 @@ def test_commands_about_no_run_and_those_that_name_one_stay_as_they_are(
 ) -> None:
     monkeypatch.setenv(TYPED, " CONFIG=b.yaml")
     assert (
-        completed("make runs lists them; make config RECIPE=x")
-        == "make runs lists them; make config RECIPE=x"
+        completed("run make runs to list them, then make config RECIPE=x")
+        == "run make runs to list them, then make config RECIPE=x"
     )
     assert (
         completed("make logs RUN=x") == "make logs RUN=x"

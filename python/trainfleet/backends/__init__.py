@@ -29,7 +29,7 @@ OURS = {
 
 
 class Backends(Mapping[str, type[Backend]]):
-    """The class of each backend by its name: ours, and those of installed packages
+    """The class of each backend by its name, for ours and those of installed packages
     (process/plugins.py).
 
     A class is loaded when it is first used, as all together take 0.06 s.
@@ -45,7 +45,7 @@ class Backends(Mapping[str, type[Backend]]):
             or Backend not in found.__mro__
             or getattr(found, "name", "") != name
         ):
-            why = f"it must be a class of trainfleet.backends.base.Backend whose name is {name!r}"
+            why = f"it must be a class of trainfleet.backends.base.Backend with the name {name!r}"
         elif missing := sorted(
             {*Backend.__annotations__} - {*dir(found)} | vars(found)["__abstractmethods__"]
         ):
@@ -72,7 +72,8 @@ BACKENDS = Backends()
 
 @functools.cache
 def backend_of(config: Config) -> Backend:
-    """Returns the backend that the config names, made once, as it keeps its connections."""
+    """Returns the backend that the config names; creates it once, because it keeps its
+    connections."""
     return BACKENDS[config.fleet.backend](config)
 
 
@@ -82,7 +83,7 @@ def terms_of(name: str) -> BackendTerms:
 
 
 def terms_to_examine(name: str) -> BackendTerms:
-    """Returns the same rules for `make doctor`, which finds out what unknown nodes are."""
+    """Returns the same rules for `make doctor`, which identifies unknown nodes."""
     here = BACKENDS[name].is_here
     return BackendTerms(_node_here if here else _node_elsewhere, _refuse_known, here)
 
@@ -121,7 +122,7 @@ def _node_here(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
 
 def _node_elsewhere(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
     if row is None:
-        what = "a host of an unknown kind runs one, on its cores"
+        what = "a host of an unknown kind runs one rank, on its cores"
         return node_types.Node(
             1,
             f"{what}; set fleet.instance_type or fleet.accelerator, which make doctor finds",

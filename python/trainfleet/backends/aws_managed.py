@@ -1,10 +1,8 @@
 """The common part of AWS Batch and SageMaker as backends: a job is polled, and stopped by a
-request.
-
-The engine also keeps its own record of a job's output, for nodes without a log in the run's folder
-in S3. The entrypoint's log comes first: it is complete, seconds old, and next to the checkpoints.
-If a node died before its entrypoint, or could not write to S3, only the engine has its output. Its
-lines go to logs/engine-<i>.log.
+request. The service also keeps its own record of a job's output, for nodes without a log in the
+run's folder in S3. The entrypoint's log comes first: it is complete, seconds old, and next to the
+checkpoints. If a node died before its entrypoint, or could not write to S3, only the service has
+its output. Its lines go to logs/engine-<i>.log.
 
 Secrets are passed by reference, as no request may contain a value. A name of fleet.secrets with an
 ARN in fleet.secret_arns refers to that secret. The value of any other is read on the launching
@@ -88,7 +86,8 @@ OBJECT = re.compile(r".+/node-(\d{1,9})\.log(?:/[^/]+)?")
 
 @dataclass(frozen=True)
 class Console:
-    """The engine's record of containers' output: a group of CloudWatch Logs, and each node's stream
+    """The service's record of containers' output: a group of CloudWatch Logs, and each node's
+    stream
     in it.
 
     `began` is the unix time at which the newest attempt's containers began.
@@ -140,13 +139,13 @@ class Consoles:
         }
 
 
-ON_REQUEST = "ended on request"  # in a status: a user has asked the engine to end the job
+ON_REQUEST = "ended on request"  # in a status: a user has asked the service to end the job
 PACE = 3.0  # seconds between two polls of a job
 
 
 class Hosted(Backend):
-    """An AWS engine with jobs that run in an image, on nodes without a shared disk: the run folder
-    is in S3 (s3_run.py).
+    """A managed service with jobs that run in an image, on nodes without a shared disk: the run
+    folder is in S3 (s3_run.py).
     """
 
     name: str
@@ -166,7 +165,7 @@ class Hosted(Backend):
 
     @classmethod
     def lacks(cls, config: Config) -> Iterator[tuple[str, str]]:
-        """Yields the config's settings that both engines refuse."""
+        """Yields the config's settings that both services refuse."""
         yield from supported_keys.refuse(config)
         yield from unshared(config)
         yield from unpacked(config)
@@ -178,22 +177,22 @@ class Hosted(Backend):
 
     @abstractmethod
     def look(self, handle: Handle) -> Status:
-        """Asks the engine for the job's status; ENDED if it has no such job."""
+        """Asks the service for the job's status; ENDED if it has no such job."""
 
     @abstractmethod
     def end(self, handle: Handle) -> str:
-        """Asks the engine to stop the job, which sends SIGTERM to its nodes. Returns the command
+        """Asks the service to stop the job, which sends SIGTERM to its nodes. Returns the command
         that shows its state.
         """
 
     @abstractmethod
     def console(self, handle: Handle) -> Console | None:
-        """Returns where the engine keeps the output of the job's containers; None before they
+        """Returns where the service keeps the output of the job's containers; None before they
         begin.
         """
 
     def status(self, handle: Handle) -> Status:
-        """Returns the job's status from the engine, at most `pace` old."""
+        """Returns the job's status from the service, at most `pace` old."""
         when, status = self._seen.get(handle.token, (0.0, None))
         if status and (status.ended or 0 <= clock.now() - when < self.pace(handle)):
             return status
@@ -229,7 +228,7 @@ class Hosted(Backend):
             clock.sleep(PACE / 4)
 
     def has_job(self, run: Run) -> bool:
-        """Tells whether the engine has a job of the run that has not ended, from a poll at most
+        """Tells whether the service has a job of the run that has not ended, from a poll at most
         PACE old.
         """
         when, seen = self._has_job
@@ -250,12 +249,12 @@ class Hosted(Backend):
         """Returns the cost of a job on the config's nodes."""
 
     def stopping(self, grace: float) -> list[str]:
-        """Returns lines for `make plan` about a job that the engine ends: its nodes get `grace`
+        """Returns lines for `make plan` about a job that the service ends: its nodes get `grace`
         seconds to save.
         """
         saving, every = saving_of(self.config), self.config.checkpoint.every
         leaves = (
-            f"if the engine ends it, ranks have {grace:.0f} s to save; saving takes "
+            f"if the service ends it, ranks have {grace:.0f} s to save; saving takes "
             f"about {saving:.0f} s"
         )
         if saving < grace:
@@ -267,8 +266,8 @@ class Hosted(Backend):
         ]
 
     def bill(self) -> Bill | None:
-        """Returns the bill by the table's prices or, for other machines, those of the Pricing API,
-        if it can be asked.
+        """Returns the bill by the table's prices or, for other machines, by those of the Pricing
+        API if it answers.
         """
         return self._whole(self.config)
 

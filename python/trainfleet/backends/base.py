@@ -1,5 +1,5 @@
 """The contract of a backend: a few small classes and its declared capabilities. The rest of the
-program knows nothing else of it.
+program knows nothing else about a backend.
 
 refuse(config)           → (key, message) for each setting of the config that it can't do; pure
 plan(job, without)       → Request: named artifacts that a user can read and run; without the named
@@ -58,7 +58,7 @@ class Can(Enum):
     LEAVE_OUT = "hosts can be excluded from an attempt"
     EXAMINE = "make doctor examines its nodes, and every launch passes the preflight"
     MACHINES = "make setup makes its machines, and make clean checks that they are gone"
-    RETRIES = "the engine itself starts further attempts"
+    RETRIES = "the scheduler itself starts further attempts"
     OUTLIVES = "a job continues without the machine that launched it"
     IMAGE = "jobs run in an image"
     FOLLOWS = "training is queued behind its compilation, and begins when that has succeeded"
@@ -78,13 +78,13 @@ class Phase(Enum):
 class Status:
     """The state of a job, as its backend sees it.
 
-    reason    the engine's own words for its state, most useful while it is queued
-    attempt   the number of the engine's attempt, from 1
-    exits     node → exit code of its part in this attempt; empty while the engine will retry
+    reason    the scheduler's own words for its state, most useful while it is queued
+    attempt   the number of the scheduler's attempt, from 1
+    exits     node → exit code of its part in this attempt; empty while the scheduler will retry
     lost      node → why it can't be reached any more
     hosts     the machines by node, if known
     leaves    whether another attempt can exclude some of those, by these names
-    ended_by  what ended it, if a user asked the engine to, and no exit code shows whether the
+    ended_by  what ended it, if a user asked the scheduler to, and no exit code shows whether the
               ranks had saved
     silent    the lost nodes that may still be running: their ranks' heartbeats decide
     """
@@ -113,7 +113,7 @@ class Handle:
     """A submitted job, as plain data: with the run folder or the account, any process can query,
     follow and stop it.
 
-    `id` is the engine's name for it, `token` the request's. `hosts` are the machines by node, if
+    `id` is the scheduler's name for it, `token` the request's. `hosts` are the machines by node, if
     the plan chose them.
     """
 
@@ -138,9 +138,8 @@ class Prospect:
 
     lines    the changes and their cost, in words
     changes  the exact requests
-    awaited  whether setup still has to make the engine's resources, or no credentials are there to
-        ask
-             for them
+    awaited  whether setup still has to make the service's resources, or no credentials are
+             available to ask for them
     unasked  whether machines would be made in an account that can't be asked, so no machine is
         known
     exact    whether a job's request names no machine, so it is known before there are any
@@ -196,7 +195,7 @@ class Purchase(Protocol):
 
 
 class JobSteps(Protocol):
-    """An engine that can run a command next to the ranks of a job. `lacking` names the needs of
+    """A scheduler that can run a command next to the ranks of a job. `lacking` names the needs of
     faults that it can't meet, and why.
     """
 
@@ -226,7 +225,7 @@ class JobSteps(Protocol):
 
 @dataclass(frozen=True)
 class Harm:
-    """The way in which a rehearsal reaches the processes that it breaks: over SSH, by an engine's
+    """The way in which a rehearsal reaches the processes that it breaks: over SSH, by a scheduler's
     steps, or else on this machine.
     """
 
@@ -248,7 +247,7 @@ class Backend(Protocol):
     """The interface that launch/ and watch/ use for the place where a job runs; the module's
     docstring describes each call.
 
-    A backend is a subclass. Abilities that only some have have a default here, without the ability.
+    A backend is a subclass. Each ability that only some backends have has a default here: None.
     """
 
     name: str
@@ -291,7 +290,7 @@ class Backend(Protocol):
 
     @property
     def terms(self) -> Terms:
-        """Returns how its engine treats the nodes of a job."""
+        """Returns how its scheduler treats the nodes of a job."""
         return self.placement.terms
 
     @property
@@ -363,6 +362,6 @@ def load_job(run: Run) -> tuple[Handle, Request] | None:
         handle = fit(Handle, record)
     except InputError as error:
         where = str(run.folder / HANDLE)
-        why, then = f"{error.key}: {error.what}", f"rm {where}; make train"
+        why, then = f"{error.key}: {error.what}", f"run rm {where}, then make train"
         raise RunError("is not the handle of a job", where=where, why=why, next=then) from error
     return handle, Request.of(request, str(run.folder / REQUEST))

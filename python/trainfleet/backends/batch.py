@@ -3,7 +3,7 @@ in S3 (s3_run.py).
 
 A submission is looked up by the job's name, which includes the request's token, before and after it
 is made: SubmitJob has no client token, and a request whose answer was lost is sent again. Any
-machine that has the config can query and stop.
+machine that has the config can query and stop a job.
 
 Tested: requests against botocore's models, and a fake of Batch with containers that really run
 (tests/aws/batch.py). Not tested: Batch itself, EFA in its containers, the ECS agent.
@@ -41,7 +41,7 @@ from .request_json import TOKEN, artifact, bodies, pairs
 GROUP = "/aws/batch/job"  # default group of CloudWatch Logs
 # keys of fleet.aws without effect on your own queue
 OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "ami")
-# role of a container, which may be the user's → the statements that a run needs
+# role of a container, which may be the user's → the policy statements that a run needs
 ROLES = {"jobRoleArn": statements, "executionRoleArn": engine_template.of_a_start}
 AT_ONCE = 100  # most jobs of one DescribeJobs
 GONE = 60.0  # seconds for a terminated job to end: SIGTERM, 30 s, SIGKILL, and ECS's report
@@ -73,7 +73,7 @@ class Batch(Hosted):
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Returns the queue, and that of the machines for tokenizing if the config has some."""
+        """Returns the queue, and that of the machines for tokenizing if the config has any."""
         return (
             (self.queue, tokenizing_queue(self.config))
             if self.config.data.tokenize_instance_type
@@ -98,7 +98,7 @@ class Batch(Hosted):
         elif not load_platform(config.fleet.platform).ecs:
             yield (
                 "fleet.instance_type",
-                f"{config.fleet.instance_type}: AWS Batch has no machine image for it any more; "
+                f"{config.fleet.instance_type}: AWS Batch no longer has a machine image for it; "
                 "set fleet.backend: ec2",
             )
         if config.fleet.aws.volume_gib < DISK:
@@ -129,7 +129,7 @@ class Batch(Hosted):
         )
 
     def submit(self, request: Request) -> Handle:
-        """Returns the existing job of that token, or a new one, after checking everything that
+        """Returns the existing job of that token, or submits one, after checking everything that
         could keep it from running.
 
         Raises:
@@ -191,9 +191,7 @@ class Batch(Hosted):
             raise
 
     def _handle(self, request: Request, jobs: list[JobRecord]) -> Handle:
-        """Returns the handle of the first job. Ends the others, which a repeated request has
-        made.
-        """
+        """Returns the first job's handle. Ends the others, which came from a repeated request."""
         for job in jobs[1:]:
             self.calls(
                 "batch",

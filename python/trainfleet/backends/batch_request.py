@@ -24,10 +24,10 @@ from .node_script import entrypoint_words
 from .request_json import Body, environment, pairs
 
 ABSENT = 69  # a node of the job never arrived (node/barrier.py)
-KILLED = 137  # by SIGKILL: the kernel for memory, or a person
+KILLED = 137  # by SIGKILL: from the kernel when memory runs out, or from a person
 # share of a node's memory for a container; the system and the ECS agent have the rest
 SHARE = 0.92
-MARGIN = 10.0  # seconds of a node's end for its last log lines
+MARGIN = 10.0  # seconds before a node's end, kept for its last log lines
 MOST_SHARED = 64  # GiB of /dev/shm
 DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks of one /dev/neuron<i>
 MIB_A_GIB = 1024
@@ -132,8 +132,8 @@ def mounts(config: Config) -> Body:
 
 
 def retries(attempts: int) -> Body:
-    """Returns when Batch retries the job: after failures of machines, never after errors that the
-    program would repeat.
+    """Returns the conditions under which Batch retries the job: after failures of machines, never
+    after errors that the program would repeat.
 
     In a multi-node job the main node decides. If a child is lost, the main node's ranks fail as its
     victims, and its exit code is AGAIN (watch/node_verdict.py).

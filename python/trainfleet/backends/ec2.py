@@ -74,7 +74,7 @@ class Baking(Bake):
 def _bake(head: Head, oven: Oven) -> int:
     with told_of(
         "AWS continues with an image that was begun",
-        "make image continues with it, make clean PURGE=1 removes it",
+        "run make image to continue, or make clean PURGE=1 to remove it",
     ):
         if found := oven.begun():
             say(f"{found.id} has these versions: {found.lock}, baked {found.made}")
@@ -87,7 +87,7 @@ def _bake(head: Head, oven: Oven) -> int:
     if own := head.fleet.aws.ami:
         say(f"make setup uses fleet.aws.ami, {own}; set null to use this one")
     say(
-        "next: make plan shows when nodes are made from it; existing ones keep theirs "
+        "next: run make plan to see whether nodes are made from it; existing ones keep theirs "
         "until make clean"
     )
     return 0
@@ -107,8 +107,8 @@ def _baked(head: Head, oven: Oven) -> str:
 
 
 def _at_rest(head: Head) -> tuple[Host, Facts]:
-    """Returns a node that is set up, has passed its checks and has no run: the last such node, as
-    the first leads runs.
+    """Returns a node that is set up, has passed its checks and has no run: the last such node,
+    because the first leads runs.
 
     Raises:
         BackendError: there is no such node, with each node's problem.
@@ -123,19 +123,19 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
     fit = [host for host in report.facts if host not in against]
     if not fit:
         raise BackendError(
-            by_host("no node has passed its checks", against), next="make setup, or make doctor"
+            by_host("no node has passed its checks", against), next="run make setup, or make doctor"
         )
     host = fit[-1]
     said = transport.run(host_commands.marks(), timeout=TIMEOUT, hosts=[host]).require(
         "can't list the runs there"
     )
     if busy := host_commands.read_marks(said.ok[host].stdout, ""):
-        why = f"its keys would be removed for a moment, and {', '.join(sorted(busy))} is running"
+        why = f"sealing removes its keys for a moment, but {', '.join(sorted(busy))} is running"
         raise BackendError(
             "an image needs an idle node",
             where=str(host),
             why=why,
-            next="make stop, then make image",
+            next="run make stop, then make image",
         )
     return host, report.facts[host]
 
@@ -157,7 +157,7 @@ def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
                 "the node can't be sealed",
                 where=str(host),
                 why=last_line(answer),
-                next="make image again",
+                next="run make image again",
             )
         yield
     finally:
@@ -226,7 +226,7 @@ class StackHosts(Head):
 
     @property
     def by_agent(self) -> bool:
-        """Tells whether SSH goes through SSM Session Manager, as no port is open."""
+        """Tells whether SSH goes through SSM Session Manager, because no port is open."""
         return self.hands_over and self.fleet.aws.ssm_only
 
     def address(self, node: StackNode) -> str:

@@ -93,8 +93,8 @@ def read_keys(path: Path) -> dict[str, list[str]]:
 
 
 def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
-    """Returns instance id → its keys, in the format of known_hosts, for those that AWS knows by
-    now.
+    """Returns instance id → its keys, in the format of known_hosts, for the instances that AWS
+    knows.
     """
     found = {}
     for id_ in ids:
@@ -154,12 +154,12 @@ ROUNDS = 3  # of a removal, as the first may not see resources that were just ma
 
 @contextlib.contextmanager
 def told_of(what: str, then: str) -> Iterator[None]:
-    """Prints after Ctrl-C that AWS continues with its work: Ctrl-C only ends this program."""
+    """Prints, after Ctrl-C, that AWS continues: Ctrl-C ends only this program."""
     try:
         yield
     except KeyboardInterrupt:
         print(
-            f"{what}, and it may cost money\n  next: make ls shows what there is; {then}",
+            f"{what}, and it may cost money\n  next: run make ls to list the resources; {then}",
             file=sys.stderr,
             flush=True,
         )
@@ -167,14 +167,14 @@ def told_of(what: str, then: str) -> Iterator[None]:
 
 
 def policies(config: Config, inputs: Inputs) -> Iterator[Artifact]:
-    """Yields IAM policies that are enough to make, run and remove the config's machines."""
+    """Yields IAM policies that are enough to create, use and remove the config's machines."""
     for number, found in enumerate(permissions.documents(permissions.policy(config, inputs)), 1):
         name = "policy.json" if number == 1 else f"policy-{number}.json"
         yield Artifact(name, json.dumps(found, indent=2) + "\n")
 
 
 class Stacked(Machines):
-    """Machines (base.py) in a stack: everything except the work on them once they exist."""
+    """Machines (base.py) in a stack: it does everything except the work on existing instances."""
 
     made = True
     paid = NOTHING  # advance payments for their nodes
@@ -217,7 +217,8 @@ class Stacked(Machines):
         """Makes or changes the stack, and shows the progress."""
         with (
             told_of(
-                "AWS continues with the stack", "make setup continues with it, make clean ends it"
+                "AWS continues with the stack",
+                "run make setup to continue, or make clean to remove it",
             ),
             Board([]) as board,
         ):
@@ -243,7 +244,7 @@ class Stacked(Machines):
     def costing(self) -> list[str]:
         return costing(self.cloud.left())
 
-    @told_of("some resources still exist", "make clean continues with it")
+    @told_of("some resources still exist", "run make clean again")
     def remove(self, purge: bool) -> None:
         """Takes everything down, names the resources that stay because they hold data, and checks
         that nothing else is left.
@@ -305,7 +306,7 @@ class Instances(Stacked):
                     "the host key is not known",
                     where=", ".join(missing),
                     why=why,
-                    next="make setup again",
+                    next="run make setup again",
                 )
             if not said:
                 print(
@@ -341,7 +342,7 @@ def prove_gone(
         if one.holds_data:
             say(f"kept {one.line()}")
     if kept:
-        say(f"what is kept costs {total(kept)}; make clean PURGE=1 removes it too")
+        say(f"the kept resources cost {total(kept)}; make clean PURGE=1 removes it too")
     left = [one for one in found if one.id not in stay]  # a kind that could not be asked has no id
     if any(one.id for one in left):
         raise _left(left, calls, troubles)
@@ -360,7 +361,7 @@ def _left(left: list[OwnedResource], calls: Calls, troubles: Mapping[str, str]) 
     what = "\n".join(
         [f"{len(there)} resources are left in {calls.region}, which cost {total(there)}", *rows]
     )
-    return BackendError(what, next="make ls shows it; fix what AWS names, then make clean again")
+    return BackendError(what, next="run make ls to see them; fix them, then run make clean again")
 
 
 def say(text: str) -> None:

@@ -77,8 +77,8 @@ HANDED = ".handed-"  # prefix of an exported model's folder, which is removed af
 
 
 def _sweep(made: str) -> str:
-    """Returns the command that removes an exported model after its download, and others that a lost
-    link left a day ago.
+    """Returns the command that removes an exported model after its download, and those that a lost
+    connection left over a day ago.
     """
     parent = quote(made.rpartition("/")[0])
     old = f"find {parent} -mindepth 1 -maxdepth 1 -name '{HANDED}*' -mmin +1440 -exec rm -rf {{}} +"
@@ -86,8 +86,8 @@ def _sweep(made: str) -> str:
 
 
 class Hosts:
-    """A run on a fleet, for a machine that does not share its disk: a mirror of its small files,
-    from any host.
+    """A run on a fleet, for a machine that does not share the fleet's disk: a mirror of its small
+    files, from any host.
     """
 
     words, pace, lag = " on the fleet", 1.0, 0.0
@@ -243,7 +243,7 @@ class Hosts:
         )
         ended = self.transport.stream(host, command, stdin=order, out=out, err=printer(sys.stderr))
         if isinstance(ended, HostFailure):
-            raise BackendError(str(ended), where=host.name, next=f"make {verb} again")
+            raise BackendError(str(ended), where=host.name, next=f"run make {verb} again")
         return ended
 
     def _answering(self) -> Host:
@@ -260,7 +260,7 @@ class Hosts:
         host = self.entry or self.transport.hosts[0]
         answer = settled(self.transport.ask(host, command, timeout=REMOVAL))
         if isinstance(answer, HostFailure):
-            raise BackendError(str(answer), where=host.name, next="make clean again")
+            raise BackendError(str(answer), where=host.name, next="run make clean again")
         return answer.stdout
 
 
@@ -270,7 +270,9 @@ FENCE_TIMEOUT = 20.0
 
 
 class Head:
-    """The hosts of fleet.hosts: the way to them, their facts, and which of them can take a job."""
+    """The hosts of fleet.hosts, with the connection to them, their facts, and a list of those that
+    can take a job.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config, self.fleet = config, config.fleet
@@ -281,12 +283,12 @@ class Head:
 
     @property
     def located(self) -> Config:
-        """Returns the config with the hosts that exist: here those that it names."""
+        """Returns the config with the hosts that exist: here, the hosts that the config names."""
         return self.config
 
     @property
     def by_agent(self) -> bool:
-        """Tells whether SSH goes through an agent, as no port of the hosts is open."""
+        """Tells whether SSH goes through an agent, because the hosts open no port."""
         return False
 
     @property
@@ -296,9 +298,7 @@ class Head:
 
     @property
     def leads(self) -> bool:
-        """Tells whether this machine is a head that can be lost, with another host that stands
-        by.
-        """
+        """Tells whether this machine is a head that can be lost, with another host on standby."""
         return not self.hands_over
 
     @functools.cached_property
@@ -307,7 +307,7 @@ class Head:
         return open_fleet(self.located)
 
     def look_again(self) -> None:
-        """Forgets the hosts and the way to them, which make setup has changed."""
+        """Forgets the hosts and the connection to them, which make setup has changed."""
         for name in ("located", "transport"):
             self.__dict__.pop(name, None)
 
@@ -389,7 +389,7 @@ class Head:
             for host, answer in answers.ok.items()
         }
         if busy := {host: names for host, names in others.items() if names}:
-            then = "wait for it; or make stop SET='name=...'; or set fleet.exclusive: false"
+            then = "wait for it, run make stop SET='name=...', or set fleet.exclusive: false"
             raise BackendError(by_host("another run is running on these hosts", busy), next=then)
 
     def require_own_folder(self, hosts: Iterable[Host]) -> None:

@@ -11,7 +11,7 @@ from ..run import contents, run_folder
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 
-# exit code of a node that left none: killed, or ended by the engine with others
+# exit code of a node that left none: killed, or ended by the scheduler with others
 KILLED, ENDED = (137, 143)
 LARGEST = 1 << 20  # most bytes read of a file
 
@@ -24,7 +24,7 @@ def claim(folder: Path, token: str) -> Path:
 
 
 def number(folder: Path, token: str) -> str:
-    """Returns the job that its claim names for a token; "" without a claim."""
+    """Returns the job that a token's claim names; "" without a claim."""
     text = _text(claim(folder, token)).strip()
     return text if untrusted_input.whole(text) else ""
 

@@ -1,10 +1,10 @@
 """This machine simulates every node: N torchrun agents that meet on 127.0.0.1, each a node with its
 own log.
 
-Tested: all of it runs for real, in the tests too. The host's name is never used (it need not
-resolve), and every process dies with the launcher, however the launcher dies. While the launcher
-lives, other processes can query and stop its jobs: each node has a file in nodes/ of the job's
-folder that names its process.
+Tested: all of it runs for real, in the tests too. The host's name need not resolve, as it is never
+used. Every process dies with the launcher, however the launcher dies. While the launcher lives,
+other processes can query and stop its jobs: each node has a file in nodes/ of the job's folder that
+names its process.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Local(Backend):
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         if config.fleet.instance_type is not None:
             message = (
-                "the local backend runs on this machine as it is: remove it, or choose "
-                "another fleet.backend"
+                "the local backend runs on this machine as it is; remove it, or set another "
+                "fleet.backend"
             )
             yield "fleet.instance_type", message
         if config.fleet.container != "none":
@@ -129,7 +129,7 @@ class Local(Backend):
         return node_script(job, placement, Path.cwd(), sys.executable, environment)
 
     def submit(self, request: Request) -> Handle:
-        """Starts every node; if one can't be started, stops the others."""
+        """Starts every node; stops all of them if one can't be started."""
         handle = Handle(
             self.name, str(request.job.folder.absolute()), request.token, request.job.nodes
         )
@@ -238,8 +238,8 @@ class Local(Backend):
                     process.wait(KILL_GRACE)
 
     def find(self, run: Run) -> Handle:
-        """Returns the newest job of the run's folder: its processes end with its launcher, so there
-        is nowhere else to look.
+        """Returns the newest job of the run's folder: its processes end with its launcher, so a job
+        can be nowhere else.
         """
         nodes = sorted(contents.NODE.at(run.folder, node=0).parent.glob("node-*[0-9]"))
         token = process_in(nodes[0])[2] if nodes else ""
@@ -310,7 +310,7 @@ def _other(config: Config) -> Iterator[tuple[str, str]]:
         )
         yield (
             "fleet.accelerator",
-            f"{kind.name}: this machine has no accelerator that a driver knows; {other}",
+            f"{kind.name}: this machine's drivers know no accelerator; {other}",
         )
     elif row and row.words != kind.accelerator.words:
         yield (
@@ -359,7 +359,7 @@ def _check_port(port: int) -> int:
                 f"port {port} is in use",
                 where=LOOPBACK,
                 why="fleet.rendezvous_port asks for it, and the nodes must meet there",
-                next=f"ss -ltnp 'sport = :{port}' shows by whom; without fleet.rendezvous_port a "
-                "free one is used",
+                next=f"ss -ltnp 'sport = :{port}' shows the process; remove "
+                "fleet.rendezvous_port to use a free port",
             ) from error
     return port

@@ -40,7 +40,7 @@ def filled(cloud: EngineFleet, body: Body) -> Body:
 def priced(
     costs: spending.Spending, nodes: int, prices: Prices, hours: float | None, paid: Paid = NOTHING
 ) -> Iterator[str]:
-    """Yields both tables of an engine's costs: per hour, and from set-up to teardown."""
+    """Yields both tables of a service's costs: per hour, and from set-up to teardown."""
     yield from ("dollars an hour, while a job runs", *spending.describe(costs.rows, hours))
     if prices.trouble:
         yield f"  the Pricing API could not be used: {prices.trouble}"
@@ -48,7 +48,7 @@ def priced(
 
 
 class ManagedMachines(Stacked):
-    """Machines (base.py) of an engine, which makes them for each job itself.
+    """Machines (base.py) of a managed service, which makes them for each job.
 
     `needed`: whether the config leaves something to a stack. `costs` returns a job's cost by these
     prices. `notes` returns more lines of a plan. `ahead` is the capacity that is bought in advance.
@@ -84,10 +84,10 @@ class ManagedMachines(Stacked):
             return False
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """Returns the plan's lines; if AWS refuses to answer, they only say so."""
+        """Returns the plan's lines; if AWS refuses to answer, only a line about that."""
         prices, account = (
             in_region(self.config),
-            ["account: queue and roles are your own, so setup makes nothing"],
+            ["account: queue and roles are your own, so setup creates nothing"],
         )
         changes: tuple[Artifact, ...] = ()
         try:
@@ -101,7 +101,7 @@ class ManagedMachines(Stacked):
                 ]
                 prices = by_table() if found.unasked else prices
         except CloudError as error:
-            prices, account = by_table(), [f"account: not checked, as {error.what}"]
+            prices, account = by_table(), [f"account: not checked, because {error.what}"]
         lines = (*self.notes(), "", *self._costs(prices, hours), "", *account)
         return Prospect(lines, changes, awaited=not self.is_there(), exact=True)
 
@@ -123,7 +123,7 @@ class ManagedMachines(Stacked):
         else:
             print("nothing needs setting up: queue and roles are your own")
         print(
-            "next: make push, then make train"
+            "next: run make push, then make train"
             if self.config.fleet.container == "build"
             else "next: make train"
         )

@@ -1,4 +1,4 @@
-"""A node's script, and the values of secrets, which are in no script."""
+"""Builds a node's script, and the values of secrets, which no script contains."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Existing machines: this one, and the user's own hosts, which setup fixes and nothing takes down.
 
-make clean PURGE=1 lists the files that setup and runs leave on them, besides runs and datasets, and
+make clean PURGE=1 lists the files that setup and runs leave on them, except runs and datasets, and
 PURGE=all removes them. Drivers, EFA, Lustre and packages are neither listed nor removed, as other
 programs may use them by now.
 """
@@ -38,8 +38,8 @@ from .base import Machines
 
 
 class Standing(Machines):
-    """Machines (base.py) that already exist: setup only prints what they are, and nothing is left
-    to remove.
+    """Machines (base.py) that already exist: setup only prints them, and make clean has nothing to
+    remove.
     """
 
     def changes(self) -> tuple[Artifact, ...]:
@@ -122,7 +122,7 @@ class OwnHosts(Machines):
         return host_setup.main(self.config)
 
     def left(self) -> list[str]:
-        """Returns the files that setup and runs have left on the hosts, besides runs and datasets,
+        """Returns the files that setup and runs have left on the hosts, except runs and datasets,
         by host.
         """
         if not self.config.fleet.hosts:
@@ -145,13 +145,13 @@ class OwnHosts(Machines):
             user = self.config.fleet.ssh.user
             command = remove(self.config.fleet.shared_folder or "", is_root=user == "root")
             answers = transport.run(command, timeout=REMOVAL)
-        answers.require("some files could not be removed", then="make clean PURGE=all again")
+        answers.require("some files could not be removed", then="run make clean PURGE=all again")
 
 
 def _traces(answer: Result | HostFailure) -> list[str]:
     """Returns a host's list of leftover files, or why it is unknown."""
     if isinstance(answer, HostFailure):
-        return [f"unknown, as {answer}"]
+        return [f"unknown, because {answer}"]
     try:
         return read(answer.stdout)
     except Implausible as error:

@@ -21,9 +21,9 @@ from ..trust.errors import CloudError
 PACE = 30.0  # seconds between two polls of a queue
 CODES = {
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": "EC2 has no such instances free "
-    "now; another zone or a reservation may have",
+    "now; try another zone or a reservation",
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": "maxvCpus is below "
-    "the job's need: make setup raises it",
+    "the job's need; run make setup to raise it",
     "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": "no type of the environment "
     "is large enough for a node, or none has started yet",
     "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 refuses the "
@@ -32,8 +32,8 @@ CODES = {
     "service role lacks permissions",
     "ACTION_REQUIRED": "the compute environment is disabled, invalid, or can't "
     "start instances: its role, network or image",
-    "UNDETERMINED": "Batch does not know why; often the quota of vCPUs, or "
-    "instances that can't reach ECS (no NAT gateway)",
+    "UNDETERMINED": "Batch does not know why; check the quota of vCPUs, "
+    "and that instances reach ECS (NAT gateway)",
 }
 
 
@@ -65,7 +65,7 @@ class QueueReasons:
 
 
 def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
-    """Yields the causes that keep a queue's jobs waiting, the nearest first."""
+    """Yields the causes that keep a queue's jobs waiting, the likeliest first."""
     queues = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues") or [{}]
     if queues[0].get("state") == "DISABLED":
         yield f"the queue {queue} is disabled; {enabling(queue)}"
@@ -130,18 +130,19 @@ def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[O
     if not fit:
         rows = "".join(f"\n    {one['computeEnvironmentName']}: {why}" for one, why in unfit)
         what = f"{name}: no compute environment of the queue can run this job{rows}"
-        yield Obstacle(what, "make setup; or another fleet.batch.queue")
+        yield Obstacle(what, "run make setup, or set another fleet.batch.queue")
     elif (most := max(fit)) < nodes:
         what = (
-            f"{name}: {nodes} nodes are wanted, the queue has {most}: maxvCpus over {vcpus} a node"
+            f"{name}: the job needs {nodes} nodes, but the queue has {most}: "
+            f"maxvCpus / {vcpus} per node"
         )
         then = f"NODES={most}" if most else "raise maxvCpus of its compute environment"
         yield Obstacle(what, then)
 
 
 def unfitness(config: Config, environment: dict[str, Any]) -> str:
-    """Tells why a compute environment can't run a multi-node job on the config's instance type; ""
-    when it can.
+    """Returns why a compute environment can't run a multi-node job on the config's instance type;
+    "" if it can.
 
     https://docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html
     """
@@ -152,11 +153,11 @@ def unfitness(config: Config, environment: dict[str, Any]) -> str:
     if environment.get("status") == "INVALID":
         return f"it is invalid: {environment.get('statusReason', 'no reason is given')}"
     if environment.get("type") == "UNMANAGED":
-        return "it is unmanaged, and multi-node jobs run on managed ones alone"
+        return "it is unmanaged, but multi-node jobs run only on managed ones"
     if resources.get("type") in ("SPOT", "FARGATE", "FARGATE_SPOT"):
         return (
-            f"it is of type {resources['type']}, and multi-node jobs run on EC2 on-demand "
-            "instances alone"
+            f"it is of type {resources['type']}, but multi-node jobs run only on EC2 On-Demand "
+            "instances"
         )
     if not {wanted, wanted.partition(".")[0], "optimal"} & set(types):
         return f"it has {', '.join(types)}, but not {wanted}"

@@ -38,8 +38,8 @@ class Place(Protocol):
                   each refresh; BackendError if another launcher leads
     refresh       brings the run folder here up to date; BackendError if no machine that has it
                   answers
-    supplement    brings the engine's record of nodes without a log into a folder, the run's or
-                  its dataset's; BackendError if the engine does not answer
+    supplement    brings the scheduler's record of nodes without a log into a folder, the run's or
+                  its dataset's; BackendError if the scheduler does not answer
     is_running    tells whether a launcher led the run at the last refresh
     launching     returns the launch that is shown there now, or None
     show          shows there that a launch has begun, or that none has; with `obeyed` it also
@@ -124,8 +124,8 @@ class OnHead(Here):
 
 
 class Shared(Here):
-    """A run in the shared folder; `has_job` tells whether the engine has a job of it that has not
-    ended.
+    """A run in the shared folder; `has_job` tells whether the scheduler has a job of it that has
+    not ended.
     """
 
     # Lustre and NFS show other machines' writes some seconds later

@@ -42,8 +42,8 @@ class BucketPlace:
     are below <root>/data/.
 
     The dataset is in <store>/<dataset>; `others` are the run's other addresses in S3, its
-    checkpoints. `has_job` tells whether the engine has a job of the run that has not ended; it may
-    be queued. `consoles` brings the engine's record of nodes without a log into a folder here,
+    checkpoints. `has_job` tells whether the service has a job of the run that has not ended; it may
+    be queued. `consoles` brings the service's record of nodes without a log into a folder here,
     which is at that address.
     """
 
@@ -117,14 +117,14 @@ class BucketPlace:
 
     def is_running(self) -> bool:
         """Tells whether a launcher or a node has given a recent sign of life, by S3's clock, or the
-        engine has a job.
+        service has a job.
         """
         return self._is_led() or self._is_new(f"{NODES}/", SILENT) or self.has_job()
 
     def _is_led(self) -> bool:
         """Tells whether a launcher holds the run, by the lease of the last refresh."""
         holder = read_holder(self.run.folder)
-        # otherwise a launch has written it, which a launcher's next renewal would have blanked
+        # otherwise it is from a launch: a launcher's next renewal would have blanked it
         led = holder is not None and holder.code is None and not read_launching(self.run)
         return led and self._is_new(FILE, VACANT)
 
@@ -183,8 +183,8 @@ class BucketPlace:
         return [object_ for object_, name in named.items() if name in strange]
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """Returns None, as all of it is in S3. A machine that has not seen the run brings its small
-        files first.
+        """Returns None, because the files are in S3. A machine that has not seen the run brings its
+        small files first.
         """
         if not self.run.config.exists():
             self.refresh()

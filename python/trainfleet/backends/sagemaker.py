@@ -130,7 +130,7 @@ class SageMaker(Hosted):
         return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
 
     def submit(self, request: Request) -> Handle:
-        """Returns the existing job of that token, or a new one, after checking everything that
+        """Returns the existing job of that token, or submits one, after checking everything that
         could keep it from running.
 
         Raises:
@@ -138,13 +138,12 @@ class SageMaker(Hosted):
         """
         if self.ahead and not self.ahead.held:
             why = (
-                "fleet.sagemaker.plan_hours asks for one, and without it machines would be "
-                "paid on demand"
+                "fleet.sagemaker.plan_hours asks for one; without it you would pay On-Demand prices"
             )
             raise BackendError(
                 "no training plan is held for the job",
                 why=why,
-                next="make setup shows the offers",
+                next="run make setup to see the offers",
             )
         name = f"{slug(self.config.name, NAME)}-{request.token}"
         handle = Handle(self.name, name, request.token, request.job.nodes)

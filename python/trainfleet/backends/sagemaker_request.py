@@ -275,7 +275,7 @@ def _machines(config: Config, job: Job, disk: int) -> Body:
 
 
 def _inputs(config: Config, channel: Input) -> Body:
-    """Returns the channel of the dataset; empty if the engine itself reads from S3."""
+    """Returns the channel of the dataset; empty if the ranks themselves read from S3."""
     if channel.mode == "stream":
         return {}
     address = f"{(config.data.tokenized_path or '').rstrip('/')}/{config.data.name}/"

@@ -1,5 +1,5 @@
 """The user's own hosts: a torchrun agent on each, started over SSH and left running there, which
-meet on the first.
+meet on the first host.
 
 This runs in two places. On the machine where the command was typed it plans, and hands the plan to
 the head of the fleet (launch/remote_launch.py). On the head (TRAINFLEET_HEAD is set, the current
@@ -57,7 +57,7 @@ from .node_script import node_script, values_of
 from .own_machines import OwnHosts
 from .run_storage import OnHead, Place
 
-PORTS = 200  # number of ports in turn: each attempt uses the next, as the last may linger
+PORTS = 200  # number of ports in turn: each attempt uses the next, as the last may still be in use
 START_TIMEOUT = 60.0
 PULL_TIMEOUT = 1800.0  # an image of CUDA has several GB
 LABELS = """{{.Architecture}} {{index .Config.Labels "trainfleet.lock"}}"""
@@ -120,8 +120,7 @@ class Ssh(Backend):
             )
         if fleet.nodes > MOST_NODES:
             most = (
-                f"{MOST_NODES} is the most (most_nodes); for more use the "
-                "backends slurm, batch and sagemaker"
+                f"{MOST_NODES} is the limit (most_nodes); for more, use slurm, batch or sagemaker"
             )
             yield "fleet.nodes", f"one head can't watch {fleet.nodes} nodes over SSH: {most}"
         try:
@@ -240,8 +239,8 @@ class Ssh(Backend):
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """Returns the nodes' last answers; one that is silent for long is lost (hosts/fleet.py).
-        The first query of a job waits.
+        """Returns the nodes' last answers; a node that is silent for long counts as lost
+        (hosts/fleet.py). The first query of a job waits.
         """
         looks = self._looks.get(handle.token) or self._look_first(handle)
         exits, lost, unheard, words, now = {}, {}, set[int](), "", time.monotonic()
@@ -330,7 +329,7 @@ class Ssh(Backend):
         return self._head.place(run) if self.hands_over else OnHead(run)
 
     def learn(self, run: Run) -> None:
-        """Learns on the machine where the command was typed, as that plans the next launch."""
+        """Records findings where the command was typed: that machine plans the next launch."""
         if self.hands_over:
             self._head.quarantine.learn(run.read_events(), self._head.known)
 
@@ -424,7 +423,7 @@ class Ssh(Backend):
         )
         return BackendError(
             by_host(what, unsound),
-            next=f"make doctor; or NODES={len(sound)}" if sound else "make doctor",
+            next=f"run make doctor, or set NODES={len(sound)}" if sound else "make doctor",
         )
 
 
@@ -441,8 +440,8 @@ def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) ->
     words = pull_words(image, registry.host if registry else "")
     answers = transport.run(words, stdin=token, timeout=PULL_TIMEOUT, hosts=hosts)
     remedy = (
-        "fleet.install_docker: true and make setup install Docker; docker pull on one of them "
-        "shows more"
+        "set fleet.install_docker: true and run make setup if Docker is missing; run docker "
+        "pull there for more"
     )
     answers.require(f"{image} can't be pulled", then=remedy)
     said = {host: answer.stdout.strip().rpartition("\n")[2] for host, answer in answers.ok.items()}
@@ -477,7 +476,7 @@ def misfit(words: str, lock: str) -> str:
     if architecture != ARCHITECTURE:
         return f"it is for {architecture or 'no known processor'}, the hosts are {ARCHITECTURE}"
     return (
-        f"it has the lock {theirs}, the config's platform has {lock}"
+        f"it has the lock {theirs}, but the config's platform has {lock}"
         if theirs not in (*NOBODY, lock)
         else ""
     )

@@ -30,7 +30,7 @@ def kind_of(config: Config) -> str:
 
 @cache
 def table() -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Returns each key that only some backends use → these backends, and its default. A key without
+    """Returns key → backends and default, for each key that only some backends use. A key without
     its own list has its group's.
     """
     rows, groups = (

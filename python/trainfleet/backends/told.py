@@ -34,7 +34,7 @@ def told(config: Config, kind: type[T]) -> T:
 
 
 def refuse(config: Config, kind: type[object]) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong with the options, for `Backend.refuse`."""
+    """Yields the errors in the options, for `Backend.refuse`."""
     try:
         told(config, kind)
     except InputError as error:

@@ -1,5 +1,5 @@
-"""Checkpoints for both planes: which exist, whether they are complete, which stay. No torch; the
-engine writes the bytes.
+"""Checkpoints for both planes: which exist, which are complete, which stay. No torch; the engine
+writes the bytes.
 
 marker      the file that makes a folder of files a checkpoint: written last, with all checksums
 store       a folder of a local or shared file system, or a place in S3, in which a checkpoint

@@ -17,17 +17,17 @@ from .marker import Commit
 DATA = "data (the dataset's tokens)"
 # free if positions are computed; learned positions have one row each
 LENGTH = "model.max_position_embeddings"
-_ORDER = "step s trains on samples (s - 1) x global batch onwards: others would repeat or be lost"
+_ORDER = "step s begins at sample (s - 1) x global batch; another batch repeats or skips samples"
 # A key, or the beginning of one → the effect of its change, and the reason; the first match counts.
 # docs/how-to/runs.md, "Resume a run", is this table. Any other key is reported.
 EFFECTS = {
     DATA: (
         "refused",
-        "a sample is identified by its place among the tokens: other tokens make it another sample",
+        "a sample is identified by its place among the tokens, so other tokens make another sample",
     ),
-    "model.preset": ("same", "it is a name for the other keys"),
+    "model.preset": ("same", "it only names values of the other keys"),
     "model.": ("refused", "the weights have that shape, and fit only that model"),
-    "train.seed": ("refused", "the order of the samples is drawn from it"),
+    "train.seed": ("refused", "it decides the order of the samples"),
     "train.global_batch_size": ("refused", _ORDER),
     "train.sequence_length": (
         "refused",
@@ -140,8 +140,8 @@ def jump(commit: Commit, config: Config, where: str) -> str:
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""
     warm = " train.warmup_steps=0" * (new.warmup_steps > step)
-    holds = f"SET='train.learning_rate={was:.4g} train.min_lr_ratio=1{warm}' holds it"
-    way = holds if was else f"a new run warms up: {ANEW} train.init_from={where}'"
+    holds = f"use SET='train.learning_rate={was:.4g} train.min_lr_ratio=1{warm}' to hold it"
+    way = holds if was else f"to warm up in a new run: {ANEW} train.init_from={where}'"
     return (
         f"warning: the learning rate jumps from {was:.4g} at step {step:,} to {now:.4g} at "
         f"step {step + 1:,}; {way}"

@@ -127,7 +127,7 @@ def judged(store: CheckpointStore, step: int) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        why = f"{error}: it was damaged before its checksums were taken, or crafted to do harm"
+        why = f"{error}: it was damaged before its checksums were taken, or manipulated"
         raise Broken("can't be trusted", where=store.address(step), why=why) from error
 
 
@@ -137,7 +137,7 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
     Later steps allocate and read no more bytes than those files hold.
 
     Raises:
-        ValueError: it can't be so.
+        ValueError: its content is impossible.
     """
     try:
         content = untrusted_input.parse_json(untrusted_input.decode(data, FILE), FILE)
@@ -153,7 +153,7 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
         for tensor in found.values()
     )
     if needed > sum(file.size for name, file in files.items() if name.endswith(SUFFIX)):
-        raise ValueError(f"{FILE}: it has tensors of {needed:,} bytes, which its files do not hold")
+        raise ValueError(f"{FILE}: its tensors have {needed:,} bytes, more than its files hold")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Checks the model that train.init_from names before anything starts: a Hugging Face folder, a
+"""Checks the model that train.init_from names, before anything starts: a Hugging Face folder, a
 checkpoint of NxD Core, or one of ours.
 
 Ranks find the same model by the same functions. This module lists files and reads their headers and
@@ -88,9 +88,7 @@ def has_begun(config: Config) -> bool:
 
 
 def require(address: str, config: Config) -> None:
-    """Raises a TrainfleetError if an address on this machine has no model, or another one than the
-    config's.
-    """
+    """Raises a TrainfleetError if an address on this machine has no model, or not the config's."""
     folder = Path(address)
     if found := platforms.checkpoint_at(address):
         platform, checkpoint = platforms.named(found[0]), found[1]
@@ -106,7 +104,7 @@ def require(address: str, config: Config) -> None:
         and not NAME.fullmatch(folder.name)
     ):
         why, then = (
-            f"it has {loose[0].name}, and no file says which model that is",
+            f"it has {loose[0].name}, but no file names its model",
             "download the folder again",
         )
         raise RunError(f"lacks {shapes.CONFIG}", where=address, why=why, next=then)

@@ -1,4 +1,4 @@
-"""Lists the checkpoints of a store: which are good, what is wrong with the others, and which are
+"""Lists the checkpoints of a store: the good ones, the faults of the others, and those that are
 retained.
 """
 

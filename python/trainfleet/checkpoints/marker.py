@@ -75,7 +75,7 @@ class Broken(RunError):
         *,
         where: str,
         why: str = "",
-        then: str = "make checkpoints shows which are good",
+        then: str = "run make checkpoints to see the good ones",
     ) -> None:
         super().__init__(what, where=where, why=why, next=then)
 
@@ -122,12 +122,12 @@ def parse(text: str, where: str) -> Commit:
 
 def _of_another_format(found: Any, where: str) -> RunError:
     return RunError(
-        f"is a checkpoint of format {json.dumps(found)[:20]}, and this program reads format "
+        f"is a checkpoint of format {json.dumps(found)[:20]}, but this program reads format "
         f"{FORMAT}",
         where=where,
         why="another version of trainfleet wrote it",
-        next="make export with that version, then make train SET='name=again train.init_from=the "
-        "folder'",
+        next="run make export with that version, then make train SET='name=again "
+        "train.init_from=the folder'",
     )
 
 

@@ -223,11 +223,11 @@ class FolderStore:
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
         if self.path.is_symlink() and untrusted_input.is_sealed(self.path):
             why = (
-                "links in a run's folder are not followed, as the folder may come from "
-                "somebody else"
+                "links in a run's folder are not followed, because another user may have made "
+                "the folder"
             )
             then = (
-                f"rm {self.path}; set checkpoint.path to a folder in which "
+                f"run rm {self.path}, and set checkpoint.path to a folder in which "
                 f"{self.path.parent.name}/ is the link's target"
             )
             raise RunError("is a link", where=str(self.path), why=why, next=then)

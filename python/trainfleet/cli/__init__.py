@@ -195,7 +195,7 @@ def explained(error: OSError) -> TrainfleetError | None:
             "can't be used as a path",
             where=where,
             why=error.strerror or "",
-            next="ls -ld on each folder of it",
+            next="run ls -ld on each of its folders",
         )
     if error.errno not in ENVIRONMENT:
         return None
@@ -204,7 +204,7 @@ def explained(error: OSError) -> TrainfleetError | None:
     return RunError(
         "can't write the full output",
         why=error.strerror or str(error),
-        next="check the output's disk with df -h",
+        next="run df -h to check the output's disk",
     )
 
 

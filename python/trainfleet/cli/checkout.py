@@ -24,7 +24,7 @@ def new_backend(variables: Variables, started: float) -> int:
     files = skeleton.write(name, Path())
     print("\n".join(["wrote", *(f"  {file}" for file in files)]))
     print(
-        f"next: .venv/bin/python -m pip install --no-deps -e {files[0].parent}; make plan "
+        f"next: .venv/bin/python -m pip install --no-deps -e {files[0].parent}, then make plan "
         f"SET='fleet.backend={name}'"
     )
     return 0
@@ -32,8 +32,8 @@ def new_backend(variables: Variables, started: float) -> int:
 
 def test(variables: Variables, started: float) -> int:
     """Runs the tests that take minutes; `make drills` runs the slow ones."""
-    # Runs four files at once, as tests wait half of the time, with one thread each, as threads of
-    # several processes would wait for each other.
+    # Runs four files at once, because tests wait half of the time; with one thread each, because
+    # threads of several processes would wait for each other.
     at_once = ("--numprocesses=4", "--dist=loadfile", "--no-loadscope-reorder", "--durations=15")
     return run_module("pytest", "-q", "-m", "not thorough", *at_once, OMP_NUM_THREADS="1")
 

@@ -1,4 +1,4 @@
-"""The fleet: sets it up, builds its images, examines it, lists what it costs, takes it down."""
+"""The fleet: sets it up, builds its images, examines it, lists its costs, takes it down."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def setup(variables: Variables, started: float) -> int:
-    """Does the steps that building .venv has not done. On this machine it prints the devices to
-    train on.
+    """Runs the set-up steps that remain after .venv is built. On this machine, prints the devices
+    to train on.
     """
     from ..launch.provisioning import make_ready
 
@@ -89,8 +89,8 @@ def holdings(config: Config) -> Iterator[str]:
         yield from table(found)
         yield f"{len(found)} resource{'s' * (len(found) > 1)} in {region}: {total(found)}"
         yield (
-            "next: make clean removes those of its config, with CONFIG=path those of another, "
-            "with PURGE=1 also those that hold data"
+            "next: make clean removes this config's; CONFIG=path selects another's; PURGE=1 "
+            "also removes those with data"
         )
     require_seen(everything, region, "make ls")
     if not found:
@@ -110,8 +110,8 @@ def clean(variables: Variables, started: float) -> int:
     made, machines = cleaning.made_by(run, config), cleaning.machines_of(config)
     if config and is_guest(config):
         print(
-            f"the machines stay, as they belong to the config {config.fleet_name}; make clean "
-            "with that config removes them"
+            f"the machines stay, because they belong to the config {config.fleet_name}; run "
+            "make clean with it to remove them"
         )
     if machines and not sure and not purge:  # a purge asks later
         _require_consent(machines)
@@ -142,7 +142,7 @@ def _end(place: Place, run: Run, variables: Variables, sure: bool) -> None:
     begun = None if running else launching.under_way(place)
     ask = f"{run.folder} is running; end it, with a checkpoint?"
     if (running or begun) and not sure and not is_agreed(ask):
-        then = "make clean YES=1 ends it, with a checkpoint; make watch shows it"
+        then = "run make clean YES=1 to end it with a checkpoint, or make watch to see it"
         raise ConfigError.of(str(run.folder), "is running; nothing was changed", next=then)
     if running or (begun and not launching.cancel(place, run, begun)):
         run_location.stop(place, run, variables)

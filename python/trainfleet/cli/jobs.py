@@ -1,4 +1,4 @@
-"""Jobs: tokenizing, compiling, training, and the short runs that measure or break one."""
+"""Jobs: tokenizing, compiling, training, and the short runs that measure or break training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def compile(variables: Variables, started: float) -> int:
 
 
 def train(variables: Variables, started: float) -> int:
-    """Compiles and tokenizes what is missing, trains from the newest checkpoint to train.steps,
+    """Compiles and tokenizes if needed, trains from the newest checkpoint to train.steps, and
     reports.
     """
     from ..launch import compiling, execution, training

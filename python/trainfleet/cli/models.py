@@ -1,4 +1,4 @@
-"""Trained models: their checkpoints, and what a checkpoint says, scores and exports."""
+"""Trained models: their checkpoints, samples, scores and exports."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def checkpoints(variables: Variables, started: float) -> int:
     words = ("saved (UTC)", "layout", "state")
     print("\n".join(table(head, list(map(row, entries)), words)))
     if any(entry.fault for entry in entries):
-        print("next: make train resumes from the newest good one")
+        print("next: run make train to resume from the newest good one")
         return 1
     print("next: make verify reads the newest in full; good means that no file is missing or cut")
     return 0
@@ -98,7 +98,7 @@ def verify(variables: Variables, started: float) -> int:
     )
     faults = [fault for fault in read_through(store, step, commit) if fault]
     if faults:
-        then = "make train sets it aside and continues from the one before it"
+        then = "run make train to set it aside and continue from the one before it"
         raise Broken(
             "differs from the committed checkpoint",
             where=store.address(step),
@@ -116,7 +116,7 @@ def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
         raise RunError("has no checkpoint yet", where=name, next="make train")
     if text and (not re.fullmatch("[0-9]{1,18}", text) or int(text) not in steps):
         message = (
-            f"there is no checkpoint of step {text!r}; the steps are {', '.join(map(str, steps))}"
+            f"step {text!r} has no checkpoint; the steps with one are {', '.join(map(str, steps))}"
         )
         raise ConfigError.of("STEP", message, next="make checkpoints")
     return int(text) if text else steps[-1]

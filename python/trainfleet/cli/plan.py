@@ -1,4 +1,4 @@
-"""The plan of a config: what it would run, and what that needs."""
+"""The plan of a config: its jobs, and their needs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _prospect(config: Config, derived: Derivation, bill: Bill | None) -> Prospec
 def _planned(
     config: Config, derived: Derivation, bill: Bill | None, prospect: Prospect, whole: bool
 ) -> tuple[Plan, Sequence[Artifact]]:
-    """Prints the requests, as exact as the hosts are known, and the changes of the hosts before."""
+    """Prints the requests, exact if the hosts are known, and the earlier changes of the hosts."""
     if prospect.unasked or is_nowhere(config) or prospect.awaited:
         requests = provisioning.exact(config) if prospect.exact else []
         print("\n".join(proposal.describe_requests(requests, ())))

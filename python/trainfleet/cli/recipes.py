@@ -28,19 +28,21 @@ def config(variables: Variables, started: float) -> int:
     YES=1.
     """
     if "RECIPE" not in variables:
-        raise ConfigError.of("RECIPE", "must name a recipe", next="make recipes lists them")
+        raise ConfigError.of("RECIPE", "must name a recipe", next="run make recipes to list them")
     recipe = recipe_named(variables["RECIPE"])
     path = Path(variables.get("CONFIG", "config.yaml"))
     before, text = _content(path), linked(recipe.text, path)
     if before == text:
-        print(f"{path} already is the recipe {recipe.name}")
+        print(f"{path} is already the recipe {recipe.name}")
         return 0
     if (
         before is not None
         and before not in [linked(other.text, path) for other in all_recipes()]
         and not flag(variables, "YES")
     ):
-        then = f"make config RECIPE={recipe.name} CONFIG=other.yaml, or add YES=1 to overwrite it"
+        then = (
+            f"run make config RECIPE={recipe.name} CONFIG=other.yaml, or add YES=1 to overwrite it"
+        )
         raise TrainfleetError(f"{path} has changes that would be lost", next=then)
     write_atomic(path, text)
     print(f"wrote the recipe {recipe.name} to {path}: {recipe.line}")

@@ -1,4 +1,4 @@
-"""Runs: what they do now, how they differ, why one ended."""
+"""Runs: their state, their differences, and why one ended."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def watch(variables: Variables, started: float) -> int:
     run, port = run_named(variables), number(variables, "PORT", 0)
     if port > 65535:
         message = f"must be a port, up to 65535, not {port}"
-        raise ConfigError.of("PORT", message, next="PORT=8642, or omit it")
+        raise ConfigError.of("PORT", message, next="set PORT=8642, or omit it")
     if not run.config.exists():
         raise RunError("was never started", where=str(run.folder), next="make train")
     with place_of(variables) as place:
@@ -86,7 +86,7 @@ def served(run: Run, port: int) -> Server:
     except OSError as error:
         message = f"{port} can't be used: {error.strerror}"
         raise ConfigError.of(
-            "PORT", message, next="PORT=another, or omit it to use any free port"
+            "PORT", message, next="set PORT=another, or omit it to use any free port"
         ) from error
 
 
@@ -120,26 +120,28 @@ def compare(variables: Variables, started: float) -> int:
 
 def runs_of(text: str) -> list[Run]:
     """Returns the runs that RUNS names; ConfigError for fewer than two, more than MOST, or one that
-    is not here.
+    is missing here.
     """
     from ..report import summary
 
     here = {run.name: run for run in summary.known()}
     names = list(dict.fromkeys(text.replace(",", " ").split()))
     problems = [
-        Problem(0, "RUNS", "", f"no run is called {name!r}{suggest(name, here)}")
+        Problem(0, "RUNS", "", f"no run has the name {name!r}{suggest(name, here)}")
         for name in names
         if name not in here
     ]
     if not problems and not 2 <= len(names) <= MOST:
         problems = [Problem(0, "RUNS", "", f"must name two to {MOST} runs, not {len(names)}")]
     if problems:
-        raise ConfigError(problems, next="make runs lists them; make compare RUNS='one another'")
+        raise ConfigError(
+            problems, next="run make runs to list them, then make compare RUNS='one another'"
+        )
     return [here[name] for name in names]
 
 
 def status(variables: Variables, started: float) -> int:
-    """Prints the state of the run, from its folder, and why its job waits, from the engine.
+    """Prints the state of the run, from its folder, and why its job waits, from the scheduler.
 
     For a fleet that can't be reached, it prints the last known state.
     """
@@ -151,7 +153,7 @@ def status(variables: Variables, started: float) -> int:
     try:
         with run_location.place_of(variables) as place:
             place.refresh()
-            # is_running would ask again an engine that does not answer.
+            # is_running would again ask a scheduler that does not answer.
             heard = run_location.heard_now(run, variables)
             led, begun = heard is None or place.is_running(), launching.under_way(place)
             alone = "" if led or begun else run_location.orphan_note(run, variables)
@@ -249,7 +251,7 @@ def _read(name: str) -> tuple[list[LogLine], int]:
             for line in read_lines(log, node if several else None, logs=len(logs))
         ]
     if not lines or any("\0" in line.text for line in lines[:100]):
-        raise RunError("is not a log: no file with lines of text", where=name, next=TYPED)
+        raise RunError("is not a log: it has no file with lines of text", where=name, next=TYPED)
     return lines, len(logs) if len(logs) > 1 else 0
 
 
@@ -268,8 +270,8 @@ def stop(variables: Variables, started: float) -> int:
             if launching.cancel(place, run, begun):
                 run_location.end(variables)
                 print(
-                    f"the launch of {run.name} has ended, and none of its processes runs\nnext: "
-                    "make train begins again"
+                    f"the launch of {run.name} has ended, and none of its processes runs\n"
+                    "next: run make train to begin again"
                 )
                 return 0
             led = True
@@ -326,8 +328,8 @@ NAME = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
 
 
 def look(place: Place, run: Run) -> BackendError | None:
-    """Brings what is new; what the engine keeps is brought too, and may be closed to these
-    credentials.
+    """Fetches new log lines, also those that the service keeps, which these credentials may not be
+    able to read.
     """
     place.refresh()
     try:
@@ -338,7 +340,7 @@ def look(place: Place, run: Run) -> BackendError | None:
 
 
 def logs_of(run: Run) -> list[Path]:
-    """The nodes' logs in the order of the nodes."""
+    """Returns the nodes' logs in the order of the nodes."""
     found = [*run.logs.glob("node-*.log"), *run.logs.glob("engine-*.log")]
     named = {
         path: match for path in found if (match := NAME.fullmatch(path.name)) and path.is_file()
@@ -356,7 +358,9 @@ def await_first(place: Place, run: Run) -> BackendError | None:
 
 
 def print_new(log: Path, end: int, most: int = 0) -> int:
-    """Prints the whole lines behind `end`, of many the last `most`; where they end."""
+    """Prints the complete lines after `end`, at most the last `most`. Returns the position where
+    they end.
+    """
     lines, end = whole_lines(log, end)
     for line in lines[-most:]:
         print(f"{log.stem}  {line.decode(errors='replace')}", flush=True)

@@ -3,7 +3,7 @@ from the environment.
 
 make passes its command line to its recipes in MAKEFLAGS, after ` -- `, with blanks escaped by a
 backslash and `$` doubled. Reading it there, and never in recipe text, keeps `make train 'NODES=4;
-touch x'` from touching x.
+touch x'` from creating x.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ VARIABLES = {
     "VERBOSE": "1: also the scripts that this machine would run",
     "RECIPE": "a complete config that comes with the package",
     "ONLY": "which groups of drills: ONLY='heads slurm', or all",
-    "CHANGED": "1: the groups of drills that guard what differs from the origin",
+    "CHANGED": "1: the groups of drills for the files that differ from the origin",
     "NAME": "the name of a new backend: lower-case letters, digits and _",
 }
 # an option that needs no value: `--yes`
@@ -62,7 +62,7 @@ TEXTS = ("PROMPT", "SET")  # these may be long
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
 LEAST, MOST = 1e-9, 1e18  # bounds of an amount
 LARGEST = 10**18 - 1  # bound of a number
-LONGEST = 4096  # characters of a value, like a path; a longer one is a file's content, or a slip
+LONGEST = 4096  # characters of a value, like a path; a longer one is a file's content, or a mistake
 # verbs check that these are not empty
 MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")
 
@@ -119,7 +119,7 @@ def _read_words(
 
 
 def _faults(name: str, value: str, allowed: Sequence[str]) -> Iterator[str]:
-    """Yields what is wrong with the text of a variable, whatever its verb makes of it."""
+    """Yields errors in the text of a variable, regardless of its use by a verb."""
     if name in allowed and name not in MAY_BE_EMPTY and not value.strip():
         yield f"is empty; set it to {VARIABLES[name]}, or omit it"
     if name in allowed and name in PATHS:
@@ -172,7 +172,7 @@ def _variable_of(option: str) -> str:
 def _no_path(value: str) -> str:
     """Explains why a value is probably not the intended path; "" if it may be."""
     if character := unprintable(value):
-        return f"{show(value)} holds {character}, which no path here may have"
+        return f"{show(value)} contains {character}, which no path here may have"
     if value.startswith("-"):
         return f"{show(value)} begins like an option: write ./{printable(value[:20])}"
     if value.startswith("$") or (value.startswith("~") and _at_home(value) == value):
@@ -184,7 +184,7 @@ def _no_path(value: str) -> str:
 
 
 def _at_home(path: str) -> str:
-    """Replaces `~` with the user's home, as not every shell expands it after `=`."""
+    """Replaces `~` with the user's home, because not every shell expands it after `=`."""
     return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path  # noqa: PTH111  it may end with a slash
 
 
@@ -239,7 +239,11 @@ def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
 
     key = key_named(word.lstrip("-").lower().replace("-", "_")) if "SET" in allowed else ""
     plain = re.fullmatch(r"[\w.,:/+-]+", value)
-    return f"; SET='{key}={value if plain else '...'}' sets that key of the config" if key else ""
+    return (
+        f"; use SET='{key}={value if plain else '...'}' to set that key of the config"
+        if key
+        else ""
+    )
 
 
 def flag(variables: Variables, name: str, other: str = "", default: bool = False) -> bool:

@@ -90,7 +90,7 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
     """
     newest = current(folder)
     if newest.order > order:
-        why = f"attempt {newest.number} has begun, this one was ordered as {order}"
+        why = f"attempt {newest.number} has begun; this one had order {order}"
         raise Fenced(
             "this attempt ended before it began", where=platform.node(), why=why, next="make logs"
         )

@@ -135,7 +135,7 @@ class Heart:
         """Starts the thread.
 
         `order`: the launcher's number of this attempt. `patience`: seconds without a launcher until
-        `alone` is called; 0: it may be without one.
+        `alone` is called; 0: it needs no launcher.
         """
         self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
         # until the ranks have met, the attempt may still get another number

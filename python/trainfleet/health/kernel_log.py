@@ -9,7 +9,7 @@ and states, which every user may read. Standard library only.
 The counters are files of sysfs (Documentation/ABI/testing: sysfs-bus-pci-devices-aer_stats,
 sysfs-devices-edac, sysfs-fs-ext4, sysfs-class-nvme; EFA's hw_counters,
 drivers/infiniband/hw/efa/efa_verbs.c; Neuron's sysfs guide). /proc/self/mounts and the folders
-mounted there: XFS that has shut down opens no file (xfs_file_open in fs/xfs/xfs_file.c).
+mounted there: an XFS that has shut down opens no file (xfs_file_open in fs/xfs/xfs_file.c).
 nvidia-smi, which names the GPU that is lost or needs a reset (nvmlDeviceGpuRecoveryAction_t).
 """
 

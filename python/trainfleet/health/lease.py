@@ -2,22 +2,22 @@
 in charge.
 
 head.json              host, process, term and time of the launcher in charge, which rewrites it
-                       every second. From byte ROOM on: the launch that is under way and has no
-                       launcher yet (launch/launching.py), until a launcher's lease blanks that
-heartbeats/terms/<n>   who claimed term n: of several that want it at once, one gets it
+                       every second. From byte ROOM on: the launch that has no launcher yet
+                       (launch/launching.py), until a launcher's lease blanks it
+heartbeats/terms/<n>   the claimer of term n: of several simultaneous claimers, one gets it
                        (run/claims.py)
-standby.json           the same of the host that stands by to take over (watch/standby.py)
+standby.json           the same for the host that stands by to take over (watch/standby.py)
 
 A launcher that has not renewed its lease for PATIENCE seconds has lost it: its successor claims the
-next term, and the old launcher, if it is still there, sees that and leaves at once, before it
-starts, ends or records anything more (`confirm`). One that can neither read nor write the file for
-as long leaves too, if a host stands by. The processes that a launcher had started are fenced by its
-successor (backends) and fence themselves (health/fence.py); without a successor, ranks save and
-exit (health/heartbeat.py). No lock has a part in that: on NFS and Lustre the lock of a dead host
-lives on for minutes.
+next term, and the old launcher, if it is still there, sees that and exits at once, before it
+starts, ends or records anything else (`confirm`). A launcher that can neither read nor write the
+file for that long exits too, if a host stands by. The processes that a launcher had started are
+fenced by its successor (backends) and fence themselves (health/fence.py); without a successor,
+ranks save and exit (health/heartbeat.py). Locks are not used: on NFS and Lustre the lock of a dead
+host stays for minutes.
 
-Whoever looks at a lease from another host compares no clocks: it waits for a change. Both files are
-rewritten in place (run/claims.py), so that no host sees them as they were.
+A process that checks a lease from another host compares no clocks: it waits for a change. Both
+files are rewritten in place (run/claims.py), so that no host sees an old version.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from ..trust.validation import Count, Moment, Name, Range, fit
 
 FILE, STANDBY = "head.json", "standby.json"
 TERMS = "heartbeats/terms"
-MOST = 4 * untrusted_input.KIBIBYTE  # of such a file
+MOST = 4 * untrusted_input.KIBIBYTE  # bytes of such a file
 EVERY = 1.0  # seconds
 PATIENCE = 9.0  # seconds without a renewal until the lease expires
 # seconds for a launcher to take its lease: a busy head, or one whose packages are far, imports for
 # long
 TO_BEGIN = 60.0
-# seconds in which a running launcher has renewed its lease, for somebody who only looks
+# seconds in which a running launcher has renewed its lease, for a process that only reads
 GLANCE = 3.0
 # seconds without a launcher after which ranks save and exit: a standby takes over long before
 ORPHANED_AFTER = 120.0
 # the same for ranks that must not continue without a launcher
 VARIABLE = "TRAINFLEET_ORPHANED_AFTER"
-# of a launcher that a standby started: the renewal after which the one before fell silent
+# for a launcher that a standby started: the renewal after which the one before fell silent
 SUCCEEDS = "TRAINFLEET_SUCCEEDS"
-# of a standby: the number of its appointment, and the term before its launcher's
+# for a standby: the number of its appointment, and the term before its launcher's
 APPOINTED = "TRAINFLEET_APPOINTED"
 LEFT = 76  # the exit code of a launcher that has lost its lease to another
 VACATED = 0.0  # the time of a lease that was given up
@@ -100,8 +100,8 @@ class Standby:
 class Launching:
     """The first phase of a lease: a launch that has no launcher yet, and how often it was renewed.
 
-    `words`: who typed which command, where. `process`: the identity of its process. `asked`: the
-    run was asked to stop meanwhile.
+    `words`: the command, its user and its host. `process`: the identity of its process. `asked`:
+    the run has since been asked to stop.
     """
 
     words: Name
@@ -159,19 +159,19 @@ def show_launching(run: Run, launching: Launching | None, obeyed: bool) -> None:
 
 
 def read_holder(folder: Path) -> Holder | None:
-    """The latest holder of a run's lease; None when there has been none. InputError for a damaged
+    """Returns the latest holder of a run's lease; None before the first. InputError for a damaged
     file.
     """
     for _ in range(3):
-        with suppress(InputError):  # it may just be written
+        with suppress(InputError):  # a writer may be replacing it
             return _read(Holder, folder / FILE)
         time.sleep(0.02)
     return _read(Holder, folder / FILE)
 
 
 def newest_holder(folder: Path) -> Holder | None:
-    """As `read_holder`, but None for a file that can't be read now: a live launcher writes it again
-    within a second.
+    """Returns the same as `read_holder`, but None for a file that can't be read now: a live
+    launcher writes it again within a second.
     """
     try:
         return read_holder(folder)
@@ -190,13 +190,13 @@ def newest_standby(folder: Path) -> Standby | None:
 
 
 def write_standby(folder: Path, standby: Standby) -> None:
-    """Shows who stands by."""
+    """Records the host that stands by."""
     rewrite(folder / STANDBY, json.dumps(asdict(standby)))
 
 
 def _read(kind: type[T], path: Path) -> T | None:
     try:
-        # and no look at its size before: a client may remember that of another moment
+        # and does not check its size before: a client may remember an old one
         text = untrusted_input.read_text(path, MOST)[:ROOM]
         return (
             fit(kind, require_object(untrusted_input.parse_json(text, str(path))))
@@ -214,15 +214,14 @@ def _read(kind: type[T], path: Path) -> T | None:
 
 def is_held(holder: Holder | None, now: float) -> bool:
     """Tells whether a launcher holds the lease, by clocks. `now`: by a clock of the fleet; if that
-    differs from the launcher's, only a look at the lease for a while says more
-    (`is_renewed`).
+    differs from the launcher's, only polling the lease for a while decides (`is_renewed`).
     """
     return holder is not None and holder.code is None and abs(now - holder.time) < PATIENCE
 
 
 def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
-    """Tells whether a launcher renews the lease within that many seconds. No clock of another host
-    is asked.
+    """Tells whether a launcher renews the lease within that many seconds. Uses no clock of another
+    host.
     """
     before, waited = newest_holder(folder), 0.0
     if before is None or before.code is not None or before.time == VACATED:
@@ -237,11 +236,11 @@ def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
 
 
 def require_vacant(folder: Path) -> None:
-    """Returns once it is certain that no launcher renews the lease: at once for whoever a standby
-    started.
+    """Returns once it is certain that no launcher renews the lease: at once for a launcher that a
+    standby started.
 
     Raises:
-        BackendError: one does.
+        BackendError: a launcher renews it.
     """
     before = newest_holder(folder)
     if before and before.renewal != os.environ.get(SUCCEEDS) and is_renewed(folder, PATIENCE):
@@ -251,10 +250,10 @@ def require_vacant(folder: Path) -> None:
 
 
 def led_already(name: str, where: str) -> BackendError:
-    """The error for a run that another launcher leads."""
+    """Returns the error for a run that another launcher leads."""
     what, then = (
-        f"the run {name} is running already",
-        "make logs FOLLOW=1 shows it, make stop ends it",
+        f"the run {name} is already running",
+        "run make logs FOLLOW=1 to see it, or make stop to end it",
     )
     return BackendError(what, where=where, next=then)
 
@@ -263,9 +262,9 @@ def led_already(name: str, where: str) -> BackendError:
 class Vacancy:
     """Measures how long a run has been without a launcher, for a process that polls the lease.
 
-    Clocks are not compared, and looks are counted: a file system that pauses for a minute is one
-    look, not a death. Only a holder that was seen to be renewed can fall vacant: an old launcher's
-    file says nothing.
+    It counts polls and compares no clocks: a file system that pauses for a minute is one poll, not
+    a death. Only a lease that was seen to be renewed can fall vacant: an old launcher's file proves
+    nothing.
     """
 
     last: float | None = None  # the holder's time at the last poll
@@ -274,7 +273,7 @@ class Vacancy:
 
     @property
     def vacant(self) -> float:
-        """Seconds without a launcher."""
+        """Returns the seconds without a launcher."""
         return self.silent if self.renewed else 0.0
 
     def look(self, holder: Holder | Standby | None, since: float) -> Vacancy:
@@ -287,23 +286,21 @@ class Vacancy:
 
 
 class Lease:
-    """Holds the lease within `with`, by a thread that renews it. What preceded it is read when this
-    is made.
+    """Holds the lease within `with`, by a thread that renews it. The constructor reads the previous
+    holder.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.term = folder, 0  # 0: it is not held, as for a run of this machine alone
+        self.folder, self.term = folder, 0  # 0: it is not held, like for a run of only this machine
         self.ended = threading.Event()
         self.code = 1
         self.left = False
-        self.standby = (
-            ""  # the host that stands by, as whoever watches over it finds (launch/failover.py)
-        )
+        self.standby = ""  # the host that stands by, which launch/failover.py sets
         self.reached = time.monotonic()  # when the file was last read or written
         self.before = read_holder(folder)
 
     def __enter__(self) -> Lease:
-        """Raises BackendError where another launcher was faster."""
+        """Takes the lease; BackendError if another launcher was faster."""
         make_folder(self.folder)
         self.term = self._claim()
         try:
@@ -330,7 +327,7 @@ class Lease:
 
     @property
     def predecessor(self) -> Holder | None:
-        """The launcher that died at its work, if the one before did."""
+        """Returns the previous launcher if it died before it ended."""
         return self.before if self.before and self.before.code is None else None
 
     def leave(self) -> None:
@@ -340,11 +337,9 @@ class Lease:
         self.left = True
 
     def confirm(self) -> None:
-        """Ends this process where another launcher has taken over, or must have: the file is out of
-        reach, and a host stands by.
-
-        Called before whatever would harm that one's run: this process may have been frozen for an
-        hour, a moment ago.
+        """Ends this process if another launcher has taken over, or must have: the file is out of
+        reach, and a host stands by. Called before every act that would harm that launcher's run:
+        this process may just have been frozen for an hour.
         """
         newest = newest_holder(self.folder) if self.term else None
         if newest and newest.term > self.term:
@@ -355,8 +350,8 @@ class Lease:
             _go(f"{self.folder / FILE} can't be read or written, so {self.standby} takes over")
 
     def _claim(self) -> int:
-        """The term that this launcher gets. The claim of another is honoured until it is clear that
-        nothing came of it.
+        """Returns the term that this launcher gets. Respects another's claim until it is clear that
+        it had no effect.
         """
         term = self.before.term + 1 if self.before else max(1, newest_term(self.folder))
         while not claim(self.folder / TERMS / str(term), f"{platform.node()} {os.getpid()}\n"):
@@ -367,7 +362,7 @@ class Lease:
         return term
 
     def _await(self, term: int) -> Holder | None:
-        """The holder with this term, or a later one; None when none comes."""
+        """Returns the holder with this term, or a later one; None if no holder appears."""
         waited = 0.0
         while (
             not ((newest := newest_holder(self.folder)) and newest.term >= term)
@@ -392,13 +387,13 @@ class Lease:
 
 
 def _go(why: str) -> None:
-    with suppress(OSError):  # the log may lie on the disk that fails
-        print(f"{why}; this launcher leaves", file=sys.stderr, flush=True)
+    with suppress(OSError):  # the log may be on the disk that fails
+        print(f"{why}; this launcher exits", file=sys.stderr, flush=True)
     os._exit(LEFT)
 
 
 def newest_term(folder: Path) -> int:
-    """The highest term that was claimed; 0 before the first."""
+    """Returns the highest claimed term; 0 before the first."""
     with suppress(OSError):
         names = os.listdir(folder / TERMS)  # noqa: PTH208
         return max((untrusted_input.whole(name) or 0 for name in names), default=0)

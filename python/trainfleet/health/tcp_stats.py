@@ -3,7 +3,7 @@ without probes or traffic.
 
 heartbeats/links-<i>   node i's addresses and, by peer, the round trip in milliseconds and the
                        packets sent and retransmitted;
-                       written every EVERY seconds by the rank that does the node's round
+                       the rank that does the node's round writes it every EVERY seconds
                        (health/heartbeat.py)
 
 The kernel reports them over netlink (sock_diag(7), tcp_info in linux/tcp.h, which only ever grows
@@ -29,7 +29,7 @@ from ..trust.errors import InputError
 from ..trust.validation import fit
 
 FOLDER, EVERY = "heartbeats", 5.0  # seconds
-PEERS = 64  # peers of a node at most: those that it sends most to
+PEERS = 64  # most peers of a node: those to which it sends most
 # netlink's SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, end, and refusal
 DIAG, DUMP, DONE, ERROR = (20, 0x301, 3, 2)
 INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4  # INET_DIAG_INFO, a state of TCP, NETLINK_SOCK_DIAG
@@ -37,7 +37,7 @@ INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4  # INET_DIAG_INFO, a state of TCP, NET
 HEAD, ASKED, BODY = (struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72)
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # offsets in tcp_info: µs, segments, data segments
 MAPPED = "::ffff:"  # prefix of an IPv4 address in an IPv6 socket
-FEW = 20  # packets, below which no conclusion is drawn
+FEW = 20  # packets that a conclusion needs
 # slow: this many times the others' round trip, and at least that much more
 SLOW_TIMES, SLOW_MS = (5.0, 5.0)
 # bad between nodes of any fleet, even if no other sign shows that they are slow
@@ -57,7 +57,7 @@ class PeerLink:
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """One node's links by the peers' addresses, and its own addresses."""
+    """A node's own addresses, and its links by peer address."""
 
     node: int
     attempt: int
@@ -165,10 +165,10 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
 def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | None, str]:
     """Finds nodes with links far worse than the others', and the reason in words. Pure.
 
-    A bad link spoils two nodes' figures for each other; a node is to blame if even its best pair is
-    bad. Of only two nodes, a good link to another machine clears one. Otherwise the key `None`
-    stands for the link between them. `slower`: the run is slower than it was. Otherwise only links
-    that are bad on any network count.
+    A bad link spoils the figures of two nodes; a node is to blame if even its best pair is bad. Of
+    only two nodes, a good link to another machine clears one. Otherwise the key `None` stands for
+    the link between them. `slower`: the run is slower than it was. Otherwise only links that are
+    bad on any network count.
     """
     ms: dict[int, float] = {}
     lost: dict[int, float] = {}

@@ -40,9 +40,7 @@ HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds after which something is wrong, by phase. A step's limit follows from the steps
-    seen.
-    """
+    """Seconds after which an alarm is due, by phase. A step's limit follows from the steps seen."""
 
     silent: float = 8.0  # a rank's beat, while the others wait in a step
     # the same while it starts, loads, compiles or writes a checkpoint
@@ -126,7 +124,7 @@ class Watchdog:
 
     @property
     def slower(self) -> float:
-        """The duration of the newest steps over their best; 0 while that is at most ITSELF."""
+        """Returns the newest steps' duration over their best; 0 while that is at most ITSELF."""
         recent = list(self.steps)[-RECENT:]
         times = median(recent) / self.best if len(recent) == RECENT else 0.0
         return times if times > ITSELF else 0.0

@@ -25,8 +25,8 @@ Known = dict[str, tuple[int, float, int]]
 
 
 def changes(folder: Path, known: Known) -> dict[str, Any]:
-    """Returns {files: {path: [offset, size, time, inode, data]}, paths: all of them, whole: whether
-    nothing is left to send, now: this machine's clock}.
+    """Returns {files: {path: [offset, size, time, inode, data]}, paths: all of them, whole: true if
+    all of it was sent, now: this machine's clock}.
     """
     untrusted_input.seal(folder)
     files, paths, room = {}, [], MOST
@@ -37,7 +37,7 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
         size, stamp, inode = known.get(name, (0, 0.0, 0))
         if (there, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
             continue
-        # 0.0 is the time of a file that was sent only in part
+        # 0.0 marks a file that was sent only in part
         goes_on = name.endswith(GROWING) or stamp == 0.0
         offset = size if goes_on and there >= size and stat.st_ino == inode else 0
         with open(path, "rb", opener=untrusted_input.opener) as file:

@@ -87,7 +87,7 @@ def try_collectives(
     if isinstance(found, str):
         return [
             *said,
-            f"not tried between the nodes: {found}; check that {hosts[0].name} can log in to them",
+            f"not tested between the nodes: {found}; check that {hosts[0].name} can log in to them",
         ], []
     least = least_bandwidth(wanted.type) or 0.0
     slow = f"an all-reduce over {len(hosts)} nodes moves {found.gbs:.1f} GB/s, not {least:.1f}"

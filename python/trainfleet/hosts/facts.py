@@ -184,7 +184,7 @@ def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
     _, start, rest = text.partition("== facts\n")
     body, end, _ = rest.partition("== end")
     if not start or not end:
-        raise Implausible(f"no beginning or no end: {text[-200:]!a}")
+        raise Implausible(f"its beginning or end is missing: {text[-200:]!a}")
     lines: dict[str, list[str]] = {}
     for count, line in enumerate(body.split("\n")):
         key, equals, value = line.partition("=")
@@ -273,7 +273,7 @@ def _count(key: str, text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    # %N stays a letter if date does not know it
+    # %N stays unchanged if date does not know it
     if not re.fullmatch(r"[0-9]{1,11}(\.[0-9N]{0,9})?", text):
         raise Implausible(f"clock={text[:60]!a}, which is not a time")
     return float(text.rstrip("N"))

@@ -1,8 +1,8 @@
-"""The fleet that a config describes, opened: its hosts, the transport to them, and their wanted
-state; and the pace of one head over SSH: how often it polls hosts, and when a silent one is lost.
+"""Opens the fleet that a config describes: its hosts, the transport to them, and their wanted
+state. Sets the pace of one head over SSH: how often it polls hosts, and when a silent one is lost.
 
 A head with two cores handles about 64 answers a second (tests/bench/LOG.md). So more hosts mean
-longer pauses between two polls of each. A host is lost when it has missed polls, never because many
+longer pauses between two polls of each. A host is lost only when it has missed polls, not when many
 hosts delay its turn.
 """
 
@@ -31,7 +31,9 @@ def open_fleet(config: Config) -> Transport:
     if not config.fleet.hosts:
         message = "the ssh backend needs a list of your machines, e.g. [gpu-01, gpu-02]"
         raise ConfigError.of(
-            "fleet.hosts", message, next="list them in config.yaml; make plan runs without them"
+            "fleet.hosts",
+            message,
+            next="list them in config.yaml; make plan runs without them",
         )
     return Transport(hosts_of(config), config.fleet.ssh)
 

@@ -134,7 +134,7 @@ class FleetHead:
         self._start(host, "launcher", "launcher", launcher.words, launcher, {})
 
     def appoint(self, host: Host, launcher: Launcher, number: int, term: int) -> None:
-        """Lets a host stand by for the launcher, to take a term after `term` in its place. The
+        """Makes a host stand by for the launcher, to take a term after `term` in its place. The
         highest `number` counts.
         """
         words = [self.python, "-m", "trainfleet.watch.standby", self.run, *launcher.words]
@@ -212,7 +212,7 @@ def public_key(host: Host, text: str) -> str:
     line = text.strip().rpartition("\n")[2]
     if not re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/]{68}(={0,2})( [A-Za-z0-9 ._@-]{0,200})?", line):
         what, then = (
-            "its public key is not one that trainfleet makes",
+            "its public key is not from trainfleet",
             f"on that host, run: rm {KEY}*",
         )
         raise BackendError(what, where=host.name, why=f"{line[:80]!a}", next=then)

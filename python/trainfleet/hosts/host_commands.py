@@ -5,9 +5,9 @@ The processes of a job are known by their environment (TRAINFLEET_JOB), which ch
 fence finds every process of a run on a node, regardless of its parent. The supervisor's file only
 records the exit code.
 
-Those of folders name only `runs/<name>` and `data/<name>`, and remove a folder only if its real
-path matches its name: a link in its place is reported and left, with its target. In a dataset's
-folder they remove only files that the program wrote (run/contents.py).
+Commands about folders name only `runs/<name>` and `data/<name>`, and remove a folder only if its
+real path matches its name: a link in its place is reported and left, with its target. In a
+dataset's folder they remove only files that the program wrote (run/contents.py).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _checked(shared: str, folders: Iterable[str]) -> str:
         raise BackendError(what, next="check name and data.name in its config")
     if not shared.startswith("/") or shared.strip("/") == "" or not shared.isprintable():
         raise BackendError(
-            f"{shared!a} is not a folder that a fleet can share", next="check fleet.shared_folder"
+            f"{shared!a} can't be a fleet's shared folder", next="check fleet.shared_folder"
         )
     return shlex.join(names)
 

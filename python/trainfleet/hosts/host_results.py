@@ -1,4 +1,4 @@
-"""The answers of hosts: a result or a failure for each, and what is wrong with one."""
+"""The answers of hosts: a result or a failure for each, and findings against a host."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Answers(dict[Host, Result | HostFailure]):
         return {host: failure for host, answer in self.items() if (failure := reason(answer))}
 
     def require(self, what: str, then: str = "make doctor") -> Self:
-        """Returns the answers if all are good; else raises BackendError with the message `what` and
-        the failure of each host.
+        """Returns the answers if all are good; else raises BackendError with `what` and the failure
+        of each host.
         """
         if failed := self.failed:
             raise BackendError(by_host(what, failed), next=then)
@@ -72,7 +72,7 @@ class Answers(dict[Host, Result | HostFailure]):
 
 
 def settled(answer: Result | HostFailure) -> Result | HostFailure:
-    """Returns a good answer as it is, and the failure for any other."""
+    """Returns a good answer unchanged, and the failure for any other."""
     return reason(answer) or answer
 
 
@@ -165,7 +165,7 @@ def number(value: object, least: float, most: float) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem: its host (None: the whole fleet), a message, the next command, and whether the
+    """A problem: its host (None: the entire fleet), a message, the next command, and whether the
     host itself is to blame.
 
     A host that is to blame (broken hardware, a slow link) goes into quarantine. A problem that

@@ -62,7 +62,7 @@ def main(config: Config, whole: bool = True) -> int:
         f"{time.monotonic() - began:.1f} s"
     )
     print(
-        f"next: fix the {failed} above or remove them from fleet.hosts, then make setup"
+        f"next: fix the {failed} above or remove them from fleet.hosts, then run make setup"
         if failed
         else "next: make train"
     )
@@ -98,7 +98,7 @@ def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str],
 
 @dataclass
 class Application:
-    """A survey's plan being carried out: the only writer on the nodes."""
+    """The execution of a survey's plan: the only writer on the nodes."""
 
     transport: Transport
     config: Config
@@ -167,7 +167,7 @@ class Application:
                 lambda host, phase=phase, booting=booting: self.take_steps(host, phase, booting),  # type: ignore[misc]
                 sound,
             )
-            for host in booting:  # one at a time, so that a fleet is never down as a whole
+            for host in booting:  # one at a time, so that some hosts always stay up
                 self.board.show(host, "booting", "the installed parts take effect after a boot")
                 if boot(self.transport, host, self.found.facts[host]):
                     self.done[host].append("booted")

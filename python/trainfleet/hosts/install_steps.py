@@ -63,7 +63,7 @@ class Wanted:
     has.
 
     `whole` includes the parts that each node needs to train. A machine that is only the entrance to
-    its nodes lacks them.
+    its nodes lacks these parts.
     """
 
     config: Config
@@ -172,7 +172,7 @@ def sshd(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs the driver, unless it is new enough, and the fabric manager if NVSwitch joins the
+    """Installs the driver unless it is new enough, and the fabric manager if NVSwitch joins the
     GPUs.
     """
     platform = wanted.platform
@@ -273,8 +273,8 @@ def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def lustre(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs FSx's Lustre client. This step is the first: it may need another kernel, and drivers
-    are built for the running one.
+    """Installs FSx's Lustre client. This step is the first, as it may need another kernel, and
+    drivers are built for the running one.
     """
     if why := _unmounted(facts, wanted):
         yield InstallStep("lustre.sh", (wanted.platform.key("fsx"),), why)
@@ -340,7 +340,11 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         return
     words = environment_words(platform, f"{wanted.fleet.shared_folder}/{folder}")
     yield InstallStep(
-        "python.sh", words, "no environment for this lock yet", phase="head", root=False
+        "python.sh",
+        words,
+        "the environment for this lock is missing",
+        phase="head",
+        root=False,
     )
 
 
@@ -400,7 +404,7 @@ ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
 
 
 def public_key(facts: Facts) -> str:
-    """Returns the public half of the head's key, one for each user of a shared folder."""
+    """Returns the head's public key; each user of a shared folder has one."""
     return f"ssh/{facts.user}.pub"
 
 

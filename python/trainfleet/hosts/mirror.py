@@ -247,7 +247,7 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
         part.mkdir(parents=True)
         if sum(sizes.values()) > shutil.disk_usage(part).free:
             raise OSError(
-                28, f"{sum(sizes.values()) / 1e9:.1f} GB must be downloaded, and the disk is full"
+                28, f"{sum(sizes.values()) / 1e9:.1f} GB must be downloaded, but the disk is full"
             )
         bring_all(transport, host, there, part, sizes)
         part.rename(here)
@@ -337,7 +337,7 @@ def bring(
     def take(data: bytes) -> None:
         if file.tell() + len(data) > size:
             raise BackendError(
-                "is longer than the host announced, so it may be changing",
+                "is longer than the host announced; the file may be changing",
                 where=f"{host.name}:{path}",
                 next="check that host",
             )
@@ -348,15 +348,15 @@ def bring(
         host, f"exec cat -- {shlex.quote(path)}", out=take, err=complaints.append
     )
     if isinstance(code, HostFailure):
-        raise BackendError(str(code), where=host.name, next="the same command again")
+        raise BackendError(str(code), where=host.name, next="run the same command again")
     if code or file.tell() != size:
         why = (
             b"".join(complaints).decode(errors="replace").strip()
             or f"{file.tell():,} of {size:,} bytes arrived"
         )
         raise BackendError(
-            "did not arrive complete",
+            "did not arrive completely",
             where=f"{host.name}:{path}",
             why=why,
-            next="the same command again",
+            next="run the same command again",
         )

@@ -107,7 +107,9 @@ def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Finds two nodes with one name: one machine listed twice, or clones with mixed-up logs."""
+    """Finds two nodes with the same name: one machine listed twice, or clones, which would mix up
+    their logs.
+    """
     for host, fact in facts.items():
         twins = {
             other: theirs
@@ -122,7 +124,7 @@ def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 host,
                 "name",
                 f"is the same machine as {names}",
-                "take one of them out of fleet.hosts",
+                "remove one of them from fleet.hosts",
             )
         else:
             message = f"has the host name {fact.hostname}, like {names}"
@@ -132,8 +134,8 @@ def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Finds two nodes with one address: the head would mistake one for the other, and accept
-    either's key for both.
+    """Finds two nodes with the same address: the head would confuse them, and accept either's key
+    for both.
     """
     addresses = {host: fact.address(host) for host, fact in facts.items()}
     for host, address in addresses.items():
@@ -185,7 +187,7 @@ def disk(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     for host, fact in facts.items():
         if fact.space_gb < LEAST_DISK_GB:
             message = (
-                f"its root disk has {fact.space_gb:.1f} GB free, {LEAST_DISK_GB:.0f} are needed"
+                f"its root disk has {fact.space_gb:.1f} GB free, but {LEAST_DISK_GB:.0f} are needed"
             )
             yield Finding(
                 host, "disk", message, "on that host, run: sudo du -xh / | sort -h | tail"
@@ -203,7 +205,7 @@ def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         ]
         if needs and fact.os not in SUPPORTED:
             message = (
-                f"runs {fact.os or 'an unknown system'}, where these can't be installed: "
+                f"runs {fact.os or 'an unknown system'}, on which setup can't install: "
                 f"{', '.join(needs)}"
             )
             yield Finding(host, "system", message, f"use one of: {', '.join(SUPPORTED)}")
@@ -235,7 +237,7 @@ def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Finds a node that responds slowly, as it delays all others."""
+    """Finds a node that responds slowly, which delays all others."""
     usual = statistics.median(fact.seconds for fact in facts.values()) if facts else 0.0
     for host, fact in facts.items():
         if len(facts) > 1 and fact.seconds > max(SLOW_SECONDS, SLOW_FACTOR * usual):
@@ -267,7 +269,7 @@ def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 host,
                 "python",
                 message,
-                "set another one; without fleet.python, make setup builds an environment",
+                "set another one, or remove fleet.python so that make setup builds an environment",
             )
 
 
@@ -316,12 +318,12 @@ def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                     f"{kind} {read(fact) or 'missing'}; {found[usual]} of {len(facts)} "
                     f"have {usual or 'none'}"
                 )
-                yield Finding(host, "version", message, "make them alike")
+                yield Finding(host, "version", message, "install the same version on all")
 
 
 def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires all GPUs of such a node, or as many as Slurm gives: a GPU that fell off the bus is
-    the most common defect.
+    """Requires all GPUs of such a node, or as many as Slurm allocates: a GPU that fell off the bus
+    is the most common defect.
     """
     row = wanted.type
     if row is None or row.kind != "cuda":
@@ -334,7 +336,7 @@ def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 f"{len(fact.gpus)} of {expected} GPUs respond, {fact.bus.count('nvidia')} "
                 "are on the bus"
             )
-            more = len(fact.gpus) > expected  # it is sound, and the config is wrong
+            more = len(fact.gpus) > expected  # the node is sound, but the config is wrong
             remedy = (
                 "fleet.accelerator.per_node"
                 if more
@@ -348,7 +350,10 @@ def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     for host, fact in facts.items():
         for message in probe.differing(fact, wanted.fleet):
             yield Finding(
-                host, "accelerator", message, "copy the lines of make doctor, or fix that node"
+                host,
+                "accelerator",
+                message,
+                "copy the lines that make doctor prints, or fix that node",
             )
 
 
@@ -365,7 +370,7 @@ def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
             down = ", ".join(port.adapter for port in facts[host].ports if not port.active)
             other = f"; down: {down}" if down else ""
             message = (
-                f"{count} {probe.WORDS[wanted.fabric]} ports are active, on most nodes "
+                f"{count} {probe.WORDS[wanted.fabric]} ports are active, but on most nodes "
                 f"{usual}{other}"
             )
             yield Finding(
@@ -506,8 +511,7 @@ def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     usual = usual_clock([*offsets, 0.0], CLOCK_TOLERANCE + slowest)
     if usual is None:
         message = (
-            f"its clocks are {max(offsets) - min(offsets):.0f} s apart, and it is not clear "
-            "which of them is right"
+            f"its clocks are {max(offsets) - min(offsets):.0f} s apart, and none has a majority"
         )
         yield Finding(None, "clock", message, f"on each host, run: {remedy}")
         return
@@ -534,15 +538,13 @@ def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
 
 
 def others_folder(facts: FleetFacts, wanted: Wanted) -> Finding | None:
-    """Returns the finding if the shared folder belongs to another user, which no host is to blame
-    for.
-    """
+    """Returns a finding, which blames no host, if the shared folder belongs to another user."""
     folder = wanted.fleet.shared_folder
     shut = [fact for fact in facts.values() if folder and fact.shared_folder == "read-only"]
     theirs = next((fact for fact in shut if fact.owner not in ("", "root", fact.user)), None)
     if theirs is None:
         return None
-    message = f"{folder} belongs to {theirs.owner}, and each user needs a separate folder"
+    message = f"{folder} belongs to {theirs.owner}, but each user needs a separate folder"
     return Finding(None, "shared", message, f"set fleet.shared_folder: {folder}-{theirs.user}")
 
 

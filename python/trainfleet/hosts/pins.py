@@ -1,9 +1,9 @@
-"""Tells whether the pinned versions can be had, by asking the indexes from which setup and builds
-take them. It needs no account.
+"""Tells whether the pinned versions are available, by asking the indexes from which setup and
+builds take them. It needs no account.
 
-pip's usual index is not asked: nodes may use a mirror of theirs, PyPI keeps its files, and the
-locks have the hash of each. An index without an answer is reported, and its pins count as
-available. Pins that were all there are not asked for again for a day. OFFLINE=1 asks for none.
+pip's usual index is not asked: nodes may use a mirror, PyPI keeps its files, and the locks have the
+hash of each. An index without an answer is reported, and its pins count as available. If all pins
+were available, they are not checked again for a day. OFFLINE=1 checks none.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ SECONDS, DAY = 3.0, 86400.0
 MOST = 1 << 24  # bytes of a page; Neuron's list of packages has some 100 KB
 EFA = "https://efa-installer.amazonaws.com/aws-efa-installer-{}.tar.gz"
 APT = "https://apt.repos.neuron.amazonaws.com/dists/{}/main/binary-amd64/Packages"
-DRIVER = "aws-neuronx-dkms"  # the host's, and in no image
+DRIVER = "aws-neuronx-dkms"  # the host's driver, which no image has
 IMAGE = "ubuntu2404"  # the system of the images that platforms begin from, which are Docker's
 DOCKER = "https://registry-1.docker.io/v2/{}/manifests/{}"
-# Whoever only reads asks for leave first:
+# Readers ask for permission first:
 # https://distribution.github.io/distribution/spec/auth/token/
 LEAVE = "https://auth.docker.io/token?service=registry.docker.io&scope=repository:{}:pull"
 MANIFEST = (
     "application/vnd.oci.image.index.v1+json, "
     "application/vnd.docker.distribution.manifest.list.v2+json"
 )
-# that is on a page of one
+# found on an index's page
 INDEX = re.compile(r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE)
 ABSENT = "is not there"
-STRANGE = "can't be asked for: the answer is not an index's page; does a proxy want you to log in?"
+STRANGE = "is unknown: the answer is not an index's page; check whether a proxy requires a login"
 # a page's text; why it is missing; None if the index says that it has no such page
 Answer = str | Exception | None
 
@@ -58,7 +58,7 @@ class Pin:
     pattern: str = ""
 
     def lack(self, text: str | None) -> str:
-        """Returns what a page lacks of it; "" if it has it."""
+        """Returns the part that a page lacks; "" if it has the pin."""
         if text is None:
             return ABSENT
         if not INDEX.search(text):
@@ -67,7 +67,7 @@ class Pin:
 
 
 def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
-    """Lists what setup takes from indexes for nodes of a system, "" if it makes none, and a build
+    """Lists the pins that setup needs for nodes of a system ("" if it makes no nodes), and a build
     for an image.
     """
     fleet, found = config.fleet, list[Pin]()
@@ -79,7 +79,7 @@ def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
             if fleet.container == "none" and not fleet.python
             else ()
         )
-    if builds and not fleet.container_base:  # else its system is not known
+    if builds and not fleet.container_base:  # else its system is unknown
         platform, system = load_platform(fleet.platform), load_system(IMAGE)
         found += [
             base(platform.base),
@@ -90,20 +90,20 @@ def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
 
 
 def say(wanted: Sequence[Pin]) -> list[str]:
-    """Says what the indexes have of the pins; what is wrong with some."""
+    """Prints the pins that the indexes have; returns the errors of the others."""
     if not wanted:
         return []
     wrong, unasked = ask(wanted)
-    said = [*wrong, *unasked] or [f"all {len(wanted)} are there"]
+    said = [*wrong, *unasked] or [f"all {len(wanted)} are available"]
     print(*(f"pins: {line}" for line in said), sep="\n", flush=True)
     return wrong
 
 
 def require(wanted: Sequence[Pin]) -> None:
-    """BackendError where a pinned version can't be had, before anything is made."""
+    """Raises BackendError if a pinned version is unavailable, before setup makes anything."""
     if wrong := say(wanted):
-        then = "docker/platforms.lock.yaml has the pins; OFFLINE=1 asks no index"
-        raise BackendError(f"{len(wrong)} pinned versions can't be had", why=wrong[0], next=then)
+        then = "correct docker/platforms.lock.yaml, or set OFFLINE=1 to ask no index"
+        raise BackendError(f"{len(wrong)} pinned versions are unavailable", why=wrong[0], next=then)
 
 
 def wheels(platform: PinnedPlatform, python: str) -> Iterator[Pin]:
@@ -146,7 +146,9 @@ def base(reference: str) -> Pin:
 
 
 def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
-    """Asks for the pins: what is wrong, and in one line which indexes could not be asked."""
+    """Asks the indexes for the pins; returns the errors, and one line about the indexes that did
+    not answer.
+    """
     if os.environ.get("OFFLINE", "0") not in ("", "0"):
         return [], ["not asked for: OFFLINE=1"]
     mark = mark_of(wanted)
@@ -165,7 +167,7 @@ def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
         if isinstance(why, Exception)
     }
     if not wrong and not failed:
-        with suppress(OSError):  # then they are asked for again
+        with suppress(OSError):  # then the next check asks again
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
     why = "; ".join(f"{host}: {reason}" for host, reason in sorted(failed.items()))
@@ -173,13 +175,13 @@ def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
 
 
 def mark_of(wanted: Sequence[Pin]) -> Path:
-    """A file that is made when all of these pins were there."""
+    """Returns the file that marks all of these pins as available."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "trainfleet").expanduser()
     return kept / f"pins-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:16]}"
 
 
 def look(pages: Iterable[str]) -> dict[str, Answer]:
-    """The answers of all pages, at once and in SECONDS altogether."""
+    """Returns the answers of all pages, asked at once, within SECONDS in total."""
     answers: dict[str, Answer] = dict.fromkeys(pages, TimeoutError(f"no answer in {SECONDS:.0f} s"))
     threads = [
         threading.Thread(target=_look, args=(page, answers), daemon=True) for page in answers
@@ -193,7 +195,7 @@ def look(pages: Iterable[str]) -> dict[str, Answer]:
 
 
 def _look(page: str, answers: dict[str, Answer]) -> None:
-    from http.client import HTTPException  # takes 70 ms: loaded where an index is asked
+    from http.client import HTTPException  # takes 70 ms: loaded only when an index is asked
 
     try:
         answers[page] = read(page)
@@ -205,7 +207,7 @@ def _look(page: str, answers: dict[str, Answer]) -> None:
 
 
 def read(page: str) -> str:
-    """The text of an index's page; of a file or a manifest the type of its content."""
+    """Returns the text of an index's page, or the content type of a file or a manifest."""
     if page.endswith(("/", "/Packages")):
         return _open(page)[0].decode(errors="replace")
     headers = {}

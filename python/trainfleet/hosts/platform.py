@@ -10,7 +10,7 @@ from ..process.install_paths import ROOT, page
 from ..trust.errors import TrainfleetError
 
 LOCK = ROOT / "docker" / "platforms.lock.yaml"
-# SHA-256 of a package's wheels, each by the Python that it is for: cp312
+# SHA-256 of a package's wheels, by their Python: cp312
 Sums = tuple[tuple[str, str], ...]
 
 
@@ -65,14 +65,14 @@ class PinnedPlatform:
 
 
 def load_platform(name: str) -> PinnedPlatform:
-    """Returns the platform called `name`; TrainfleetError if the lock file is missing, or lacks
-    this platform.
+    """Returns the platform `name`; TrainfleetError if the lock file is missing, or lacks this
+    platform.
     """
     lock = _read()
     platforms = lock["platforms"]
     if name not in platforms:
         what, then = (
-            f"there is no platform {name}; the lock has {', '.join(platforms)}",
+            f"the lock has no platform {name}, only {', '.join(platforms)}",
             f"see fleet.platform in {page('schema/README.md')}",
         )
         raise TrainfleetError(what, where=str(LOCK), next=then)

@@ -1,9 +1,9 @@
-"""The preflight: what must hold before a job may start on several nodes, tested for real and within
-a time limit.
+"""The preflight: real tests with a time limit that several nodes must pass before a job starts on
+them.
 
 It reads the facts first (node_checks.py), then tests the hosts that passed: the shared folder is
 one folder, the nodes reach the head, and an all-reduce is as fast as the instance type's links
-promise. If it is slower, it tests nodes in pairs, which shows the slow one.
+promise. If the all-reduce is slower, it tests nodes in pairs, which shows the slow one.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class PreflightReport:
         return [finding for finding in self.findings if finding.host == host]
 
     def describe(self, least: float | None) -> Iterator[str]:
-        """Yields lines about the fleet as a whole: its bandwidth with the expected `least` GB/s,
-        and findings that blame no host.
+        """Yields lines about the entire fleet: its bandwidth with the expected `least` GB/s, and
+        findings that blame no host.
         """
         if self.bandwidth:
             expected = f", at least {least:.1f} expected" if least else ""
@@ -146,7 +146,7 @@ def try_shared_folder(
     answers = transport.run(f"cat {file}.{token}", timeout=20, hosts=readers)
     transport.run(f"rm -f {file}.{token}", timeout=20, hosts=[writer])
     blind = [host for host in readers if token not in _printed(answers, host)]
-    message = f"does not see in {folder} a file that {writer} wrote there: it is another folder"
+    message = f"does not see in {folder} the file that {writer} wrote: the folders differ"
     return [
         Finding(host, "shared", message, "on that host, run: mount | grep lustre; then make setup")
         for host in blind
@@ -255,7 +255,7 @@ def judge_output(
                 hosts[0],
                 "fabric",
                 implausible(error, "what the trial prints").message,
-                "make doctor again",
+                "run make doctor again",
             )
         ]
     findings = [Finding(None, "nccl", said) for said in judge_nccl(lines, kind)]
@@ -356,7 +356,7 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
         return []
     message = (
         f"an all-reduce over {found.nodes} nodes moves {found.gbs:.1f} GB/s, not "
-        f"{least:.1f}, and no node stands out"
+        f"{least:.1f}, and no node is slower than the others"
     )
     return [
         Finding(
@@ -370,7 +370,7 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
 
 def slow_nodes(found: Bandwidth) -> dict[int, float]:
     """Returns the nodes with a best pair under SLOW_SHARE of the median node's best. A slow node
-    spoils all its pairs; its partners have others.
+    slows all its pairs, but its partners also have other pairs.
     """
     best: dict[int, float] = {}
     for a, b, rate in found.pairs:
@@ -382,7 +382,7 @@ def slow_nodes(found: Bandwidth) -> dict[int, float]:
 
 
 def _explain_silence(answers: Answers) -> list[Finding]:
-    """Explains why the bandwidth test printed no figure: the last error of each host."""
+    """Explains why the bandwidth test printed no result: the last error of each host."""
     failed = {
         host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"
     } or answers.failed
@@ -391,10 +391,14 @@ def _explain_silence(answers: Answers) -> list[Finding]:
         for host, failure in failed.items()
     }
     if not said:
-        return [Finding(None, "fabric", "the trial ended without a figure", "make doctor again")]
-    remedy = "make setup, then make doctor"
+        return [
+            Finding(
+                None, "fabric", "the bandwidth test ended without a result", "run make doctor again"
+            )
+        ]
+    remedy = "run make setup, then make doctor"
     return [
-        Finding(host, "fabric", f"the bandwidth trial failed: {words[:200]}", remedy)
+        Finding(host, "fabric", f"the bandwidth test failed: {words[:200]}", remedy)
         for host, words in said.items()
     ]
 
@@ -447,7 +451,7 @@ def run_together(
     started = list(began.ok)
     if len(started) == len(hosts):
         transport.ask(hosts[0], wait(folder(hosts[0]), limit), timeout=limit + GRACE)
-    # if one did not start, the others would wait in vain
+    # if one did not start, the others would wait forever
     seconds = END_SECONDS if len(started) == len(hosts) else 0
     ended = transport.run(
         lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started

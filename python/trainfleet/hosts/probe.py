@@ -87,17 +87,17 @@ def describe(facts: Facts) -> Iterator[str]:
             yield f"{name}: {why}"
     if len(names) > 1:
         yield (
-            "GPUs of several kinds: a job's ranks wait for the slowest; CUDA_VISIBLE_DEVICES "
-            "or a gres of one kind parts them"
+            "GPUs of several kinds: a job's ranks wait for the slowest; use "
+            "CUDA_VISIBLE_DEVICES or a gres of one kind to separate them"
         )
     if facts.slices:
         yield (
-            f"MIG cuts its GPUs into {facts.slices} slices, and a rank needs a whole one; on "
-            "it: sudo nvidia-smi -mig 0"
+            f"MIG cuts its GPUs into {facts.slices} slices, but a rank needs a complete GPU; on "
+            "that host, run: sudo nvidia-smi -mig 0"
         )
-    yield from (f"nvidia-smi says: {line}" for line in facts.gpu_trouble)
+    yield from (f"nvidia-smi reports: {line}" for line in facts.gpu_trouble)
     if not facts.gpus and "nvidia" in facts.bus:
-        yield f"{facts.bus.count('nvidia')} GPUs of NVIDIA's are on its bus, and no driver answers"
+        yield f"{facts.bus.count('nvidia')} NVIDIA GPUs are on its bus, but no driver answers"
     for maker, what in (("amd", "AMD Instinct"), ("gaudi", "Gaudi")):
         if count := facts.bus.count(maker):
             yield f"{count} x {what} on its bus: {unsupported(maker)}"
@@ -116,7 +116,7 @@ def _joined(facts: Facts) -> str:
             " or more" if found.most > found.fewest else ""
         )
     return (
-        "; some are joined by NVLink, others over PCIe alone"
+        "; some are joined by NVLink, others only over PCIe"
         if found.most
         else "; joined over PCIe, without NVLink"
     )
@@ -138,12 +138,12 @@ def _ports(facts: Facts) -> Iterator[str]:
                 f"{port.adapter} ({port.gbps:g} Gbit/s{'' if port.active else ', down'})"
                 for port in rest
             )
-            yield f"{words} that training leaves alone: {state}"
+            yield f"{words} that training does not use: {state}"
     if not facts.ports:
         told = ", ".join(
             f"{card} {rate / 1000:g} Gbit/s" for card, rate in facts.speeds.items() if card != "lo"
         )
-        yield f"no RDMA adapter; network: {told or 'its cards tell no speed'}"
+        yield f"no RDMA adapter; network: {told or 'its cards report no speed'}"
 
 
 def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
@@ -153,24 +153,24 @@ def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
         return
     row, names = row_of(facts), ", ".join(sorted({gpu.name for gpu in facts.gpus}))
     if (row is None and kind.owned) or (row is not None and row.words != kind.accelerator.words):
-        yield f"its GPUs are {names}, and the config says {kind.accelerator.label}"
+        yield f"its GPUs are {names}, but the config has {kind.accelerator.label}"
     elif (
         least := min(gpu.memory_mib for gpu in facts.gpus) / 2**10
     ) < LESS * kind.accelerator.memory_gib:
-        yield f"its GPUs have {least:.1f} GiB, and the config says {kind.accelerator.name}"
+        yield f"its GPUs have {least:.1f} GiB, but the config has {kind.accelerator.name}"
     if facts.slices:
-        yield f"MIG cuts its GPUs into {facts.slices} slices, and a rank needs a whole one"
+        yield f"MIG cuts its GPUs into {facts.slices} slices, but a rank needs a complete GPU"
     if kind.owned and fleet.nodes > 1 and kind.fabric in RDMA:
         ports, words = fastest(facts.ports, kind.fabric), WORDS[kind.fabric]
         carried = sum(port.gbps for port in ports)
         if not ports:
             down = ", ".join(port.adapter for port in facts.ports if port.fabric == kind.fabric)
             yield (
-                f"it has no active {words} port{f' ({down}: down)' if down else ''}, and the "
-                f"config says {kind.fabric}"
+                f"it has no active {words} port{f' ({down}: down)' if down else ''}, but the "
+                f"config has {kind.fabric}"
             )
         elif not kind.assumed and carried < LESS * kind.network_gbps:
             yield (
-                f"its {len(ports)} {words} ports carry {carried:g} Gbit/s, and the config says "
+                f"its {len(ports)} {words} ports have {carried:g} Gbit/s, but the config has "
                 f"{kind.network_gbps:g}"
             )

@@ -37,7 +37,7 @@ class QuarantineEntry:
 
 
 class Quarantine:
-    """The list of a checkout, in one file that is replaced as a whole. A host is known by its
+    """The list of a checkout, in one file that is replaced atomically. A host is known by its
     identity, regardless of its name.
     """
 
@@ -56,7 +56,7 @@ class Quarantine:
             ) from error
 
     def held(self, hosts: Iterable[Host]) -> dict[Host, QuarantineEntry]:
-        """Returns those of the hosts that are in quarantine."""
+        """Returns the hosts that are in quarantine, of those given."""
         entries = self.entries()
         return {host: entries[host.identity] for host in hosts if host.identity in entries}
 
@@ -105,7 +105,7 @@ class Quarantine:
         if found is None:
             inside = ", ".join(entry.host for entry in entries.values()) or "no host"
             raise BackendError(
-                f"{name} is not in quarantine, which has {inside}",
+                f"{name} is not in quarantine; the quarantine has {inside}",
                 where=str(self.path),
                 next="make doctor",
             )

@@ -69,7 +69,9 @@ def received(descriptor: int) -> list[str]:
         ):
             file_systems.sweep(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
         case _:
-            raise InputError("is not a verb's order", where="stdin", next="make VERB sends one")
+            raise InputError(
+                "is not a verb's order", where="stdin", next="run make VERB, which sends one"
+            )
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     file_systems.hold(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

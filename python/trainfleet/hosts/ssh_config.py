@@ -1,13 +1,13 @@
-"""fleet.ssh.config: an ssh_config file, limited to the settings that may decide how hosts are
-reached. `ssh -G` reports its meaning.
+"""fleet.ssh.config: an ssh_config file, limited to the settings that may affect connections to
+hosts. `ssh -G` reports its meaning.
 
 Two of its keywords run programs on this machine. `Match exec` is always refused, also in an
 included file: reading the file would run it, so the files are searched for it before ssh reads
 them. `ProxyCommand` runs when hosts are connected to, if the file is in your ~/.ssh, which only you
-can write; `make plan` then asks no host. A file elsewhere may have arrived with somebody's config,
-and is refused with it. A jump host that the file names (`ProxyJump`) must show a known key like any
-other host. The host keys of a fleet are checked strictly, and never trusted on first use without
-the user's consent.
+can write; `make plan` then asks no host. A file elsewhere, which may have arrived with another
+user's config, is refused if it has a ProxyCommand. A jump host that the file names (`ProxyJump`)
+must show a known key like any other host. The host keys of a fleet are checked strictly, and never
+trusted on first use without the user's consent.
 """
 
 from __future__ import annotations
@@ -120,13 +120,13 @@ def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
     for line in _lines_of(ssh):
         if line.is_command and not line.path.resolve().is_relative_to(home):
             what = (
-                "has a ProxyCommand, which runs on this machine, and only from a file in your "
-                "~/.ssh"
+                "has a ProxyCommand, which runs on this machine; only a file in your ~/.ssh may "
+                "have one"
             )
             raise _refusal(
                 line,
                 what,
-                "fleet.ssh.jump reaches hosts through another one; or move the file to ~/.ssh",
+                "use fleet.ssh.jump to reach hosts through another one, or move the file to ~/.ssh",
             )
     said = _said(ssh, host) if host else {}
     said["identityfile"] = [

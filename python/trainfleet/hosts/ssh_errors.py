@@ -1,4 +1,4 @@
-"""Explains why a host can't be reached, and what to type: one message for each way in which a
+"""Explains why a host can't be reached, with the next command: one message for each way in which a
 connection fails.
 """
 
@@ -47,9 +47,7 @@ def explain(
     match error:
         case JumpFailed(jump, Exception() as cause):
             failure = explain(jump, ssh, known, cause, seconds)
-            return replace(
-                failure, message=f"the jump host {jump}, on the way to it: {failure.message}"
-            )
+            return replace(failure, message=f"the jump host {jump} before it: {failure.message}")
         case RevokedKey():
             return HostFailure(
                 "host-key", f"{_key(host, error)} is marked @revoked", forget(host, known)
@@ -71,10 +69,10 @@ def explain(
             return HostFailure(
                 "auth",
                 f"it refuses {login} with this key",
-                f"{try_it}; then fleet.ssh.user and fleet.ssh.key",
+                f"run {try_it}, then check fleet.ssh.user and fleet.ssh.key",
             )
         case socket.gaierror():
-            then = f"getent hosts {host.address}; then fleet.hosts"
+            then = f"run getent hosts {host.address}, then check fleet.hosts"
             return HostFailure("name", f"its address {host.address} does not resolve", then)
         case _ if is_late(error):
             return HostFailure("timeout", f"no answer within {seconds:.0f} s", try_it)
@@ -83,7 +81,7 @@ def explain(
                 "untrue", f"its answer does not end: more than {MOST_SAID >> 20} MiB", try_it
             )
         case LinkLost() | EOFError() | ConnectionResetError():
-            return HostFailure("lost", f"the link was lost after {seconds:.1f} s", try_it)
+            return HostFailure("lost", f"the connection was lost after {seconds:.1f} s", try_it)
         case paramiko.SSHException() | OSError():
             return HostFailure("down", f"can't be reached ({_words(error)})", try_it)
     raise error
@@ -128,7 +126,7 @@ def forget(host: Host, known: KnownHosts) -> str:
     ]
     return (
         f"{'; '.join(commands) or f'ssh-keygen -R {shlex.quote(name)}'}, once you know why; "
-        "then make setup shows its new key"
+        "then run make setup to see its new key"
     )
 
 
@@ -138,12 +136,12 @@ def locked(ssh: SshConfig) -> HostFailure:
         return HostFailure(
             "auth",
             f"the key {ssh.key} has a passphrase",
-            f"ssh-add {ssh.key}, and remove fleet.ssh.key",
+            f"run ssh-add {ssh.key}, and remove fleet.ssh.key",
         )
     mine = sorted(path.with_suffix("") for path in Path("~/.ssh").expanduser().glob("id_*.pub"))
     names = ", ".join(f"~/.ssh/{path.name}" for path in mine) or "of ~/.ssh"
-    message = f"no agent has a key for it, and yours ({names}) has a passphrase"
-    return HostFailure("auth", message, "ssh-add, then run the command again")
+    message = f"no agent has a key for it, and your key ({names}) has a passphrase"
+    return HostFailure("auth", message, "run ssh-add, then the command again")
 
 
 def _words(error: Exception) -> str:

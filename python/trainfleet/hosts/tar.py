@@ -1,4 +1,4 @@
-"""Files as one compressed tar in memory, and the code of this checkout as such files."""
+"""Packs files as one compressed tar in memory, and reads the code of this checkout for it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 
 def code_files(backend: str) -> dict[str, bytes]:
-    """Reads this checkout's program, and the package that adds a backend of that name.
-
-    Relative path → content, without the files that Python and editors leave behind.
+    """Reads this checkout's program, and the package that adds a backend of that name. Returns
+    relative path → content, without files that Python and editors leave behind.
     """
     packages, metadata = plugins.sources(plugins.OF_BACKENDS, backend)
     beside = {

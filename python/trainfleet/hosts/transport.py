@@ -5,12 +5,11 @@ Guarantees
     Host keys are strict: a key that is neither known nor named by its fingerprint in the config is
         always refused.
     A dead link is noticed within DEAD_AFTER + KEEPALIVE seconds: a lost packet of the keepalive
-        makes the kernel end the connection (TCP_USER_TIMEOUT); paramiko alone would wait for
-            minutes.
+    makes the kernel end the connection (TCP_USER_TIMEOUT); without that, paramiko would wait for
+    minutes.
         Behind a jump host, where TCP ends at the jump, a request that must be answered does the
             same.
-    A command does not outlive its time on the node either: `timeout` ends it there, even after the
-        link is lost.
+    On the node, `timeout` ends a command after its time, even if the link is lost.
     Secrets go through stdin. Anyone on the node can read a command's words in the process list.
 """
 
@@ -54,7 +53,7 @@ DEAD_AFTER = 6.0  # seconds without an acknowledgement until a link counts as de
 GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that exceeds its time
 MOST = (
     3 / 4
-    # share of the hosts: when these are done, the others get SLOWER times as long in all, and at
+    # share of the hosts: when these are done, the others get SLOWER times as long in total, and at
     # least SLOW_AFTER seconds
 )
 SLOWER = 3
@@ -307,7 +306,7 @@ class Transport:
     def _made(
         self, host: Host, gateway: Connection | str | None, patience: float = CONNECT_TIMEOUT
     ) -> Connection:
-        """Returns a connection that is not open yet; each step of opening it has `patience`
+        """Returns a connection that is not open yet; each step of opening it may take `patience`
         seconds.
         """
         # importing takes a fifth of a second, so only verbs that reach hosts do it

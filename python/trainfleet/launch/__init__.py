@@ -1,3 +1,3 @@
-"""Orchestrates the work of verbs: from a command's variables to a plan, its execution here or on a
-head, and the end of a run.
+"""Orchestrates verbs: a command's variables become a plan, which runs here or on a head, until the
+run ends.
 """

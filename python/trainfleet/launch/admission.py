@@ -1,14 +1,13 @@
 """The preflight of a Slurm job, in its own allocation, before its ranks start
 (fleet.slurm.preflight; backends/slurm/sbatch.py).
 
-python -m trainfleet.launch.admission               on every node: prints what it is and has
-(hosts/facts.sh)
-python -m trainfleet.launch.admission FOLDER START  on the first one, once the links were tried: 0
+python -m trainfleet.launch.admission               on every node: prints its facts (hosts/facts.sh)
+python -m trainfleet.launch.admission FOLDER START  on the first one, after the bandwidth test: 0
 lets the ranks start
 
 FOLDER is the job's, START the folder of this start in it. Findings go to the logs of the nodes that
-they are about, where the verdict reads them (watch/catalogue/trainfleet.yaml): a host that is to
-blame is left out of further attempts.
+they are about, where the verdict reads them (watch/catalogue/trainfleet.yaml): further attempts
+exclude a host that is to blame.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ..run.run_folder import Run, node_log
 from ..trust import safe_output
 from ..trust.errors import telling
 
-LARGEST = 1 << 26  # bytes of a file that are looked at: its last ones
+LARGEST = 1 << 26  # bytes that are read of a file: its last ones
 OPEN, SHUT = 0, 69  # sysexits.h: a service is unavailable
 NODES = "SLURM_JOB_NODELIST"
 
@@ -76,7 +75,7 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.Pre
                     host,
                     "facts",
                     implausible(error, "what facts.sh prints").message,
-                    "sinfo -R; another node",
+                    "run sinfo -R; use another node",
                 )
             )
     config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))
@@ -96,8 +95,8 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.Pre
 
 
 def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
-    """Says what is wrong, and leaves it in the log of the node that it is about; of all of them in
-    the first one's.
+    """Prints each finding, and writes it to the log of its node; findings about all nodes go to the
+    first node's log.
     """
     verdict = (
         "failed"
@@ -122,12 +121,12 @@ def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
     if not errors:
         return [
             Finding(
-                None, "fabric", "the trial of the links ended without a figure", "make train again"
+                None, "fabric", "the bandwidth test ended without a result", "run make train again"
             )
         ]
     words = "; ".join(f"{host}: {error[:200]}" for host, error in errors.items())
     return [
-        Finding(None, "fabric", f"the trial of the links failed: {words}", "make logs; sinfo -R")
+        Finding(None, "fabric", f"the bandwidth test failed: {words}", "run make logs and sinfo -R")
     ]
 
 

@@ -2,11 +2,11 @@
 FOLDER START NEAR`.
 
 The batch script of a Slurm job asks this on its first node (backends/slurm/sbatch.py). FOLDER is
-the job's, START this start's in it; NEAR is not empty when the engine's time limit was near. The
-exit code says whether the job shall be queued again: 0, yes.
+the job's, START this start's in it; NEAR is not empty if Slurm's time limit was near. Exit code 0
+means that the job is queued again.
 
-A running launcher decides instead, by the same verdict (watch/retry_loop.py); a job that
-is queued again here it finds.
+A running launcher decides instead, by the same verdict (watch/retry_loop.py); it finds the job that
+is queued again here.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def main(arguments: list[str]) -> int:
         return (
             say(OVER, "it is finished")
             if done
-            else say(AGAIN, "its time limit came: it is queued again")
+            else say(AGAIN, "it reached its time limit, and is queued again")
         )
     if job is None or is_held(read_holder(folder), time.time()) or is_renewed(folder):
-        return say(OVER, "who launched it decides what follows")
+        return say(OVER, "its launcher decides what follows")
     return AGAIN if is_worth_it(run, job[1], exits, start) else OVER
 
 
@@ -90,5 +90,5 @@ if __name__ == "__main__":
     safe_output.install()
     try:
         sys.exit(main(sys.argv[1:]))
-    except TrainfleetError:  # told already
+    except TrainfleetError:  # already reported
         sys.exit(OVER)

@@ -20,10 +20,10 @@ from ..plan.measurement import WARM_UP
 from ..run.run_folder import RUNS, Record, Run
 from ..trust.errors import TrainfleetError
 
-NEWEST = 12  # folders of runs that are looked at
-ENOUGH = 20  # steps, below which the first ones, which compile and warm up, weigh too much
+NEWEST = 12  # folders of runs that are read
+ENOUGH = 20  # steps that a run needs: with fewer, compiling and warm-up weigh too much
 LARGEST = 1 << 20  # bytes of metrics.jsonl that a plan reads for a step's parts
-PLAIN = 4  # timed steps that a profile needs besides warm-up and profiled ones
+PLAIN = 4  # timed steps that a profile needs in addition to warm-up and profiled ones
 NEAR, FAR = 0.2, 5.0  # ratios beyond which a run was disturbed
 # the names in metrics.jsonl of a step's parts (engine/timing.py), by group of the predicted parts
 SPANS = {
@@ -45,10 +45,11 @@ class Lesson:
 
 
 def experience_of(config: Config) -> Experience | None:
-    """Returns that of runs like this one: of the same layout, else of the same model, else of the
-    same hardware; None without any.
+    """Returns the corrections from runs like this one: of the same layout, else the same model,
+    else the same hardware; None without such runs.
 
-    The same layout corrects the whole step; another one corrects each group of parts separately, as
+    The same layout corrects the entire step; another one corrects each group of parts separately,
+    as
     their shares differ.
     """
     found = list(_lessons(config))
@@ -76,9 +77,7 @@ def _lessons(config: Config) -> Iterator[Lesson]:
 
 @functools.cache
 def _read(folder: Path, written: int) -> Lesson | None:
-    """The lesson of a run, read once for as long as its results are those; None where it can't be
-    read.
-    """
+    """Returns the lesson of a run, cached until its results change; None if it can't be read."""
     with suppress(TrainfleetError, OSError):
         run = Run(folder)
         results, config = run.read_results(), load_resolved(run.config)
@@ -123,7 +122,7 @@ def _parts(steps: list[Record], predicted: StepTime) -> dict[str, float]:
 
 
 def plain(config: Config, lines: list[Record]) -> list[Record]:
-    """The metrics of steps whose parts were timed, without warm-up and profiled steps."""
+    """Returns the metrics of steps with timed parts, without warm-up and profiled steps."""
     first, last = map(int, (config.train.profile_steps or "0-0").split("-"))
     timed = (line for line in lines if "forward_seconds" in line or "pipeline_seconds" in line)
     return [
@@ -136,7 +135,7 @@ def _median(lines: list[Record], name: str) -> float:
 
 
 def _hardware(fleet: Fleet) -> object:
-    """Returns what its nodes are, whatever they cost, and what they run."""
+    """Returns the hardware and software of a config's nodes, regardless of their price."""
     kind = fleet.node_type
     what = replace(kind, usd_per_hour=None) if kind else fleet.is_told
     return what, fleet.platform, fleet.backend

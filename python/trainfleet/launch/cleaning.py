@@ -1,8 +1,9 @@
-"""make clean: removes what can be made again, and with PURGE the named config's run and dataset.
+"""make clean: removes files that can be made again, and with PURGE the named config's run and
+dataset.
 
 It finds the files in runs/ and data/ that this program made as run/contents.py declares them, and
-never through a link. A run's folder has a config.yaml with the folder's name, beside what a run
-leaves. Of a dataset's folder only the files that tokenizing makes are ours, by name: your own text
+follows no link. A run's folder has a config.yaml with the folder's name, in addition to the run's
+files. Of a dataset's folder only the files that tokenizing makes are ours, by name: your own text
 may lie in the same folder, and stays.
 """
 
@@ -30,9 +31,7 @@ from ..trust.untrusted_input import printable, shortened
 
 
 def is_inside(path: Path, root: Path) -> bool:
-    """Tells whether a path lies where it says, under `root`: neither it nor a folder on the way to
-    it is a link.
-    """
+    """Tells whether a path really is under `root`: neither it nor a folder above it is a link."""
     if path.is_symlink() or ".." in path.parts or not path.is_relative_to(root):
         return False
     return path.resolve() == root.resolve() / path.relative_to(root)
@@ -62,7 +61,7 @@ def is_run(folder: Path) -> bool:
 
 
 def is_dataset(folder: Path) -> bool:
-    """Tells whether tokenizing has made something in a folder of data/."""
+    """Tells whether a folder of data/ has files from tokenizing."""
     signs = [folder / kind.name for kind in _signs(contents.DATASET)]
     return folder.is_dir() and is_inside(folder, DATA) and any(sign.is_file() for sign in signs)
 
@@ -80,8 +79,8 @@ def remakeable(run: Path) -> Iterator[Path]:
 
 
 def remove_dataset(folder: Path) -> list[Path]:
-    """Removes what tokenizing has made in a folder, and the folder itself if nothing else is in it;
-    what is left.
+    """Removes the files of tokenizing from a folder, and the folder if it is then empty. Returns
+    the remaining files.
     """
     left, ours, links = (
         [],
@@ -93,7 +92,7 @@ def remove_dataset(folder: Path) -> list[Path]:
         if path.is_symlink() and links.fullmatch(name):
             path.unlink()
         elif path.is_dir() and not path.is_symlink():
-            with suppress(OSError):  # not empty: then what is in it is named
+            with suppress(OSError):  # not empty: its files are named
                 path.rmdir()
         elif not path.is_symlink() and ours.fullmatch(name):
             remove(path)
@@ -105,8 +104,7 @@ def remove_dataset(folder: Path) -> list[Path]:
 
 
 def remove(path: Path) -> int:
-    """Removes a file, or a folder with all that is in it; no link is followed. Bytes that were
-    freed.
+    """Removes a file, or a folder with its contents; follows no link. Returns the bytes freed.
 
     Raises:
         TrainfleetError: it can't be removed.
@@ -124,27 +122,27 @@ def remove(path: Path) -> int:
 
 
 def measure(path: Path) -> int:
-    """Bytes in a file, or in all files of a folder; what a link leads to does not count."""
+    """Returns the bytes in a file, or in all files of a folder; targets of links do not count."""
     total = 0
     for part in _walk(path) if path.is_dir() and not path.is_symlink() else [path]:
-        with suppress(FileNotFoundError):  # gone meanwhile
+        with suppress(FileNotFoundError):  # removed in the meantime
             total += part.lstat().st_size if not part.is_dir() or part.is_symlink() else 0
     return total
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """All that is in a folder, at any depth; links as such."""
+    """Yields the contents of a folder, at any depth; follows no link."""
     for parent, names, files in os.walk(folder):
         yield from (Path(parent) / name for name in (*names, *files))
 
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", str(COMPILED))
-# what make profile and make scaling add to the name of the run
+# suffixes of the run's name that make profile and make scaling add
 MEASURING = r"-(profile|scaling)-\d{4}-\d{6}[a-z0-9-]*"
 
 
 def made_by(run: Run, config: Config | None) -> list[Path]:
-    """The folders of a run and of its dataset, and those of the runs that only measured it."""
+    """Returns the folders of a run, of its dataset, and of the runs that only measured it."""
     measuring = [
         folder for folder in _runs() if re.fullmatch(re.escape(run.name) + MEASURING, folder.name)
     ]
@@ -160,15 +158,15 @@ def _datasets() -> list[Path]:
 
 
 def remove_remakeable() -> None:
-    """Removes what can be made again; BackendError while a folder is in use."""
+    """Removes files that can be made again; BackendError while a folder is in use."""
     busy = [folder for folder in (*_runs(), *_datasets()) if is_locked(folder)]
     if busy:
-        then = f"make stop CONFIG={busy[0]}/config.yaml, or wait for it"
+        then = f"run make stop CONFIG={busy[0]}/config.yaml, or wait for it"
         raise BackendError(f"still running: {', '.join(map(str, busy))}", next=then)
     removed = sum(remove(path) for path in _remakeable())
     print(
-        f"removed {size(removed)} that can be made again (reports, plots, caches, what was half "
-        "made)"
+        f"removed {size(removed)} of files that can be made again (reports, plots, caches, "
+        "incomplete files)"
     )
 
 
@@ -181,14 +179,14 @@ def _remakeable() -> Iterator[Path]:
 
 
 def machines_of(config: Config | None) -> Machines | None:
-    """The machines that the config's backend makes for it; None where it makes none."""
+    """Returns the machines that the config's backend makes for it; None if it makes none."""
     backend = backend_of(config) if config and not is_guest(config) else None
     return backend.machines() if backend and Can.MACHINES in backend.can else None
 
 
 def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
-    """Says what is left on hosts that stay, or removes that too, where everything is to go; the
-    exit code.
+    """Prints the files that are left on hosts that stay, or removes them too with PURGE=all.
+    Returns the exit code.
 
     Raises:
         BackendError: some of it can't be removed.
@@ -203,7 +201,7 @@ def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
         return 0
     if not everything:
         print(
-            "next: make clean PURGE=all removes these too, which other runs on these hosts may need"
+            "next: make clean PURGE=all removes these too; other runs on these hosts may need them"
         )
         return 0
     if not sure and not _confirmed(f"these {len(left)} things on hosts, which other runs may need"):
@@ -228,11 +226,11 @@ def folders_of(config: Config | None, run: Run) -> Place:
 def take_down(
     machines: Machines, place: Place, made: Sequence[Path], purge_too: bool, sure: bool
 ) -> int:
-    """Removes the machines, which cost money, and proves that; then what is here. What holds data
-    only with PURGE. The exit code.
+    """Removes the machines, which cost money, and checks that they are gone; then the files here.
+    Removes data only with PURGE. Returns the exit code.
 
     Raises:
-        BackendError: something is left that costs money.
+        BackendError: something that costs money is left.
     """
     if purge_too and not sure:
         held = machines.left()
@@ -246,13 +244,13 @@ def take_down(
 
 
 def keep(place: Place, made: Sequence[Path]) -> int:
-    """Says what stays; the exit code."""
+    """Prints the runs and datasets that stay. Returns the exit code."""
     here = {folder: measure(folder) for folder in (*_runs(), *_datasets())}
     kept = {str(folder): count for folder, count in here.items()} | place.folders()
     for name, count in kept.items():
         print(f"kept {name}: {size(count)}")
     others = (
-        "; with CONFIG=runs/<name>/given.yaml another run's"
+        "; CONFIG=runs/<name>/given.yaml selects another run's"
         if any(f not in made for f in here)
         else ""
     )
@@ -262,8 +260,8 @@ def keep(place: Place, made: Sequence[Path]) -> int:
 
 
 def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
-    """Removes the folders that the config made, here and on its fleet, and nothing else; 1 when one
-    of them had to stay.
+    """Removes the folders that the config made, here and on its fleet, and nothing else. Returns 1
+    if one of them had to stay.
     """
     here = {folder: measure(folder) for folder in made if is_run(folder) or is_dataset(folder)}
     far = place.folders()
@@ -287,16 +285,16 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
 
 
 def _left_alone(folders: Iterable[Path]) -> int:
-    """Names the folders that are not the config's; 1 if there are any, 0 if not."""
+    """Names the folders that are not the config's. Returns 1 if there are any, else 0."""
     strange = [folder for folder in folders if folder.exists() or folder.is_symlink()]
     for folder in strange:
-        what = "a link" if folder.is_symlink() else "nothing that this config made"
+        what = "a link" if folder.is_symlink() else "not made by this config"
         print(f"left {folder}: it is {what}")
     return 1 if strange else 0
 
 
 def _remove(folder: Path) -> list[Path]:
-    """Returns the rest of a folder once all that is ours in it is removed."""
+    """Removes our files from a folder, and returns the rest."""
     if folder.parent == DATA:
         return remove_dataset(folder)
     remove(folder)
@@ -305,6 +303,6 @@ def _remove(folder: Path) -> list[Path]:
 
 def _confirmed(what: str) -> bool:
     if not sys.stdin.isatty():
-        what = "PURGE=1 asks before it removes what holds data, and there is no terminal to ask on"
+        what = "PURGE=1 asks before it removes data, but there is no terminal to ask on"
         raise TrainfleetError(what, next="make clean PURGE=1 YES=1")
     return is_agreed(f"remove {what} for good?")

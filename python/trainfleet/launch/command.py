@@ -37,13 +37,13 @@ from . import job_image, preflight
 from .calibration import experience_of
 
 Variables = Mapping[str, str]
-ORDER = "TRAINFLEET_ORDER"  # names the file with the requests that a launcher was given
+ORDER = "TRAINFLEET_ORDER"  # names the file with the requests for a launcher
 KINDS = ("tokenize", "train")
-TOKEN_BYTES = 4  # of text, in most languages' usual tokenizers
+TOKEN_BYTES = 4  # of text per token, in most languages' usual tokenizers
 
 
 def settings_of(variables: Variables) -> Settings:
-    """The config file and what overrides it."""
+    """Returns the config file and its overrides."""
     short = {"NODES": ("fleet.nodes", variables["NODES"])} if "NODES" in variables else {}
     path = (
         run_called(variables["RUN"]).document
@@ -57,13 +57,13 @@ def run_called(name: str) -> Run:
     """Returns the run here that RUN names; raises ConfigError if no run has that name."""
     here = [path.parent.name for path in RUNS.glob("*/config.yaml")]
     if name not in here:
-        message = f"no run here is called {show(name)}{suggest(name, here)}"
-        raise ConfigError.of("RUN", message, next="make runs lists them")
+        message = f"no run here has the name {show(name)}{suggest(name, here)}"
+        raise ConfigError.of("RUN", message, next="run make runs to list them")
     return run_of(name)
 
 
 def placed(error: NoSource, variables: Variables) -> ConfigError:
-    """The same error with the line of config.yaml, or the variable, that names the source."""
+    """Returns the error with the line of config.yaml, or the variable, that names the source."""
     settings = settings_of(variables)
     line, where = place_of(settings, ("data", "sources", error.entry))
     message = f"{error.where or 'it'} {error.what}: {error.why}"
@@ -74,24 +74,24 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
 
 
 def config_of(settings: Settings) -> tuple[Config, Derivation]:
-    """The config with everything derived, and from what, by its backend's rules too; ConfigError
-    with all that is wrong.
+    """Returns the config with all derived values and their origins, also by its backend's rules;
+    ConfigError with all its errors.
     """
     return load(settings, terms_of)
 
 
 def config_to_examine(settings: Settings) -> Config:
-    """The config of nodes that are to be looked at: what they have may still be open."""
+    """Returns the config of nodes that will be examined: their hardware may still be unknown."""
     return load(settings, terms_to_examine)[0]
 
 
 def run_named(variables: Variables) -> Run:
-    """The run that the config names, for verbs that only look at it."""
+    """Returns the run that the config names, for verbs that only read it."""
     return run_of(load_name(settings_of(variables)))
 
 
 def run_started(variables: Variables) -> Run:
-    """The run that the config names, for verbs that need what it has made; RunError where it was
+    """Returns the run that the config names, for verbs that need its files; RunError if it was
     never started.
     """
     run = run_named(variables)
@@ -102,15 +102,15 @@ def run_started(variables: Variables) -> Run:
 
 
 def store_named(variables: Variables) -> tuple[str, CheckpointStore]:
-    """The run that the config names, and where its checkpoints lie, as trained last; RunError where
-    it was never started.
+    """Returns the run that the config names, and the place of its checkpoints in its last training;
+    RunError if it was never started.
     """
     run = run_started(variables)
     return run.name, store_of(run, load_resolved(run.config).checkpoint.path)
 
 
 def run_trained(variables: Variables) -> Run:
-    """The run that the config names, for verbs that load its model.
+    """Returns the run that the config names, for verbs that load its model.
 
     Raises:
         RunError: it was never started, or has no checkpoint yet.
@@ -134,8 +134,8 @@ def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
 def plan_of(
     config: Config, derived: Derivation, kinds: Iterable[str] = KINDS, launch: str = ""
 ) -> Plan:
-    """The plan of a config. Requests that a launcher was given are carried out as they are, and not
-    made again.
+    """Returns the plan of a config. A launcher executes the requests that it was given unchanged,
+    and makes no others.
     """
     given = {request.job.kind: request for request in _given()}
     asked = dump_asked(config, derived)
@@ -145,7 +145,7 @@ def plan_of(
         preflight.require(config)
     notes, is_tokenized = _data(config, backend)
     notes += preflight.warnings(config) if "train" in kinds else []
-    if not given:  # else they were told where the command was typed
+    if not given:  # else they were printed where the command was typed
         notes += [note for note in preflight.preset_notes(config) if note not in notes]
     jobs = [] if is_tokenized else [tokenize_job(config)]
     jobs += [train_job(config)] if "train" in kinds else []
@@ -156,7 +156,7 @@ def plan_of(
 
 
 def was_handed_over() -> bool:
-    """Tells whether another machine has planned the work of this one, a fleet's head."""
+    """Tells whether this is a fleet's head, with work that another machine has planned."""
     return ORDER in os.environ
 
 
@@ -171,10 +171,10 @@ def _given() -> list[Request]:
 
 
 def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
-    """Notes on the dataset, and whether it exists."""
+    """Returns notes on the dataset, and whether it exists."""
     folder = DATA / config.data.name
     if backend.hands_over:
-        return [f"{folder} is made from what data.sources are on the nodes"], False
+        return [f"the nodes make {folder} from data.sources there"], False
     dataset = find(config.data)
     if dataset is not None:
         notes = [
@@ -187,11 +187,11 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
             )
         if have_changed(config.data, dataset.listing):
             notes.append(
-                f"warning: data.sources have changed since; {folder} stays as it was made, until "
-                f"rm -r {folder}"
+                f"warning: data.sources have changed since then; {folder} stays as it is until "
+                f"you run rm -r {folder}"
             )
         return notes, True
-    found = look(config.data)  # finds out now, and not on the nodes, that a source is missing
+    found = look(config.data)  # finds a missing source now, not on the nodes
     seconds = found.seconds(node_types.local_cores())
     size = f"{found.bytes / 1e6:,.1f} MB in {found.files:,} files, {found.units:,} units"
     notes = [
@@ -213,8 +213,8 @@ def seen(config: Config, tokens: int) -> str:
 
 
 def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
-    """The config at each number of nodes, with all that follows from that number derived again, and
-    checked before anything runs.
+    """Returns the config at each number of nodes, with all values that depend on it derived again,
+    and checked before anything runs.
 
     Strong scaling keeps the global batch; weak scaling keeps the smallest size's batch per rank.
     """
@@ -224,7 +224,7 @@ def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
     counts = counts_of(variables.get("NODES", ""), config.fleet.nodes)
     sizes = []
     for count in counts:
-        # a fixed size, or none
+        # a fixed size, or null
         short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.min_nodes", "null")}
         if weak:
             short["WEAK"] = (

@@ -1,16 +1,16 @@
-"""Compiles ahead of training: a separate run of a few steps fills the cache of compiled
-programs that all nodes share.
+"""Compiles ahead of training: a separate run of a few steps fills the cache of compiled programs
+that all nodes share.
 
-It is named after all that its programs depend on: `compile-<12 digits>`. So any machine that sees
-the runs knows whether the cache is warm, two runs that compute the same compile once, and what
-changes a program, such as another micro-batch, compiles again. The compiler's own cache knows each
-program by its version, flags and graph, and compiles none twice.
+Its name depends on everything that its programs depend on: `compile-<12 digits>`. So any machine
+that sees the runs knows whether the cache is warm, two runs that compute the same compile once, and
+a change of a program, such as another micro-batch, compiles again. The compiler's own cache knows
+each program by its version, flags and graph, and compiles none twice.
 
-Where an engine can queue jobs, training is queued behind the job that compiles: the engine starts
-it once that has succeeded, with or without a launcher. The launcher follows the job that compiles;
-then `train` finds the other one submitted, as if by a launcher before it. Each attempt to compile
-is another job, so training is queued behind each of them. If none ends well, or somebody stops
-either of the two, training is taken back.
+If a scheduler can queue jobs, training is queued behind the job that compiles: it starts once that
+has succeeded, with or without a launcher. The launcher follows the job that compiles; then `train`
+finds the training job, as if an earlier launcher had submitted it. Each attempt to compile is
+another job, so training is queued behind each of them. If no attempt succeeds, or you stop either
+job, training is withdrawn.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .training import train
 
 
 def can_wait(config: Config) -> bool:
-    """Tells whether training can wait in the queue: on an engine that has one and is asked from
+    """Tells whether training can wait in the queue: on a scheduler that has one and is asked from
     here.
     """
     backend = backend_of(config)
@@ -72,13 +72,13 @@ class ChainedTraining:
         return self.begun and self.run.is_asked_to_stop()
 
     def queue(self, first: Handle) -> None:
-        """Submits it, to begin once `first` has ended well, in the place of what waited for an
+        """Submits it, to begin once `first` has succeeded; replaces the job that waited for an
         earlier attempt.
 
         Raises:
-            ConfigError, RunError, BackendError: it can't be trained; `train` would refuse the same.
+            ConfigError, RunError, BackendError: it can't be trained; `train` would refuse it too.
         """
-        if self.is_asked_to_stop():  # and so is what it follows
+        if self.is_asked_to_stop():  # and so is the job before it
             return
         if self.submitted:
             self.backend.stop(self.submitted, at_once=True)
@@ -109,7 +109,7 @@ class ChainedTraining:
         self.run.note("queued", phase=status.phase.value, reason=status.reason)
 
     def withdraw(self, status: str) -> None:
-        """Takes it back, where it waits, and leaves `status` in its results."""
+        """Withdraws it if it waits, and leaves `status` in its results."""
         if self.submitted:
             self.backend.stop(self.submitted, at_once=True)
         if self.begun:
@@ -117,9 +117,9 @@ class ChainedTraining:
             training.report(self.run, self.config, status)
 
 
-# what decides which programs there are, beside the config
+# parts besides the config that decide which programs there are
 WRITTEN_IN = ("engine", "models", "devices")
-# Of `train`: keys that no program contains, or a number that is given to one.
+# Keys of `train` that no program contains, or that a program gets as a number.
 GIVEN = (
     "steps",
     "learning_rate",
@@ -142,31 +142,31 @@ GIVEN = (
 
 
 def require(config: Config) -> None:
-    """Raises ConfigError if a run compiles no program, or if no folder would keep it."""
+    """Raises ConfigError if a run compiles no program, or no folder would keep the programs."""
     if compiles_ahead(config) or config.train.compile:
         return
-    why = "false: nothing is compiled then; true works"
+    why = "false: nothing is compiled then; set true"
     if node_types.device_of(config.fleet.platform) == "neuron":
         why = (
-            "TorchNeuron keeps compiled programs in a folder, and these nodes share none; make "
-            "train compiles while it trains"
+            "TorchNeuron keeps compiled programs in a folder, but these nodes do not share one; "
+            "make train compiles while it trains"
         )
     raise ConfigError.of("train.compile", why, next="make train")
 
 
 def is_due(config: Config) -> bool:
-    """Tells whether training this would begin with compiling that a separate job can do before."""
-    if was_handed_over():  # on a head: the command that was typed has seen to it
+    """Tells whether training would begin with compiling that a separate job can do first."""
+    if was_handed_over():  # on a head: the command that was typed has handled it
         return False
     if not compiles_ahead(config) or config.train.compile_only or is_warm(config):
         return False
-    # in the queue already, or running: its compiling has been seen to
+    # in the queue already, or running: its compiling is done
     return not (can_wait(config) and execution.left_running(config, run_of(config.name)))
 
 
 def is_warm(config: Config) -> bool:
-    """Tells whether the run that compiles for this one has finished, as the machines that keep runs
-    know.
+    """Tells whether the run that compiles for this one has finished, according to the machines that
+    keep runs.
     """
     run, backend = run_of(name_of(config)), backend_of(config)
     with backend.place(run) as place:
@@ -177,8 +177,8 @@ def is_warm(config: Config) -> bool:
 
 
 def compile_first(config: Config, derived: Derivation, started: float) -> int:
-    """As `compile_ahead`, with training queued behind it where the engine can have it wait; nothing
-    waits where this fails.
+    """Compiles like `compile_ahead`, and queues training behind it if the scheduler can; withdraws
+    training if compiling fails.
     """
     waiting, code = ChainedTraining(config, derived, started), 1
     try:
@@ -192,7 +192,7 @@ def compile_first(config: Config, derived: Derivation, started: float) -> int:
 def compile_ahead(
     config: Config, derived: Derivation, started: float, sequel: Sequel | None = None
 ) -> int:
-    """Fills the cache, and says what it took and what it could not compile; the exit code."""
+    """Fills the cache, and prints the time and any programs that failed. Returns the exit code."""
     job_image.make_ready(config)
     run = run_of(name_of(config))
     print(f"compiling ahead, in {run.folder}: {expected_duration(config)}", flush=True)
@@ -204,19 +204,19 @@ def compile_ahead(
 
 
 def outlook(config: Config) -> list[str]:
-    """Returns the words of `make plan` on it."""
+    """Returns the lines of `make plan` about compiling."""
     behind = "; training is queued behind it" if can_wait(config) else ""
     return [
         "",
-        f"compiled ahead, where it has not been yet: {name_of(config)}; "
+        f"compiled ahead unless done already: {name_of(config)}; "
         f"{expected_duration(config)}{behind}",
         "",
     ]
 
 
 def name_of(config: Config) -> str:
-    """The name of the run that compiles for this one: 12 digits change with anything that its
-    programs depend on.
+    """Returns the name of the run that compiles for this one. Its 12 digits change with anything on
+    which its programs depend.
     """
     fleet = config.fleet
     inputs = {
@@ -233,7 +233,7 @@ def name_of(config: Config) -> str:
 
 
 def expected_duration(config: Config) -> str:
-    """Says how long it will take, by the times of others."""
+    """Returns how long it will take, judged by the times of other runs."""
     taken = [
         seconds
         for path in RUNS.glob("compile-*/results.json")
@@ -249,7 +249,7 @@ def expected_duration(config: Config) -> str:
         return "minutes at most"
     # awsdocs-neuron.readthedocs-hosted.com, the tutorial dp_bert, 2026-08-17
     return (
-        "none of this model was compiled here; AWS's BERT-Large takes 13 min on a "
+        "no run of this model was compiled here; AWS's BERT-Large takes 13 min on a "
         "trn1.32xlarge, larger models longer"
     )
 

@@ -33,9 +33,9 @@ from ..watch.retry_loop import ASK_AGAIN, PATIENCE, first_that_fits, persevere
 from ..watch.signals import Interrupts
 from .launching import leads
 
-HEAD = "TRAINFLEET_HEAD"  # set for what runs on a fleet's head (backends/head.py)
-COMPILES = 14400.0  # seconds that compiling one program takes at most
-STOPPED = 130  # the exit code of a command that was stopped, as a shell gives it after Ctrl-C
+HEAD = "TRAINFLEET_HEAD"  # set for processes on a fleet's head (backends/head.py)
+COMPILES = 14400.0  # most seconds to compile one program
+STOPPED = 130  # the exit code of a command that was stopped, like a shell's after Ctrl-C
 
 
 @contextmanager
@@ -59,14 +59,14 @@ def in_charge(config: Config, run: run_folder.Run, place: Place) -> Iterator[Lea
             yield lease
     finally:
         try:
-            place.refresh()  # its last words
+            place.refresh()  # its last state
         except BackendError as error:
-            print(f"warning: others do not see how it ended: {error}", file=sys.stderr)
+            print(f"warning: other machines can't see how it ended: {error}", file=sys.stderr)
 
 
 @contextmanager
 def held(run: run_folder.Run) -> Iterator[None]:
-    """Holds the lock of the run's folder; BackendError where another command has it."""
+    """Holds the lock of the run's folder; BackendError if another command has it."""
     if (lock := run_folder.take_lock(run.folder)) is None:
         raise led_already(run.name, str(run.folder))
     with lock:
@@ -74,7 +74,7 @@ def held(run: run_folder.Run) -> Iterator[None]:
 
 
 def _attended(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
-    """On a fleet's head: another host stands by; elsewhere nothing."""
+    """Keeps another host on standby on a fleet's head; does nothing elsewhere."""
     if HEAD not in os.environ:
         return nullcontext()
     from .failover import kept  # loads SSH
@@ -83,14 +83,14 @@ def _attended(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
 
 
 def _lock_beside(run: run_folder.Run) -> AbstractContextManager[TextIO | None]:
-    """The lock, where it is free and the file system has locks."""
+    """Holds the lock if it is free and the file system has locks."""
     with suppress(OSError):
         return run_folder.take_lock(run.folder) or nullcontext()
     return nullcontext()
 
 
 def warn(plan: Plan) -> None:
-    """Says what of the data is not as it should be, before the work begins."""
+    """Warns about problems with the data, before the work begins."""
     for note in plan.notes:
         if note.startswith("warning:"):
             print(note, file=sys.stderr)
@@ -106,14 +106,16 @@ def is_finished(plan: Plan, run: run_folder.Run) -> bool:
 
 
 def say_finished(plan: Plan, run: run_folder.Run) -> int:
-    """Says that nothing is left to do, how the run ended and how to continue; the exit code."""
+    """Prints that nothing is left to do, how the run ended and how to continue. Returns the exit
+    code.
+    """
     print(f"nothing is left to do: train.steps is {plan.config.train.steps:,}\n{status(run)}")
     return 0
 
 
 def end_remains(run: run_folder.Run, place: Place, backend: Backend) -> None:
-    """Ends what is left on the nodes of a finished run whose launcher was killed before it did
-    that: a frozen agent, say.
+    """Ends processes, such as a frozen agent, on the nodes of a finished run if its launcher was
+    killed before it did so.
     """
     holder, job = newest_holder(run.folder), load_job(run)
     if job and holder and holder.code is None and not place.is_running():
@@ -121,7 +123,7 @@ def end_remains(run: run_folder.Run, place: Place, backend: Backend) -> None:
 
 
 def left_running(config: Config, run: run_folder.Run) -> tuple[Handle, Request] | None:
-    """The job that an earlier launcher submitted, if all of it still runs."""
+    """Returns the job that an earlier launcher submitted, if all of it still runs."""
     job = load_job(run)
     if job is None:
         return None
@@ -136,7 +138,7 @@ def refit(run: run_folder.Run, config: Config) -> None:
 
 
 def record_launch(run: run_folder.Run, request: Request) -> None:
-    """Leaves the event from which a launch is paid for, with the moment when its command began."""
+    """Records the event from which a launch is paid for, with the time when its command began."""
     began = run.read_results().get("started") or time.time()
     run.record(
         "launched",
@@ -148,10 +150,10 @@ def record_launch(run: run_folder.Run, request: Request) -> None:
 
 @dataclass(frozen=True)
 class Launch:
-    """A command that leads a run: by which plan, where the run is, and what may end it. `started`:
-    when it began, unix time.
+    """A command that leads a run: its plan, the run's place, and the signals that may end it.
+    `started`: when it began, unix time.
 
-    `sequel`: what is to start once its last job has succeeded.
+    `sequel`: the job to start once its last job has succeeded.
     """
 
     plan: Plan
@@ -174,30 +176,29 @@ class Launch:
         return backend_of(self.config)
 
     def following(self) -> tuple[Launch, tuple[Handle, Request] | None] | None:
-        """This launch after the one before it: beside the job that runs on, or else with a plan for
-        the hosts that are left.
-
-        None after a stop; raises as `take_over` does.
+        """Returns this launch as the successor of the one before it: next to the job that still
+        runs, or else with a plan for the remaining hosts. None after a stop; raises like
+        `take_over`.
         """
         predecessor = self.lease.predecessor
         if predecessor and (running := left_running(self.config, self.run)):
             return self, running
-        # meanwhile: nothing is left to take over
+        # finished in the meantime: nothing is left to take over
         if SUCCEEDS in os.environ and self.run.is_asked_to_stop():
             return None
         launch = self.take_over() if predecessor else self
         return (launch, None) if launch else None
 
     def take_over(self) -> Launch | None:
-        """The same with the plan of a launcher whose predecessor died, if possible without the
-        hosts that are gone.
+        """Returns the launch with the plan after its predecessor's death, if possible without the
+        lost hosts.
 
-        None after a stop. Whoever took over waits for missing hosts, as a launcher does that loses
-        them (watch/retry_loop.py).
+        None after a stop. A successor waits for missing hosts, like a launcher that loses them
+        (watch/retry_loop.py).
 
         Raises:
             JobFailed: too few have come back in time.
-            BackendError: a command that was typed finds too few.
+            BackendError: a typed command finds too few.
         """
         job, deadline, said = load_job(self.run), time.monotonic() + PATIENCE, False
         while True:
@@ -236,18 +237,16 @@ class Launch:
         return first_that_fits(self.backend, [*jobs], [without, {}])
 
     def do(self, request: Request, running: tuple[Handle, Request] | None) -> bool:
-        """Carries out a request of the plan, or follows what runs in its place already.
-
-        True once the dataset is whole, or every node has ended well; False after a stop before
-        that.
+        """Executes a request of the plan, or follows the job that already runs in its place. True
+        once the dataset is complete, or every node has succeeded; False after an earlier stop.
         """
         handle = None
         if running and running[1].job.kind == request.job.kind:
             handle, request = running
             how = (
-                "was queued behind what compiles"
+                "was queued behind the job that compiles"
                 if request.job.after
-                else "runs on, as the launcher before this one left it"
+                else "still runs, as the previous launcher left it"
             )
             print(f"{self.run.name} {how}", flush=True)
         if request.job.kind == "tokenize":
@@ -255,7 +254,7 @@ class Launch:
         if not handle:
             record_launch(self.run, request)
         logged = lambda: sum(run_folder.size_of(log) for log in request.logs)  # noqa: E731
-        # What compiles says little.
+        # A job that compiles prints little.
         told = {"progress": logged, "still": lambda: COMPILES} if request.job.ahead else {}
         live = Live(self.run, self.config.train.steps)
         return self._execute(request, live, handle, sequel=self.sequel, **told)
@@ -267,7 +266,7 @@ class Launch:
             raise BackendError(
                 f"another command is tokenizing {request.job.name}",
                 where=str(folder),
-                next="wait for it, or make stop",
+                next="wait for it, or run make stop",
             )
         live = TokenizeLive(folder, self.config.data.tokenized_path)
         still = lambda: STUCK if live.progress and live.progress.bytes_total else STILL  # noqa: E731
@@ -276,7 +275,7 @@ class Launch:
     def _execute(
         self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any
     ) -> bool:
-        """Follows a job to its end; `told`: what its watch is to know beside the rest.
+        """Follows a job to its end; `told`: further facts for its watch.
 
         Raises:
             JobFailed: with the verdict.
@@ -301,7 +300,7 @@ class Launch:
     def _watch(self, live: Live | TokenizeLive) -> Watch:
         def show(waits_for: str = "") -> None:
             live.update(waits_for)
-            self.interrupts.signalled |= live.line.unread  # as when its terminal is closed
+            self.interrupts.signalled |= live.line.unread  # like when its terminal is closed
 
         require_numbers(ENDS)
         budget = Budget(self.run, self.config, self.backend.bill())

@@ -1,9 +1,9 @@
 """Keeps a successor for the launcher of a fleet's run: one other host stands by, and this one
-doubts itself.
+checks that it still leads.
 
-A launcher on the head of a fleet looks once a second whether the host that stands by has beaten
-(health/lease.py: standby.json). When that is silent, or has taken over and leads now itself, it
-appoints another: any host may lead, as often as need be.
+A launcher on the head of a fleet checks once a second whether the standby has beaten
+(health/lease.py: standby.json). If that host is silent, or has taken over and leads itself, the
+launcher appoints another: any host may lead, any number of times.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from ..trust.errors import TrainfleetError
 from ..watch.monitor import ENDS
 
 STARTED = "TRAINFLEET_STARTED"  # when the command began, unix time (cli/)
-CLOSES = 10.0  # seconds for what a host is being told to end, before the interpreter goes
-AGAIN = 30.0  # seconds until all hosts are tried again, when none could be appointed
-# seconds between two tries at hosts that have not let the appointed one in, as they were down
+CLOSES = 10.0  # seconds for a command on a host to end, before the interpreter exits
+AGAIN = 30.0  # seconds until all hosts are tried again, if none could be appointed
+# seconds between two tries at hosts that were down and have not admitted the appointed one
 KNOCK_EVERY = 5.0
 
 
 def kept(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
-    """While this launcher leads, another host stands by: on a fleet's head; elsewhere nothing."""
+    """Keeps another host on standby while this launcher leads on a fleet's head; does nothing
+    elsewhere.
+    """
     head = backend.head()
     return (
         Succession(head, lease)
@@ -57,13 +59,13 @@ class Succession:
         self.launcher = Launcher(words, environment, values_of(fleet.config.fleet.secrets))
         self.seen, self.silent = newest_standby(lease.folder), 0.0
         self.number = self.seen.number if self.seen else 0
-        # The terminal that started this launcher has appointed somebody; of those that a standby
-        # started, that one stood by.
+        # The terminal that started this launcher has appointed a host; a launcher that a standby
+        # started has that standby's host.
         self.until = time.monotonic() if SUCCEEDS in os.environ else time.monotonic() + TO_BEGIN
-        self.shut: list[Host] = []  # the appointed host, and those that have not let it in yet
+        self.shut: list[Host] = []  # the appointed host, and those that have not admitted it yet
         self.knocked = 0.0
         self.tried: Host | None = None
-        self.said = ""  # why nobody stands by
+        self.said = ""  # why no host stands by
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._keep, name="succession", daemon=True)
 
@@ -95,8 +97,8 @@ class Succession:
                 self.said = str(error)
 
     def look(self, newest: Standby | None) -> None:
-        """Finds who stands by, from what its file says now. Looks are counted, and no clocks
-        compared, as in lease.Vacancy.
+        """Finds the host that stands by, from its file's current content. Counts looks and compares
+        no clocks, like lease.Vacancy.
         """
         if newest and newest != self.seen:
             self.seen, self.silent = newest, 0.0
@@ -114,7 +116,7 @@ class Succession:
             self.lease.standby = ""
 
     def _appoint(self) -> None:
-        """Lets the next able host stand by. Raises TrainfleetError if no host can, with the reason
+        """Makes the next able host stand by. Raises TrainfleetError if no host can, with the reason
         of the last one.
         """
         refused = TrainfleetError("the fleet has no other host")
@@ -134,8 +136,8 @@ class Succession:
         raise refused
 
     def _candidates(self) -> list[Host]:
-        """The hosts that may lead, the one after that which was tried last first; last the one
-        whose launcher fell silent.
+        """Returns the hosts that may lead, beginning after the last one tried; last comes the host
+        with the silent launcher.
         """
         hosts = list(self.fleet.transport.hosts)
         first = hosts.index(self.tried) + 1 if self.tried in hosts else 0
@@ -147,7 +149,7 @@ class Succession:
         return sorted(fit, key=lambda host: before in (host.name, self.fleet.name_of(host)))
 
     def _open_doors(self) -> None:
-        """Every host lets the appointed one in; those that don't answer now do it later."""
+        """Makes every host admit the appointed one; hosts that do not answer now do so later."""
         appointed, *hosts = self.shut
         left = self.head.open_doors([appointed], hosts)
         self.shut, self.knocked = [appointed, *left] if left else [], time.monotonic()

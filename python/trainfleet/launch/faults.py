@@ -1,5 +1,5 @@
-"""The faults that a rehearsal causes, each with its promise. A stage (rehearsal.py) says how it is
-done, and where.
+"""The faults that a rehearsal causes, each with its promise. A stage (rehearsal.py) decides how and
+where to cause it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .rehearsal import (
 )
 
 SMALL = 600_000  # bytes: less than a checkpoint's files have, more than any log of the run
-# seconds: longer than a node that is not heard is waited for
+# seconds: longer than the wait for a silent node
 CUT, CUT_RATE = (30, "rate 1kbit burst 90 latency 1ms")
-# Some MB a step: half a second instead of some hundredths, and every packet waits behind them. For
-# so long at most.
+# A step sends a few MB: half a second instead of some hundredths, and every packet waits behind
+# them. The seconds are the most that this lasts.
 SLOWED, SLOW_RATE = 90, "rate 50mbit burst 32kb latency 2s"
 SLOWLY = (
     f"train.steps={LONGEST} train.log_every=10 checkpoint.every={LONGEST} fleet.on_slow_node=warn"
 )
-USUAL = 30.0  # seconds of training until it is known how long steps take (watchdog.RECENT)
+USUAL = 30.0  # seconds of training until the time of a step is known (watchdog.RECENT)
 FULL = f"prlimit --pid $p --fsize={SMALL}:{SMALL} 2>&1 && echo {STRUCK}"
-# A read-only folder stops everybody but root. A rank of root gets a separate mount over it.
+# A read-only folder stops every user except root. A rank of root gets a separate mount over it.
 READ_ONLY = f"""[ "$(id -u)" = 0 ] || {{ chmod 555 "$c" && echo {STRUCK}; exit; }}
 nsenter --target $p --mount --root --wd sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"' "$c" 2>&1 &&
 echo {STRUCK}"""  # noqa: E501
-# Of one host, which is node 1 when it begins: another one in its place has the package.
+# Lacks the package on one host, node 1 at the start: its replacement has the package.
 BROKEN_NODE = """
 import os, sys
 def is_here():
@@ -87,18 +87,18 @@ sys.meta_path.insert(0, Poison())
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault by name: its effect, the verdict by which it must be known, and how it is played."""
+    """A fault by name: its effect, its required verdict, and the function that causes it."""
 
     name: str
     what: str
     verdicts: tuple[str, ...]
     play: Callable[[Fault, RehearsalStage], FaultOutcome]
-    rank: int | None = None  # whom the verdict must blame
-    needs: tuple[str, ...] = ()  # of a stage, which may lack it (Stage.lacking)
+    rank: int | None = None  # the rank that the verdict must blame
+    needs: tuple[str, ...] = ()  # of a stage, which may lack them (Stage.lacking)
 
 
 def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Says how a fault ended, or why it could not be played."""
+    """Returns how a fault ended, or why it could not be caused."""
     if why := next((stage.lacking[need] for need in fault.needs if need in stage.lacking), ""):
         return FaultOutcome(fault.name, skipped=why, what=fault.what)
     outcome, left = fault.play(fault, stage), stage.left_over()
@@ -107,7 +107,7 @@ def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _running(fault: Fault, stage: RehearsalStage, words: str = "") -> subprocess.Popen[str]:
-    """The command that trains, once its run is at the step at which it is broken."""
+    """Returns the command that trains, once its run has reached the step of the fault."""
     process = stage.begin(fault.name, words)
     stage.await_step(fault.name, process)
     return process
@@ -121,9 +121,7 @@ def _ended(code: int, wanted: int = 0) -> list[str]:
 def _signalled(
     number: signal.Signals, whom: str
 ) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Plays a fault that a signal to one process is: the run must continue unaided, to the same
-    losses.
-    """
+    """Sends a signal to one process: the run must continue unaided, to the same losses."""
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         process, began = _running(fault, stage), time.time()
@@ -134,7 +132,7 @@ def _signalled(
 
 
 def _cut_off(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """A node that the others don't hear any more for a while: the run must continue without it."""
+    """Cuts one node off from the others for a while: the run must continue without it."""
     process, began = _running(fault, stage), time.time()
     if why := stage.shape(fault.name, CUT_RATE, CUT):
         stage.stop(fault.name, process)
@@ -143,9 +141,8 @@ def _cut_off(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _slowed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """A node whose packets take long: the run must continue, to the same losses. Whether it
-    is named is reported, and not promised: on machines that others load, steps may take no longer
-    for it.
+    """Slows one node's packets: the run must continue, to the same losses. A report says whether
+    the node was named, without a promise: on loaded machines, steps may take no longer.
     """
     process = _running(fault, stage, SLOWLY)
     time.sleep(USUAL)
@@ -168,7 +165,7 @@ def _slowed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _headless(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """A head that is gone, with the launcher and a rank: the host that stands by must take over."""
+    """Kills the head's processes, the launcher and a rank: the standby must take over."""
     process, began = _running(fault, stage), time.time()
     head = stage.lose_head(fault.name)
     code = stage.end(process)
@@ -189,10 +186,8 @@ def _measure(
     ends: bool = True,
 ) -> FaultOutcome:
     """Reads from the run's events how a fault at `began` ended, with the promises that all faults
-    have: verdict, losses.
-
-    `named`: the event by which the fault was named, where nobody judged. `ends`: the run was to end
-    unaided.
+    have: verdict, losses. `named`: the event that names the fault if there is no verdict. `ends`:
+    the run was meant to end unaided.
     """
     events = stage.events(fault.name, began)
     verdict = named or _first(events, "verdict")
@@ -209,13 +204,13 @@ def _measure(
 
 
 def _unkept(wrong: str, equal: bool, lost: int, most_lost: int) -> Iterator[str]:
-    """Yields the promises that all faults have and that this one broke."""
+    """Yields the common promises that this fault broke."""
     if wrong:
         yield wrong
     if not equal:
-        yield "the losses are not those of the unbroken run"
+        yield "the losses differ from the unbroken run's"
     if lost > most_lost:
-        yield f"{lost} steps were done twice"
+        yield f"{lost} steps ran twice"
 
 
 def _seconds(began: float, event: Record | None) -> float | None:
@@ -223,8 +218,8 @@ def _seconds(began: float, event: Record | None) -> float | None:
 
 
 def _has_equal_losses(stage: RehearsalStage, name: str, ends: bool) -> bool:
-    """Tells whether a run lost nothing against the unbroken one; up to its last step, unless it
-    was to end.
+    """Tells whether a run's losses equal the unbroken one's, up to its last step unless it was
+    meant to end.
     """
     losses = stage.losses(name)
     return all(
@@ -238,7 +233,7 @@ def _first(events: Iterable[Record], *names: str, after: float = 0.0) -> Record 
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
-    """Returns a verdict's mistake: the cause, or whom it blames."""
+    """Returns a verdict's mistake: the cause, or the blamed rank or host."""
     if said not in (fault.verdicts or ("none",)):
         return f"the verdict was {said}, not {' or '.join(fault.verdicts) or 'none'}"
     # each node has one rank
@@ -259,9 +254,7 @@ def _killed_launcher(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _noticed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """A notice that a machine is about to be taken away, as Slurm and Batch give it: SIGUSR1 to a
-    rank.
-    """
+    """Gives notice that a machine will be reclaimed, like Slurm and Batch: SIGUSR1 to a rank."""
     process, began = _running(fault, stage), time.time()
     stage.strike(fault.name, "rank", signal.SIGUSR1)
     stage.end(process)
@@ -273,7 +266,7 @@ def _noticed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _damaged(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """The newest checkpoint of a run that was stopped loses the half of its largest file."""
+    """Cuts the largest file of a stopped run's newest checkpoint in half."""
     process = _running(fault, stage)
     stage.stop(fault.name, process)
     stage.damage(fault.name)
@@ -285,9 +278,7 @@ def _damaged(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Plays a fault by which rank 1 can't write checkpoints any more, from a moment on; then it can
-    again.
-    """
+    """Stops rank 1 from writing checkpoints from some moment on; then lets it again."""
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         process = _running(fault, stage)
@@ -299,7 +290,7 @@ def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutc
         stage.let_write(fault.name)
         if said != STRUCK:
             return FaultOutcome(
-                fault.name, skipped=" ".join(said.split()) or "its host says nothing"
+                fault.name, skipped=" ".join(said.split()) or "its host printed nothing"
             )
         return _mended(fault, stage, began, code)
 
@@ -309,10 +300,8 @@ def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutc
 def _mended(
     fault: Fault, stage: RehearsalStage, began: float, code: int, words: str = ""
 ) -> FaultOutcome:
-    """A fault that another attempt would meet again: the command must fail, say why, and continue
-    once it is corrected.
-
-    A fault of one node may be left behind with that node instead.
+    """Corrects a fault that another attempt would meet again: the command must fail, report why,
+    and continue after the correction. Instead, the run may continue without the faulty node.
     """
     restarted = any(event["event"] == "restarted" for event in stage.events(fault.name, began))
     elsewhere = (
@@ -324,13 +313,13 @@ def _mended(
     stops = all(CAUSES[cause].then is Then.STOP for cause in fault.verdicts)
     broken += ["it was tried again, in vain"] if restarted and stops else []
     if again := stage.again(fault.name, words):
-        broken.append(f"the same command ended with {again} when all was well again")
+        broken.append(f"the same command ended with {again} after the correction")
     return _measure(fault, stage, began, broken)
 
 
 def _changed(program: str, words: str = "") -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Plays a fault that is a change of what Python finds when it starts, as if a node were
-    installed so; then as it was.
+    """Changes what Python finds when it starts, like a node with another installation; then
+    restores it.
     """
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:

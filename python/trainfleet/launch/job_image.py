@@ -37,17 +37,17 @@ def recipe_for(config: Config) -> ImageRecipe:
 
 
 def registry_for(config: Config) -> Registry:
-    """The registry of this account, in the fleet's region."""
+    """Returns the registry of this account, in the fleet's region."""
     calls = Calls(region_of(config))
     return Registry(calls, str(calls("sts", "GetCallerIdentity")["Account"]))
 
 
 def named(config: Config, given: Sequence[str] = ()) -> Config:
-    """The config with the whole name of its image in place of `build`: that of the jobs given, or
-    else its name in ECR.
+    """Returns the config with the full name of its image in place of `build`: that of the given
+    jobs, or else its name in ECR.
 
-    Without an account, the name says ACCOUNT: that is enough for a plan, and `make_ready` comes
-    before anything is carried out.
+    Without an account, the name says ACCOUNT: that is enough for a plan, and `make_ready` runs
+    before any job.
     """
     if config.fleet.container != BUILD:
         return config
@@ -60,11 +60,10 @@ def named(config: Config, given: Sequence[str] = ()) -> Config:
 
 
 def make_ready(config: Config) -> None:
-    """Before a job is carried out: the image that it runs in is where its nodes take it from, and
-    fits them.
+    """Ensures, before a job, that its image is in the registry and fits its nodes.
 
     Raises:
-        CloudError, ImageError: it is not.
+        CloudError, ImageError: it is missing or does not fit.
     """
     if config.fleet.container == BUILD:
         provide(config)
@@ -73,7 +72,7 @@ def make_ready(config: Config) -> None:
 
 
 def build(config: Config) -> int:
-    """make build: the exit code."""
+    """Builds the image (make build). Returns the exit code."""
     recipe, builder = _begin(config)
     building.build(recipe, builder, building.commit_of(), print)
     more = (
@@ -86,7 +85,7 @@ def build(config: Config) -> int:
 
 
 def push(config: Config) -> int:
-    """make push: builds what is not built, sends what is not there; the exit code."""
+    """Builds and pushes the missing images (make push). Returns the exit code."""
     name = provide(config)
     print(
         "next: make "
@@ -96,13 +95,13 @@ def push(config: Config) -> int:
 
 
 def provide(config: Config) -> str:
-    """The name of the config's image in its registry, where it is from now on."""
+    """Puts the config's image in its registry, and returns its name."""
     registry, recipe = registry_for(config), recipe_for(config)
     if registry.holder(recipe.tag) is None:
         recipe, builder = _begin(config)
         building.build(recipe, builder, building.commit_of(), print)
     else:
-        builder = Builder("")  # nothing is built and nothing sent
+        builder = Builder("")  # builds and sends nothing
     tags = own_tags(config.fleet_name) | {CREATED: time.strftime("%Y-%m-%d")}
     return registry.push(recipe, builder, print, tags, config.fleet_name)
 
@@ -118,12 +117,11 @@ def _begin(config: Config) -> tuple[ImageRecipe, Builder]:
 
 
 def require_image(config: Config) -> None:
-    """Refuses an image that no node could run, before any is started: one in ECR by its own
-    configuration.
+    """Refuses an image that no node could run, before any starts; reads the configuration of one in
+    ECR.
 
     Raises:
-        ImageError: it is not there, for another processor, or of another lock than the config's;
-            with both.
+        ImageError: it is missing, or for another processor or lock than the config's; names both.
     """
     image = config.fleet.container
     registry = Registry.of(image)
@@ -139,7 +137,7 @@ def require_image(config: Config) -> None:
 
 
 def require_fit(config: Config, stored: StoredImage, image: str) -> None:
-    """ImageError when an image is for another processor than the fleet's, or pinned by another lock
+    """Raises ImageError if an image is for another processor than the fleet's, or has another lock
     than the config's platform.
     """
     then = "make push, with fleet.container: build"
@@ -152,7 +150,7 @@ def require_fit(config: Config, stored: StoredImage, image: str) -> None:
     platform = load_platform(config.fleet.platform)
     theirs, ours = stored.labels.get("trainfleet.lock"), lock_name(platform)
     if theirs and theirs != ours:
-        why = f"it is of the lock {theirs}, the config's platform {platform.name} of {ours}"
+        why = f"it has the lock {theirs}, but the config's platform {platform.name} has {ours}"
         raise ImageError(
             "has other versions than the config's platform", where=image, why=why, next=then
         )

@@ -2,9 +2,9 @@
 cancel it.
 
 A launch takes minutes until then: images, plans, the preflight, code, tokenizers. This is the first
-phase of its lease (health/lease.py): its command renews what it shows, and looks for a request to
-stop, upon which it ends as after Ctrl-C. Once the launcher has its lease, it and its ranks look for
-the request. Of two launches at once, the one that finds the other in its place ends.
+phase of its lease (health/lease.py): its command renews the lease, and ends at a request to stop,
+like after Ctrl-C. Once the launcher has its lease, it and its ranks check for the request. Of two
+simultaneous launches, the one that finds the other's lease ends.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .command import ORDER
 from .run_location import is_nowhere
 
 PACE = 2.0  # seconds between two renewals
-QUIET = 15.0  # seconds of looking at a launch without a renewal, after which it counts as gone
-JOINS = 5.0  # seconds for a look to end
-PATIENCE = 120.0  # seconds for a launch that was asked to stop to be gone
+QUIET = 15.0  # seconds without a renewal until a launch counts as gone
+JOINS = 5.0  # seconds for a poll to end
+PATIENCE = 120.0  # seconds that a launch gets to end after a request to stop
 _open: dict[str, FirstPhase] = {}  # by run: the launches of this process
 
 
@@ -68,9 +68,7 @@ class FirstPhase:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def end(self, begun: bool) -> None:
-        """Shows the launch no more. `begun`: the run has a launcher, which looks for requests to
-        stop.
-        """
+        """Withdraws the launch. `begun`: the run has a launcher, which checks for stop requests."""
         if not self.over.is_set():
             self.over.set()
             self.thread.join(JOINS)
@@ -81,8 +79,8 @@ class FirstPhase:
 
 @contextmanager
 def launching(config: Config, verb: str) -> Iterator[None]:
-    """Shows the launch of a config's run until the block ends, or `leads` is called; within another
-    such block nothing.
+    """Shows the launch of a config's run until the block ends, or `leads` is called; does nothing
+    within another such block.
 
     Raises:
         BackendError: another launch of the run is under way.
@@ -96,7 +94,7 @@ def launching(config: Config, verb: str) -> Iterator[None]:
             yield
             return
         before = signal.getsignal(signal.SIGINT)
-        # a job in the background of a script: by this signal the launch is ended
+        # a script's background job: this signal ends the launch
         if before == signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _open[config.name] = phase = FirstPhase(place, shown)
@@ -110,7 +108,7 @@ def launching(config: Config, verb: str) -> Iterator[None]:
 
 
 def leads(run: Run) -> None:
-    """The launcher of a run has taken its lease: from now on that shows that the run is led."""
+    """Withdraws this launch: its launcher has the lease, which now shows that the run is led."""
     if phase := _open.get(run.name):
         phase.end(begun=True)
 
@@ -121,7 +119,7 @@ def is_cancelled() -> bool:
 
 
 def mine(command: str) -> Launching:
-    """The launch of this process."""
+    """Returns the launch of this process."""
     pid = os.getpid()
     terminal = f"in {os.ttyname(0).removeprefix('/dev/')} " if os.isatty(0) else ""
     words = f"{command}, typed by {user()} {terminal}on {platform.node()} (process {pid})"
@@ -129,8 +127,10 @@ def mine(command: str) -> Launching:
 
 
 def _begin(place: Place, config: Config, shown: Launching) -> bool:
-    """Shows this launch; False for a run that is led: the command joins that, or refuses."""
-    with suppress(BackendError):  # which the launch itself explains better, by host
+    """Shows this launch. Returns False if a launcher leads the run: the command then joins it, or
+    refuses.
+    """
+    with suppress(BackendError):  # the launch itself explains it better, by host
         place.refresh()
     if place.is_running():
         return False
@@ -141,7 +141,7 @@ def _begin(place: Place, config: Config, shown: Launching) -> bool:
         return True
     if not backend_of(config).hands_over:
         what = f"the run {config.name} is being launched already"
-        raise BackendError(what, where=str(before), next="make stop cancels it")
+        raise BackendError(what, where=str(before), next="run make stop to cancel it")
     print(f"{config.name} is being launched: {before}; following it", flush=True)
     while under_way(place):
         time.sleep(PACE / 2)
@@ -160,12 +160,12 @@ def under_way(place: Place) -> Launching | None:
 
 
 def gone(place: Place, found: Launching) -> str:
-    """Returns why the command of a launch is gone; "" while it lives. No clocks are compared: a
-    renewal is waited for.
+    """Returns why the command of a launch is gone; "" while it lives. Waits for a renewal instead
+    of comparing clocks.
     """
     if f" on {platform.node()} (process" in found.words:
         process = identity(found.pid)
-        if process in ("", found.process):  # else the number is another's by now
+        if process in ("", found.process):  # else another process has the number
             return "" if process else "its process has ended"
     deadline = time.monotonic() + QUIET
     while time.monotonic() < deadline:
@@ -177,10 +177,11 @@ def gone(place: Place, found: Launching) -> str:
 
 
 def cancel(place: Place, run: Run, found: Launching) -> bool:
-    """Asks a launch to stop; True once it is gone, False where a launcher leads the run by then.
+    """Asks a launch to stop. Returns True once it is gone, False if a launcher leads the run by
+    then.
 
     Raises:
-        RunError: it does not go.
+        RunError: it does not end.
     """
     place.ask_to_stop()
     print(f"asked the launch of {run.name} to end: {found}", flush=True)
@@ -190,7 +191,7 @@ def cancel(place: Place, run: Run, found: Launching) -> bool:
             raise RunError(
                 "its launch does not end",
                 where=str(found),
-                next=f"Ctrl-C there; or on it: kill {found.pid}",
+                next=f"press Ctrl-C in its terminal, or run kill {found.pid} on that host",
             )
         time.sleep(PACE / 2)
         place.refresh()

@@ -18,11 +18,12 @@ from .command import run_named
 from .run_location import export
 
 NAMES = "from lm_eval.tasks import TaskManager; print(*TaskManager().all_tasks, sep='\\n')"
-PATTERN = "*?/"  # of tasks, or a file of one's own
+PATTERN = "*?/"  # marks a pattern of tasks, or the user's file
 
 
 def evaluate(variables: Mapping[str, str], tasks: str) -> int:
-    """Runs lm-eval on the newest checkpoint; what it finds stays in the run folder. The exit code.
+    """Runs lm-eval on the newest checkpoint; its results stay in the run folder. Returns the exit
+    code.
 
     Raises:
         ConfigError: it is not installed, or has no such task.

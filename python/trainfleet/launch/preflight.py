@@ -1,8 +1,8 @@
-"""Finds before a run starts what would end it later: memory, disk space for checkpoints, folders
-that can't be written.
+"""Finds, before a run starts, problems that would end it later: memory, disk space for checkpoints,
+folders that can't be written.
 
-Of this machine all of it; of a fleet that is known by its instance type, whether a rank's device
-holds its part of the model. What hosts without a type have, the preflight reads off them
+For this machine, it checks all of these; for a known instance type, whether a rank's device holds
+its part of the model. The preflight on the hosts examines those without a type
 (hosts/node_checks.py).
 """
 
@@ -38,14 +38,14 @@ UNUSED = 8  # times a tokenizer's size, beyond which most of a model's embedding
 
 
 def require(config: Config) -> None:
-    """Raises ConfigError with everything that can't work, and what would."""
+    """Raises ConfigError with every setting that can't work, and one that would."""
     if found := list(problems(config)):
-        then = "SET='key=value' tries a value; make plan shows what it needs"
+        then = "use SET='key=value' to try a value; run make plan to see its needs"
         raise ConfigError([Problem(0, "", *one) for one in found], next=then)
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Key and message of each thing that can't work."""
+    """Returns key and message for each setting that can't work."""
     here = backend_of(config).is_here
     room = room_of(config)
     if room and (found := lack(config, room)):
@@ -66,13 +66,13 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def room_of(config: Config) -> Room | None:
-    """The memory that is known from here: of an EC2 type's devices, of this machine's, or its own;
-    None if unknown.
+    """Returns the memory that is known here: of an EC2 type's devices, of this machine's devices,
+    or its own; None if unknown.
     """
     here = backend_of(config).is_here
     if config.fleet.device == "cpu":
         return this_machine() if here else None
-    # what this machine has says nothing of hosts
+    # this machine's memory says nothing about hosts
     return device_room(config) if here or config.fleet.is_told else None
 
 
@@ -81,9 +81,9 @@ def warnings(config: Config) -> list[str]:
     can spare now.
 
     Raises:
-        RunError: the run can't go on with this config.
+        RunError: the run can't continue with this config.
     """
-    # is asked when the run starts
+    # checked when the run starts
     in_bucket = (config.checkpoint.path or "").startswith(SCHEME)
     found = (
         []
@@ -94,7 +94,8 @@ def warnings(config: Config) -> list[str]:
     if config.data.tokenizer == TRAINED and own > UNUSED * trained:
         then = "set data.tokenizer to the model's folder, or data.vocab_size"
         found.append(
-            f"warning: the model has {own:,} tokens and the tokenizer will have {trained:,}; {then}"
+            f"warning: the model has {own:,} tokens, but the tokenizer will have "
+            f"{trained:,}; {then}"
         )
     if not backend_of(config).is_here or config.fleet.device != "cpu":
         return found
@@ -103,23 +104,23 @@ def warnings(config: Config) -> list[str]:
         return found
     return [
         *found,
-        f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to "
-        "spare now",
+        f"warning: the ranks need {gib(wanted)} of memory, but this machine has only "
+        f"{gib(spare)} free now",
     ]
 
 
 def preset_notes(config: Config) -> list[str]:
-    """Names the keys that this program does not use of the folder that model.preset names."""
+    """Names the keys in model.preset's folder that this program does not use."""
     preset = config.model.preset
     return [*init_from.unused_keys(folder_of(preset))] if preset and preset not in PRESETS else []
 
 
 def resumption(config: Config, run: Run) -> list[str]:
-    """Names the changes as the run continues from its newest checkpoint, or the unused parts of the
-    model from which it begins; a line each.
+    """Names the changes if the run continues from its newest checkpoint, or the unused parts of the
+    model from which it begins; one line for each.
 
     Raises:
-        RunError: naming what may not change.
+        RunError: a setting changed that may not.
     """
     store = store_of(run, config.checkpoint.path)
     for step in reversed(store.steps()):
@@ -134,12 +135,12 @@ def resumption(config: Config, run: Run) -> list[str]:
 
 
 def try_addresses(config: Config) -> None:
-    """Looks at what this machine's ranks will begin from in S3 or on the Hub; writes an empty
-    object where they will keep checkpoints in S3, and removes it.
+    """Checks the model in S3 or on the Hub from which this machine's ranks will begin; writes an
+    empty object where they will keep checkpoints in S3, and removes it.
 
     Raises:
         S3Error: one of the two is not allowed, or there is no such bucket.
-        RunError, InputError: what they would begin from is no model, or another than the config's.
+        RunError, InputError: their start is not a model, or not the config's.
     """
     if not backend_of(config).is_here:
         return
@@ -152,8 +153,8 @@ def try_addresses(config: Config) -> None:
 
 
 def _is_on_shared_disk(config: Config) -> bool:
-    """Tells whether this machine sees what train.init_from names as the nodes do: an absolute path
-    may be on a disk of theirs.
+    """Tells whether this machine and the nodes see the same train.init_from: an absolute path may
+    be on a node's disk.
     """
     backend, address = backend_of(config), Path(config.train.init_from or "/")
     return (
@@ -164,12 +165,12 @@ def _is_on_shared_disk(config: Config) -> bool:
 
 
 def this_machine() -> Room:
-    """The memory that all ranks share where they compute on this machine's CPUs."""
+    """Returns the memory that all ranks share if they compute on this machine's CPUs."""
     return Room(node_types.local_memory(), "all", "this machine")
 
 
 def _shut(config: Config) -> Iterator[tuple[str, str]]:
-    """Folders that the run must write and can't."""
+    """Yields folders that the run must write but can't."""
     own = {"name": run_of(config.name).folder}
     # a finished one is only read
     if not (dataset := DATA / config.data.name).joinpath(MANIFEST).exists():
@@ -181,12 +182,12 @@ def _shut(config: Config) -> Iterator[tuple[str, str]]:
         if not there.is_dir():
             yield key, f"{folder} can't be made: {there} is a file"
         elif not os.access(there, os.W_OK | os.X_OK):
-            yield key, f"{folder} can't be written: ls -ld {there} shows who may"
+            yield key, f"{folder} can't be written: run ls -ld {there} to see who may"
 
 
 def _narrow(config: Config) -> Iterator[tuple[str, str]]:
-    """A disk that does not hold the checkpoints that are kept, and the one that is written before
-    the oldest goes.
+    """Yields an error for a disk too small for the kept checkpoints and the next one, which is
+    written before the oldest is removed.
     """
     checkpoint = config.checkpoint
     if checkpoint.is_off or (checkpoint.path or "").startswith(SCHEME):
@@ -203,17 +204,17 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
     if wanted * one > free:
         fewer = int(free // one) - 1 + len(store.steps())
         works = (
-            f"checkpoint.keep={fewer} fits; or free some"
+            f"set checkpoint.keep={fewer}, or free some"
             if fewer >= 1
             else "free some, or set checkpoint.path"
         )
         needed = f"{wanted} checkpoints of {size(one)} need {size(wanted * one)}"
         yield (
             "checkpoint.keep",
-            f"{needed}, and the disk of {folder} has {size(free)} free; {works}",
+            f"{needed}, but the disk of {folder} has {size(free)} free; {works}",
         )
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or the nearest one above it that is there."""
+    """Returns the path, or the nearest existing one above it."""
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())

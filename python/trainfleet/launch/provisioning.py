@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from ..hosts.facts import Facts
     from ..hosts.host_results import Finding, Host
     from ..hosts.transport import Transport
-NAMED = 8  # nodes of which a line tells
+NAMED = 8  # most nodes that a line names
 
 
 def make_ready(config: Config, may_buy: bool = False) -> int:
-    """Does what is missing for jobs to run; the exit code of `make setup`. `may_buy`: also what is
-    bought ahead.
+    """Prepares the machines so that jobs can run. Returns the exit code of `make setup`. `may_buy`:
+    also buys capacity in advance.
 
     Raises:
         BackendError: the machines are another config's.
@@ -51,12 +51,12 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
 
 
 def pinned(config: Config) -> tuple[pins.Pin, ...]:
-    """Returns what new machines and a built image take from indexes."""
+    """Returns the packages that new machines and a built image take from indexes."""
     return pins.of(config, backend_of(config).machines().system, config.fleet.container == BUILD)
 
 
 def bake(config: Config) -> int:
-    """Makes a machine image of a node that is ready; the exit code of `make image`.
+    """Makes a machine image of a ready node. Returns the exit code of `make image`.
 
     Raises:
         BackendError: the machines are another config's, or the backend makes none from images.
@@ -69,17 +69,17 @@ def bake(config: Config) -> int:
             "nodes; ec2 does"
         )
         raise BackendError(
-            what, where="fleet.backend", next="make build, for the container image that jobs run in"
+            what, where="fleet.backend", next="run make build for the container image of jobs"
         )
     return baking.make()
 
 
 def _require_own(config: Config, does: str) -> None:
-    """BackendError where the machines are another config's, which alone `does` that."""
+    """Raises BackendError if the machines belong to another config: only that one `does` it."""
     if is_guest(config):
-        what = f"its machines are those of the config {config.fleet_name}, which alone {does}"
+        what = f"its machines belong to the config {config.fleet_name}: only that config {does}"
         raise BackendError(
-            what, where="fleet.aws.share_fleet_of", next="make train, once they are there"
+            what, where="fleet.aws.share_fleet_of", next="run make train once they exist"
         )
 
 
@@ -89,8 +89,8 @@ def planned(config: Config) -> tuple[Artifact, ...]:
 
 
 def prospect(config: Config, needs: Estimate) -> Prospect:
-    """Returns the actions of `make setup` on the machines, as far as a plan can know it; it says
-    what the indexes have of the pins.
+    """Returns the actions of `make setup` on the machines that a plan can know, and the pins that
+    the indexes have.
     """
     pins.say(pinned(config))
     train, seconds = config.train, needs.seconds
@@ -102,14 +102,13 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
     if not is_guest(config):
         return found
     whose = (
-        f"machines are those of the config {config.fleet_name}, which makes, changes and "
-        "removes them"
+        f"machines belong to the config {config.fleet_name}, which makes, changes and removes them"
     )
     return replace(found, lines=(whose,), changes=())
 
 
 def inherited(config: Config) -> str:
-    """Says which variables a job gets from whoever submits it, as a line of a plan."""
+    """Returns a plan's line about the variables that a job gets from its submitter."""
     return (
         "of your environment a job gets: "
         f"{', '.join((*backend_of(config).inherits, *config.fleet.secrets)) or 'nothing'}"
@@ -117,19 +116,21 @@ def inherited(config: Config) -> str:
 
 
 def exact(config: Config) -> list[Request]:
-    """The requests of a run's jobs, of a backend that can make them before there are machines."""
+    """Returns the requests of a run's jobs if its backend can make them before machines exist."""
     config = job_image.named(config)
     backend = backend_of(config)
     return [backend.plan(job, {}) for job in (tokenize_job(config), train_job(config))]
 
 
 def shares_one_machine(config: Config) -> bool:
-    """Tells whether all nodes are played by this machine, and share its cores."""
+    """Tells whether this machine simulates all nodes, which share its cores."""
     return backend_of(config).is_here
 
 
 def examine(config: Config, lift: Sequence[str]) -> int:
-    """Examines the nodes after letting hosts out of quarantine; the exit code of `make doctor`."""
+    """Examines the nodes after letting hosts out of quarantine. Returns the exit code of `make
+    doctor`.
+    """
     say_unheard(config)
     quarantine = Quarantine()
     for name in lift:
@@ -138,18 +139,18 @@ def examine(config: Config, lift: Sequence[str]) -> int:
     if Can.EXAMINE in backend.can and (head := backend.head()):
         return examine_hosts(config, head, quarantine)
     for entry in quarantine.entries().values() if Can.LEAVE_OUT in backend.can else ():
-        print(f"in quarantine: {entry}; make doctor LIFT={entry.host} lets it out")
+        print(f"in quarantine: {entry}; run make doctor LIFT={entry.host} to let it out")
     if found := backend.probe():
         differs, fits = compare(config, found.facts)
         print("\n".join([*found.lines, *differs]), end="\n" if found.lines or differs else "")
         if not fits:
-            print("next: write it into your config, then make plan")
+            print("next: write it into your config, then run make plan")
             return 1
     return make_ready(config)
 
 
 def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
-    """Prints a line per host with its faults, then the fabric, and what to type."""
+    """Prints a line per host with its faults, then the fabric and the next command."""
     from ..hosts.host_table import Board
     from ..hosts.preflight import examine as examine_fleet
 
@@ -180,8 +181,8 @@ def _then(held: Mapping[Host, object]) -> str:
 
 
 def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
-    """Lines on what the hosts have, where the config says otherwise, and their fabric's settings;
-    whether the config fits.
+    """Returns lines about the hosts, their differences from the config, and their fabric's
+    settings; and whether the config fits.
     """
     named = {host.name: found for host, found in facts.items()}
     differs, fits = compare(config, named)
@@ -193,8 +194,8 @@ def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
 def collectives(
     transport: Transport, config: Config, facts: Mapping[Host, Facts]
 ) -> tuple[list[str], list[Finding]]:
-    """Returns the words of Neuron's own trial of its links, if the nodes have NeuronCores; faults
-    are among the words too.
+    """Returns the lines of Neuron's own test of its links, with its faults, if the nodes have
+    NeuronCores.
     """
     from ..hosts.collectives import is_for, try_collectives
     from ..hosts.fleet import wanted_of
@@ -205,7 +206,7 @@ def collectives(
 
 
 def environment(config: Config, host: Host, facts: Facts) -> Iterable[str]:
-    """The settings of the fabric, each with its reason."""
+    """Returns the settings of the fabric, each with its reason."""
     kind = config.fleet.node_type
     if kind is None:
         return
@@ -219,8 +220,8 @@ def environment(config: Config, host: Host, facts: Facts) -> Iterable[str]:
 
 
 def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool]:
-    """Lines on where the config differs from the nodes, with what to write into it; and whether it
-    may stay as it is.
+    """Returns lines about differences between config and nodes, with corrections; and whether the
+    config may stay as it is.
     """
     fleet, kind = config.fleet, config.fleet.node_type
     wrong = [
@@ -230,9 +231,9 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
     if found is None:
         if fleet.device != "cuda" or not facts:
             return wrong, not wrong
-        return [*wrong, "no GPU that is known answers, and fleet.platform is cuda"], False
+        return [*wrong, "no known GPU answers, but fleet.platform is cuda"], False
     if kind and not kind.owned:
-        return wrong, not wrong  # an EC2 type says it all
+        return wrong, not wrong  # an EC2 type defines it all
     if kind and not wrong and _says_all(config, kind, facts):
         return [], True
     lines = [*wrong, *_correction(config, found, bool(wrong))]
@@ -240,26 +241,26 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
 
 
 def _correction(config: Config, found: Devices, wrong: bool) -> Iterator[str]:
-    """Yields what to write into the config about the devices of the nodes."""
+    """Yields the lines to write into the config about the nodes' devices."""
     kind = config.fleet.node_type
     says = "otherwise" if wrong else "less than that" if kind else "none of it"
     yield f"the config says {says}; write:"
     yield from probe.block(found).splitlines()
     if found.network == "roce":
-        yield "  # network: ethernet, where the switches are not set up for RoCE"
+        yield "  # network: ethernet, if the switches are not set up for RoCE"
     if kind is None and config.fleet.device == "cpu":
-        yield "as it is, ranks compute on the CPU cores"
+        yield "until then, ranks compute on the CPU cores"
 
 
 def _says_all(config: Config, kind: NodeType, facts: Mapping[str, Facts]) -> bool:
-    """Tells whether the config says how many GPUs each node has, and what links several nodes."""
+    """Tells whether the config sets the number of GPUs per node, and the network between nodes."""
     own, counts = config.fleet.accelerator, {len(fact.gpus) for fact in facts.values()}
     linked = own is None or own.network is not None or config.fleet.nodes == 1
     return counts == {kind.accelerators} and linked
 
 
 def described(facts: Mapping[str, Facts]) -> list[str]:
-    """Describes the nodes, those that are alike together; nodes with cores alone are left out."""
+    """Describes the nodes, grouped by equal hardware; skips nodes without accelerators."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, fact in facts.items():
         if fact.gpus or set(fact.bus) & {"nvidia", "amd", "gaudi"}:

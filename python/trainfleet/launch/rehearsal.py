@@ -1,12 +1,10 @@
-"""Plays a short separate run, broken on purpose, and measures it: noticed when, judged how, what it
-cost, what is left.
+"""Plays a short separate run, breaks it on purpose, and measures the time to notice, the verdict,
+the cost, and the leftovers.
 
-All of it is in one folder outside the user's runs, which is made for it and goes with it. Every
-process of it dies with this one, so it is gone also after kill -9; the folder that such a death
-leaves behind is emptied by the next rehearsal.
-
-It covers nodes that this machine plays, with real torchruns. Hosts and Slurm have other stages:
-rehearsal_hosts.py, rehearsal_steps.py.
+All of it is in one folder outside the user's runs, which is made for it and removed with it. Every
+process of it dies with this one, so it is gone also after kill -9; the next rehearsal empties the
+folder that such a death leaves. It covers nodes that this machine simulates, with real torchruns.
+Hosts and Slurm have other stages: rehearsal_hosts.py, rehearsal_steps.py.
 """
 
 from __future__ import annotations
@@ -36,15 +34,15 @@ from ..process.processes import die_with_parent
 from ..run.run_folder import Record, Run, run_of, take_lock
 from ..trust.errors import BackendError, RunError
 
-# steps of the run, between two checkpoints, and done when it is broken
+# steps of the run, between two checkpoints, and before the fault
 STEPS, EVERY, BREAK_AT = (120, 20, 50)
-LONGER = 400  # steps, where what nodes do is seen here some seconds later
+LONGER = 400  # steps, if this machine sees the nodes' progress some seconds later
 LONGEST = 8000  # steps, of a run that is stopped once a fault is noticed
 PATIENCE = 480.0  # seconds that one command may take
 LEFT_WITHIN = 10.0  # seconds in which every process must be gone
 APART = 5.0  # seconds that a host's clock may be behind this machine's
-SITE = "site"  # the folder of what the nodes' Pythons run when they start
-STRUCK = "struck"  # what a command says that has broken something
+SITE = "site"  # folder of the program that the nodes' Pythons run when they start
+STRUCK = "struck"  # printed by a command that has caused its fault
 # One thread: a model this small gains nothing from more, and those of a busy node wait for each
 # other.
 PYTHON = """#!/bin/sh
@@ -56,19 +54,21 @@ file=$(find "$newest" -type f -printf '%s %p\\n' | sort -n | tail -n 1 | cut -d 
 truncate -s $(( $(stat -c %s "$file") / 2 )) "$file" && echo struck"""
 REMOVE = "[ ! -e {folder} ] || chmod -R u+w {folder}; rm -rf {folder}"
 PARENT = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); "
-OWN_LINKS = "nodes that one machine plays have no separate links"
-# What faults need (faults.Fault.needs), and a stage may lack, beside base.py's LINKS and OWN_HEAD:
+OWN_LINKS = "nodes that one machine simulates have no separate links"
+# Needs of faults (faults.Fault.needs) that a stage may lack, besides base.py's LINKS and OWN_HEAD:
 # nodes enough to continue without one, or to call one slow, a network that tc can slow, a Python
 # that can be changed, mounts that go with the run.
 SPARE, MAJORITY, KERNEL = "spare", "majority", "kernel network"
 PYTHON_OF_NODES, MOUNTS = "python", "mounts"
-LACKING = {LINKS: OWN_LINKS, OWN_HEAD: "the head is this machine; launcher-killed is near it"}
+LACKING = {LINKS: OWN_LINKS, OWN_HEAD: "the head is this machine; launcher-killed is similar"}
 
 
 def config_of_run(
     fleet: Mapping[str, object], text: str, batch: int = 8, steps: int = STEPS
 ) -> str:
-    """The config.yaml of a short run on this fleet, of the documents in the folder `text`."""
+    """Returns the config.yaml of a short run on this fleet, with the documents in the folder
+    `text`.
+    """
     return yaml.safe_dump(
         {
             "name": "whole",
@@ -116,14 +116,14 @@ def documents() -> dict[str, bytes]:
 
 
 def python_of(place: str, interpreter: str) -> bytes:
-    """The Python of nodes that this machine does not start: the one there, which looks into SITE
-    first (Stage.alter).
+    """Returns the Python of nodes that this machine does not start: the nodes' own, which reads
+    SITE first (Stage.alter).
     """
     return PYTHON.format(site=quote(f"{place}/{SITE}"), python=quote(interpreter)).encode()
 
 
 def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files by their path in a folder; a script may be executed."""
+    """Writes files by their path in a folder; makes scripts executable."""
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
@@ -131,7 +131,7 @@ def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Values as YAML has them, without those that are not there."""
+    """Returns values as YAML has them, without unset ones."""
     if isinstance(value, dict):
         return {
             key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()
@@ -141,49 +141,47 @@ def plain(value: Any) -> Any:
 
 @dataclass
 class RehearsalStage:
-    """The folder in which runs are broken: `type` enters a command there, as a user would. This
-    machine plays the nodes.
-
-    What other nodes do otherwise: `place`, `at_rank`, `on_head`, `let_write`, `at_work`; and what
-    only they can, as `shape`.
+    """The folder in which runs are broken: `type` enters a command there, like a user. This machine
+    simulates the nodes. Stages with other nodes override `place`, `at_rank`, `on_head`,
+    `let_write`, `at_work`, and methods such as `shape`, which only they can do.
     """
 
     folder: Path
-    # what faults need and is not here, and why
+    # needs of faults that this stage lacks, and why
     lacking: Mapping[str, str] = field(default_factory=lambda: LACKING)
-    # the losses of a run that nothing happens to
+    # the losses of the unbroken run
     whole: Mapping[int, float] = field(default_factory=dict)
-    said: str = ""  # by the command that ended last
+    said: str = ""  # output of the command that ended last
 
     steps: ClassVar[int] = STEPS
     patience: ClassVar[float] = PATIENCE
     apart: ClassVar[float] = 0.0  # seconds that the clocks of its nodes may be behind this one's
-    things: ClassVar[str] = "processes"  # that could be left over
+    things: ClassVar[str] = "processes"  # kind of leftovers
     left_within: ClassVar[float] = LEFT_WITHIN
     outlives: ClassVar[bool] = False  # a run continues without the command that launched it
 
     @property
     def place(self) -> str:
-        """The stage's folder, as nodes see it."""
+        """Returns the stage's folder, as nodes see it."""
         return str(self.folder)
 
     def called(self, name: str) -> str:
-        """The name of the run in which the fault `name` is played."""
+        """Returns the name of the run for the fault `name`."""
         return name
 
     def run(self, name: str) -> Run:
         return Run(run_of(self.called(name), self.folder / "runs").folder)
 
     def checkpoints(self, name: str) -> str:
-        """The folder of a run's checkpoints, as a word of a shell on a node."""
+        """Returns the folder of a run's checkpoints, as a word of a shell on a node."""
         return quote(f"{self.place}/runs/{self.called(name)}/checkpoints")
 
     def begin(self, name: str, words: str = "") -> subprocess.Popen[str]:
-        """`make train` of the run called `name`; `words` are further keys."""
+        """Starts `make train` of the run `name`; `words` are further keys."""
         return self.type("train", name, words)
 
     def type(self, verb: str, name: str, words: str = "") -> subprocess.Popen[str]:
-        """The process of a verb on the run called `name`."""
+        """Starts a verb on the run `name`, and returns its process."""
         inherited = {
             key: value
             for key, value in os.environ.items()
@@ -211,8 +209,8 @@ class RehearsalStage:
         )
 
     def end(self, process: subprocess.Popen[str]) -> int:
-        """The exit code of a command, once it has ended; a command that does not end in time is
-        killed, and counts as 124.
+        """Returns the exit code of a command once it has ended; kills a command that does not end
+        in time, which counts as 124.
         """
         try:
             self.said = process.communicate(timeout=self.patience)[0]
@@ -223,7 +221,7 @@ class RehearsalStage:
         return process.returncode
 
     def again(self, name: str, words: str = "") -> int:
-        """The exit code of the same command, typed once more."""
+        """Repeats the same command, and returns its exit code."""
         return self.end(self.begin(name, words))
 
     def stop(self, name: str, process: subprocess.Popen[str]) -> None:
@@ -240,15 +238,15 @@ class RehearsalStage:
         ]
 
     def await_step(self, name: str, process: subprocess.Popen[str], step: int = BREAK_AT) -> None:
-        """Returns when the run has logged that step; RunError where it ended before, or the step
-        never came.
+        """Returns when the run has logged that step; RunError if it ended before, or never reached
+        the step.
         """
         until = time.monotonic() + self.patience
         while max(self.losses(name), default=0) < step:
             if process.poll() is not None or time.monotonic() > until:
                 process.kill()
                 said = process.communicate()[0]
-                what = f"the run {name} never came to step {step}"
+                what = f"the run {name} never reached step {step}"
                 raise RunError(what, where=str(self.folder), why=said[-400:], next="make logs")
             time.sleep(0.05)
 
@@ -257,19 +255,21 @@ class RehearsalStage:
         checkpoints are in $c.
 
         Raises:
-            RunError: it is nowhere.
+            RunError: no host has it.
         """
         return self.on_head(self.words_at_rank(name, command))
 
     def words_at_rank(self, name: str, command: str) -> str:
-        """The command with $p and $c, where the run's folder is at hand; RunError where rank 1 has
-        no heartbeat.
+        """Returns the command with $p and $c, if the run's folder is readable here; RunError if
+        rank 1 has no heartbeat.
         """
         folder = self.run(name).folder
         beat = read_beats(folder, fence.current(folder).number).get(1)
         if beat is None:
             raise RunError(
-                f"rank 1 of {name} has no heartbeat", where=str(folder), next="make rehearse again"
+                f"rank 1 of {name} has no heartbeat",
+                where=str(folder),
+                next="run make rehearse again",
             )
         return f"p={beat.pid} c={self.checkpoints(name)}\n{command}"
 
@@ -281,7 +281,7 @@ class RehearsalStage:
 
     def strike(self, name: str, whom: str, number: signal.Signals) -> None:
         """Sends a signal to rank 1, or to the torchrun `agent` that is its parent. Raises RunError
-        if that process is nowhere.
+        if no host has that process.
         """
         parent = PARENT if whom == "agent" else ""
         self.require(name, self.at_rank(name, f"{parent}kill -{number.value} $p && echo {STRUCK}"))
@@ -293,7 +293,7 @@ class RehearsalStage:
         self.require(name, self.on_head(DAMAGE.format(checkpoints=self.checkpoints(name))))
 
     def alter(self, name: str, program: str) -> None:
-        """Has the nodes' Pythons run a program when they start, until `restore`; RunError where it
+        """Makes the nodes' Pythons run a program when they start, until `restore`; RunError if it
         could not be written.
         """
         site = quote(f"{self.place}/{SITE}")
@@ -304,25 +304,28 @@ class RehearsalStage:
         self.require(name, self.on_head(words))
 
     def restore(self) -> None:
-        """Has the nodes' Pythons be as they were."""
+        """Restores the nodes' Pythons."""
         self.on_head(f"rm -rf {quote(f'{self.place}/{SITE}')}")
 
     def let_write(self, name: str) -> None:
-        """Has the checkpoints' folder be as it was."""
+        """Makes the checkpoints' folder writable again."""
         self.on_head(f"chmod 755 {self.checkpoints(name)}")
 
     def require(self, name: str, said: str) -> None:
-        """Raises RunError where a command that breaks something has said anything but STRUCK."""
+        """Raises RunError unless a command that causes a fault has printed STRUCK."""
         if said != STRUCK:
-            why = said[-400:] or "its node says nothing"
+            why = said[-400:] or "its node printed nothing"
             raise RunError(
-                f"{name} could not be played", where=self.place, why=why, next="make rehearse again"
+                f"{name} could not be caused",
+                where=self.place,
+                why=why,
+                next="run make rehearse again",
             )
 
     @property
     def alone(self) -> list[str]:
-        """The words before a command by which what it mounts goes with it: only root needs them
-        (faults.READ_ONLY).
+        """Returns the words before a command that remove its mounts when it ends: only root needs
+        them (faults.READ_ONLY).
         """
         return (
             ["unshare", "--mount"]
@@ -331,27 +334,27 @@ class RehearsalStage:
         )
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
-        """Has tc send what rank 1's host sends at this rate, for that many seconds; why that can't
-        be, or "".
+        """Limits the traffic from rank 1's host to this rate with tc, for that many seconds.
+        Returns why it can't, or "".
         """
         return self.lacking[LINKS]
 
     def free(self) -> None:
-        """Has the links be as they were."""
+        """Restores the links."""
 
     def lose_head(self, name: str) -> str:
-        """Kills all of the run on its head, the launcher too; the head's name. RunError where it is
-        not this user's to kill.
+        """Kills the run's processes on its head, with the launcher. Returns the head's name.
+        RunError if another user owns them.
         """
         raise RunError(
-            f"{name} can't be played",
+            f"{name} can't be caused",
             where=self.place,
             why=self.lacking[OWN_HEAD],
             next="make rehearse",
         )
 
     def processes(self) -> list[int]:
-        """Every process of this machine that works in the folder."""
+        """Returns every process of this machine that works in the folder."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -364,7 +367,7 @@ class RehearsalStage:
         return self.processes()
 
     def left_over(self) -> Sequence[object]:
-        """Of `things`, those that are still there when all should be gone."""
+        """Returns the `things` that still exist when all should be gone."""
         until = time.monotonic() + self.left_within
         while (found := self.at_work()) and time.monotonic() < until:
             time.sleep(0.2)
@@ -373,7 +376,7 @@ class RehearsalStage:
 
 @contextmanager
 def stage() -> Iterator[RehearsalStage]:
-    """A stage with data and the losses of an unbroken run; leaves no file or process behind.
+    """Yields a stage with data and the losses of an unbroken run; leaves no file or process behind.
 
     Raises:
         BackendError: another rehearsal of this user is under way.
@@ -403,8 +406,8 @@ def can_unshare() -> bool:
 
 @contextmanager
 def own_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A folder of this user's rehearsals, which goes with the block; BackendError while another of
-    them is under way.
+    """Yields a folder for this user's rehearsals, removed after the block; BackendError while
+    another one is running.
     """
     folder = (
         parent or Path(tempfile.gettempdir()).resolve()
@@ -412,7 +415,9 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise BackendError(
-            "the folder of rehearsals is not yours", where=str(folder), next=f"ls -ld {folder}"
+            "the folder of rehearsals belongs to another user",
+            where=str(folder),
+            next=f"ls -ld {folder}",
         )
     lock = take_lock(folder)
     if lock is None:
@@ -429,8 +434,8 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def empty(made: RehearsalStage) -> None:
-    """Ends what still runs in the folder, also of a rehearsal that was killed, and removes what is
-    in it but the lock.
+    """Ends the processes in the folder, also those of a killed rehearsal, and removes its contents
+    except the lock.
     """
     for pid in made.processes():
         with suppress(ProcessLookupError):
@@ -445,9 +450,7 @@ def empty(made: RehearsalStage) -> None:
 
 
 def rehearse_unbroken(made: RehearsalStage) -> None:
-    """Plays the run to which nothing happens, and keeps its losses; RunError where even that one
-    fails.
-    """
+    """Runs the unbroken run, and keeps its losses; RunError if even that one fails."""
     process = made.begin("whole")
     if code := made.end(process):
         said = [
@@ -457,7 +460,7 @@ def rehearse_unbroken(made: RehearsalStage) -> None:
         ]
         why = "\n".join(said) or f"it ended with {code}: {made.said.strip()[-800:]}"
         raise RunError(
-            "even the run that nothing happens to has failed",
+            "even the unbroken run has failed",
             where=str(made.folder),
             why=why,
             next="make doctor",

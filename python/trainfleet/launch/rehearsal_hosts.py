@@ -1,11 +1,9 @@
 """A stage on the hosts of a fleet: a short separate run, in a new folder below the shared one,
-broken and put back.
-
-It touches processes that carry the mark of these runs, the link of one host for a while, that
-folder. All of it is put back at the end, also after Ctrl-C. After kill -9 the hosts do so
-themselves: each has a guard that waits for this process's sign of life. When that has not come for
-SILENT seconds it ends the runs, unmounts the folder's mounts, and removes the folder. A link
-that was cut or slowed is as it was by its host's own clock.
+broken and put back. It touches only processes with the mark of these runs, one host's link for a
+while, and that folder. All of it is put back at the end, also after Ctrl-C. After kill -9 the hosts
+do so themselves: each has a guard that waits for this process's sign of life. When that has not
+come for SILENT seconds it ends the runs, unmounts the folder's mounts, and removes the folder. A
+link that was cut or slowed is as it was by its host's own clock.
 
 What is not covered: hosts on which sudo asks for a password keep their links; instances that only
 Session Manager reaches.
@@ -49,8 +47,8 @@ from .rehearsal import (
 
 PREFIX = "rehearsal-"
 TIMEOUT = 60.0
-UNDONE = "hosts could not do their part in a rehearsal"
-SIGN, SILENT = 10.0, 60  # seconds between two signs of life, and without one until the guards act
+UNDONE = "hosts could not take part in a rehearsal"
+SIGN, SILENT = 10.0, 60  # seconds between two signs of life; and without one, until guards act
 # of the user's fleet
 KEPT = (
     "hosts",
@@ -73,7 +71,7 @@ setsid env {link} sh -c "trap '$s tc qdisc del dev $d root; exit' TERM
 sleep 0.5; $s tc qdisc replace dev $d root tbf {rate}; sleep {seconds} & wait
 $s tc qdisc del dev $d root" > /dev/null 2>&1 < /dev/null &
 echo struck"""  # noqa: E501
-# in the environment of what keeps a link so, and of a host's guard
+# in the environment of the process that keeps a link slow, and of a host's guard
 LINK, WATCH = ("TRAINFLEET_LINK", "TRAINFLEET_GUARD")
 END = """for _ in $(seq 50); do
 p=$(grep -Fsxzl -e {mark} /proc/[0-9]*/environ | cut -d / -f 3)
@@ -91,10 +89,10 @@ do sleep 5; done
 
 @dataclass
 class HostStage(RehearsalStage):
-    """The stage, on hosts: node 1's host is the one that is struck."""
+    """The stage on hosts: faults strike node 1's host."""
 
     transport: Transport = field(kw_only=True)
-    shared: str = field(kw_only=True)  # the folder of all of it, on the hosts
+    shared: str = field(kw_only=True)  # the stage's folder, on the hosts
     names: tuple[str, ...] = field(kw_only=True)  # of the faults
 
     steps, apart, outlives, things = LONGER, APART, True, "hosts with processes"
@@ -118,9 +116,9 @@ class HostStage(RehearsalStage):
         ]
         if not any(said):
             raise RunError(
-                f"rank 1 of {self.called(name)} is on no host",
+                f"no host has rank 1 of {self.called(name)}",
                 where=self.shared,
-                next="make rehearse YES=1 again",
+                next="run make rehearse YES=1 again",
             )
         return next(filter(None, said))
 
@@ -131,7 +129,7 @@ class HostStage(RehearsalStage):
         return next(iter(answers.ok.values())).stdout.strip()
 
     def on_all(self, command: str) -> None:
-        """Runs a shell's command on every host; BackendError by host where it fails."""
+        """Runs a shell's command on every host; BackendError by host if it fails."""
         self.transport.run(command, timeout=TIMEOUT).require(UNDONE)
 
     def let_write(self, name: str) -> None:
@@ -174,8 +172,8 @@ class HostStage(RehearsalStage):
         ]
 
     def end_all(self) -> str:
-        """A shell's words that end these runs on a host, launchers first, and forget its part in
-        them.
+        """Returns shell words that end these runs on a host, launchers first, and remove its part
+        in them.
         """
         ends = [
             f"( {host_commands.fence(self.mark(name), launchers=True)} )" for name in self.names
@@ -190,31 +188,31 @@ class HostStage(RehearsalStage):
         )
 
     def put_back(self) -> None:
-        """BackendError where a host could not be put back; by host."""
+        """Restores the hosts; BackendError, by host, if one could not be restored."""
         folder = quote(self.shared)
         self.transport.run(self.end_all(), timeout=TIMEOUT)
-        # Once more: a launcher may have had another host start its part just before its own end.
+        # Again: a launcher may have made another host start its part just before its own end.
         failed = self.transport.run(self.end_all(), timeout=TIMEOUT).failed
         failed |= self.transport.run(
             REMOVE.format(folder=folder), timeout=TIMEOUT, hosts=self.transport.hosts[:1]
         ).failed
         failed |= self.transport.run(
             END.format(mark=self.guard), timeout=TIMEOUT
-        ).failed  # last: until now they are needed
+        ).failed  # last: they are needed until now
         if failed:
             raise BackendError(
-                by_host("not everything is put back", failed),
-                next=f"rm -rf {folder} there; make doctor",
+                by_host("not everything is restored", failed),
+                next=f"run rm -rf {folder} there, then make doctor",
             )
 
 
 def require_hosts(head: Head) -> Config:
-    """The config with the hosts that there are, by the addresses at which they are reached from
-    here.
+    """Returns the config with the existing hosts, by the addresses at which this machine reaches
+    them.
 
     Raises:
-        ConfigError: faults can't be played on them.
-        BackendError: AWS does not say which there are.
+        ConfigError: faults can't be caused on them.
+        BackendError: AWS does not list them.
     """
     makes = Can.MACHINES in backend_of(head.config).can
     located, then, problem = head.located, "make rehearse SET='fleet.backend=local'", ""
@@ -240,7 +238,7 @@ def lacking(config: Config) -> dict[str, str]:
         else {}
     )
     if nodes < 3:
-        found[MAJORITY] = "of two nodes none can be called the slow one: it takes four hosts"
+        found[MAJORITY] = "with two nodes, neither can be called slow; use four hosts"
     elif row and row.efa:
         found[KERNEL] = "ranks' messages by EFA bypass the kernel, so its tc can't slow them"
     if config.fleet.container != "none":
@@ -250,11 +248,11 @@ def lacking(config: Config) -> dict[str, str]:
 
 @contextmanager
 def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
-    """A stage on the hosts of a located config, for the faults called `names`; leaves no file or
+    """Yields a stage on the hosts of a located config, for the faults in `names`; leaves no file or
     process behind.
 
     Raises:
-        BackendError: another rehearsal is under way there, or a host can't be reached or put back.
+        BackendError: another rehearsal is running there, or a host can't be reached or put back.
         RunError: even the unbroken run failed.
     """
     shared = f"{config.fleet.shared_folder}/rehearsal"
@@ -289,7 +287,7 @@ def _refuse_another(made: HostStage) -> None:
 
 
 def _furnish(made: HostStage, config: Config) -> None:
-    """The folder there with its documents, a guard on every host, and the config here."""
+    """Makes the folder there with its documents, a guard on every host, and the config here."""
     folder = quote(made.shared)
     made.on_all(made.end_all())
     guard = GUARD.format(
@@ -316,19 +314,19 @@ def _furnish(made: HostStage, config: Config) -> None:
 
 
 def nodes_of(config: Config) -> int:
-    """Counts the hosts that the run uses: all but a spare one, if three are named."""
+    """Counts the hosts that the run uses: all except a spare one, if three are named."""
     return max(2, len(config.fleet.hosts) - 1)
 
 
 def fleet_of(config: Config, shared: str) -> dict[str, object]:
-    """The fleet of the short run: the user's hosts and software, a rank per node, a separate
-    folder.
+    """Returns the fleet of the short run: the user's hosts and software, a rank per node, a
+    separate folder.
     """
     given: dict[str, Any] = {
         key: value for key, value in dataclasses.asdict(config.fleet).items() if key in KEPT
     }
     fleet: dict[str, Any] = rehearsal.plain(given)
-    for path in ("key", "known_hosts", "config"):  # of this folder, and the run's is another
+    for path in ("key", "known_hosts", "config"):  # of this folder, which is not the run's
         if path in fleet["ssh"]:
             fleet["ssh"][path] = str(expanded(fleet["ssh"][path], f"fleet.ssh.{path}").absolute())
     own = {

@@ -1,16 +1,16 @@
-"""A stage in jobs of an engine (Slurm): a short run of two nodes in a separate folder, struck by
-steps beside its ranks.
+"""A stage in jobs of a scheduler (Slurm): a short run of two nodes in a separate folder, with
+faults from steps next to its ranks.
 
 It touches jobs that work in that folder, and the folder. Both are gone at the end, also after
 Ctrl-C and kill -9: a guard on this machine waits for the end of this process, cancels the jobs, and
-removes the folder. A fault of one rank is a change of that process alone (kill, prlimit), so
-it ends with its job.
+removes the folder. A fault of one rank is a change of that process alone (kill, prlimit), so it
+ends with its job.
 
-What is not covered: this machine dies too, so that the jobs run to their end and the folder stays
+Not covered: this machine's own death, after which the jobs run to their end and the folder stays
 until the next rehearsal; jobs in an image; a login node that is reached by SSH (the command is
 typed on it).
 
-`stage_for` chooses where a rehearsal is played: here, on this machine, or on hosts.
+`stage_for` chooses where a rehearsal runs: here, on this machine, or on hosts.
 """
 
 from __future__ import annotations
@@ -47,20 +47,16 @@ PATIENCE = 1800.0  # seconds of a command, with its time in the queue
 LEFT_WITHIN = 60.0  # seconds in which Slurm ends a job: KillWait and the nodes' epilog
 # of the user's fleet
 KEPT = ("platform", "slurm", "instance_type", "accelerator", "exclusive", "device")
-ROOT = "root may write everywhere, and what a step mounts would outlive it"
-OWN = (
-    "separate runs, in a separate folder: none of yours is touched. First the one to which "
-    "nothing happens"
-)
+ROOT = "root may write everywhere, and a step's mounts would outlive it"
+OWN = "separate runs, in a separate folder: your runs are untouched. First the unbroken one"
 ENGINES = (
-    "nodes that an engine in the cloud starts let nobody in: kill -9, tc or a mount can't "
-    "be had there"
+    "the nodes of a managed service admit no user, so kill -9, tc and mounts are impossible there"
 )
 
 
 @dataclass
 class JobStage(RehearsalStage):
-    """The stage, in jobs of an engine: node 1's rank is the one that is struck."""
+    """The stage in jobs of a scheduler: faults strike node 1's rank."""
 
     beside: JobSteps = field(kw_only=True)
 
@@ -79,27 +75,29 @@ class JobStage(RehearsalStage):
         said = self.beside.run_beside(job[0], 1, words) if job else None
         if said is None:
             raise RunError(
-                f"{name} runs on no nodes", where=str(self.folder), next="make rehearse YES=1 again"
+                f"{name} runs on no nodes",
+                where=str(self.folder),
+                next="run make rehearse YES=1 again",
             )
         return said
 
     def at_work(self) -> Sequence[object]:
-        """The jobs of the folder that are in the queue."""
+        """Returns the jobs of the folder that are in the queue."""
         return self.beside.jobs_in(self.folder)
 
 
 @contextmanager
 def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
-    """A stage in jobs of a config's engine; leaves no job or file behind.
+    """Yields a stage in jobs of a config's scheduler; leaves no job or file behind.
 
     Raises:
-        BackendError: another rehearsal is under way, or a job can't be ended.
+        BackendError: another rehearsal is running, or a job can't be ended.
         RunError: even the unbroken run failed.
     """
     with rehearsal.own_folder(Path(beside.folder)) as folder:
         lacking = {**beside.lacking, **({MOUNTS: ROOT} if os.getuid() == 0 else {})}
         made = JobStage(folder, lacking, beside=beside)
-        _end(_guard(beside, folder))  # jobs of a rehearsal whose machine died
+        _end(_guard(beside, folder))  # jobs of a rehearsal on a dead machine
         rehearsal.empty(made)
         guard = _guard(beside, folder)
         try:
@@ -112,8 +110,8 @@ def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
 
 
 def _guard(beside: JobSteps, folder: Path) -> subprocess.Popen[str]:
-    """Starts the guard that ends the folder's jobs on request; after our death it does so too, and
-    removes the folder.
+    """Starts the guard, which ends the folder's jobs on request; after our death it also removes
+    the folder.
     """
     words = beside.guard(folder, REMOVE.format(folder=shlex.quote(str(folder))))
     return subprocess.Popen(
@@ -131,7 +129,9 @@ def _end(guard: subprocess.Popen[str]) -> None:
     said = guard.communicate("over\n")[0]
     if guard.returncode:
         raise BackendError(
-            "not everything is put back", why=said.strip()[-400:], next="squeue --me; scancel them"
+            "not everything is restored",
+            why=said.strip()[-400:],
+            next="run squeue --me, and scancel them",
         )
 
 
@@ -153,16 +153,16 @@ def _furnish(made: JobStage, config: Config) -> None:
 def stage_for(
     config: Config, names: Sequence[str], sure: bool
 ) -> AbstractContextManager[RehearsalStage]:
-    """The stage for the faults called `names`; where nodes are real somebody has agreed. `sure`:
-    nobody is asked.
+    """Returns the stage for the faults in `names`; asks the user first if nodes are real. `sure`:
+    does not ask.
 
     Raises:
-        ConfigError: they can't be played on that fleet.
-        RunError: nobody agreed.
+        ConfigError: they can't be caused on that fleet.
+        RunError: the user did not agree.
     """
     harm = backend_of(config).harm()
     if harm is None:
-        problem = f"{ENGINES}; played on local, ssh, ec2 and slurm"
+        problem = f"{ENGINES}; use local, ssh, ec2 or slurm"
         raise ConfigError.of(
             "fleet.backend", problem, next="make rehearse SET='fleet.backend=local'"
         )
@@ -183,10 +183,10 @@ def stage_for(
 
 
 def agree(what: str, where: str, sure: bool) -> None:
-    """RunError where nobody agrees to do `what` on `where`."""
+    """Asks the user to agree to do `what` on `where`; RunError if not."""
     if not sure and not is_agreed(f"{what} on {where}?"):
         raise RunError(
-            "a rehearsal harms real hosts, and nobody has agreed",
+            "a rehearsal harms real hosts, and you have not agreed",
             where=where,
             next="make rehearse YES=1",
         )

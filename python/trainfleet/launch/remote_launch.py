@@ -38,17 +38,17 @@ from .launching import is_cancelled, leads
 
 STARTED = "TRAINFLEET_STARTED"  # when the command began, unix time (cli/)
 LOOK_EVERY = 1.0  # seconds
-SILENCE = 60.0  # seconds without any host that answers until a look gives up
+SILENCE = 60.0  # seconds without any host that answers until a poll gives up
 OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")  # the head knows the hosts by other addresses
 
 
 def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
-    """Gives a verb to the fleet's head, or joins the launcher that runs there; follows it
-    until it ends or is detached.
+    """Hands a verb to the fleet's head, or joins the launcher there; follows it until it ends or
+    the user detaches.
     """
     run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
     head = backend.head()
-    assert head  # of a backend that hands over
+    assert head  # the backend hands over
     with head.place(run) as place:
         place.refresh()
         there, finished = handed_over(place), verb == "train" and execution.is_finished(plan, run)
@@ -71,8 +71,8 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
 
 
 def handed_over(place: Hosts) -> Config | None:
-    """Returns the config with which the run was launched last; None if it is missing, or of another
-    version of this.
+    """Returns the config with which the run was launched last; None if it is missing, or from
+    another version of trainfleet.
     """
     text = place.read("launch.yaml")
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file, suppress(ConfigError):
@@ -83,8 +83,8 @@ def handed_over(place: Hosts) -> Config | None:
 
 
 def require_same(config: Config, there: Config, run: Run, finished: bool) -> None:
-    """Raises RunError, naming what differs, if a run that will be followed or called finished has
-    another config.
+    """Raises RunError, which names the differences, if a run that will be followed or reported as
+    finished has another config.
     """
     was, now = changes.flatten(there), changes.flatten(config)
     keys = [
@@ -97,33 +97,32 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
         state = "is finished" if finished else "is running"
         why = "; ".join(f"{key} is {was[key]} there, {now[key]} here" for key in keys[:8])
         then = (
-            "another name in the config; or make stop first"
+            "set another name in the config, or run make stop first"
             if not finished
-            else "another name in the config"
+            else "set another name in the config"
         )
         raise RunError(f"{state}, with another config", where=run.name, why=why, next=then)
 
 
 def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
-    """Returns what a launcher on a host can't ask of an account: when the machines are reclaimed,
-    and the sum paid for them ahead.
+    """Returns facts from the account that a launcher on a host can't query: when the machines are
+    reclaimed, and the advance payment.
     """
     known = {ENDS: head.ends, PAID: bill.paid if bill and bill.paid else None}
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
 def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> LauncherLogs:
-    """Examines the hosts, and has the first of them launch the run. What it says from then on.
+    """Examines the hosts, and has the first of them launch the run. Returns its log from then on.
 
     Raises:
-        ConfigError: the run has cost all that it may.
-        BackendError: the preflight failed, another run is running, or the launcher does not come
-        up.
+        ConfigError: the run has used up its budget.
+        BackendError: the preflight failed, another run is running, or the launcher does not start.
     """
     run, secrets, backend = place.run, values_of(plan.config.fleet.secrets), backend_of(plan.config)
     Budget(run, plan.config, backend.bill()).require()
     sound = _prepare(plan, head, place)
-    # now that this very code is there: before that an earlier launch may not have been seen
+    # now that the nodes have this code, which sees an earlier launch
     place.refresh()
     before, words = newest_holder(run.folder), LauncherLogs(run).from_now_on()
     term = before.term if before else 0
@@ -135,7 +134,7 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     appoint(place, standbys, launcher, term)
     try:
         await_lease(place, first, term, words)
-    except (KeyboardInterrupt, BackendError):  # nobody leads it yet, and nobody shall
+    except (KeyboardInterrupt, BackendError):  # no launcher leads it yet, and none may
         _withdraw(plan, place, standbys)
         raise
     leads(run)
@@ -159,7 +158,7 @@ def _withdraw(plan: Plan, place: Hosts, standbys: list[Host]) -> None:
         for host in standbys:
             place.head.dismiss(host)
     except BackendError as error:
-        print(f"warning: it may still begin, and make stop ends it: {error}", flush=True)
+        print(f"warning: it may still begin; run make stop to end it: {error}", flush=True)
 
 
 def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
@@ -169,7 +168,7 @@ def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
     backend = backend_of(plan.config)
     sound, unsound = head.survey(head.transport.hosts)
     for hosts, why in grouped(unsound):
-        print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} left out: {why}", flush=True)
+        print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} skipped: {why}", flush=True)
     head.require_own_folder(sound)
     # which the preflight would disturb
     if Can.EXAMINE not in backend.can or execution.left_running(plan.config, run):
@@ -184,7 +183,7 @@ def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
 
 
 def appoint(place: Hosts, hosts: list[Host], launcher: Launcher, term: int) -> None:
-    """Lets these hosts stand by; if one can't, the launcher appoints another."""
+    """Makes these hosts stand by; if one can't, the launcher appoints another."""
     before = newest_standby(place.run.folder)
     for host in hosts:
         try:
@@ -197,7 +196,7 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
     """Returns once the launcher has taken its lease, with a term after `term`.
 
     Raises:
-        BackendError: it has ended before that, or takes too long; with its words.
+        BackendError: it has ended before that, or takes too long; with its output.
     """
     deadline = time.monotonic() + TO_BEGIN
     while True:
@@ -221,11 +220,9 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
 
 
 def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
-    """Several nodes must fit together before a job starts on them; links are tried where the
-    instance type promises some.
-
-    Of more hosts than there are to be nodes a spare takes the place of one that does not fit: host
-    → why it is left out.
+    """Checks that several nodes fit together before a job starts on them; tests links if the
+    instance type promises any. A spare host replaces one that does not fit. Returns host → why it
+    is excluded.
 
     Raises:
         BackendError: too few fit; by host.
@@ -243,17 +240,17 @@ def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
         if not unfit or len(fit) - len(unfit) < nodes:
             raise _unfit(report, fit)
         for name, why in unfit.items():
-            print(f"{name} is left out, and a spare takes its place: {why}", flush=True)
+            print(f"{name} is excluded, and a spare takes its place: {why}", flush=True)
         without |= unfit
     return without
 
 
 def _unfit(report: PreflightReport, hosts: list[Host]) -> BackendError:
-    """Makes the error about hosts of which too few fit together."""
+    """Returns the error that too few hosts fit together."""
     of_all = [f"\n  fleet: {finding}" for finding in report.findings if finding.host is None]
     what = f"the preflight failed: the nodes are not fit to train together{''.join(of_all)}"
     said = {host: "; ".join(map(str, found)) for host in hosts if (found := report.against(host))}
-    return BackendError(by_host(what, said), next="make setup, then make doctor")
+    return BackendError(by_host(what, said), next="run make setup, then make doctor")
 
 
 class LeftAlone(Exception):
@@ -278,7 +275,7 @@ class LauncherLogs:
         return self
 
     def show(self) -> None:
-        """Prints the whole lines that are new, without their stamps."""
+        """Prints the new complete lines, without their stamps."""
         for log in self.logs:
             lines, self.shown[log] = run_folder.whole_lines(log, self.shown.get(log, 0))
             for line in lines:
@@ -286,7 +283,7 @@ class LauncherLogs:
 
 
 def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool) -> int:
-    """Prints the launcher's log until it ends; its exit code. Ctrl-C only detaches."""
+    """Prints the launcher's log until it ends. Returns its exit code. Ctrl-C only detaches."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise LeftAlone
@@ -296,18 +293,18 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
         code = follow_launcher(place, words)
         backend.learn(place.run)
         if summarize and code != 1 and place.run.metrics.exists():
-            html.write(place.run)  # the head's own is not brought: a browser would run what it says
+            html.write(place.run)  # the head's own is not fetched: a browser would run its scripts
             print_summary(place.run)
         return code
     except LeftAlone:
-        # it goes before a run that was asked to stop, which is not to begin any more
+        # it ends before a run that was asked to stop, which may not begin
         if is_cancelled():
             place.ask_to_stop()
             if (code := follow_launcher(place, words)) == execution.STOPPED:
                 print(f"{place.run.name} is stopped", flush=True)
             return code
         print(f"{place.run.name} continues without this terminal")
-        print("next: make train follows it again; make status, make logs FOLLOW=1, make stop")
+        print("next: make train follows it again; or make status, make logs FOLLOW=1, make stop")
         return execution.STOPPED
     finally:
         for number, handler in zip(SIGNALS, before, strict=True):
@@ -319,11 +316,11 @@ class LauncherGone(RunError):
 
 
 def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
-    """Shows the launcher's words until it has ended; its exit code.
+    """Shows the launcher's output until it has ended. Returns its exit code.
 
     Raises:
         BackendError: no host answers for too long.
-        LauncherGone: nobody leads the run any more.
+        LauncherGone: no launcher leads the run any more.
     """
     heard, leads = time.monotonic(), Leads(place.run)
     while True:
@@ -336,30 +333,30 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
         words.show()
         holder = newest_holder(place.run.folder)
         if holder and holder.code is not None:
-            time.sleep(LOOK_EVERY)  # its last words follow
+            time.sleep(LOOK_EVERY)  # its last lines follow
             place.refresh()
             words.show()
             # else it was thawed, and another has led for long
             if newest_holder(place.run.folder) == holder:
                 return holder.code
         elif holder and leads.look(time.monotonic() - heard + LOOK_EVERY) > SILENCE:
-            then = "make train resumes from the last checkpoint"
+            then = "run make train to resume from the last checkpoint"
             raise LauncherGone(
-                "its launcher is gone, and no other took over", where=holder.host, next=then
+                "its launcher is gone, and no other host took over", where=holder.host, next=then
             )
         time.sleep(LOOK_EVERY)
 
 
 class Leads:
-    """Tells whether somebody leads a run or is about to, by looks at the files that are here:
-    launchers and standbys beat.
+    """Tells whether a launcher leads a run or is about to, from the beats of launchers and standbys
+    in the files here.
     """
 
     def __init__(self, run: Run) -> None:
         self.folder, self.vacancies = run.folder, [Vacancy(renewed=True), Vacancy(renewed=True)]
 
     def look(self, since: float) -> float:
-        """Seconds in which neither was heard, by looks that are `since` seconds apart."""
+        """Returns the seconds of both's silence, from polls that are `since` seconds apart."""
         found = newest_holder(self.folder), newest_standby(self.folder)
         self.vacancies = [
             vacancy.look(one, since) for vacancy, one in zip(self.vacancies, found, strict=True)

@@ -1,5 +1,5 @@
-"""Finds where a run is active, for the verbs that look at it, and stops it: asks, waits, and
-proves that nothing is left.
+"""Finds where a run is active, for the verbs that read it, and stops it: asks, waits, and checks
+that no process is left.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ..run.run_folder import Run, is_locked
 from ..trust.errors import BackendError, ConfigError, RunError
 from .command import Variables, config_of, run_named, run_trained, settings_of
 
-ANSWERS = 2  # seconds that an engine gets to say why a job waits
-# seconds without a word of a run that was asked to stop, and in all: a step and a checkpoint
+ANSWERS = 2  # seconds that a scheduler gets to report why a job waits
+# seconds of silence of a run that was asked to stop, and seconds in all: a step and a checkpoint
 PATIENCE, LONGEST = (120.0, 1800.0)
 
 
 def place_of(variables: Variables) -> Place:
-    """The place of the run that the config names."""
+    """Returns the place of the run that the config names."""
     run = run_named(variables)
     backend = backend_known(run, variables)
     return backend.place(run) if backend else Here(run)
 
 
 def forwarded(verb: str, variables: Variables, config: Config | None = None) -> int | None:
-    """The exit code of a verb that needs what a run has made, where another machine has that and
-    carries it out; else None.
+    """Returns the exit code of a verb that needs a run's files, if another machine has them and
+    runs it; else None.
     """
     run = run_named(variables)
     config = config or config_known(run, variables)
@@ -45,9 +45,7 @@ def forwarded(verb: str, variables: Variables, config: Config | None = None) -> 
 
 
 def export(variables: Variables) -> int:
-    """Makes the newest checkpoint a folder of another format here, OUT, wherever that checkpoint
-    is; the exit code.
-    """
+    """Exports the newest checkpoint, wherever it is, to the folder OUT; returns the exit code."""
     platforms.require_new(Path(variables["OUT"]))  # before anything is loaded
     if (code := forwarded("export", variables)) is not None:
         return code
@@ -78,21 +76,23 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
 
 
 def require_over(run: Run) -> None:
-    """Raises RunError if a launcher of this machine still holds the run, though its ranks have
-    ended: it was stopped itself.
+    """Raises RunError if a launcher of this machine still holds the run although its ranks have
+    ended: the launcher itself is stopped.
     """
     if is_locked(run.folder):
-        then = "Ctrl-C twice where it runs; or kill it: fuser " + str(run.folder / "lock")
+        then = "press Ctrl-C twice where it runs, or kill it; to find it: fuser " + str(
+            run.folder / "lock"
+        )
         raise RunError(
             "its launcher does not end",
             where=str(run.folder),
-            why="its ranks were ended, and it is not",
+            why="its ranks were ended, but it was not",
             next=then,
         )
 
 
 def bytes_written(run: Run) -> int:
-    """Bytes of metrics and events, as they are here: they grow while the run makes progress."""
+    """Returns the bytes of metrics and events here, which grow while the run makes progress."""
     return sum(
         path.stat().st_size for path in (run.metrics, *run.events.glob("*.jsonl")) if path.exists()
     )
@@ -117,26 +117,24 @@ def nodes_at_work(variables: Variables) -> tuple[str, ...]:
 
 
 def orphan_note(run: Run, variables: Variables) -> str:
-    """A note on a run that counts as running without a launcher; "" for any other."""
+    """Returns a note on a run that counts as running without a launcher; "" for any other."""
     if run.read_results().get("status") != "running":
         return ""
     nodes = nodes_at_work(variables)
     if nodes:
         return (
-            f"\nits launcher is gone; {', '.join(nodes)} continue without it: make train takes "
-            "over, make stop ends it"
+            f"\nits launcher is gone; {', '.join(nodes)} continue without it; "
+            "run make train to take over, or make stop to end it"
         )
     return (
-        "\nits launcher is gone, and no process of it runs: make train resumes from the last "
-        "checkpoint"
+        "\nits launcher and processes are gone; run make train to resume from the last checkpoint"
     )
 
 
 def heard_now(run: Run, variables: Variables) -> str | None:
-    """Says in the engine's words what a job does that waited at a launcher's last look.
-
-    "" for any other job, and for a run that another machine leads; None when the engine gives no
-    answer within ANSWERS, or before Ctrl-C.
+    """Returns the scheduler's words on a job that waited at its launcher's last poll. "" for any
+    other job, and for a run that another machine leads; None if the scheduler does not answer
+    within ANSWERS, or before Ctrl-C.
     """
     waited = History(run, {}, [], run.read_events(), "").waits_for
     backend = backend_known(run, variables) if waited else None
@@ -155,17 +153,16 @@ def heard_now(run: Run, variables: Variables) -> str | None:
 
 
 def require_known(run: Run, handle: Handle, status: Status) -> None:
-    """BackendError, by host, where a node can't be reached, so that it is unknown what runs
-    there.
-    """
+    """Raises BackendError, by host, if a node can't be reached: its processes are unknown."""
     if status.lost:
         rows = "\n".join(f"  {handle.hosts[node]}: {why}" for node, why in status.lost.items())
-        what = f"it is not known that nothing of {run.name} runs any more\n{rows}"
-        raise BackendError(what, next="make doctor; then the same again")
+        what = f"processes of {run.name} may still be running\n{rows}"
+        raise BackendError(what, next="run make doctor, then the same command again")
 
 
 def end(variables: Variables) -> None:
-    """Kills what is left of the run that the config names, wherever that is, and looks again.
+    """Kills the remaining processes of the run that the config names, wherever they are, and checks
+    again.
 
     Raises:
         BackendError: a node can't be reached, or a process does not die; by host.
@@ -177,20 +174,20 @@ def end(variables: Variables) -> None:
     backend.stop(handle, at_once=True)
     require_known(run, handle, backend.status(handle))
     if handle.hosts:
-        print(f"nothing of {run.name} runs on the fleet's {len(handle.hosts)} hosts", flush=True)
+        print(f"no process of {run.name} runs on the fleet's {len(handle.hosts)} hosts", flush=True)
 
 
 def config_known(run: Run, variables: Variables) -> Config | None:
-    """Returns the run's own config; if that is missing, or of another version of this, the file's;
-    None if neither can be read.
+    """Returns the run's own config; if that is missing, or from another version of trainfleet, the
+    file's; None if neither can be read.
     """
     if run.config.exists():
         with suppress(ConfigError):
             config = load_resolved(run.config)
-            # else it is another run's, and so is what would be asked and removed by it
+            # else it is another run's, and would ask and remove the wrong one
             if config.name == run.name:
                 return config
-    with suppress(ConfigError):  # a look needs none
+    with suppress(ConfigError):  # reading needs none
         return config_of(settings_of(variables))[0]
     return None
 
@@ -204,7 +201,7 @@ def backend_known(run: Run, variables: Variables) -> Backend | None:
 
 
 def is_nowhere(config: Config) -> bool:
-    """Tells whether the fleet has no machine yet, so that its run can have been active nowhere."""
+    """Tells whether the fleet has no machine yet, so that its run was never active."""
     return not backend_of(config).lingers
 
 
@@ -218,12 +215,12 @@ def runs_programs(config: Config) -> bool:
 
 
 def say_unheard(config: Config) -> None:
-    """Names what ssh would go by on the way to the hosts, and this program does not."""
+    """Names ssh settings for the hosts that ssh would use but this program does not."""
     if config.fleet.ssh.config:
         from ..hosts import ssh_config  # loads SSH
 
         if words := ssh_config.unheard(config.fleet.ssh, parse_hosts(config.fleet.hosts)):
             print(
-                f"warning: not honoured of {config.fleet.ssh.config}: {', '.join(words)}; try "
-                "make doctor without them"
+                f"warning: {config.fleet.ssh.config} has settings that are not used: "
+                f"{', '.join(words)}; try make doctor without them"
             )

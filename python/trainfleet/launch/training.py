@@ -32,12 +32,12 @@ from .command import was_handed_over
 from .execution import Launch
 from .launching import launching
 
-NOTHING = "nothing was compiled: neuron_parallel_compile says of no program what became of it"
+NOTHING = "nothing was compiled: neuron_parallel_compile reported no result for any program"
 
 
 def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | None = None) -> int:
-    """Trains by this plan; the command's exit code. `summarize`: when it has ended, the run is
-    summed up here.
+    """Trains by this plan, and returns the command's exit code. `summarize`: when the run has
+    ended, it is summarized here.
     """
     with launching(plan.config, "train"):
         run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
@@ -63,12 +63,12 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
 
 
 def require_same(config: Config, run: Run) -> None:
-    """Refuses what the ranks would: to continue a run as another one. Its folder stays as it is.
+    """Refuses, like the ranks, to continue a run as another one. Its folder stays as it is.
 
     Raises:
-        RunError: naming what differs.
+        RunError: names the differences.
     """
-    in_bucket = (config.checkpoint.path or "").startswith(SCHEME)  # the plan did not ask it
+    in_bucket = (config.checkpoint.path or "").startswith(SCHEME)  # the plan did not query it
     for line in preflight.resumption(config, run):
         print(f"{line}\n" * in_bucket, end="", flush=True)
 
@@ -82,9 +82,9 @@ def mend_finished(plan: Plan, run: Run) -> None:
     """
     saved = str(run.read_results().get("last_checkpoint") or "")
     if saved and not store_at(saved.rpartition("/")[0]).steps():
-        then = "bring them back; or train it again: make clean PURGE=1, then make train"
+        then = "restore them; or run make clean PURGE=1, then make train, to train it again"
         raise RunError(
-            "is finished, and its checkpoints are gone",
+            "is finished, but its checkpoints are gone",
             where=str(run.folder),
             why=f"the last was {saved}",
             next=then,
@@ -96,15 +96,15 @@ def mend_finished(plan: Plan, run: Run) -> None:
 
 
 def require_able(config: Config, run: Run) -> None:
-    """ConfigError or BackendError where the run has cost all that it may, or can't read or write
-    where its models lie.
+    """Raises ConfigError or BackendError if the run has used up its budget, or can't read or write
+    its models' places.
     """
     Budget(run, config, backend_of(config).bill()).require()
     preflight.try_addresses(config)
 
 
 def _finish_again(plan: Plan, run: Run, place: Place) -> int:
-    """Makes up for what a finished run lacks, and says that it has finished."""
+    """Makes the missing files of a finished run, and prints that it has finished."""
     backend = backend_of(plan.config)
     if backend.is_here:
         mend_finished(plan, run)
@@ -114,7 +114,7 @@ def _finish_again(plan: Plan, run: Run, place: Place) -> int:
 
 
 def _led(launch: Launch) -> int | None:
-    """Leads the run; its exit code, or None if this launcher was cut off from it."""
+    """Leads the run. Returns its exit code, or None if this launcher was cut off from it."""
     try:
         return lead(launch)
     except CutOff as error:
@@ -149,8 +149,8 @@ def lead(launch: Launch) -> int:
 
 
 def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
-    """The exit code, once each request of the plan has ended. `running`: what an earlier launcher
-    has submitted.
+    """Executes each request of the plan, and returns the exit code. `running`: the job that an
+    earlier launcher has submitted.
     """
     run, config, seconds = launch.run, launch.config, dict[str, float]()
     for request in launch.plan.requests:
@@ -169,8 +169,8 @@ def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
 
 
 def prepare(plan: Plan, run: Run) -> None:
-    """Leaves in the run folder what its ranks begin with. A request to stop that is there came
-    after the command (launch/launching.py).
+    """Writes the files with which ranks begin to the run folder. A request to stop in it came after
+    the command (launch/launching.py).
     """
     run_folder.write_atomic(run.config, dump_resolved(plan.config))
     if not was_handed_over():  # else it came with the requests
@@ -178,7 +178,7 @@ def prepare(plan: Plan, run: Run) -> None:
 
 
 def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
-    """Leaves in results.json the known facts of a run before its ranks say more, and `state`."""
+    """Writes known facts of a run, and `state`, to results.json before its ranks report more."""
     fleet, training = plan.config.fleet, plan.config.train
     versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
     run.update_results(
@@ -197,7 +197,8 @@ def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
 
 
 def require_compiled(run: Run, ahead: bool) -> None:
-    """Marks the run as finished if all that its ranks recorded was compiled after they had left.
+    """Marks the run as finished if every program that its ranks recorded was compiled after they
+    had left.
 
     Raises:
         JobFailed: something could not be compiled; each such program, and the operator.
@@ -219,9 +220,7 @@ def require_compiled(run: Run, ahead: bool) -> None:
 
 
 def restarts_of(run: Run, predecessor: Holder | None) -> int:
-    """Counts the restarts of the run, now that the launcher before this one, if one did, died
-    at its work.
-    """
+    """Counts the restarts of the run, including one for a previous launcher that died."""
     if predecessor is None:
         return 0
     restarts = int(run.read_results().get("restarts", 0)) + 1
@@ -232,15 +231,15 @@ def restarts_of(run: Run, predecessor: Holder | None) -> int:
 
 
 def conclude(run: Run, config: Config, status: str, seconds: dict[str, float]) -> int:
-    """Writes the last word to results.json and draws the report; the exit code."""
+    """Writes the final state to results.json, draws the report, and returns the exit code."""
     run.update_results(seconds=(run.read_results().get("seconds") or {}) | seconds)
     report(run, config, status)
     return 0 if status == "finished" else execution.STOPPED
 
 
 def export(run: Run, config: Config) -> int:
-    """Makes the finished model a Hugging Face folder in the run's; the exit code of the program
-    that does.
+    """Exports the finished model to a Hugging Face folder in the run's. Returns the program's exit
+    code.
     """
     return run_module(
         "trainfleet.engine.export",
@@ -257,8 +256,8 @@ def spending(run: Run) -> dict[str, object]:
 
 
 def report(run: Run, config: Config, status: str) -> None:
-    """Leaves status and cost in results.json, and plots and report.html of the log so far,
-    also of a run that failed.
+    """Writes status and cost to results.json, and draws plots and report.html from the log so far,
+    also for a failed run.
 
     A full disk does not end it: the run is what matters, and `make report` draws again.
     """
@@ -273,14 +272,14 @@ def report(run: Run, config: Config, status: str) -> None:
             html.write(run)
     except (OSError, RunError, InputError) as error:
         print(
-            f"warning: the report is not whole: {error}\n  next: df -h {run.folder}, then make "
+            f"warning: the report is incomplete: {error}\n  next: df -h {run.folder}, then make "
             "report",
             file=sys.stderr,
         )
 
 
 def tokenize(plan: Plan, started: float) -> int:
-    """Turns the sources into data/<name> by this plan; the command's exit code."""
+    """Turns the sources into data/<name> by this plan. Returns the command's exit code."""
     with launching(plan.config, "tokenize"):
         run = run_folder.run_of(plan.config.name)
         if backend_of(plan.config).hands_over:
@@ -291,7 +290,7 @@ def tokenize(plan: Plan, started: float) -> int:
         place.refresh()
         with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
             if not _is_whole(execution.Launch(plan, place, lease, interrupts, started)):
-                print("stopped; the units that were done stay: make tokenize resumes from there")
+                print("stopped; finished units stay, and make tokenize resumes after them")
                 lease.code = execution.STOPPED
                 return lease.code
             lease.code = 0
@@ -300,7 +299,7 @@ def tokenize(plan: Plan, started: float) -> int:
 
 
 def _is_whole(launch: execution.Launch) -> bool:
-    """Tells whether every request of the plan has ended well; False after a stop."""
+    """Tells whether every request of the plan has succeeded; False after a stop."""
     found = launch.following()
     if found is None:
         return False
@@ -311,7 +310,7 @@ def _is_whole(launch: execution.Launch) -> bool:
 
 
 def describe_dataset(plan: Plan) -> None:
-    """Draws and prints what the dataset holds."""
+    """Draws and prints a summary of the dataset."""
     dataset = find(plan.config.data)
     assert dataset is not None
     folder = run_folder.DATA / plan.config.data.name

@@ -1,7 +1,7 @@
 """Waits for all nodes of a job before torchrun starts, or names the missing ones: torchrun would
 wait ten minutes and name none.
 
-An engine starts nodes minutes apart, and sometimes never. Node 0 listens at the address where the
+A scheduler starts nodes minutes apart, and some never. Node 0 listens at the address where the
 ranks will meet. Every other node connects, sends its number and waits for node 0's answer. So this
 also tests the exact address and port that the ranks need. Standard library only.
 
@@ -39,7 +39,7 @@ class Missing(BackendError):
 
 
 def wait_for_all(placement: Placement, job: str, seconds: float, say: Say) -> None:
-    """Returns when all nodes of `job` are there; reports progress through `say`.
+    """Returns when all nodes of `job` have arrived; reports progress through `say`.
 
     Raises:
         Missing: nodes are missing after `seconds`; every node that arrived gets their numbers.
@@ -91,9 +91,9 @@ class RollCall:
         try:
             node = self._node(await asyncio.wait_for(reader.readline(), SILENCE))
             self.here[node] = writer
-            await reader.read()  # returns when the node disconnects, as it sends no more
+            await reader.read()  # returns when the node disconnects: it sends nothing more
         except (OSError, ValueError, TimeoutError):
-            pass  # the connection broke, or is not of this job
+            pass  # the connection broke, or belongs to another job
         finally:
             if self.here.get(node) is writer:
                 del self.here[node]
@@ -170,7 +170,7 @@ async def _report(placement: Placement, job: str, seconds: float, say: Say) -> N
                 heard, why = time.monotonic(), ""
         writer.close()
         await asyncio.sleep(AGAIN)
-    remedy = "check in the log of node 0 that it has started; make doctor checks the links"
+    remedy = "check in node 0's log that it has started, or run make doctor to check the links"
     raise Missing(
         f"node 0 of {placement.nodes} did not arrive in {seconds:.0f} s",
         where=f"node {placement.node}",
@@ -180,7 +180,7 @@ async def _report(placement: Placement, job: str, seconds: float, say: Say) -> N
 
 
 def _is_over(line: list[str], placement: Placement, say: Say) -> bool:
-    """Tells whether node 0 reports that all nodes are there.
+    """Tells whether node 0 reports that all nodes have arrived.
 
     Raises:
         Missing: it lists missing nodes.
@@ -206,7 +206,7 @@ def _raise_missing(missing: list[int], placement: Placement, seconds: float | No
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
     within = f" in {seconds:.0f} s" if seconds is not None else ", as node 0 reports"
     what = f"{who}{more} of {placement.nodes} did not arrive{within}"
-    remedy = "check the log of the missing node, or its engine's message about it; then make train"
+    remedy = "check the missing node's log, or its scheduler's message, then run make train"
     raise Missing(
         what,
         where=f"node {placement.node}",

@@ -4,9 +4,9 @@ image start it.
     python -m trainfleet.node.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]]
     [--in HOME] [--wait SECONDS] -- MODULE...
 
---on ENGINE      the engine that started this node: fleet (this program, on a host), slurm, batch,
-                 sagemaker, or an engine of another package; by default it is detected. The node's
-                 placement is read from that engine's environment (node/placements/)
+--on ENGINE      the scheduler that started this node: fleet (this program, on a host), slurm,
+                 batch, sagemaker, or one of another package; by default it is detected. The node's
+                 placement is read from that scheduler's environment (node/placements/)
 --folder FOLDER  the run's or the dataset's, as `runs/x`: the node's log is FOLDER/logs/node-<i>.log
 --ranks N        runs MODULE on N ranks, through torchrun with the placement; 0, the default: one
                  plain process of MODULE
@@ -22,14 +22,13 @@ TRAINFLEET_BUCKET, TRAINFLEET_RUN  see storage/s3_sync_agent.py
 TRAINFLEET_SECRETS                 see trust/safe_output.py
 TRAINFLEET_ATTEMPT                 see health/fence.py
 TRAINFLEET_WATCH                   the number of ranks to watch from here, if no launcher can
-TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, for machines that were set up
-                                   to give more than the engine's default
+TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, for machines that were set up to
+                                   give more than the scheduler's default
 TRAINFLEET_LOCK                    the versions of the job's plan: an image with others refuses it
 
-The exit code is the command's own: 128 + n for a signal, 69 when a node never arrived. SIGTERM asks
-the ranks to save and exit, and kills the remaining ones before the engine would. Batch and
-SageMaker also get the node's output, and SageMaker the reason of a failure, which
-DescribeTrainingJob shows.
+The exit code is the command's: 128 + n for a signal, 69 if a node never arrived. SIGTERM asks the
+ranks to save and exit, and kills the remaining ones before the scheduler would. Batch and SageMaker
+also get the node's output, and SageMaker the reason of a failure, which DescribeTrainingJob shows.
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ def leave_together(options: Options, placement: Placement, log: Log, code: int) 
     """
     exit_codes = ExitCodes(*in_s3(options, placement))
     if placement.node:
-        # the exit of node 0 makes the engine stop this node, which has already finished
+        # the exit of node 0 makes the scheduler stop this node, which has already finished
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         exit_codes.publish(placement.node, code, lambda words: log.note("node", words))
         return code
@@ -196,7 +195,7 @@ def in_s3(options: Options, placement: Placement) -> tuple[str, str]:
 
 
 def exit_code_of(options: Options, placement: Placement, log: Log, code: int, began: float) -> int:
-    """Returns the exit code for an engine that retries by exit code: AGAIN if the verdict is that
+    """Returns the exit code for a scheduler that retries by exit code: AGAIN if the verdict is that
     another attempt may succeed.
 
     A separate program makes the verdict (watch/node_verdict.py), from the logs and events of all
@@ -226,7 +225,7 @@ def command_of(options: Options, placement: Placement) -> list[str]:
     environment.
     """
     module, *words = options.command
-    # the engine's own count of retries; ours starts again with each request
+    # the scheduler's count of retries; ours starts again with each request
     if options.engine.name != fleet.PLACEMENT.name:
         os.environ[fence.AGAIN] = str(placement.attempt - 1)
     if options.ranks:
@@ -276,7 +275,7 @@ def require_lock() -> None:
     """Raises BackendError if this image has other versions than the job's plan."""
     planned, own = os.environ.get(LOCK), os.environ.get(IMAGE_LOCK)
     if planned and own and planned != own:
-        why = f"it has the lock {own}, the config's platform has {planned}"
+        why = f"it has the lock {own}, but the config's platform has {planned}"
         raise BackendError(
             "the image has other versions than the config's platform",
             why=why,
@@ -285,7 +284,7 @@ def require_lock() -> None:
 
 
 def await_nodes(options: Options, placement: Placement, log: Log) -> None:
-    """Waits until all nodes are there, if their ranks meet by torchrun. Logs missing nodes and
+    """Waits until all nodes have arrived, if their ranks meet by torchrun. Logs missing nodes and
     records them as an event.
 
     Raises:
@@ -319,8 +318,8 @@ def await_nodes(options: Options, placement: Placement, log: Log) -> None:
 
 @contextlib.contextmanager
 def reporting_failure(options: Options, placement: Placement, log: Log) -> Iterator[PartOutcome]:
-    """Writes the reason of any failure within `with` to the file that the engine reads, if it reads
-    one.
+    """Writes the reason of any failure within `with` to the file that the scheduler reads, if it
+    reads one.
     """
     outcome = PartOutcome()
     try:
@@ -369,7 +368,7 @@ def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
 
 
 def write_reason(file: Path, words: str) -> None:
-    """Writes the reason to the engine's file; if that fails, only the log has it."""
+    """Writes the reason to the scheduler's file; if that fails, only the log has it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(visible(hide(words))[:REASON], encoding="utf-8")

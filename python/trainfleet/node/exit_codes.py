@@ -57,8 +57,8 @@ class ExitCodes:
                 if not said and time.monotonic() - began > SIGN:
                     said = True
                     say(
-                        f"this node's part is done; it waits until {len(away)} more have exited, "
-                        "as its exit would end them"
+                        f"this node's part is done; it waits until {len(away)} more have "
+                        "exited, because its exit would end them"
                     )
             time.sleep(EVERY)
 

@@ -1,9 +1,9 @@
 """A node's placement: its number in a job, the address where its ranks meet the others, and its
 torchrun line, the same on every backend.
 
-Each engine passes these to a node in its own way; its module in placements/ makes a `Placement` of
-them. `torchrun` is a pure function of the placement: `make plan` prints its command, and the node
-runs it. Standard library only: it is imported before anything else.
+Each scheduler passes these to a node in a different way; its module in placements/ makes a
+`Placement` of them. `torchrun` is a pure function of the placement: `make plan` prints its command,
+and the node runs it. Standard library only: it is imported before anything else.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LOOPBACK_CARD = "lo"  # on Linux, the system of all nodes
 MEETING = "trainfleet.devices.meeting"
 # form of `a[01-02,7]`: at most a million hosts
 HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"
-NEXT = "start it as the backend does: make plan OUT=folder shows how"
+NEXT = "start it like the backend; run make plan OUT=folder to see how"
 STARTS = (
-    900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
+    900.0  # seconds between a scheduler's first node and its last: machines boot, images are pulled
 )
 TERM_GRACE = (
     20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
@@ -72,10 +72,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class Terms:
-    """An engine's treatment of its nodes.
+    """A scheduler's treatment of its nodes.
 
     wait     seconds in which all nodes must start; 0 if the launcher ensures that
-    grace    seconds from SIGTERM until all processes must be gone, a few less than the engine gives
+    grace    seconds from SIGTERM until all processes must be gone, a few less than the scheduler
+    gives
     echoes   whether it keeps the output of its nodes
     failure  the file for the reason of a failure
     decides  whether the first node decides for all: the job ends when that node does, and is
@@ -91,8 +92,8 @@ class Terms:
 
 @dataclass(frozen=True)
 class PlacementSource:
-    """The way in which an engine's nodes learn their placement (`read`), and the engine's treatment
-    of them (`terms`).
+    """The way in which a scheduler's nodes learn their placement (`read`), and the scheduler's
+    treatment of them (`terms`).
 
     `has_started_this` tells whether it started this process; `name` is its name in the node's entry
     point.
@@ -194,7 +195,7 @@ def own_address() -> str:
         try:
             probe.connect(("169.254.169.254", 80))
         except OSError:
-            return LOOPBACK  # it has no route, so it is alone
+            return LOOPBACK  # it has no route to another machine
         return str(probe.getsockname()[0])
 
 
@@ -212,7 +213,7 @@ def card(routes: Path = Path("/proc/net/route")) -> str:
 
 @dataclass(frozen=True)
 class Variables:
-    """The variables of an engine, which begin with `prefix`."""
+    """The variables of a scheduler, which begin with `prefix`."""
 
     prefix: str
     environment: Environment

@@ -1,8 +1,8 @@
 """Compiles ahead of training on Trn1: `python -m trainfleet.node.precompile TORCHRUN...`, once on
 each node of a fleet.
 
-neuron_parallel_compile starts the ranks with NEURON_EXTRACT_GRAPHS_ONLY set, so that they record
-their computation and compute nothing. Then it compiles all of it at once into the cache that
+neuron_parallel_compile starts the ranks with NEURON_EXTRACT_GRAPHS_ONLY set, so that they only
+record their computation. Then it compiles all of it at once into the cache that
 NEURON_COMPILE_CACHE_URL names. All nodes do so; a program that one of them compiles is locked for
 the others. Locks of a killed job are cleared first, which is safe only while no run compiles: when
 no other run's ranks send heartbeats here.
@@ -54,10 +54,10 @@ def find() -> str:
         return found
     why = "torch-neuronx, which includes it, is not installed"
     raise BackendError(
-        f"there is no {TOOL}",
+        f"{TOOL} is missing",
         where=sys.executable,
         why=why,
-        next="make setup, or make build for an image",
+        next="run make setup, or make build for an image",
     )
 
 

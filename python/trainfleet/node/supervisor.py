@@ -208,8 +208,8 @@ def said_file(file: Path) -> Path:
 
 
 def told(said: str) -> str:
-    """Returns why a node's part refused, from its output outside its log: its last error with
-    reason and remedy, in one line.
+    """Returns why a node's part refused to run, from its output outside its log: its last error
+    with reason and remedy, in one line.
     """
     return " ".join(said.rpartition("error: ")[2].split())[:TOLD]
 
@@ -258,7 +258,7 @@ class RankGuard(threading.Thread):
     """Watches the ranks of all nodes from this one, if WATCH says that no launcher does, and kills
     its part at an alarm.
 
-    The engine then retries the job or gives up; the node's log says why (watch/verdict.py).
+    The scheduler then retries the job or gives up; the node's log says why (watch/verdict.py).
     """
 
     def __init__(self, folder: Path, group: int) -> None:

@@ -6,10 +6,11 @@ plans, submits, follows and stops. Any other machine, with that one as fleet.hos
 commands to it (launch/remote_launch.py), as to an ssh fleet's head.
 
 A job continues without its launcher. Slurm starts it again when a node fails and after preemption.
-Its own script does at its time limit, or after a failure that is worth a retry (sbatch.py).
+Its batch script starts it again at its time limit, or after a failure that is worth a retry
+(sbatch.py).
 
 Tested: a real Slurm of four nodes (tests/fleet/slurmlab.py), with and without accounting. Not
-tested: pyxis, apptainer, nodes that are made when a job needs them.
+tested: pyxis, apptainer, nodes that are created when a job needs them.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ USERS = {
 }
 STARTS = {
     "CONFIGURING": "its nodes are being started",
-    "SUSPENDED": "it is suspended; next: scontrol resume lets it continue",
+    "SUSPENDED": "it is suspended; next: run scontrol resume to let it continue",
 }
 
 
@@ -233,7 +234,7 @@ class Slurm(Backend):
             yield from cluster_file.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns one batch script. Slurm chooses the nodes, except those in `without` and in
+        """Returns one batch script. Slurm chooses the nodes, but none in `without` and in
         quarantine.
 
         Raises:
@@ -382,7 +383,7 @@ class Slurm(Backend):
         )
 
     def _with_leader(self, words: str, job: Known) -> str:
-        """Adds our job that this one waits for, if it has not begun: its run and its state."""
+        """Adds the run and state of our job that this one waits for, if this one has not begun."""
         number = (
             re.match(r"afterok:([0-9]{1,18})\b", job.dependency)
             if "Dependency" in job.reason
@@ -523,7 +524,7 @@ def folder_of(config: Config) -> str:
 
 
 def as_slurm_says(name: str) -> Host:
-    """Returns a node by the name that Slurm gives it."""
+    """Returns a node under Slurm's name for it."""
     return Host(name, name)
 
 

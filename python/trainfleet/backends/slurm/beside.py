@@ -26,11 +26,8 @@ scancel $jobs
 sleep 1
 done
 echo "still there: $jobs"; exit 1"""
-OWN_LINKS = "Slurm uses a node's link too: without it the node is gone for all users"
-HEAD_LOST = (
-    "the head is Slurm's own (slurmctld): jobs continue without it, and only its "
-    "administrator may end it"
-)
+OWN_LINKS = "Slurm uses the node's link too: without it, all users lose the node"
+HEAD_LOST = "the head is slurmctld: jobs continue without it, and only its administrator may end it"
 
 
 class Beside(JobSteps):
@@ -58,7 +55,7 @@ class Beside(JobSteps):
             raise ConfigError.of(
                 "fleet.hosts",
                 problem,
-                next=f"ssh {host.partition('=')[0]}, then make rehearse there",
+                next=f"run ssh {host.partition('=')[0]}, then make rehearse there",
             )
         if fleet.container != "none":
             problem = (

@@ -1,5 +1,5 @@
-"""Slurm's commands and the jobs that they report: one query for all jobs of this process, as often
-as they change.
+"""Slurm's commands and the jobs that they report: one query for all jobs of this process, repeated
+as often as they change.
 
 squeue knows a job until some minutes (MinJobAge) after its end; sacct then knows it, if the cluster
 keeps accounting. If neither does, the files that the job left in its folder decide. While slurmctld
@@ -108,7 +108,7 @@ class Said:
     error: str
 
 
-# Variables by which a site or a user changes these commands: a filter of squeue, a question of
+# Variables with which a site or a user changes these commands: a filter of squeue, a question of
 # scancel, another job than planned (site_defaults.py reads those of sbatch).
 SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
 # variables of this process that a job needs anywhere
@@ -134,7 +134,7 @@ def ask_here(
             "has them"
         )
         raise BackendError(
-            f"there is no {words[0]} here",
+            f"this machine has no {words[0]}",
             why=why,
             next="module load slurm; or set fleet.hosts: [your login node]",
         )
@@ -155,7 +155,7 @@ def ask_here(
     except subprocess.TimeoutExpired as error:
         raise BackendError(
             f"{words[0]} does not answer",
-            why=f"none in {TIMEOUT:.0f} s",
+            why=f"no answer in {TIMEOUT:.0f} s",
             next="scontrol ping; sinfo",
         ) from error
     return Said(done.returncode, done.stdout, done.stderr)
@@ -243,12 +243,12 @@ class SlurmClient:
             raise BackendError(
                 f"the state of job {number} is unknown",
                 why=self.trouble,
-                next="scontrol ping; make status again",
+                next="run scontrol ping, then make status",
             )
         return self.jobs[number]
 
     def wake(self) -> None:
-        """Lets the next `look` query Slurm, as something has changed."""
+        """Makes the next `look` query Slurm, because something has changed."""
         self.next_look, self.pause = 0.0, SHORTEST
 
     def _look(self) -> None:

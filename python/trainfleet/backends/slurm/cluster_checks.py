@@ -1,6 +1,6 @@
-"""Checks whether a cluster can take a job before it is submitted: jobs that sbatch would refuse, or
-let wait forever; and, while it runs, whether the machines of its nodes still answer, as Slurm
-notices a dead one only after SlurmdTimeout.
+"""Checks whether a cluster can take a job before it is submitted: sbatch would refuse it, or let it
+wait forever. While a job runs, checks whether its nodes' machines still answer: Slurm notices a
+dead one only after SlurmdTimeout.
 
 Each machine is asked for a TCP connection to its slurmd's port. A refusal is an answer too: then
 only slurmd has ended. A node counts as absent only if another node of the job answers: if none
@@ -35,7 +35,7 @@ WAITS = re.compile("(?i)required node not available|requested nodes are busy")
 def require(
     engine: SlurmClient, slurm: SlurmConfig, nodes: int, script: str, without: Mapping[str, str]
 ) -> None:
-    """Raises BackendError if the cluster can't take the job, with its partitions or hosts."""
+    """Raises BackendError, with its partitions or hosts, if the cluster can't take the job."""
     chosen = partitions(engine, slurm)
     _require_time(slurm, chosen)
     names = ",".join(row.name for row in chosen)
@@ -86,8 +86,8 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
 
 
 def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
-    """Refuses a time that sbatch accepts from an administrator, and the scheduler then lets wait
-    forever.
+    """Refuses a time limit that sbatch accepts from an administrator although the scheduler never
+    starts such a job.
     """
     limits = [row.most_minutes for row in chosen if row.most_minutes is not None]
     if (
@@ -103,7 +103,7 @@ def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
         raise BackendError(
             what,
             where=key,
-            next=f"make plan SET='{key}={max(limits)}'; the job queues itself again",
+            next=f"make plan SET='{key}={max(limits)}'; the job then queues itself again",
         )
 
 
@@ -193,8 +193,8 @@ class SlurmdAddress:
 
 
 def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
-    """Returns the machines that do not answer, each with a message; empty if no other answers, or
-    Slurm reports no addresses.
+    """Returns the machines that do not answer, each with a message; empty if no other machine
+    answers, or Slurm reports no addresses.
     """
     known = places(engine, hosts)
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -231,7 +231,7 @@ def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress
 
 
 def answer(place: SlurmdAddress) -> bool | None:
-    """Tells whether a machine answers; None if that is unknown, as its name does not resolve."""
+    """Tells whether a machine answers; None if its name does not resolve."""
     try:
         socket.create_connection((place.address, place.port), WAIT).close()
     except (TimeoutError, OSError) as error:

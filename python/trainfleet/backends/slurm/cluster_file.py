@@ -33,9 +33,9 @@ from ...process.install_paths import ROOT
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
 HEAD = "c5.4xlarge"  # the article's
-# source of SSH if only Session Manager has access; ParallelCluster's default is the world
+# source of SSH if only Session Manager has access; ParallelCluster's default is every address
 NOBODY = "127.0.0.1/32"
-WITH_PYTHON = ("ubuntu2404",)  # images with a Python that the lock has packages for
+WITH_PYTHON = ("ubuntu2404",)  # images with a Python for which the lock has packages
 NONE_YET = "subnet-00000000000000000"
 HEAD_DISK = 200  # GiB: home folders, and the toolchain that compiles
 BOUGHT = {
@@ -120,20 +120,20 @@ def costs(config: Config, prices: Prices) -> spending.Spending:
 
 
 def subnet_of(config: Config) -> str:
-    """Returns the subnet of the nodes; zeros in the plan of a network that is not made yet."""
+    """Returns the subnet of the nodes; zeros in the plan of a network that does not exist yet."""
     return (*config.fleet.aws.subnets, NONE_YET)[0]
 
 
 def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
-    """Returns cluster.yaml, and node.sh, which it names by its content. `maker` is the config that
-    made the cluster, if it exists.
+    """Returns cluster.yaml, and node.sh, with a name that follows from its content. `maker` is the
+    config that made the cluster, if it exists.
     """
     script = node_script(config)
     text = yaml.safe_dump(
         cluster(config, script, maker or config.fleet_name), sort_keys=False, width=120
     )
     command = f"pcluster create-cluster --cluster-configuration {FILE}"
-    head = f"# The cluster {cluster_name(config)} as AWS ParallelCluster makes it: {command}"
+    head = f"# The cluster {cluster_name(config)}, which AWS ParallelCluster makes: {command}"
     return Artifact(FILE, f"{head}\n{text}"), *(
         [Artifact(SCRIPT, script)] if config.fleet.aws.bucket else ()
     )
@@ -348,7 +348,7 @@ def links(config: Config) -> Iterator[dict[str, Any]]:
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
     """Yields (key, message) for settings that ParallelCluster's schema accepts but AWS refuses, and
-    for missing ones.
+    for missing settings.
     """
     fleet, wanted, key = (
         config.fleet,

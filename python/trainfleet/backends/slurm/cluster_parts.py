@@ -1,5 +1,5 @@
-"""What a cluster uses and does not own: a network that is made before it, unless the config names
-subnets, and removed after it; and the file system that an earlier cluster of this config left.
+"""Parts that a cluster uses but does not own: a network, made before it and removed after it unless
+the config names subnets; and the file system that an earlier cluster of this config left.
 
 The network belongs to the config that made the cluster; a second config on that cluster uses the
 same subnets.
@@ -112,7 +112,7 @@ def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") 
 
 
 def with_file_system(config: Config, row: Row | None) -> Config:
-    """Returns the config with that file system as an existing one."""
+    """Returns the config with that file system, as one that exists."""
     if row is None:
         return config
     lustre = row.get("LustreConfiguration", {})
@@ -132,7 +132,7 @@ def describe_file_system(config: Config, calls: Calls, row: Row) -> Iterator[str
     what, usd = prices.cost_of("file system", row)
     cost = "" if usd is None else f", ${usd * 24:,.2f} a day"
     yield (
-        f"{id_} ({what}{cost}) was kept with its data by an earlier make clean, and is used; "
+        f"{id_} ({what}{cost}) was kept with its data by an earlier make clean, and is used again; "
         "make clean PURGE=1 removes it"
     )
     if row.get("StorageCapacity") != config.fleet.fsx.size_gib:
@@ -147,8 +147,8 @@ def describe_file_system(config: Config, calls: Calls, row: Row) -> Iterator[str
     for link in links(config):
         if link["FileSystemPath"] not in there:
             yield (
-                f"  its {link['FileSystemPath']} is not linked to {link['DataRepositoryPath']} "
-                "any more; to link it:"
+                f"  its {link['FileSystemPath']} is no longer linked to "
+                f"{link['DataRepositoryPath']}; to link it, run:"
             )
             yield f"  {_command(id_, link, calls.region)}"
 

@@ -1,5 +1,5 @@
-"""The options of sbatch: those that this program sets, which fleet.slurm.options may not; and those
-of a site: SBATCH_ACCOUNT and similar variables, read once, when a job is planned.
+"""The options of sbatch: those that this program sets, which fleet.slurm.options may not set; and
+those of a site: SBATCH_ACCOUNT and similar variables, read once, when a job is planned.
 
 sbatch reads such variables as options, over those of a script. So the client's commands run without
 them (client.py), and the script has those that apply. Thus a plan shows them and every start of the
@@ -71,7 +71,7 @@ WHOLE_NODES = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
 def taken(config: Config) -> dict[str, str]:
-    """Returns OURS with what the config adds to it."""
+    """Returns OURS with the config's additions."""
     return OURS | (dict.fromkeys(WHOLE_NODES, "fleet.exclusive") if config.fleet.exclusive else {})
 
 

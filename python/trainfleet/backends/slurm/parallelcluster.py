@@ -159,8 +159,8 @@ class Cluster(Machines):
         )
 
     def apply(self) -> int:
-        """Makes or changes the cluster, and follows until it is ready; BackendError with the first
-        failure.
+        """Makes or changes the cluster, and follows it until it is ready; BackendError with the
+        first failure.
         """
         state = self.look()
         if state and state.passes:
@@ -277,8 +277,8 @@ class Cluster(Machines):
         why = in_words(first) or (state.why if state else "") or "pcluster gives no reason"
         status = state.status if state else "it is gone"
         next_ = (
-            f"pcluster get-cluster-log-events --cluster-name {self.name}; make clean, then "
-            "make setup"
+            f"run pcluster get-cluster-log-events --cluster-name {self.name}; then make clean "
+            "and make setup"
         )
         return BackendError(
             f"the cluster {self.name} could not be made: {status}",
@@ -322,13 +322,13 @@ class Cluster(Machines):
             return ""
         if state.passes:
             what = f"the cluster {self.name} is not ready: {state.status}"
-            raise BackendError(what, where=self.region, next="make setup follows it")
+            raise BackendError(what, where=self.region, next="run make setup to follow it")
         if not state.is_ready or not state.address:
             raise BackendError(
                 f"the cluster {self.name} can't be used: {state.status}",
                 where=self.region,
                 why=state.why,
-                next="make clean, then make setup",
+                next="run make clean, then make setup",
             )
         return state.instance if self.config.fleet.aws.ssm_only else state.address
 
@@ -343,7 +343,7 @@ class Cluster(Machines):
     def costing(self) -> list[str]:
         return costing(surely(self.calls, self.config.fleet_name))
 
-    @told_of("some resources still exist", "make clean continues with it")
+    @told_of("some resources still exist", "run make clean again")
     def remove(self, purge: bool) -> None:
         """Deletes the cluster, and checks that only resources with data are left; with `purge`
         none.
@@ -390,7 +390,7 @@ class Cluster(Machines):
         """
         if not is_there():
             why = "fleet.slurm.create needs AWS ParallelCluster's command"
-            raise BackendError("there is no pcluster here", why=why, next=INSTALL)
+            raise BackendError("this machine has no pcluster", why=why, next=INSTALL)
         command = ["pcluster", verb, *words, "--region", self.region]
         try:
             done = subprocess.run(
@@ -416,7 +416,7 @@ class Cluster(Machines):
                 if entry.get("level") == "ERROR"
             ]
             why = "; ".join(errors) or str(said.get("message"))
-            then = "make plan OUT=folder shows cluster.yaml"
+            then = "run make plan OUT=folder to see cluster.yaml"
             raise BackendError(
                 f"pcluster {verb} refuses", where=self.name, why=why[:2000], next=then
             )

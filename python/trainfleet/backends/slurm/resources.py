@@ -1,8 +1,8 @@
-"""The hardware of a cluster's nodes: from sinfo's own words (gres, features), and from one free
-node.
+"""The hardware of a cluster's nodes: from sinfo's report (gres, features), and from one free node.
 
 slurm.schedmd.com, sinfo.html (--format) and srun.html (--immediate). Their output comes from
-another machine: it is parsed here, the free text last. An existing cluster is machines, too.
+another machine: it is parsed here, the free text last. The machines of an existing cluster are here
+too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_nodes(out: str) -> list[Nodes]:
             untrusted_input.printable(word.strip()) for word in line.split("|", COLUMNS.count("|"))
         ]
         count, cores, memory, *names = words if len(words) == 7 else ["", "", "", ""]
-        # 64+ is the least of several numbers
+        # 64+ is the smallest of several numbers
         numbers = [untrusted_input.whole(word.rstrip("+")) for word in (count, cores, memory)]
         if None not in numbers:
             count_, cores_, memory_ = (number or 0 for number in numbers)
@@ -155,7 +155,7 @@ def report(engine: SlurmClient, slurm: SlurmConfig) -> tuple[list[str], Facts | 
         f"no node could be examined within {FREE_WITHIN} s, so its network is unknown: {found}"
     )
     if devices := devices_of(rows):
-        lines += [f"by its gres, set {KEY} to", probe.block(devices)]
+        lines += [f"its gres suggests {KEY}", probe.block(devices)]
     else:
         lines.append(f"the gres names no known kind of GPU; set {KEY}, for example {KEY}: 8xh100")
     return lines, None
@@ -189,7 +189,7 @@ class Partitions(Standing):
             raise BackendError(
                 "this Slurm can't be used",
                 why=why,
-                next="module load slurm; scontrol ping",
+                next="run module load slurm, then scontrol ping",
             )
         print(version)
         for row in rows:

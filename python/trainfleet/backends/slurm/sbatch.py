@@ -148,7 +148,7 @@ def _heading(job: Job, ground: Ground) -> Iterator[str]:
         placement = Placement(0, job.nodes, "$FIRST_HOST", job.port or 0)
         words = torchrun(placement, job.ranks_per_node, job.module, ground.python)
         line = " ".join([*(ahead(ground.python, words) if job.ahead else words), *job.arguments])
-        yield "node 0 runs, with what Slurm tells it: " + " ".join(line.split())
+        yield "node 0 runs, with Slurm's values: " + " ".join(line.split())
 
 
 def _threads(job: Job) -> Iterator[str]:
@@ -208,7 +208,7 @@ def _with_preflight(
         *preflight.speed_words(wanted_of(config)),
     ]
     facts = [*everywhere, "sh", "-c", quote(LOOK), '"$mine"', *map(quote, admission)]
-    yield "{ # the preflight first: what each node is, and what the links between them carry"
+    yield "{ # the preflight first: each node's facts, and the bandwidth between nodes"
     yield from fold(facts, WIDTH)
     yield from fold(speed, WIDTH)
     yield from fold(

@@ -1,10 +1,10 @@
-"""The placements that engines give their nodes: one module per engine, imported by launcher and
-node. Standard library only.
+"""The placements that schedulers give their nodes: one module per scheduler, imported by launcher
+and node. Standard library only.
 
-Your package can add an engine by an entry point in the group `trainfleet.placements`
+Your package can add a scheduler by an entry point in the group `trainfleet.placements`
 (process/plugins.py), which names a `PlacementSource`; its backend has the same one as `placement`.
 
-The modules follow the environments that the engines document (sources:
+The modules follow the environments that the schedulers document (sources:
 tests/unit/test_placement.py). They have not run on nodes of Slurm, AWS Batch and SageMaker
 themselves.
 """
@@ -18,15 +18,16 @@ from ...process import plugins
 from ...trust.errors import BackendError
 from ..placement import NEXT, PlacementSource
 
-# fleet, our own launcher, takes precedence over the engine around it
+# fleet, our own launcher, takes precedence over the scheduler around it
 OURS = ("fleet", "batch", "slurm", "sagemaker")
 
 
 def source(name: str) -> PlacementSource:
-    """Returns the engine of that name.
+    """Returns the scheduler of that name.
 
     Raises:
-        BackendError: there is no such engine, or a package's object of that name is something else.
+        BackendError: there is no such scheduler, or a package's object of that name is something
+        else.
     """
     found = (
         import_module(f".{name}", __name__).PLACEMENT
@@ -38,7 +39,9 @@ def source(name: str) -> PlacementSource:
             f"it is not one of {', '.join(OURS)}, and no installed package adds it "
             f"({plugins.OF_PLACEMENTS})"
         )
-        raise BackendError(f"{name[:80]!r} is not an engine that starts nodes", why=why, next=NEXT)
+        raise BackendError(
+            f"{name[:80]!r} is not a scheduler that starts nodes", why=why, next=NEXT
+        )
     return found
 
 
@@ -48,14 +51,14 @@ def names() -> Iterator[str]:
 
 
 def here() -> PlacementSource:
-    """Returns the engine that started this node.
+    """Returns the scheduler that started this node.
 
     Raises:
-        BackendError: no known engine did.
+        BackendError: no known scheduler did.
     """
     if found := next(
         (engine for name in names() if (engine := source(name)).has_started_this()), None
     ):
         return found
-    why = f"no known engine has set its variables: {', '.join(names())}"
+    why = f"no known scheduler has set its variables: {', '.join(names())}"
     raise BackendError("this process was not started as a node of a job", why=why, next=NEXT)

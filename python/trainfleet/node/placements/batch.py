@@ -30,7 +30,7 @@ def read(environment: Environment = os.environ) -> Placement:
     told = Variables("AWS_BATCH_JOB_", environment)
     told.word(
         "ID"
-        # required: the others have defaults, as a job of one node lacks them, so any process
+        # required: the others have defaults, because a job of one node lacks them, so any process
         # would be such a job
     )
     nodes, index, main = (

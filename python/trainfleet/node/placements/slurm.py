@@ -12,7 +12,8 @@ from ..placement import Environment, Placement, PlacementSource, Variables, chec
 def read(environment: Environment = os.environ) -> Placement:
     """Returns the placement of a task.
 
-    Jobs that share a node must not share a port, and a requeued job's first port may linger: the
+    Jobs that share a node must not share a port, and a requeued job's first port may still be in
+    use: the
     port number depends on both.
     """
     told = Variables("SLURM_", environment)
