@@ -75,7 +75,7 @@ def test_a_plan_says_what_is_gone_and_writes_the_same(
     monkeypatch.setenv("OFFLINE", "1")
     offline = plan("none")
     assert (
-        f"\npins: all {RECIPES[recipe]} are there\n" in good[0]
+        f"\npins: all {RECIPES[recipe]} are available\n" in good[0]
         and "\npins: not asked for: OFFLINE=1\n" in offline[0]
     )
     gone = "EFA installer 1.51.0 of https://efa-installer.amazonaws.com/aws-efa-installer-1.51.0.tar.gz is not there"

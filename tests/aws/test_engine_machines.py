@@ -71,7 +71,7 @@ def test_a_run_that_measures_uses_what_is_there_and_neither_changes_nor_removes_
     machines = BACKENDS[engine](short).machines()
     assert isinstance(machines, ManagedMachines) and machines.is_there() and machines.own.outputs()
     assert provisioning.planned(short) == () and cleaning.machines_of(short) is None
-    with pytest.raises(BackendError, match="those of the config cloudy"):
+    with pytest.raises(BackendError, match="belong to the config cloudy"):
         provisioning.make_ready(short)
     again = measured(shared(short), "cloudy-profile-1-longer", 8)
     assert again.fleet_name == "cloudy" and not is_guest(config)
