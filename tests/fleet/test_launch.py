@@ -98,7 +98,7 @@ def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(
     run, data = pair.shared / "trainfleet/runs/launch", pair.shared / "trainfleet/data/text"
     kept = finish(start(there, "clean"))
     assert (
-        "nothing of launch runs on the fleet's 2 hosts" in kept
+        "no process of launch runs on the fleet's 2 hosts" in kept
         and f"kept {run.relative_to(pair.shared)}" in kept.replace("/fsx/", "")
     )
     assert run.is_dir() and data.is_dir()
