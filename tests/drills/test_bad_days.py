@@ -128,7 +128,9 @@ def test_clean_ends_a_run_of_which_everything_is_frozen(
         for pid in set(nodes.processes(node, "trainfleet")) - looks:
             os.kill(pid, signal.SIGSTOP)
     began = time.time()
-    assert "no process of all-frozen runs on the fleet's 4 hosts" in cockpit.type("clean", timeout=200)
+    assert "no process of all-frozen runs on the fleet's 4 hosts" in cockpit.type(
+        "clean", timeout=200
+    )
     ended = time.time()
     looker.kill()  # which has a look at the hosts as long as nobody says that the run has ended
     looker.communicate()
