@@ -121,7 +121,7 @@ class Estimate:
     """The estimate of a run: parameters; a rank's bytes, needed and usable (None: unknown); FLOPs
     per step; FLOP/s of all ranks; seconds; US dollars.
 
-    `usd` covers set-up to teardown (bill.py). `nodes` is the number of paid nodes. `step` has the
+    `usd` covers set-up to teardown (`Bill`). `nodes` is the number of paid nodes. `step` has the
     seconds of a step by part; None on devices without figures. `experience` corrected the seconds.
     """
 

@@ -109,7 +109,7 @@ class Said:
 
 
 # Variables with which a site or a user changes these commands: a filter of squeue, a question of
-# scancel, another job than planned (site_defaults.py reads those of sbatch).
+# scancel, another job than planned (options.py reads those of sbatch).
 SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
 # variables of this process that a job needs anywhere
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
