@@ -207,7 +207,13 @@ def config_of(
 ) -> Config:
     path = folder / f"{backend}.yaml"
     path.write_text(
-        yaml.safe_dump({"name": "probe", "fleet": {"backend": backend, "nodes": 2} | fleet})
+        yaml.safe_dump(
+            {
+                "name": "probe",
+                "train": {"global_batch_size": 48},  # of twelve nodes too
+                "fleet": {"backend": backend, "nodes": 2} | fleet,
+            }
+        )
     )
     return load(
         Settings(path, " ".join(f"{key}={value}" for key, value in (more or {}).items())), terms_of

@@ -122,7 +122,7 @@ def test_a_run_begins_with_the_weights_of_another(bench: Bench, unhindered: Path
         "train__steps": 1,
         "train__learning_rate": 1e-9,
         "train__seed": 7,
-        "train__layout__shard": 2,
+        "train__parallelism__fsdp": 2,
     }
     for number, address in enumerate(
         (unhindered, unhindered / "checkpoints" / "step-00000020", folder, slices)

@@ -11,7 +11,7 @@ from trainfleet.engine import evaluate, export
 from trainfleet.run import run_folder
 
 BERT = {
-    "model__family": "bert", "model__norm_epsilon": 1e-5, "model__kv_heads": 4, "model__tie_embeddings": "true",
+    "model__family": "bert", "model__norm_eps": 1e-5, "model__kv_heads": 4, "model__tie_word_embeddings": "true",
     "model__dropout": 0.0, "train__steps": 8, "train__validate_every": 4,
 }  # fmt: skip
 

@@ -37,7 +37,7 @@ def prepare(bench: Bench, name: str, layout: str, **values: object) -> tuple[Pat
 
 def test_every_layout_trains_as_the_cpu_does(bench: Bench) -> None:
     runs = {name: prepare(bench, name, name) for name in LAYOUTS}
-    cpu = bench.train("cpu", 1, train__micro_batch=2, train__epsilon=1e-3)
+    cpu = bench.train("cpu", 1, train__micro_batch_size=2, train__epsilon=1e-3)
     bench.train_all(list(runs.values()), PROGRAM)
     told = ranks.metrics(cpu)
     for name, (run, _) in runs.items():

@@ -58,13 +58,14 @@ VALUES: dict[str, tuple[object, ...]] = {
     "train.precision": ("auto", "bf16", "fp16", "fp8"), "train.param_dtype": ({"train.param_dtype": "bf16", "train.precision": "bf16"},),
     "train.seed": (7,), "train.log_every": (1,), "train.loggers": (), "train.callback": (CALLBACK,), "train.validate_every": (2,),
     "train.validation_sequences": (1, 5), "train.init_from": (), "train.activation_checkpointing": ("selective", "full"),
-    "train.compile": ("true",), "train.compile_only": (), "train.document_mask": ("true",), "train.profile_steps": ("1-2",),
+    "train.compile": ("true",), "train.activation_memory_budget": (
+        {"train.compile": "true", "train.activation_checkpointing": "selective", "train.activation_memory_budget": 0.5},
+    ), "train.document_mask": ("true",), "train.profile_steps": ("1-2",),
     "train.parallelism": (),
 }  # fmt: skip
 # Keys of no value here, and the test that has them.
 ELSEWHERE = {
     "train.loggers": "tests/oracles/test_services.py", "train.init_from": "tests/unit/test_beginning.py",
-    "train.compile_only": "tests/unit/test_compile_ahead.py",
     "train.parallelism": "every case here",
 }  # fmt: skip
 

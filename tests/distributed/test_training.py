@@ -62,7 +62,7 @@ def test_world_size_does_not_change_the_losses(unbroken: Unbroken, size: int) ->
 
 @pytest.mark.thorough
 def test_accumulation_does_not_change_the_losses(bench: Bench, unbroken: Unbroken) -> None:
-    assert_close(bench.train("accumulated", 2, train__micro_batch=1), unbroken[1])
+    assert_close(bench.train("accumulated", 2, train__micro_batch_size=1), unbroken[1])
 
 
 def test_loss_falls_and_results_tell_it(unbroken: Unbroken) -> None:

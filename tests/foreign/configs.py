@@ -265,7 +265,7 @@ CONTRADICTIONS: list[tuple[str, str]] = [
     *[(f"fleet: {{{SSH}, fsx: {{mount_point: {word}}}}}", "fleet.fsx.mount_point") for word in PATHS],
     *_hosts("'gpu-[08-01]'", "'gpu-[0-99999999]'", "'gpu-[0-999][0-999]'", "'gpu-[0-99999999999999999999]'", "'a:0'", "'a:99999'", "'a:65536'", "'a:-1'", "'a:x'", "'a:'", "''", "' '", "'a b'", "'a,b'", "a, a", "a, A",
             "'x=a', 'x=b'", "a, 'a:22'", "'-oProxyCommand=id'", "'x@-o'", "'@a'", "'a@'", "'a@b@c'", "'=a'", "'a='", "'::1'", "'[::1'", "'[zz::1]'", "'[:::]'", "'[1:2]:22'", "999.1.1.1", "1.2.3", "'1.2.3.4.5'", "'a..b'", "'.a'",
-            "'a-'", "'" + "a" * 64 + "'", "'" + "a." * 130 + "'", "'gpu-[a-b]'", "'gpu-[1-'", "'gpu-[]'", "'gpu-[1]'", "'gpu-{1,2}'", "'gpu-*'", "'gpü'", "'a/b'", "'a;id'", "'$(id)'", "'a\\b'", "'gpu-[٠-٩]'", "'a:٢٢'", "s3://a", "'http://a'", "'root:pw@a'"),
+            "'a-'", "'" + "a" * 64 + "'", "'" + "a." * 130 + "'", "'gpu-[a-b]'", "'gpu-[1-'", "'gpu-[]'", "'gpu-{1,2}'", "'gpu-*'", "'gpü'", "'a/b'", "'a;id'", "'$(id)'", "'a\\b'", "'gpu-[٠-٩]'", "'a:٢٢'", "s3://a", "'http://a'", "'root:pw@a'"),
     *[(f"fleet: {{{SSH}, ssh: {{user: {word}}}}}", "fleet.ssh.user") for word in ("''", "' '", "'a b'", "-l", "'a;id'", "'$(id)'", "'a@b'", "'é'", "'1a'", "'" + "a" * 99 + "'", "root/x", "'a:b'")],
     *[(f"fleet: {{{SSH}, ssh: {{jump: {word}}}}}", "fleet.ssh.jump") for word in ("''", "' '", "'a b'", "'-oX=y'", "'a:0'", "'a:70000'", "'a,b'", "'u@'", "'@h'", "'a:b:c'", "'ssh://a'")],
     *[(f"fleet: {{{SSH}, ssh: {{fingerprints: [{word}]}}}}", "fleet.ssh.fingerprints") for word in ("x", "'SHA256:x'", "'MD5:00:11'", "'SHA256:" + "a" * 44 + "'", "''", "'sha256:" + "a" * 43 + "'", '"SHA256:' + "a" * 43 + '\\n"')],

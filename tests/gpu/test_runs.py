@@ -263,7 +263,9 @@ def test_a_finished_run_is_sampled_and_judged_on_the_device(
 @pytest.fixture(scope="module")
 def alone(bench: Bench) -> Path:
     with environment(NVIDIA_TF32_OVERRIDE="0"):
-        return bench.train("alone", 1, model__layers=4, train__epsilon=1e-3, train__micro_batch=2)
+        return bench.train(
+            "alone", 1, model__layers=4, train__epsilon=1e-3, train__micro_batch_size=2
+        )
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -20,10 +20,11 @@ import verbs
 from requirement import need
 from trainfleet.config.types import Data, Source
 from trainfleet.data import archives, source_files
-from trainfleet.data.documents import read_unit
+from trainfleet.data.documents import Document, read_unit
 from trainfleet.data.source_survey import look
 from trainfleet.data.sources import plan_units
 from trainfleet.data.tokenize_worker import Share, tokenize
+from trainfleet.data.work_units import divide
 from trainfleet.storage import s3
 from trainfleet.trust.errors import DataError
 
@@ -202,7 +203,7 @@ sys.meta_path.insert(0, Lacking())
 """
 READING = """
 from trainfleet.config.types import Data
-from trainfleet.data.documents import read_unit
+from trainfleet.data.documents import Document, read_unit
 from trainfleet.data.sources import plan_units
 from trainfleet.data import tokenize_worker, work_units
 from trainfleet.trust.errors import DataError
@@ -509,3 +510,14 @@ def test_what_is_not_read_stands_in_the_dataset_and_in_the_refusal(tmp_path: Pat
             tmp_path,
         )
     assert "30 .cls" in caught.value.why
+
+
+@pytest.mark.parametrize("end", ["", "\n", " \n\n"])
+def test_few_texts_of_one_line_validate_too(end: str) -> None:
+    """A line's own newline is not where it can be divided: nothing would be left for validation."""
+    texts = [WORDS.decode() + end for _ in range(5)]
+    found = divide(
+        [Document(text, number, 0, 0) for number, text in enumerate(texts)], 0.1, few=True
+    )
+    assert [a + b for a, b in zip(found["train"], found["validation"], strict=True)] == texts
+    assert all(0 < len(text.split()) < 200 for text in found["validation"])

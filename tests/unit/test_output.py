@@ -204,3 +204,19 @@ def test_a_process_that_crashes_in_native_code_says_where_it_was() -> None:
     )
     assert done.returncode == -11 and "Fatal Python error: Segmentation fault" in done.stderr
     assert 'File "<string>", line 5 in step' in done.stderr
+
+
+def test_a_reader_that_has_left_ends_a_program_quietly() -> None:
+    program = (
+        "from trainfleet.trust.safe_output import run_program\n"
+        "run_program(lambda _: [print('a line') for _ in range(10**5)] and 1)"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -c "$PROGRAM" | head -1'],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ
+        | {"PROGRAM": program, "PYTHONPATH": str(Path(safe_output.__file__).parents[2])},
+    )
+    assert (done.stdout, done.stderr) == ("a line\n", "")

@@ -20,7 +20,6 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..cloud import spending, template_storage, unsupported
 from ..cloud.baking import Oven
@@ -45,11 +44,6 @@ from .base import Bake, Can, Machines, Purchase
 from .ec2_machines import Instances, keep_keys, require_plugin, say, told_of
 from .head import HEAD, Head
 from .ssh import Ssh
-
-if TYPE_CHECKING:
-    from ..cloud.stack_nodes import FleetStack
-    from .head import Head
-
 
 SEALED = "/run/trainfleet-seal.sh"  # path of scripts/seal.sh while homes are empty
 TIMEOUT = 300.0  # seconds for sealing

@@ -5,7 +5,6 @@ VERIFY=1 checks every file first.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from ..config import load_resolved
 from ..config.types import Config
 from ..run import run_folder
 from ..trust.errors import telling
-from ..trust.safe_output import install
+from ..trust.safe_output import run_program
 from .dataset import Dataset
 from .description import table
 from .shards import verify
@@ -60,5 +59,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    install()
-    sys.exit(main(sys.argv[1:]))
+    run_program(main)

@@ -210,8 +210,8 @@ def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict
     for document in batch:
         text = document.text
         if few:
-            at = len(text) - int(validation_fraction * len(text))
-            end = text.find("\n", at) + 1 or text.find(" ", at) + 1 or len(text)
+            at, last = len(text) - int(validation_fraction * len(text)), len(text.rstrip())
+            end = text.find("\n", at, last) + 1 or text.find(" ", at, last) + 1 or len(text)
             texts[TRAIN].append(text[:end])
             texts[VALIDATION] += filter(None, [text[end:]])
         else:

@@ -5,7 +5,6 @@ RUN_FOLDER`.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from ..models import GPT2, Bert, Llama, Network
 from ..models.loss import IGNORED
 from ..run.run_folder import Run
 from ..trust.errors import telling
-from ..trust.safe_output import install
+from ..trust.safe_output import run_program
 from .batches import MicroBatch, samples_for, separator, split
 from .generate import load, makes_no_numbers
 
@@ -157,5 +156,4 @@ def mask(model: Network, targets: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    install()
-    sys.exit(main(sys.argv[1:]))
+    run_program(main)

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from ..run.run_folder import Run, unwritable
 from ..trust import untrusted_input
 from ..trust.errors import InputError, RunError, TrainfleetError, telling
 from ..trust.redaction import hide
-from ..trust.safe_output import install
+from ..trust.safe_output import run_program
 from .generate import load
 
 Json = dict[str, Any]
@@ -357,5 +356,4 @@ def _rows(run: Run, config: Config, base: Base | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    install()
-    sys.exit(main(sys.argv[1:]))
+    run_program(main)

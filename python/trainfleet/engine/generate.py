@@ -5,8 +5,6 @@ streams it to stdout.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -27,7 +25,7 @@ from ..models.network import Network
 from ..run import run_folder
 from ..run.run_folder import Run
 from ..trust.errors import RunError, telling
-from ..trust.safe_output import install
+from ..trust.safe_output import run_program
 from .checkpoint import load_model, newest
 
 TEMPERATURE = 0.7
@@ -212,8 +210,4 @@ def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset
 
 
 if __name__ == "__main__":
-    install()
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except BrokenPipeError:  # the reader has read enough, like `head`
-        os._exit(0)
+    run_program(main)

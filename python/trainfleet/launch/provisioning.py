@@ -154,7 +154,8 @@ def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
     from ..hosts.host_table import Board
     from ..hosts.preflight import examine as examine_fleet
 
-    tried, wrong = list[str](), list[Finding]()
+    tried: list[str] = []
+    wrong: list[Finding] = []
     with head.transport as transport, Board(transport.hosts) as board:
         report = examine_fleet(transport, head.located, links=True)
         held = quarantine.held(transport.hosts)

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..process.processes import die_with_parent
 from ..run.run_folder import Run
 from ..trust.errors import telling
-from ..trust.safe_output import install
+from ..trust.safe_output import run_program
 from .html import write
 
 # seconds after the first step, and between two drawings, each of about 1.5 s of one core
@@ -74,5 +74,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    install()
-    sys.exit(main(sys.argv[1:]))
+    run_program(main)

@@ -11,8 +11,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, TextIO
 
 from .redaction import begun, hide
 
@@ -135,6 +135,15 @@ def discard(stream: TextIO) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def run_program(main: Callable[[list[str]], int]) -> NoReturn:
+    """Runs a module's main() on its arguments with guarded output, and exits with its code."""
+    install()
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except BrokenPipeError:  # the reader has read enough, like `head`
+        os._exit(0)
 
 
 def install() -> None:

@@ -7,7 +7,6 @@ read each, and that all numbers are finite.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from ...checkpoints.init_from import locate
 from ...checkpoints.listing import read
 from ...trust.errors import RunError, telling
-from ...trust.safe_output import install
+from ...trust.safe_output import run_program
 from .files import Reader
 from .resuming import fill
 
@@ -70,5 +69,4 @@ def kind_of(name: str) -> str:
 
 
 if __name__ == "__main__":
-    install()
-    sys.exit(main(sys.argv[1:]))
+    run_program(main)
