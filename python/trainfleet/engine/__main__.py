@@ -94,7 +94,8 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
         profile.at,
     )
     watch.reached = {name: moment - watch.started for name, moment in moments.items()}
-    # Each node may have a separate run folder, so one rank per node checks for a stop file.
+    # With S3 synchronization, each node has a separate run folder, so one rank per node checks for
+    # a stop file.
     looks = world.first or (
         os.environ.get("LOCAL_RANK") == "0" and s3_sync_agent.BUCKET in os.environ
     )
@@ -270,8 +271,9 @@ def record_fault(run: Run, error: Exception, attempt: fence.Attempt) -> None:
     """Records a fault event with the rank and the reason. For a bug in trainfleet, it includes the
     end of the traceback.
 
-    If the disk is full, no event is written and only the log shows the error. If this attempt was
-    superseded, no event is written either, because its ranks fail only since others have left.
+    If the disk is full, no event is written and only the log shows the error. If a newer attempt
+    has started, no event is written either. The ranks of this attempt then fail only because others
+    have exited.
     """
     if attempt.number and fence.current(run.folder) > attempt:
         return

@@ -148,8 +148,8 @@ class Batches:
 def validation(
     samples: Samples, config: Config, rank: int, ranks: int, device: Device
 ) -> Iterator[MicroBatch]:
-    """Yields this rank's part of the validation sequences. The sequences never change, whatever the
-    number of ranks.
+    """Yields this rank's part of the validation sequences. The sequences are the same at every
+    validation and for any number of ranks.
     """
     train, end = config.train, separator(samples, config.train)
     count = validation_count(samples, config)

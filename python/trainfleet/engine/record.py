@@ -29,8 +29,8 @@ RESULTS_EVERY = 5.0
 
 
 class Recorder:
-    """Writes a run's record, starting at `progress`. Removes metrics that a failed attempt logged
-    after that step.
+    """Writer of a run's record, starting at `progress`. It removes metrics that a failed attempt
+    logged after that step.
 
     `load` is the model's FLOPs per token divided by the peak FLOP/s of all ranks. Multiplied by
     tokens per second, it is the MFU.
@@ -58,7 +58,8 @@ class Recorder:
         self.last = progress.step, 0.0  # step and training seconds of the last line
         before = list(run.read_metrics())
         self.lines = [line for line in before if line["step"] <= progress.step]
-        self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)  # for the last line
+        # values at the last line
+        self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)
         if lost := [line for line in before if line["step"] > progress.step]:
             spans = [{key: line[key] for key in SPAN if key in line} for line in lost]
             run.record(

@@ -7,10 +7,10 @@ steps, and no host waits for the device. OLMo-core's SkipStepOptimizer checks th
 
 The maximum of fp16 is 65,504, and numbers below 6e-8 round to 0, including many small gradients.
 Therefore the loss is multiplied by a scale before the backward pass, and gradients are divided by
-it before clipping (Micikevicius et al. 2018, arXiv:1710.03740). Rule and constants are those of
-torch.amp.GradScaler, and tests compare both. GradScaler itself checks only the gradients of one
-rank. Also, with optimizers from outside torch, it makes the host wait at every step. The gradient
-norm, which the engine computes anyway, covers all ranks and stays on the device.
+it before clipping (Micikevicius et al. 2018, arXiv:1710.03740). The rule and its constants are
+those of torch.amp.GradScaler, and tests compare both. GradScaler itself checks only the gradients
+of one rank. Also, with optimizers from outside torch, it makes the host wait at every step. The
+gradient norm, which the engine computes anyway, covers all ranks and stays on the device.
 """
 
 from __future__ import annotations

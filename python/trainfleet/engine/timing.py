@@ -48,8 +48,8 @@ def now() -> Reading:
 
 
 class Stopwatch:
-    """Assigns each second since `started` to a stage. `started` is the unix time when the user's
-    command began.
+    """Stopwatch that assigns each second since `started` to a stage. `started` is the unix time
+    when the user's command began.
 
     Time in the training loop outside validation and checkpoints counts as training. The heartbeat,
     if there is one, reports the current stage to the watchdog. In logged steps, each part is timed
@@ -240,7 +240,7 @@ class Stopwatch:
 
 
 class Slowest:
-    """Finds the rank with the longest own work in recent steps.
+    """Detector of the rank with the longest own work in recent steps.
 
     It reads the heartbeats of all ranks (health/heartbeat_format.py), which are at most two seconds
     old.
@@ -272,8 +272,8 @@ class Slowest:
 
 
 class StepProfiler:
-    """Profiles the steps `first-last` of a rank, if given. Writes trace.json.gz and summary.json to
-    a folder.
+    """Profiler for the steps `first-last` of a rank, if given. It writes trace.json.gz and
+    summary.json to a folder.
     """
 
     def __init__(self, folder: Path, steps: str | None) -> None:

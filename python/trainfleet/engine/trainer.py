@@ -28,7 +28,7 @@ COLLECT_EVERY = 100  # steps between garbage collections, which all ranks run at
 
 
 class Trainer:
-    """Trains one rank of a run, starting from the newest checkpoint. All ranks do the same work;
+    """Training loop of one rank, starting from the newest checkpoint. All ranks do the same work;
     only rank 0 has a recorder.
     """
 

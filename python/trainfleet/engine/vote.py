@@ -59,8 +59,8 @@ class Vote:
     """A vote after every step that gives all ranks the same decision.
 
     Each call starts a sum over the ranks on the host network (world.Tree), and reads the sum of the
-    previous call. That sum is ready if the step took longer than a few messages. A request
-    therefore takes effect one step later.
+    previous call. That sum is ready if the step took longer than a few messages. So a request takes
+    effect one step after the vote that contains it.
     """
 
     def __init__(self, file: Path | None, tree: Tree) -> None:

@@ -71,7 +71,7 @@ class Accelerator:
 
     @property
     def half(self) -> str:
-        """The best two-byte format for its products, or fp32 if it supports neither."""
+        """The best two-byte format for matrix products, or fp32 if the device supports none."""
         return "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
 
     @property

@@ -26,11 +26,12 @@ FAST, SLOW = 100, 10
 class NodeType:
     """A node type: an EC2 instance type, or machines that the user owns (fleet.accelerator).
 
-    `memory_gib` is 0 if unknown, and `efa`, the number of EFA interfaces, too. `usd_per_hour=None`
-    means that the type is sold only as capacity blocks. `owned` marks types outside EC2. For these,
-    `network` is one of FABRICS, or "" if unknown, and `assumed` means that network_gbps is only the
-    usual rate of such machines. `is_direct`: the network accesses GPU memory directly (GPUDirect
-    RDMA). `is_switched`: the GPUs can communicate only while NVIDIA's fabric manager runs.
+    `vcpus` and `memory_gib` are 0 if unknown. `efa` is the number of EFA interfaces, or 0 if
+    unknown. `usd_per_hour=None` means that the type is sold only as capacity blocks. `owned` marks
+    types outside EC2. For these, `network` is one of FABRICS, or "" if unknown, and `assumed` means
+    that network_gbps is only the usual rate of such machines. `is_direct`: the network accesses GPU
+    memory directly (GPUDirect RDMA). `is_switched`: the GPUs can communicate only while NVIDIA's
+    fabric manager runs.
 
     For EC2 types: `slots` is the number of interfaces that network card 0 supports, of the four
     that are ever needed. `first_efa` is the first network card with EFA. `efa_only`: EFA interfaces

@@ -5,7 +5,7 @@ Shapes: B sequences, T tokens, D hidden size, V vocabulary. The input is tokens 
 and segments [B, T, 2]. The target of the first token is the label of the pair (0: B follows A),
 because that token is never masked.
 
-RoBERTa is BERT without the prediction of pairs, and with new masks every time it sees a sequence
+RoBERTa is BERT without the prediction of pairs, and draws new masks each time a sequence is used
 (Liu et al. 2019, arXiv:1907.11692).
 """
 

@@ -54,8 +54,8 @@ class GPT2(Decoder):
 
     def initial(self, name: str) -> tuple[float, float]:
         """Returns mean and standard deviation of a parameter's initial values. Layers that write to
-        the residual stream get 1/sqrt(2 L) of the usual deviation, so that it does not grow with
-        depth.
+        the residual stream get 1/sqrt(2 L) of the usual deviation, so that the stream's variance
+        does not grow with depth.
         """
         mean, std = initial(name)
         writes = name.endswith(("o_proj.weight", "down_proj.weight"))

@@ -50,8 +50,8 @@ class Decoder(Network):
         reduction: str = "mean",
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Returns logits of every position, or the loss. With a cache, `tokens` continue the cached
-        tokens, and the cache is extended in place.
+        """Returns logits of every position, or the loss if `targets` are given. With a cache,
+        `tokens` continue the cached tokens, and the cache is extended in place.
 
         `documents` [B, T] is each token's document index. Each document is then processed
         independently.
@@ -271,8 +271,8 @@ class Olmo2(Llama):
 
 
 def rotary_table(shape: Model, positions: Tensor) -> Rotation:
-    """Returns cos and sin of position x frequency, with the E / 2 frequencies repeated twice (Su et
-    al. 2021, arXiv:2104.09864). They are [T, E] for positions [T], and [B, 1, T, E] for [B, T].
+    """Returns cos and sin of position x frequency, with the E / 2 frequencies twice (Su et al.
+    2021, arXiv:2104.09864). They are [T, E] for positions [T], and [B, 1, T, E] for [B, T].
 
     They are computed in every forward pass, which is cheap, so that ranks don't have to synchronize
     buffers.

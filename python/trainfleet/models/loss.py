@@ -60,9 +60,9 @@ class Pieces(torch.autograd.Function):
 
     No logits are kept for the backward pass or computed again, which would cost a fourth matrix
     product of the head instead of three. torch.utils.checkpoint computes them again and does not
-    run on PyTorch/XLA (2.9). Once compiled, it saves no memory, because the backward pass computes
-    all logits before it uses any (torch 2.13). torch's linear_cross_entropy (2.13) can't be
-    compiled.
+    run on PyTorch/XLA (2.9). Once compiled, it saves nothing, because the backward pass computes
+    all logits before it uses any (torch 2.13). torch.compile does not compile torch's
+    linear_cross_entropy (2.13).
     """
 
     @staticmethod

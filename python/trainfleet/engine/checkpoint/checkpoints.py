@@ -61,8 +61,8 @@ class Saved:
 
 
 class Checkpoints:
-    """Saves checkpoints between steps while training continues, and resumes a run. All ranks must
-    call every method together.
+    """The training loop's interface for background saves and resuming. All ranks must call every
+    method together.
     """
 
     def __init__(self, run: Run, config: Config, dataset: str, world: World) -> None:

@@ -118,11 +118,11 @@ def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
 
 
 def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, device: Device) -> bool:
-    """Loads this rank's part of a checkpoint that any layout wrote. Returns whether it also
-    restored the random number generators.
+    """Loads this rank's part of a checkpoint, which any layout may have written. Returns whether
+    the random number generators were restored, too.
 
-    It restores them only for the same number of ranks and the same kind of device, because their
-    states are specific to both. Otherwise the caller must seed them.
+    They are restored only for the same number of ranks and kind of device, because their states are
+    specific to both. Otherwise the caller must seed them.
     """
     state, rank = parts.state(), str(peers.rank)
     same = found.world_size == peers.size

@@ -31,13 +31,13 @@ from . import files
 from .checkpoint_group import CheckpointError, Peers, attempt
 
 NICE = 10  # niceness of the writer thread, which shares the CPU cores with training
-ROOM = 1.02  # required free bytes per byte of tensors
+ROOM = 1.02  # free bytes that a save requires per byte of tensors
 
 PLANNING = "can't plan a checkpoint"
 
 
 class Save(threading.Thread):
-    """A background save; `error` contains its exception after it has ended.
+    """A background save. `error` is its exception, if it failed.
 
     The thread is a daemon, unlike those of an executor. So it never keeps the process alive, even
     while it waits for another rank.

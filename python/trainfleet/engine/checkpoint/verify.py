@@ -1,7 +1,7 @@
 """Reads every number of one checkpoint: `python -m trainfleet.engine.checkpoint.verify ADDRESS`.
 
-Its checksums were verified before. This checks that the index covers every tensor completely, that
-torch can read each tensor, and that all numbers are finite.
+`make verify` checks the checksums first. This checks that the index covers every tensor completely,
+that torch can read each tensor, and that all numbers are finite.
 """
 
 from __future__ import annotations

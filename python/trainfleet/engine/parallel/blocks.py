@@ -61,8 +61,8 @@ def keep(
     *arguments: object,
     **named: object,
 ) -> CheckpointPolicy:
-    """Keeps the results of expensive operations, such as products and attention, in selective
-    recomputation.
+    """Returns the policy for an operation in selective recomputation, which keeps expensive results
+    such as products and attention.
     """
     return CheckpointPolicy.MUST_SAVE if operation in costly else CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -104,8 +104,8 @@ class Division(TorchParts):
         tied: list[str],
         precision: torch.dtype,
     ) -> None:
-        """Creates the part. `tied` are the embedding parameters that the head shares; `precision`
-        is the number format of matrix products.
+        """Creates the part. `tied` lists parameters that embedding and head share; `precision` is
+        the number format of matrix products.
         """
         super().__init__(
             model,

@@ -109,7 +109,7 @@ class Parts(Protocol):
 
 
 class TorchParts:
-    """Base class for the layouts of torch, with a torch model and optimizer."""
+    """Base class of all layouts with a torch model and optimizer."""
 
     scale: Tensor | None = None
 
