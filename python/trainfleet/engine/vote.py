@@ -1,5 +1,4 @@
-"""Makes all ranks act at the same step on a request of any rank, such as a stop or a save, without
-delaying a step.
+"""Makes all ranks stop or save at the same step when any rank requests it, without delaying a step.
 
 One reason to stop is a spot interruption notice, which EC2 issues two minutes before it reclaims an
 instance. The notice is polled from the instance metadata service.

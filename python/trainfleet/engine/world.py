@@ -1,7 +1,7 @@
 """Joins the ranks of a job into a process group, and reduces small values over them.
 
 `Tree` sums values over all ranks on the host network, concurrently with training, in logarithmic
-time. Ranks of a node form groups of at most FAN ranks, the first ranks of these groups form the
+time. Ranks of a node form groups of at most FAN ranks. The first ranks of these groups form the
 next level, and so on up to a single group. Values are added on the way up and broadcast on the way
 down. A ring, such as gloo's all-reduce, sends 2 (n - 1) messages in sequence; the tree sends about
 2 log n. tests/bench/LOG.md compares both, and the store.

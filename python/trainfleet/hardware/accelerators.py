@@ -38,8 +38,8 @@ class Accelerator:
     fitted). T4 of 70 W: reduced further, because its clocks drop under load (Jia et al. 2019,
     arXiv:1903.07486, 5). A logical NeuronCore-v3 is two physical cores.
 
-    `side` is the number of ranks along one side of the torus of chips, 4 x 4, or 0 without a torus
-    (AWS Neuron, Trn1 and Trn2 Architecture). `domain` is the number of devices that the links
+    `side` is the number of ranks along a side of the 4 x 4 torus of chips (AWS Neuron, Trn1 and
+    Trn2 Architecture). It is 0 without a torus. `domain` is the number of devices that the links
     connect, or 0 if they connect only the devices of a node.
 
     For machines outside EC2, `per_node` is the usual number of devices per node. `rail` is the

@@ -28,7 +28,7 @@ class NodeType:
 
     `vcpus` and `memory_gib` are 0 if unknown. `efa` is the number of EFA interfaces, or 0 if
     unknown. `usd_per_hour=None` means that the type is sold only as capacity blocks. `owned` marks
-    types outside EC2. For these, `network` is one of FABRICS, or "" if unknown, and `assumed` means
+    types outside EC2. For these, `network` is one of FABRICS, or "" if unknown. `assumed` means
     that network_gbps is only the usual rate of such machines. `is_direct`: the network accesses GPU
     memory directly (GPUDirect RDMA). `is_switched`: the GPUs can communicate only while NVIDIA's
     fabric manager runs.
@@ -102,8 +102,8 @@ LUSTRE_CONNECTIONS = 1024
 
 
 def lustre_efa(row: NodeType, nodes: int) -> int:
-    """Returns the number of EFA interfaces that each node uses to access an FSx file system, or 0
-    if FSx does not support EFA on this type.
+    """Returns the number of EFA interfaces per node for an FSx file system, or 0 if FSx does not
+    support EFA on this type.
     """
     return min(row.lustre_efa, max(1, LUSTRE_CONNECTIONS // nodes))
 

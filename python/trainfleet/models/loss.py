@@ -34,8 +34,8 @@ def next_token_loss(
     """Computes the cross-entropy of every position of x [B, T, D] against targets [B, T].
 
     If all logits would exceed LOGITS_BYTES, they are computed in pieces, together with their
-    gradients (`Pieces`). If a rank has a part of the sequence, it also has a slice of the
-    vocabulary, so all logits are computed at once.
+    gradients (`Pieces`). A rank with a part of the sequence also has a slice of the vocabulary, so
+    it computes all logits at once.
     """
     pieces = (
         -(-targets.numel() * head.out_features * 4 // LOGITS_BYTES)
@@ -58,10 +58,10 @@ class Pieces(torch.autograd.Function):
     """Summed cross-entropy of x [N, D] through a matrix [V, D]. The forward pass computes the loss
     and the gradients in pieces of x.
 
-    No logits are kept for the backward pass or computed again, which would cost a fourth matrix
-    product of the head instead of three. torch.utils.checkpoint computes them again and does not
-    run on PyTorch/XLA (2.9). Once compiled, it saves nothing, because the backward pass computes
-    all logits before it uses any (torch 2.13). torch.compile does not compile torch's
+    No logits are kept for the backward pass. They are not computed again either, which would cost
+    the head four matrix products instead of three. torch.utils.checkpoint computes them again and
+    does not run on PyTorch/XLA (2.9). Once compiled, it saves nothing, because the backward pass
+    computes all logits before it uses any (torch 2.13). torch.compile does not compile torch's
     linear_cross_entropy (2.13).
     """
 

@@ -127,8 +127,8 @@ def positions_within(documents: Tensor) -> Tensor:
 
 
 def causal_within(documents: Tensor) -> Tensor:
-    """Returns a mask [B, 1, T, T] that lets each query attend to earlier keys in its document and
-    to its own key.
+    """Returns a mask [B, 1, T, T] by which each query attends to its own key and to earlier keys in
+    its document.
     """
     same = documents[:, None, :, None] == documents[:, None, None, :]
     return same.tril()

@@ -107,7 +107,7 @@ def _remove(model: Network, names: tuple[str, ...]) -> None:
 
 class Linked(PipelineStage):
     """Pipeline stage with two fixes for torch's. It sends and receives setup data in the same
-    number format, and its first step draws as many random numbers as later steps.
+    number format. Its first step draws as many random numbers as later steps.
 
     torch 2.9 sends int64 and receives fp32 at setup, so gloo aborts the process (8 bytes instead of
     4). torch 2.9 to 2.11 also run a stage once, with dropout, to infer shapes. Without the fix, a

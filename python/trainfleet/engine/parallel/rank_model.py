@@ -1,5 +1,5 @@
-"""Defines the interface of a rank's model in every layout, the common code of torch's layouts, and
-data parallelism with the entire model on every rank (DDP).
+"""Defines the interface of a rank's model in every layout, and the common code of torch's layouts.
+Also implements DDP, with the entire model on every rank.
 """
 
 from __future__ import annotations
