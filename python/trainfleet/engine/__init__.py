@@ -1,16 +1,16 @@
-"""Trains on any device that a rank has.
+"""The training engine. It runs on any device that a rank can open.
 
-__main__       one rank of the job, from its environment to its exit code
-trainer        the loop
-world          the ranks: how they meet and agree
-parallel/      every layout: each rank's part of the model, and how a step goes through the parts
-optimizer      the config's one of optimizers, its learning rate at each step, clipping
-step_guard     which steps to skip: loss or gradients not finite, or a spike
-batches        a rank's part of each global batch, prefetched
-vote           the vote by which all ranks stop or save at the same step
-timing         the use of the seconds, tokens per second, MFU
-record         the files that rank 0 writes to the run folder
-checkpoint/    saving in the background, and resuming; trainfleet.checkpoints decides which exist
-               and are good
-generate       a continuation of a prompt, token by token
+__main__       entry point of one rank: sets it up, trains, and returns its exit code
+trainer        training loop
+world          the process group: how ranks join and synchronize
+parallel/      parallel layouts: splitting the model over ranks, and running steps on the parts
+optimizer      building the configured optimizer, learning rate updates, gradient clipping
+step_guard     skipping of steps with a loss spike or a non-finite loss or gradient
+batches        prefetching of each rank's part of the global batch
+vote           agreement of all ranks to stop or save at the same step
+timing         time per stage, slowest rank, step profiler
+record         metrics and results that rank 0 writes to the run folder
+checkpoint/    background saves and resuming; trainfleet.checkpoints defines which checkpoints are
+               valid
+generate       text generation, token by token
 """

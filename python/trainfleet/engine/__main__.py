@@ -1,8 +1,8 @@
-"""Runs one rank of a training job, started by torchrun: `python -m trainfleet.engine RUN_FOLDER`.
+"""Runs one rank of a training job: `python -m trainfleet.engine RUN_FOLDER`. torchrun starts it.
 
-Exit code 0: finished, or stopped cleanly, as results.json then shows. (torchrun treats any other
-code as a failure and would kill the ranks that are still leaving.) Other codes: it failed, and the
-run has a `fault` event.
+The exit code is 0 if training finished or stopped cleanly; results.json shows which. torchrun
+treats any other code as a failure and kills the ranks that are still shutting down. After a
+failure, the run has a `fault` event.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def main(arguments: list[str]) -> int:
 
 
 def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[str, float]) -> None:
-    """Trains the run to its end or to a stop. `moments`: unix times of the stages of the start."""
+    """Trains until the last step or a stop request. `moments` maps each startup stage to its unix
+    time.
+    """
     profile = StepProfiler(run.profile, config.train.profile_steps if world.first else None)
     watch = Stopwatch(
         run.read_results().get("started") or moments["loaded"],
@@ -92,7 +94,8 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
         profile.at,
     )
     watch.reached = {name: moment - watch.started for name, moment in moments.items()}
-    # each node has its own folder
+    # With S3 synchronization, each node has a separate run folder, so one rank per node checks for
+    # a stop file.
     looks = world.first or (
         os.environ.get("LOCAL_RANK") == "0" and s3_sync_agent.BUCKET in os.environ
     )
@@ -116,17 +119,17 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
 
 
 def on_notice(run: Run, vote: Vote, node: int, notice: str) -> None:
-    """Makes all ranks save and stop, as this node will soon be reclaimed."""
+    """Makes all ranks save and stop, because this node will be reclaimed soon."""
     vote.heard = True
     print(f"spot/instance-action: {notice}; all ranks save and leave", flush=True)
     run.note("notice", node=node, notice=notice)
 
 
 def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
-    """Makes all ranks save and stop, as no launcher is left to notice a hang.
+    """Makes all ranks save and stop, because no launcher is left to detect a hang.
 
-    Each node that notices in time reports it: the first one's vote may stop the others before they
-    do.
+    Each node records an event if it notices in time. The vote of the first node may stop the others
+    earlier.
     """
     vote.heard = True
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -138,7 +141,7 @@ def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
 
 
 def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -> Recorder:
-    """Opens the recorder, and writes everything known before the first step to results.json."""
+    """Creates the recorder, and writes all fields known before the first step to results.json."""
     world, train = trainer.world, config.train
     flops = flops_per_token(config.model, train.sequence_length)
     peak = world.device.peak_flops(trainer.precision) * world.size
@@ -180,7 +183,7 @@ def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -
 
 
 def open_loggers(run: Run, config: Config) -> Loggers | None:
-    """Opens the services of train.loggers; a resumed run continues the same run there."""
+    """Opens the services in train.loggers. A resumed run continues its earlier run there."""
     if not config.train.loggers:
         return None
     identity = run.read_results().get("identity") or f"{run.name}-{secrets.token_hex(4)}"
@@ -195,7 +198,7 @@ def open_loggers(run: Run, config: Config) -> Loggers | None:
 
 
 def greeting(trainer: Trainer) -> str:
-    """Returns a rank's first line in its node's log: its place, and where it starts."""
+    """Returns the first log line of a rank: its index, device, batch size and start step."""
     world, train = trainer.world, trainer.train
     work = (
         f"{trainer.batches.per_step} micro-batches of {train.micro_batch_size} x "
@@ -206,7 +209,7 @@ def greeting(trainer: Trainer) -> str:
 
 
 def formula(config: Config, trainer: Trainer) -> str:
-    """Describes how the MFU in the metrics is counted."""
+    """Returns the formula for the MFU in the metrics."""
     peak = (
         f"{trainer.world.size} x "
         f"{trainer.world.device.peak_flops(trainer.precision) / 1e12:,.4g} TFLOP/s per rank"
@@ -218,7 +221,7 @@ def formula(config: Config, trainer: Trainer) -> str:
 
 
 def products(trainer: Trainer) -> str:
-    """Returns the number format in which products are computed: fp32 may be TF32."""
+    """Returns the number format of matrix products, which may be TF32 for fp32."""
     return (
         trainer.device.single
         if trainer.precision == torch.float32
@@ -227,7 +230,7 @@ def products(trainer: Trainer) -> str:
 
 
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:
-    """Records the end of the run: its status and a sample of the model; removes the stop file."""
+    """Records the final status and a text sample of the model, and removes the stop file."""
     step = trainer.progress.step
     if trainer.watch.heart:
         trainer.watch.heart.at("conclude", step)
@@ -240,33 +243,37 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
     )
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
     recorder.close(status)
-    # recorded programs are compiled now
+    # If the device only recorded its programs, they must still be compiled, so the run stays
+    # "running".
     recorder.update(status=status if executes else "running", **sample)
     run.record(status, step=step)
     run.stop.unlink(missing_ok=True)
 
 
 def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str] | None:
-    """Generates a sample of the trained model; None for a model that can't generate, or that is
-    sharded and too large for one rank.
+    """Generates a text sample from the trained model.
+
+    Returns None if the output is not finite, or if the model is sharded and too large for one rank.
     """
     model = trainer.parts.whole
     if model is None:
         if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
             return None
-        model = generate.load(run)[0]  # from its last checkpoint, as the parts are on many ranks
-    # otherwise each length of a text would be compiled
+        # load the last checkpoint, because each rank has only a part of the model
+        model = generate.load(run)[0]
+    # In eager mode, because torch.compile would compile again for each sequence length.
     with suppress(FloatingPointError), torch.compiler.set_stance("force_eager"):
         return generate.write_sample(model.eval(), dataset, trainer.train.seed)
     return None
 
 
 def record_fault(run: Run, error: Exception, attempt: fence.Attempt) -> None:
-    """Records a fault event: who failed and why. For a defect of ours, also the last lines of its
-    traceback.
+    """Records a fault event with the rank and the reason. For a bug in trainfleet, it includes the
+    end of the traceback.
 
-    On a full disk there is no event, and only the log has the words. There is also no event if the
-    ranks met as an attempt that has ended: they fail because the others have left.
+    If the disk is full, no event is written and only the log shows the error. If a newer attempt
+    has started, no event is written either. The ranks of this attempt then fail only because others
+    have exited.
     """
     if attempt.number and fence.current(run.folder) > attempt:
         return

@@ -1,4 +1,4 @@
-"""Reads a rank's part of each global batch, prefetched while the step before it runs."""
+"""Reads each rank's part of the global batch, and prefetches the part for the next step."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..models.loss import IGNORED
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch of B sequences: inputs and targets, int64 [B, T] each (a masked model's inputs
-    may be [B, T, 2]).
+    """A micro-batch of B sequences. Inputs and targets are int64 [B, T]; a masked model's inputs
+    may be [B, T, 2].
 
-    `documents`, int32 [B, T], is each input's document in its sequence, from 0; None if attention
-    ignores documents.
+    `documents`, int32 [B, T], is the index of each token's document in its sequence, or None if
+    attention crosses document boundaries.
     """
 
     inputs: Tensor
@@ -34,13 +34,13 @@ class MicroBatch(NamedTuple):
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """The model's keyword arguments other than the inputs."""
+        """Keyword arguments for the model, without the inputs."""
         return {"targets": self.targets} | (
             {} if self.documents is None else {"documents": self.documents}
         )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> MicroBatch:
-        """Applies a function to each of its tensors."""
+        """Returns a micro-batch with the function applied to each tensor."""
         return MicroBatch(
             change(self.inputs),
             change(self.targets),
@@ -48,8 +48,8 @@ class MicroBatch(NamedTuple):
         )
 
     def blank(self, count: int) -> MicroBatch:
-        """Returns `count` sequences of padding with all parts that a sequence of this batch has;
-        they have no loss.
+        """Returns `count` padding sequences with the same fields as this batch. They do not count
+        in the loss.
         """
         padding = self.each(lambda tokens: tokens.new_zeros((count, *tokens.shape[1:])))
         return padding._replace(targets=torch.full_like(padding.targets, IGNORED))
@@ -65,8 +65,8 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
 
 
 def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Iterator[MicroBatch]:
-    """Yields `passes` batches of the size of `blank`: those given, padded with blank sequences,
-    then blank batches.
+    """Yields exactly `passes` batches of the size of `blank`. Pads the given batches with blank
+    sequences, then adds blank batches.
     """
     found = iter(batches)
     for _ in range(passes):
@@ -80,7 +80,7 @@ def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Ite
 
 
 class Samples(Protocol):
-    """The parts of a dataset that the engine uses (data.dataset.Dataset)."""
+    """Interface of the dataset that the engine reads (data.dataset.Dataset)."""
 
     @property
     def end_of_document(self) -> int: ...
@@ -93,8 +93,8 @@ class Samples(Protocol):
 
 
 def samples_for(config: Config, dataset: Dataset) -> Samples:
-    """Returns the samples that a family of models trains on: the dataset's own, or with tokens
-    masked.
+    """Returns the samples for the model family: the dataset itself, or the dataset with masked
+    tokens.
     """
     family = FAMILIES[config.model.family]
     return (
@@ -103,11 +103,11 @@ def samples_for(config: Config, dataset: Dataset) -> Samples:
 
 
 class Batches:
-    """The training batches of data-parallel rank `rank` of `ranks`.
+    """Training batches of data-parallel rank `rank` of `ranks`.
 
-    Step s (from 1) takes the samples [(s - 1) G, s G) of the seed's order, where G is the global
-    batch; rank r of R has the r-th of R equal parts of them. So the data of a step depends only on
-    the step, and any number of ranks can resume.
+    With global batch size G, step s (from 1) reads samples [(s - 1) G, s G) in the seed's order.
+    Each of R ranks reads one of R equal parts. The data of a step depends only on the step, so a
+    run can resume with any number of ranks.
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class Batches:
         self.samples, self.train, self.device = samples, config.train, device
         self.end = separator(samples, config.train)
         self.count = config.train.global_batch_size // ranks
-        # micro-batches; the planner made sure that both divide
+        # number of micro-batches; the planner has checked that both divisions are exact
         self.per_step = self.count // config.train.micro_batch_size
         self.offset = rank * self.count
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.ahead: tuple[int, Future[np.ndarray]] | None = None
 
     def of(self, step: int) -> Iterator[tuple[int, MicroBatch]]:
-        """Yields the rank's micro-batches of one step, each with the number of those after it.
-        Prefetches the next step's in the meantime.
+        """Yields the rank's micro-batches of a step, each with the number of micro-batches after
+        it. Meanwhile prefetches the next step.
         """
         tokens, size = self._take(step), self.train.micro_batch_size
         for index in range(self.per_step):
@@ -148,8 +148,8 @@ class Batches:
 def validation(
     samples: Samples, config: Config, rank: int, ranks: int, device: Device
 ) -> Iterator[MicroBatch]:
-    """Yields a rank's part of the validation sequences, which are the same at every validation and
-    for any number of ranks.
+    """Yields this rank's part of the validation sequences. The sequences are the same at every
+    validation and for any number of ranks.
     """
     train, end = config.train, separator(samples, config.train)
     count = validation_count(samples, config)
@@ -166,21 +166,21 @@ def validation(
 
 
 def validation_count(samples: Samples, config: Config) -> int:
-    """Returns the number of sequences in one validation."""
+    """Returns the number of sequences per validation."""
     train = config.train
     return min(train.validation_sequences, samples.samples("validation", train.sequence_length))
 
 
 def separator(samples: Samples, train: Train) -> int | None:
-    """Returns the token that ends a document, if batches must mark documents."""
+    """Returns the end-of-document token if batches must mark documents, otherwise None."""
     return samples.end_of_document if train.document_mask else None
 
 
 def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
-    """Splits [count, T + 1] into inputs and, one later, targets; for a masked model [count, T, 2 or
-    3], token, target and segment.
+    """Splits tokens [count, T + 1] into inputs and targets, which are shifted by one token. For a
+    masked model, the tokens are [count, T, 2 or 3]: token, target and optionally segment.
 
-    With the token that ends a document, also adds the documents.
+    If `end`, the end-of-document token, is given, the batch also marks its documents.
     """
     if tokens.ndim == 2:
         return MicroBatch(
@@ -190,8 +190,8 @@ def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
 
 
 def documents(tokens: Tensor, end: int) -> Tensor:
-    """Returns for each token [B, T] the number of its document in its row, from 0: int32 [B, T]. An
-    end token is the last of its document.
+    """Returns the document index of each token [B, T] in its row, from 0, as int32 [B, T]. The end
+    token belongs to the document that it ends.
     """
     ends = (tokens == end).to(torch.int32)
     return ends.cumsum(1, dtype=torch.int32) - ends

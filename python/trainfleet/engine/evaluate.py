@@ -1,4 +1,4 @@
-"""Evaluates a run's model on the entire validation split: `python -m trainfleet.engine.evaluate
+"""Evaluates a run's model on the validation split: `python -m trainfleet.engine.evaluate
 RUN_FOLDER`.
 """
 
@@ -25,17 +25,17 @@ from ..trust.safe_output import run_program
 from .batches import MicroBatch, samples_for, separator, split
 from .generate import load, makes_no_numbers
 
-SEQUENCES = 512  # sequences at most
-LARGEST = 700.0  # largest loss with a finite perplexity
+SEQUENCES = 512  # maximum number of sequences
+LARGEST = 700.0  # maximum loss for which exp(loss) is finite
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Means over the guessed tokens. `baseline`: the accuracy of always guessing the commonest
-    token.
+    """Mean scores over the predicted tokens. `baseline` is the accuracy of always predicting the
+    most common token.
 
-    `bits_per_byte`: the loss in bits over the text's bytes in UTF-8, to compare models with
-    different tokenizers; None if only some tokens are guessed.
+    `bits_per_byte` is the loss in bits per UTF-8 byte of text, which is comparable across
+    tokenizers. Masked models have none, because they predict only some tokens.
     """
 
     sequences: int
@@ -43,7 +43,7 @@ class Scores:
     perplexity: float
     accuracy: float
     baseline: float
-    pair_accuracy: float | None = None  # accuracy of deciding whether B follows A
+    pair_accuracy: float | None = None  # accuracy of predicting whether segment B follows A
     bits_per_byte: float | None = None
 
 
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
 
 
 def describe(scores: Scores) -> Iterator[str]:
-    """Yields the scores as lines of text: their meaning, and how they differ from training's."""
+    """Yields a line of text per score, with a short explanation."""
     tokens = (
         "nats per guessed token; training's own validation reads train.validation_sequences "
         "of these"
@@ -81,8 +81,8 @@ def describe(scores: Scores) -> Iterator[str]:
 
 @torch.inference_mode()
 def evaluate(run: Run) -> Scores:
-    """Evaluates the newest checkpoint. Raises RunError if there is no checkpoint, or if its model
-    makes no finite numbers.
+    """Evaluates the newest checkpoint. Raises RunError if the run has no checkpoint or if the
+    model's output is not finite.
     """
     model, dataset = load(run)
     config, device = load_resolved(run.config), devices.nearest()
@@ -112,15 +112,13 @@ def evaluate(run: Run) -> Scores:
 
 
 def text_bytes(dataset: Dataset, targets: list[Tensor]) -> int:
-    """Returns the bytes of these tokens' text; an end of a document has none."""
+    """Returns the UTF-8 bytes of the decoded tokens; an end-of-document token adds none."""
     tokenizer = tokenizers.load(dataset.folder)
     return max(1, sum(len(tokenizer.decode(part.tolist()).encode()) for part in targets))
 
 
 def score(model: Network, batch: MicroBatch) -> Tensor:
-    """Scores one batch: the sum of the losses, the number of right guesses and right pairs, and the
-    number of guesses.
-    """
+    """Returns four sums for a batch: losses, correct tokens, correct pairs and predicted tokens."""
     inputs, targets, documents = batch
     x = (
         model.features(inputs, documents=documents)
@@ -148,7 +146,9 @@ def score(model: Network, batch: MicroBatch) -> Tensor:
 
 
 def mask(model: Network, targets: Tensor) -> Tensor:
-    """Returns which targets are tokens to guess; a pair's first one is its label."""
+    """Returns a mask of the targets to predict. BERT's first target is excluded, because it is the
+    label of the pair.
+    """
     chosen = targets != IGNORED
     if isinstance(model, Bert):
         chosen[:, 0] = False

@@ -1,7 +1,7 @@
-"""Exports a run's model in another format: `python -m trainfleet.engine.export RUN_FOLDER OUT
+"""Exports a run's model to another format: `python -m trainfleet.engine.export RUN_FOLDER OUT
 FORMAT` (config/platforms.py).
 
-Its model card names the model, the weights it began from, its training data, and its scores.
+The model card lists the model, its initial weights, its training data and its scores.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ..trust.safe_output import run_program
 from .generate import load
 
 Json = dict[str, Any]
-Save = Callable[[Network, str, Path], list[str]]  # model, family, folder → the files' names
+Save = Callable[[Network, str, Path], list[str]]  # model, family, folder -> file names
 
 CARD = "README.md"
 REVISION = re.compile("[0-9a-f]{40}")
 LICENCE = re.compile(r"^license:[ \t]*[\"']?([A-Za-z0-9.-]{1,40})[\"']?[ \t]*$", re.MULTILINE)
-LEFT_OUT = re.compile(r"[^\w.+-]+")  # characters of a name that are removed from Markdown text
+LEFT_OUT = re.compile(r"[^\w.+-]+")  # characters that are unsafe in Markdown
 
 
 @telling
@@ -55,11 +55,12 @@ def main(arguments: list[str]) -> int:
 
 
 def export(run: Run, out: Path, form: str = platforms.HUGGINGFACE) -> list[str]:
-    """Writes the run's newest checkpoint into the new folder `out`, which appears completely or not
-    at all. Returns its files.
+    """Exports the run's newest checkpoint to the new folder `out`, and returns the file names. The
+    folder appears only once it is complete.
 
     Raises:
-        RunError: `out` already exists, the run has no checkpoint, or its model has no such form.
+        RunError: `out` already exists, the run has no checkpoint, or the format does not support
+            its model.
     """
     platforms.require_new(out)
     config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
@@ -89,9 +90,7 @@ def export(run: Run, out: Path, form: str = platforms.HUGGINGFACE) -> list[str]:
 
 
 def fill(run: Run, folder: Path, save: Save) -> list[str]:
-    """Writes the newest checkpoint's model and its tokenizer into a folder. Returns the files'
-    names.
-    """
+    """Writes the newest checkpoint's model and tokenizer to a folder. Returns the file names."""
     model, dataset = load(run, torch.device("cpu"))
     try:
         return write(model, load_tokenizer(dataset.folder), dataset, folder, save)
@@ -100,10 +99,10 @@ def fill(run: Run, folder: Path, save: Save) -> list[str]:
 
 
 def saving(config: Config, form: str, run: Run) -> Save:
-    """Returns the function that writes a model's weights in a format.
+    """Returns the function that writes a model's weights in the format.
 
     Raises:
-        RunError: the model can't be divided so.
+        RunError: the format cannot split this model.
     """
     said = platforms.degrees(form)
     if said is None:
@@ -115,8 +114,8 @@ def saving(config: Config, form: str, run: Run) -> Save:
 def write(
     model: Network, tokenizer: Tokenizer, dataset: Dataset, folder: Path, save: Save = weights.save
 ) -> list[str]:
-    """Writes the model's shape, its weights and its tokenizer in the forms that `transformers`
-    reads. Returns the files' names.
+    """Writes the model's config, weights and tokenizer in the format of `transformers`. Returns the
+    file names.
     """
     named = special_tokens(tokenizer, model.shape.family, dataset.manifest.end_of_document)
     ids = {
@@ -148,7 +147,7 @@ def write(
 
 
 def special_tokens(tokenizer: Tokenizer, family: str, end: int) -> dict[str, str]:
-    """Returns the special tokens by the library's name for their role."""
+    """Returns the special tokens, keyed by their role in `transformers`."""
     names = {id_: token for token, id_ in tokenizer.vocabulary.items()}
     if FAMILIES[family].causal:
         return {"eos_token": names[end]}
@@ -165,8 +164,8 @@ def special_tokens(tokenizer: Tokenizer, family: str, end: int) -> dict[str, str
 
 
 def definition(tokenizer: Tokenizer, family: str, named: dict[str, str]) -> str:
-    """Returns tokenizer.json; for a masked model it also sets the first and last token of an input,
-    like training did.
+    """Returns tokenizer.json. For a masked model, adds the post-processor that inserts the start
+    and separator tokens, as in training.
     """
     content = json.loads(tokenizer.definition)
     if FAMILIES[family].causal or content.get("post_processor"):
@@ -193,19 +192,19 @@ def definition(tokenizer: Tokenizer, family: str, named: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Base:
-    """The model that a run began from. Empty or None means unknown: it is gone, or does not name
-    itself.
+    """The model that initialized a run. Fields are empty or None if unknown, for example because
+    that model was deleted.
     """
 
     name: str
     hub: str = ""  # owner/name
-    identity: str = ""  # identity of its content: a revision of the Hub, or a checksum and its file
+    identity: str = ""  # content identity: a Hub revision, or a file name and its checksum
     licence: str = ""
-    tokens: int | None = None  # number of tokens of its training
+    tokens: int | None = None  # number of training tokens
 
 
 def card(run: Run, config: Config) -> str:
-    """Returns the README.md of an exported folder."""
+    """Returns the model card (README.md) of an exported folder."""
     base = base_of(run, config)
     about = {"library_name": "transformers", "pipeline_tag": _task(config)}
     if base and base.hub:
@@ -229,8 +228,8 @@ def card(run: Run, config: Config) -> str:
 
 
 def base_of(run: Run, config: Config) -> Base | None:
-    """Returns the model that the run began from, according to its events; None if it began from
-    scratch.
+    """Returns the model that initialized the run, according to the run's events. Returns None if
+    the run started from scratch.
     """
     told = [
         str(event.get("source")) for event in run.read_events() if event["event"] == "initialized"
@@ -239,15 +238,15 @@ def base_of(run: Run, config: Config) -> Base | None:
     if not address:
         return None
     known = Base(_last(address))
-    # it may be gone since, and the card is about another model
+    # The base model may be deleted or unreadable; the card must not fail because of that.
     with suppress(TrainfleetError, OSError, ValueError):
         return _seen(address, known)
     return known
 
 
 def name_of(source: str) -> str:
-    """Returns a source's public name: a dataset of the Hub by its address, others without the
-    folders above them.
+    """Returns a public name for a data source. A Hub dataset keeps its address; a path is reduced
+    to its last part.
     """
     with suppress(InputError):
         if source.startswith(HUB) and not dataset_of(source).name.startswith(("/", ".")):
@@ -256,7 +255,7 @@ def name_of(source: str) -> str:
 
 
 def _seen(address: str, known: Base) -> Base:
-    """Describes the model at an address as far as its current files show it."""
+    """Returns the model at an address, with all details that its files contain."""
     if address.startswith(HUB):
         folder, name = folder_of(address), address.removeprefix(HUB).partition("@")[0]
         revision = f"revision {folder.name}" if REVISION.fullmatch(folder.name) else ""
@@ -278,14 +277,14 @@ def _seen(address: str, known: Base) -> Base:
 
 
 def _origin(folder: Path) -> str:
-    """Returns the name on the Hub in a downloaded folder's config; "" without one."""
+    """Returns the Hub name in a folder's config.json, or "" if it has no name."""
     name = untrusted_input.read_json(folder / huggingface_config.CONFIG).get("_name_or_path", "")
     return name if isinstance(name, str) and MODEL.fullmatch(name) and "@" not in name else ""
 
 
 def _checksum(folder: Path) -> str:
-    """Returns the SHA-256 of the only file of weights, or of the output of `sha256sum` for
-    several.
+    """Returns the SHA-256 of the weights file. For several files, returns the SHA-256 of the output
+    of `sha256sum`.
     """
     names = weight_files.file_names(folder)
     digests = []
@@ -305,7 +304,7 @@ def _checksum(folder: Path) -> str:
 
 
 def _licence(folder: Path) -> str:
-    """Returns the licence that a folder's own card names; "" without one."""
+    """Returns the licence in a folder's model card, or "" if the card has no licence."""
     with suppress(FileNotFoundError, InputError):
         _, _, rest = untrusted_input.read_text(folder / CARD, untrusted_input.MEBIBYTE).partition(
             "---\n"
@@ -321,8 +320,8 @@ def _named(base: Base) -> str:
 
 
 def _last(path: str) -> str:
-    """Returns the last meaningful part of a path or an address, without characters that Markdown
-    interprets.
+    """Returns the last meaningful part of a path or address, without characters that are special in
+    Markdown.
     """
     parts = [
         part

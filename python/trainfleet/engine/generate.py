@@ -1,5 +1,5 @@
-"""Continues a prompt, token by token: `python -m trainfleet.engine.generate RUN_FOLDER [PROMPT]`
-streams it to stdout.
+"""Generates text from a prompt: `python -m trainfleet.engine.generate RUN_FOLDER [PROMPT]` streams
+it to stdout.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .checkpoint import load_model, newest
 TEMPERATURE = 0.7
 TOP_K = 50
 SAMPLE_PROMPT = 40  # tokens
-# tokens into the validation text: a document begins with a licence or a title, and its text is
-# after that
+# Offset in tokens into the validation text, to skip the licence or title at the start of a
+# document.
 SAMPLE_BEGINS = 1000
 SAMPLE_LENGTH = 120  # tokens
 
@@ -48,10 +48,10 @@ def continuation(
     stop_at: int,
     top_p: float = 1.0,
 ) -> Iterator[int]:
-    """Yields token after token, until the model ends the document or has no position left.
+    """Yields generated tokens until the model ends the document or the context is full.
 
-    If the prompt fills the context, only its last half context is kept. Temperature 0 takes the
-    likeliest token.
+    If the prompt fills the context, only its end is kept, with half the length of the context.
+    Temperature 0 selects the most likely token.
     """
     limit = model.shape.max_position_embeddings
     prompt = prompt if len(prompt) < limit else prompt[-(limit // 2) :]
@@ -69,8 +69,8 @@ def continuation(
 def choose(
     logits: Tensor, temperature: float, top_k: int, generator: torch.Generator, top_p: float = 1.0
 ) -> int:
-    """Draws one token id from the `top_k` likeliest, and of these from the fewest that have `top_p`
-    of the probability.
+    """Samples a token id from the `top_k` most likely tokens, limited to the smallest set with
+    probability `top_p`.
 
     Raises:
         FloatingPointError: the model's output is not finite.
@@ -81,13 +81,13 @@ def choose(
     if temperature == 0:
         return int(logits.argmax())
     values, ids = logits.topk(min(top_k, len(logits)))
-    shares = (values / temperature).softmax(-1)  # the largest first
+    shares = (values / temperature).softmax(-1)  # sorted in descending order
     shares = shares.where(shares.cumsum(-1) - shares < top_p, 0.0)
     return int(ids[torch.multinomial(shares, 1, generator=generator)])
 
 
 def makes_no_numbers(run: Run) -> RunError:
-    """Returns the error for a model with output that is not finite."""
+    """Returns the error for a model with non-finite output."""
     why = "its weights are not finite, or far too large"
     return RunError(
         "the model of its newest checkpoint makes no numbers",
@@ -98,9 +98,10 @@ def makes_no_numbers(run: Run) -> RunError:
 
 
 def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
-    """Writes a continuation of some text that the model was not trained on: `prompt` and `text`.
+    """Generates a continuation of validation text. Returns the `prompt` and the generated `text`.
 
-    Without any such text it begins a document: after the token that ends one.
+    Without validation text, the prompt is the end-of-document token, so the sample starts a new
+    document.
     """
     assert isinstance(model, Llama | GPT2)
     tokenizer = load_tokenizer(dataset.folder)
@@ -119,7 +120,7 @@ def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
 
 
 def unseen_text(dataset: Dataset) -> list[int]:
-    """Returns SAMPLE_PROMPT tokens of validation text, or fewer if it is short or missing."""
+    """Returns SAMPLE_PROMPT tokens of validation text, or fewer if the text is short or missing."""
     length = min(dataset.manifest.validation_tokens - 1, SAMPLE_BEGINS + SAMPLE_PROMPT)
     if length < 1:
         return []
@@ -145,10 +146,11 @@ def main(arguments: list[str]) -> int:
 
 
 def stream(options: argparse.Namespace) -> Iterator[str]:
-    """Yields the prompt, then the text as it is generated.
+    """Yields the prompt, then the generated text piece by piece.
 
-    The prompt begins a document: in training, nearly every text follows other tokens. Blanks at its
-    end are dropped: in most texts, a blank and the word behind it are one token.
+    An end-of-document token comes before the prompt, because nearly every text in training follows
+    other tokens. Trailing spaces are removed, because a space and the next word usually form one
+    token.
     """
     run = Run(options.run)
     model, dataset = load(run)
@@ -190,8 +192,8 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset]:
-    """Returns the model of the run's newest checkpoint, on a device or the nearest, and the dataset
-    with its tokenizer.
+    """Returns the model and dataset of a run. The model has the newest checkpoint's weights, and is
+    on `device` or this machine's fastest device.
 
     Raises:
         RunError: the run has no checkpoint yet.

@@ -1,4 +1,4 @@
-"""Builds the config's optimizer, and clips gradients."""
+"""Builds the configured optimizer, sets its learning rate, and clips gradients."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Making:
-    """The parts from which an optimizer is made. `matrices` are decayed, `vectors` are not: a
-    norm's gain only scales its output.
+    """The inputs of an optimizer's constructor. Weight decay applies to `matrices` but not to
+    `vectors`, because a norm's gain only scales its output.
 
-    `precision`: format of the run's products. `inside`: prefix of the names of the blocks'
-    parameters.
+    `precision` is the number format of matrix products. `inside` is the name prefix of parameters
+    in the blocks.
     """
 
     matrices: dict[str, nn.Parameter]
@@ -47,7 +47,9 @@ class Making:
         }
 
     def groups(self, **of_matrices: Any) -> list[Settings]:
-        """Returns matrices and vectors as groups; further keywords apply only to the matrices."""
+        """Returns the parameter groups of matrices and vectors. Keyword arguments apply only to the
+        matrices.
+        """
         decayed = {
             "params": list(self.matrices.values()),
             "weight_decay": self.train.weight_decay,
@@ -63,8 +65,8 @@ class Making:
 def build(
     model: nn.Module, train: Train, device: Device, precision: torch.dtype = torch.float32
 ) -> torch.optim.Optimizer:
-    """Builds the optimizer of `train.optimizer`. Raises KeyError for one that config/optimizers.py
-    lacks.
+    """Builds the optimizer of `train.optimizer`. Raises KeyError if config/optimizers.py does not
+    define it.
     """
     make: Callable[[Making], torch.optim.Optimizer] = named(OPTIMIZERS[train.optimizer].made_by)
     parameters = {
@@ -77,7 +79,9 @@ def build(
 
 
 def adamw(of: Making) -> torch.optim.Optimizer:
-    """Makes torch's fused one if it runs here; RoundedAdamW for weights in bf16."""
+    """Builds RoundedAdamW for bf16 weights. Otherwise builds torch's fused AdamW, or ours if the
+    device does not support it.
+    """
     if of.train.param_dtype == "bf16":
         step = of.device.compiled(renew, dynamic=True) if of.train.compile else renew
         names = {parameter: name for name, parameter in (of.matrices | of.vectors).items()}
@@ -92,8 +96,8 @@ def lamb(of: Making) -> torch.optim.Optimizer:
 
 
 def muon(of: Making) -> torch.optim.Optimizer:
-    """Makes updates of blocks' matrices orthogonal, in fp16 or bf16 if the products are; other
-    parameters get AdamW's.
+    """Builds Muon for matrices in the blocks and AdamW for all other parameters. Muon computes in
+    the format of matrix products: fp32, fp16 or bf16.
     """
     decayed = {"weight_decay": of.train.weight_decay}
     straight = [parameter for name, parameter in of.matrices.items() if name.startswith(of.inside)]
@@ -113,8 +117,8 @@ def muon(of: Making) -> torch.optim.Optimizer:
 
 
 def by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Splits each group by the mesh of its parameters: a fused step takes parameters of one mesh
-    only.
+    """Splits each parameter group by device mesh, because a fused step requires all parameters on
+    one mesh.
     """
     found = []
     for group in groups:
@@ -133,15 +137,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def leave_out(optimizer: torch.optim.Optimizer, whether: Tensor) -> None:
-    """Makes the next step change nothing if `whether`, on the device, is 1.0: the protocol of
-    torch's fused optimizers.
+    """Makes the next step a no-op if the device tensor `whether` is 1.0, by the protocol of torch's
+    fused optimizers.
     """
     optimizer.found_inf = whether  # type: ignore[attr-defined]
 
 
 def clip(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Returns the gradients' global norm, left on the device. Scales them down to `limit` if it is
-    larger (0: never).
+    """Returns the global gradient norm as a device tensor. Scales gradients down to `limit` if the
+    norm is larger; a limit of 0 disables clipping.
     """
     parameters = list(parameters)
     norm = get_total_norm(

@@ -1,17 +1,18 @@
-"""AdamW, LAMB and Muon as torch optimizers, for sharded and split parameters too; a step can be
-skipped.
+"""AdamW, LAMB and Muon as torch optimizers that support sharded and tensor-parallel parameters, and
+skipped steps.
 
-`found_inf`, a tensor on the device, is the protocol of torch's fused optimizers: if it is 1, a step
-changes nothing. So the host never waits to learn whether a step is good.
+A step is skipped if the device tensor `found_inf` is 1, by the protocol of torch's fused
+optimizers. So the host never waits to learn whether a step is valid.
 
-RoundedAdamW has weights and moments in bf16, each rounded up or down by chance: half the memory of
-fp32, and no change is lost. bf16 has 8 significant bits. So a change of less than a 512th of a
-weight, like most, would be rounded away at every step. With a beta2 of 0.999, a second moment would
-never fall. This rounds up with a probability equal to the cut-off part, so each number is right on
-average (Gupta et al. 2015, arXiv:1502.02551; for bf16, Zamirai et al. 2020, arXiv:2010.06192).
-Chance is a function only of the seed, the step, the parameter's name and the number's place in the
-entire matrix. So a resumed run rounds like an unbroken one, on any layout, and the copies of a
-weight on several ranks stay equal.
+RoundedAdamW keeps weights and moments in bf16 with stochastic rounding, which halves the memory of
+fp32. bf16 has 8 significant bits, so plain rounding discards changes below 1/512 of a weight, which
+are most changes. With a beta2 of 0.999, a second moment would never decrease. Stochastic rounding
+rounds up with a probability equal to the truncated fraction, so it is unbiased (Gupta et al. 2015,
+arXiv:1502.02551; for bf16, Zamirai et al. 2020, arXiv:2010.06192).
+
+The random bits depend only on the seed, the step, the parameter's name and the position in the
+entire matrix. So a resumed run rounds like an uninterrupted one in any layout, and replicas of a
+weight stay identical.
 """
 
 from __future__ import annotations
@@ -27,29 +28,30 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 Groups = Iterable[dict[str, Any]]
-# Newton-Schulz's coefficients: a quintic with the steepest possible slope at 0 (Jordan 2024,
-# "Muon").
+# Coefficients of the Newton-Schulz iteration: the quintic with the steepest slope at 0 (Jordan
+# 2024, "Muon").
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
-AT_ONCE = 1 << 24  # numbers of matrices that are made orthogonal together: 64 MiB in fp32
-# root mean square of AdamW's usual updates, which Muon's get, so that both take one learning rate
-# (arXiv:2502.16982)
+AT_ONCE = 1 << 24  # maximum number of matrix elements orthogonalized together: 64 MiB in fp32
+# Usual root mean square of AdamW's updates. Muon's updates are scaled to it, so that the same
+# learning rate suits both (arXiv:2502.16982).
 MATCH = 0.2
-CUT = 0xFFFF  # the bits of fp32 that bf16 does not have
-# 2^32 over the golden ratio: its multiples are far apart (Knuth, volume 3, 6.4), as an int32
+CUT = 0xFFFF  # mantissa bits that fp32 has and bf16 lacks
+# 2^32 divided by the golden ratio, as int32; its multiples are well distributed (Knuth, volume 3,
+# 6.4)
 WEYL = 0x9E3779B9 - (1 << 32)
 # MurmurHash3's multipliers (Appleby 2011), as int32
 MURMUR = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))
-# numbers with fp32 copies at a time: 256 MiB each, without compilation
+# maximum number of elements in an fp32 copy, without compilation: 256 MiB
 ROUNDED_AT_ONCE = 1 << 26
 Step = Callable[..., None]
-# a parameter's key [], and the place of this rank's part of it: rows [R, 1], columns [1, C]
+# a parameter's key [], and the rows [R, 1] and columns [1, C] of this rank's part
 Extent = tuple[Tensor, Tensor, Tensor]
 
 
 class AdamW(torch.optim.Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), for devices without torch's
-    fused one.
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), for devices that don't support
+    torch's fused AdamW.
     """
 
     found_inf: Tensor | None = None
@@ -77,22 +79,24 @@ class AdamW(torch.optim.Optimizer):
             parameter.sub_(change * (keep * group["lr"]))
 
     def together(self, group: dict[str, Any]) -> Iterable[list[Tensor]]:
-        """Yields the group's parameters that have a gradient, in lists of those with changes
-        computed at once.
+        """Yields lists of parameters with gradients; the updates of each list are computed
+        together.
         """
         return ([parameter] for parameter in group["params"] if parameter.grad is not None)
 
     def changes(
         self, parameters: list[Tensor], group: dict[str, Any], keep: Any
     ) -> Iterable[Tensor]:
-        """Returns `change` of each parameter."""
+        """Returns the update of each parameter, as computed by `change`."""
         return (
             self.change(parameter, self.gradient(parameter), group, keep)
             for parameter in parameters
         )
 
     def gradient(self, parameter: Tensor) -> Tensor:
-        """Returns the parameter's gradient; finite numbers if the step may be skipped."""
+        """Returns the parameter's gradient. Replaces non-finite numbers by 0 if steps may be
+        skipped.
+        """
         gradient = (
             parameter.grad
             if self.found_inf is None
@@ -106,10 +110,10 @@ class AdamW(torch.optim.Optimizer):
     def change(
         self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any
     ) -> Tensor:
-        """Returns the parameter's update before the learning rate. The state changes if `keep` is
-        1, and stays if it is 0.
+        """Returns the parameter's update before the learning rate is applied. Updates the moments
+        if `keep` is 1, but not if it is 0.
 
-        Adam's, with bias correction (Kingma and Ba 2014, arXiv:1412.6980).
+        This is Adam's update with bias correction (Kingma and Ba 2014, arXiv:1412.6980).
         """
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
@@ -128,7 +132,7 @@ class AdamW(torch.optim.Optimizer):
 
 
 class Lamb(AdamW):
-    """Adam with each matrix's update scaled to the matrix's own norm (You et al. 2019,
+    """Adam with each matrix's update scaled to the norm of that matrix (You et al. 2019,
     arXiv:1904.00962, algorithm 2).
     """
 
@@ -148,18 +152,18 @@ class Lamb(AdamW):
 
 
 class Muon(AdamW):
-    """Orthogonalized momentum for the matrices of the blocks (Jordan 2024); AdamW for all others.
+    """Orthogonalized momentum for matrices in the blocks (Jordan 2024), and AdamW for all other
+    parameters.
 
-    A matrix on several ranks is gathered, as orthogonalization needs all of it. Matrices of one
-    shape are made orthogonal together: one by one, a small model's are too small to keep a device
-    busy.
+    Orthogonalization needs the entire matrix, so sharded matrices are gathered first. Matrices of
+    the same shape are batched, because those of a small model can't keep a device busy one by one.
     """
 
     def __init__(
         self, groups: Groups, format_: torch.dtype = torch.float32, **settings: Any
     ) -> None:
-        """Sets up Muon; `format`: the number format of the products that make matrices
-        orthogonal.
+        """Creates the optimizer; `format_` is the number format of the products in the
+        orthogonalization.
         """
         super().__init__(groups, **settings)
         self.format = format_
@@ -194,14 +198,16 @@ class Muon(AdamW):
         return [placed(matrix, each) for matrix, each in zip(whole_again, parameters, strict=True)]
 
     def _look_ahead(self, parameter: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        """Returns the momentum after this gradient once more, which is Nesterov's."""
+        """Updates the momentum and returns Nesterov's look-ahead: the gradient blended with the new
+        momentum.
+        """
         state, beta, gradient = self.state[parameter], group["betas"][1], self.gradient(parameter)
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].add_((gradient - state["momentum"]) * ((1 - beta) * keep))
         ahead = gradient.lerp(state["momentum"], beta)
-        # torch 2.9 gives it other placements than its arguments' if FSDP divides a parameter that
-        # tensor parallelism has divided.
+        # If both FSDP and tensor parallelism divide a parameter, lerp in torch 2.9 returns
+        # different placements than its arguments have.
         return joined(ahead.to_local(), parameter) if isinstance(ahead, DTensor) else ahead
 
 
@@ -215,11 +221,11 @@ def flat(matrix: Tensor) -> Tensor:
 
 
 def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor:
-    """Returns U V^T, nearly, of each matrix U S V^T of [N, rows, columns]: singular values end up
-    between 0.7 and 1.2.
+    """Returns approximately U V^T for each matrix U S V^T of [N, rows, columns]. The resulting
+    singular values are between 0.7 and 1.2.
 
-    Uses only products, which are computed in `format`. A matrix should not have more rows than
-    columns, or it costs more.
+    It uses only matrix products, computed in `format_`. Pass matrices with at most as many rows as
+    columns, because others cost more.
     """
     a, b, c = QUINTIC
     x = (matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(format_)
@@ -231,7 +237,9 @@ def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor
 
 
 def placed(matrix: Tensor, like: Tensor) -> Tensor:
-    """Divides a matrix, which every rank has entirely, like another tensor; sends no data."""
+    """Shards a matrix that every rank has entirely, with the layout of `like`. Needs no
+    communication.
+    """
     if not isinstance(like, DTensor):
         return matrix
     (rows, columns), (row, column) = part_of(like)
@@ -239,7 +247,7 @@ def placed(matrix: Tensor, like: Tensor) -> Tensor:
 
 
 def joined(part: Tensor, like: Tensor) -> DTensor:
-    """Makes a tensor from each rank's part, divided like another one."""
+    """Returns a DTensor of each rank's local part, with the layout of `like`."""
     assert isinstance(like, DTensor)
     return DTensor.from_local(
         part,
@@ -252,7 +260,7 @@ def joined(part: Tensor, like: Tensor) -> DTensor:
 
 
 def part_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shape of this rank's part of a tensor, and its offset in the entire one."""
+    """Returns the shape of this rank's part of a tensor, and its offset in the entire tensor."""
     if not isinstance(tensor, DTensor):
         return tuple(tensor.shape), (0,) * tensor.ndim
     size, start = compute_local_shape_and_global_offset(
@@ -262,18 +270,20 @@ def part_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Gathers a tensor of several ranks."""
+    """Gathers a sharded tensor from all ranks."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Returns this rank's part, which shares the tensor's memory."""
+    """Returns this rank's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class RoundedAdamW(torch.optim.Optimizer):
-    """AdamW on bf16 parameters. If `found_inf`, on the device, is 1.0, a step changes nothing."""
+    """AdamW for bf16 parameters with stochastic rounding. A step is a no-op if the device tensor
+    `found_inf` is 1.0.
+    """
 
     found_inf: Tensor | None = None
 
@@ -285,8 +295,8 @@ class RoundedAdamW(torch.optim.Optimizer):
         step: Step,
         **settings: Any,
     ) -> None:
-        """Sets up AdamW; `settings`: lr, betas and eps. `step` is `renew`, as it is or compiled:
-        compiled, it reads and writes each number once.
+        """Creates the optimizer; `settings` are lr, betas and eps. `step` is `renew`, or its
+        compiled version, which reads and writes each number only once.
         """
         super().__init__(list(groups), {"weight_decay": 0.0, **settings})
         self.names, self.seed = names, seed
@@ -338,11 +348,11 @@ class RoundedAdamW(torch.optim.Optimizer):
 
 
 def numbers_of(group: dict[str, Any], device: torch.device) -> list[Tensor]:
-    """Returns rate, decay, betas and epsilon as tensors, created on the device without a blocking
-    copy.
+    """Returns learning rate, weight decay, betas and epsilon as tensors, filled on the device to
+    avoid a blocking copy.
 
-    A float would become part of a compiled step's code, and torch's cache (2.13) then mistakes code
-    with another float for it (seen).
+    A float would be a constant in the compiled code. torch's compile cache (2.13) then reuses code
+    compiled for a different float.
     """
     values = (group["lr"], group["weight_decay"], *group["betas"], group["eps"])
     return [torch.full((), value, device=device) for value in values]
@@ -364,11 +374,11 @@ def renew(
     beta2: Tensor,
     epsilon: Tensor,
 ) -> None:
-    """Does a step of a parameter and both its moments, bf16 [R, C], in fp32 (Loshchilov and Hutter
-    2017, arXiv:1711.05101).
+    """Updates a parameter and its two moments, bf16 [R, C], by an AdamW step in fp32 (Loshchilov
+    and Hutter 2017, arXiv:1711.05101).
 
-    `keep` is 1, or 0 for a step that changes nothing: a number that bf16 holds exactly is never
-    rounded to another.
+    If `keep` is 0, nothing changes, because rounding keeps numbers that bf16 represents exactly.
+    Otherwise it is 1.
     """
     gradient = torch.where(keep > 0, gradient.float(), 0.0)
     mean = first.float() + (gradient - first.float()) * ((1 - beta1) * keep)
@@ -386,8 +396,8 @@ def renew(
 
 
 def rounded(value: Tensor, chance: Tensor) -> Tensor:
-    """Rounds fp32 to bf16: its upper half, plus one if its lower half and that of `chance` add up
-    to more than 16 bits.
+    """Rounds fp32 to bf16 stochastically. Adds the low 16 bits of `chance` to the number's bits,
+    then truncates it to the upper half.
     """
     return (
         ((value.view(torch.int32) + (chance & CUT)) & ~CUT).view(torch.float32).to(torch.bfloat16)
@@ -395,15 +405,15 @@ def rounded(value: Tensor, chance: Tensor) -> Tensor:
 
 
 def chance(key: Tensor, draw: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Returns 32 random bits, int32 [R, C], for each place in a matrix, from the `draw`-th draw for
-    it.
+    """Returns 32 random bits, int32 [R, C], per matrix element. `draw` selects an independent set
+    of bits.
     """
     return mixed(mixed(rows ^ mixed(key ^ mixed(draw))) + columns * WEYL)
 
 
 def mixed(x: Tensor) -> Tensor:
-    """Maps int32 to int32 so that every bit depends on all others: MurmurHash3's finalizer, a
-    bijection.
+    """Hashes int32 to int32 by MurmurHash3's finalizer, a bijection in which every input bit
+    affects all output bits.
     """
     x = (x ^ x >> 16 & 0xFFFF) * MURMUR[0]
     x = (x ^ x >> 13 & 0x7FFFF) * MURMUR[1]
@@ -411,8 +421,8 @@ def mixed(x: Tensor) -> Tensor:
 
 
 def extent_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the rows [R, 1] and columns [1, C] of the entire parameter that this rank has; a
-    vector is one column.
+    """Returns the row indices [R, 1] and column indices [1, C] of this rank's part in the entire
+    parameter. A vector is a single column.
     """
     size, start = part_of(parameter)
     (height, width), (row, column) = (*size, 1)[:2], (*start, 0)[:2]

@@ -1,5 +1,5 @@
-"""Writes rank 0's record of training to the run folder: metrics.jsonl, results.json, events and
-TensorBoard's files.
+"""Writes rank 0's training record to the run folder: metrics.jsonl, results.json, events and
+TensorBoard files.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from .timing import Slowest, Stopwatch
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-# fields of a line: its time, and the use of its seconds
+# fields of a metrics line that account for its time
 SPAN = ("time", "span", "in_validate", "in_checkpoint", "in_compile")
-RESULTS_EVERY = 5.0  # seconds between two rewrites of results.json: each waits for the disk
+# minimum seconds between writes of results.json, because each write waits for the disk
+RESULTS_EVERY = 5.0
 
 
 class Recorder:
-    """Writes the record of a run from `progress` on; removes later lines of a dead attempt.
+    """Writer of a run's record, starting at `progress`. It removes metrics that a failed attempt
+    logged after that step.
 
-    `load` is the FLOPs of a token over the peak FLOP/s of all ranks: times tokens per second it is
-    the MFU.
+    `load` is the model's FLOPs per token divided by the peak FLOP/s of all ranks. Multiplied by
+    tokens per second, it is the MFU.
     """
 
     def __init__(
@@ -53,21 +55,23 @@ class Recorder:
             load,
         )
         self.resumed = progress.step
-        self.last = progress.step, 0.0  # step and training seconds at the last line
+        self.last = progress.step, 0.0  # step and training seconds of the last line
         before = list(run.read_metrics())
         self.lines = [line for line in before if line["step"] <= progress.step]
-        self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)  # at the last line
+        # values at the last line
+        self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)
         if lost := [line for line in before if line["step"] > progress.step]:
             spans = [{key: line[key] for key in SPAN if key in line} for line in lost]
             run.record(
                 "lost", step=progress.step, steps=lost[-1]["step"] - progress.step, spans=spans
             )
         run.record("began", step=progress.step)
-        # seconds of earlier attempts
+        # seconds per stage of earlier attempts
         self.spent: dict[str, float] = run.read_results().get("seconds") or {}
         self.board: SummaryWriter | None = None
         self.updated = 0.0
-        self.owed: list[Callable[[], None]] = []  # writes for which the disk had no room yet
+        # writes that failed because the disk was full, to retry
+        self.owed: list[Callable[[], None]] = []
         self.complained = False
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
@@ -80,7 +84,7 @@ class Recorder:
         memory: int,
         more: Record | None = None,
     ) -> None:
-        """Writes the line of metrics of the step just done. `more`: further metrics of this node's
+        """Logs the metrics of the latest step. `more` contains further metrics of this node's
         devices.
         """
         (logged, before), now = self.last, self.watch.training
@@ -114,8 +118,8 @@ class Recorder:
             self._try(self.update)
 
     def _span(self, first: bool) -> dict[str, float]:
-        """Returns the time, the seconds since the last line, and those of them that were not steps
-        (watch/time_accounting.py).
+        """Returns the current time, the seconds since the last line, and how many of them were not
+        spent in steps (watch/time_accounting.py).
         """
         now, apart = time.time(), dict(self.watch.apart)
         since = {f"in_{name}": round(apart[name] - self.apart[name], 3) for name in apart}
@@ -127,7 +131,7 @@ class Recorder:
         return {"time": round(now, 3), "span": span, **since, **compiling}
 
     def _tell_skips(self, line: Record) -> None:
-        """Records the steps that were skipped, or overflowed fp16, since the last line, if any."""
+        """Records steps that were skipped or overflowed fp16 since the last line."""
         why = {
             "skipped": "loss or gradients not finite, or far above the usual",
             "overflowed": "gradients overflowed fp16; the loss scale is "
@@ -140,20 +144,20 @@ class Recorder:
                 print(f"{steps} steps skipped: {words}", flush=True)
 
     def saved(self, news: list[Saved]) -> None:
-        """Records the outcomes of saves; failed ones are logged too."""
+        """Records the results of saves, and prints failed ones."""
         for save in news:
             if save.error is None:
                 self._record("checkpointed", step=save.step, seconds=round(save.seconds, 3))
                 self._try(lambda address=save.address: self.update(last_checkpoint=address))  # type: ignore[misc]
             else:
                 self._record("unsaved", step=save.step, message=save.error.what, why=save.error.why)
-                # In one line, the cause first: the verdict on a later failure must not mistake it
-                # for that failure's cause.
+                # Print it on one line with the cause first. Otherwise a later failure might be
+                # attributed to this error.
                 why = f"{save.error.why} ({save.error.what}); {save.error.next}"
                 print(f"step {save.step:,} was not saved: {why}", flush=True)
 
     def update(self, **fields: Any) -> None:
-        """Updates results.json."""
+        """Updates results.json with the current progress and the given fields."""
         self.updated = time.monotonic()
         stages = self.watch.stages()
         seconds = self.spent | {
@@ -170,13 +174,11 @@ class Recorder:
         )
 
     def _record(self, event: str, **fields: Any) -> None:
-        """Records an event, as soon as the disk has room."""
+        """Records an event, or queues it until the disk has free space."""
         self._write(lambda: self.run.record(event, **fields))
 
     def _write(self, act: Callable[[], None]) -> None:
-        """Appends to the run folder, after everything that a full disk has delayed; a full disk
-        never ends training.
-        """
+        """Appends to the run folder after all queued writes. A full disk never ends training."""
         self.owed.append(act)
         self._try(self._settle)
 
@@ -195,10 +197,10 @@ class Recorder:
                 print(f"training continues; its records wait for disk space: {why}", flush=True)
 
     def close(self, status: str = "finished") -> None:
-        """Writes everything that is left.
+        """Completes all queued writes, and closes TensorBoard and the loggers.
 
         Raises:
-            RunError: the disk still has no room for some of it.
+            RunError: the disk is still full.
         """
         self._settle()
         if self.board is not None:
@@ -207,8 +209,8 @@ class Recorder:
             self.loggers.close(status)
 
     def _append(self, line: Record) -> None:
-        """Appends to the file and to TensorBoard. Numbers that are not finite become null: JSON has
-        no NaN.
+        """Appends a line to metrics.jsonl, TensorBoard and the loggers. Non-finite numbers become
+        null, because JSON has no NaN.
         """
         line = {key: value if math.isfinite(value) else None for key, value in line.items()}
         self.lines.append(line)
@@ -225,7 +227,7 @@ class Recorder:
             )
 
     def _show(self, line: Record) -> None:
-        """Adds a line to TensorBoard's file; if that fails, the next one begins another file."""
+        """Adds a line to TensorBoard's file. If that fails, the next line starts a new file."""
         board, self.board = self._board(), None
         for key, value in line.items():
             if key not in ("step", *SPAN) and value is not None:
@@ -234,8 +236,8 @@ class Recorder:
         self.board = board
 
     def _board(self) -> SummaryWriter:
-        """Opens the file at the first line: the import alone takes half a second, for which the
-        first step need not wait.
+        """Opens TensorBoard's file at the first line, so that the first step does not wait for the
+        import (half a second).
         """
         if self.board is None:
             from torch.utils.tensorboard import SummaryWriter
@@ -245,8 +247,8 @@ class Recorder:
 
 
 def summary(lines: list[Record]) -> Record:
-    """Returns the first and final loss, the last validation's, and the median speed of the steady
-    run: all lines except the first.
+    """Returns the first and final loss, the last validation loss, and the median speed of all lines
+    except the first.
     """
     if not lines:
         return {}

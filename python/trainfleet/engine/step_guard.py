@@ -1,16 +1,16 @@
-"""Skips steps with a loss or gradients that are not finite, or far above their running mean, and
-scales the loss for fp16.
+"""Skips steps with a non-finite loss or gradient, or with one far above the running mean. Scales
+the loss for fp16.
 
-The decision is made on the device, from numbers summed over all ranks. So every rank skips the same
-steps and no host waits for it. OLMo-core's SkipStepOptimizer checks the same two numbers
+The decision is made on the device from values reduced over all ranks. So every rank skips the same
+steps, and no host waits for the device. OLMo-core's SkipStepOptimizer checks the same two values
 (github.com/allenai/OLMo-core).
 
-fp16 ends at 65,504 and rounds numbers below 6e-8 to 0, including many small gradients. The loss is
-multiplied by the scale before a backward pass, and the gradients are divided by it before they are
-clipped (Micikevicius et al. 2018, arXiv:1710.03740). The rule and its numbers are
-torch.amp.GradScaler's; tests compare both. GradScaler itself checks only the gradients of one rank.
-With an optimizer that isn't torch's own, it makes the host wait at every step. The gradients' norm,
-which the engine has anyway, covers all ranks and stays on the device.
+The maximum of fp16 is 65,504, and numbers below 6e-8 round to 0, including many small gradients.
+Therefore the loss is multiplied by a scale before the backward pass, and gradients are divided by
+it before clipping (Micikevicius et al. 2018, arXiv:1710.03740). The rule and its constants are
+those of torch.amp.GradScaler, and tests compare both. GradScaler itself checks only the gradients
+of one rank. Also, with optimizers from outside torch, it makes the host wait at every step. The
+gradient norm, which the engine computes anyway, covers all ranks and stays on the device.
 """
 
 from __future__ import annotations
@@ -26,34 +26,33 @@ from ..trust.errors import RunError
 from .parallel.rank_model import Parts
 from .world import World
 
-# steps that the running mean and spread cover; before that many, nothing counts as a spike
+# Number of steps in the running mean and variance; no step counts as a spike before that many.
 MEMORY = 128
-# the least spread as a fraction of the mean, so that a ripple in a flat loss is not a spike
+# Minimum standard deviation as a fraction of the mean, so that noise in a flat loss is not a spike.
 FLOOR = 0.01
-# numbers of the state that are not counts: means and variances of loss and norm, and their number
-# of steps
+# Number of floats in the state: means and variances of loss and norm, and their number of steps.
 MOMENTS = 5
 
 START = 65536.0
-# doubled after that many good steps in a row, halved when gradients overflow
+# The scale grows after INTERVAL good steps in a row, and shrinks when gradients overflow.
 GROWTH, BACKOFF, INTERVAL = (2.0, 0.5, 2000)
-LEAST = 1.0  # below it the gradients overflow fp16 without a scale, and no scale helps
-MOST = 2.0**100  # beyond it the scaled loss might overflow fp32
+LEAST = 1.0  # minimum scale; below it, gradients overflow fp16 even without scaling
+MOST = 2.0**100  # maximum scale; above it, the scaled loss might overflow fp32
 
 
 class StepGuard:
-    """Running mean and variance of loss and gradient norm, and the skipped steps; all of it on the
-    device.
+    """Device tensors with the running mean and variance of loss and gradient norm, and counts of
+    skipped steps.
     """
 
     def __init__(
         self, train: Train, world: World, state: Sequence[float] = (), scale: Scale | None = None
     ) -> None:
-        """Continues from an earlier guard's `state`, so that a resumed run skips the same steps as
-        an uninterrupted one.
+        """Continues from the `state` of an earlier guard, so that a resumed run skips the same
+        steps as an uninterrupted one.
 
-        With a loss `scale`, gradients that are not finite next to a finite loss are the scale's
-        fault, and not a bad step.
+        With a loss `scale`, non-finite gradients of a finite loss count as an overflow and not as a
+        bad step.
         """
         self.train, self.world, self.scale, device = train, world, scale, world.device.torch_device
         state = state or (0.0,) * (MOMENTS + 3)
@@ -61,13 +60,13 @@ class StepGuard:
             torch.tensor(state[first : first + 2], device=device) for first in (0, 2)
         )
         self.steps = torch.tensor(state[4], device=device)
-        # skipped in a row, in all; the last one
+        # steps skipped in a row, steps skipped in total, last skipped step
         self.counts = torch.tensor(state[MOMENTS:], dtype=torch.int64, device=device)
         self.seen = torch.zeros(2, device=device)
 
     def skips(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
-        """Returns 1.0 if the step must be skipped, else 0.0. `loss` is the rank's share; the mean
-        over the ranks is the batch's.
+        """Returns 1.0 if the step must be skipped, otherwise 0.0. `loss` is this rank's share; the
+        batch's loss is the mean over ranks.
         """
         self.seen = self.world.mean(torch.stack((loss.float(), norm.float())))
         limit = self.mean + self.train.spike_sigmas * torch.maximum(
@@ -85,8 +84,8 @@ class StepGuard:
         return out.float()
 
     def _overflowed(self, step: int) -> Tensor:
-        """Tells whether the step's gradients overflowed because of their scale, and lets the scale
-        record it; never without a scale.
+        """Returns whether the loss scale made the step's gradients overflow, and updates the scale.
+        Returns false without a scale.
         """
         loss, norm = self.seen.isfinite()
         if self.scale is None:
@@ -95,8 +94,8 @@ class StepGuard:
         return torch.logical_and(loss, ~norm)
 
     def _remember(self, seen: Tensor, finite: Tensor) -> None:
-        """Updates mean and variance by a step. A spike counts as the limit that it exceeded, so a
-        lasting level becomes usual.
+        """Updates mean and variance with a step. A spike counts only as the limit that it exceeded,
+        so the statistics adapt slowly to a new level.
         """
         self.steps = self.steps + finite
         rate = finite / self.steps.clamp(1, MEMORY)
@@ -105,21 +104,20 @@ class StepGuard:
         self.variance = (1 - rate) * (self.variance + rate * off.square())
 
     def state(self) -> tuple[float, ...]:
-        """Returns the numbers from which another guard continues; the host waits for the device."""
+        """Returns the state for a later guard. The host waits for the device."""
         return tuple(
             torch.cat((self.mean, self.variance, self.steps[None])).tolist() + self.counts.tolist()
         )
 
     def check(self, parts: Parts, name: str) -> int:
-        """Returns how many steps were skipped in all, except those that overflowed; the host waits
-        for the device.
+        """Returns the total number of skipped steps, without overflowed ones. The host waits for
+        the device.
 
-        If programs are only recorded, the values read back are meaningless, and no step is judged
-        by them.
+        If the device only records programs, the values are meaningless, so no step is checked.
 
         Raises:
             RunError: `train.max_consecutive_skips` steps in a row were skipped, or the weights or
-                the loss scale are beyond repair. All ranks raise it, with the same words.
+                the loss scale are beyond recovery. All ranks raise it with the same message.
         """
         if not self.world.device.executes:
             return 0
@@ -174,8 +172,8 @@ class StepGuard:
         )
 
     def _broken(self, parts: Parts) -> list[str]:
-        """Returns the first few parameters of any rank with a number that is not finite. All ranks
-        call it together.
+        """Returns the names of up to four parameters with non-finite numbers on any rank. All ranks
+        must call it together.
         """
         found: list[list[str]] = [[]] * self.world.size
         dist.all_gather_object(found, parts.broken(), group=self.world.hosts)
@@ -183,36 +181,36 @@ class StepGuard:
 
 
 class Scale:
-    """The scale, the number of good steps since it changed, and the steps that overflowed; all of
-    it on the device.
+    """Device tensors with the loss scale, the number of good steps since it changed, and counts of
+    overflowed steps.
     """
 
     def __init__(self, device: torch.device, state: Sequence[float] = ()) -> None:
-        """Continues from an earlier one's `state`, so that a resumed run scales like an
+        """Continues from an earlier `state`, so that a resumed run scales the loss like an
         uninterrupted one.
         """
         factor, good, overflowed, last = state or (START, 0, 0, 0)
         self.factor = torch.tensor(float(factor), device=device)
         self.good = torch.tensor(min(int(good), INTERVAL), dtype=torch.int64, device=device)
-        # overflowed steps in all; the last one
+        # number of overflowed steps, last overflowed step
         self.counts = torch.tensor((overflowed, last), dtype=torch.int64, device=device)
 
     def judge(self, step: int, overflowed: Tensor) -> None:
-        """Records whether a step's gradients overflowed: a bool on the device, the same on all
-        ranks.
+        """Updates the scale after a step. `overflowed` is a bool on the device that is the same on
+        all ranks.
         """
         good = self.good + 1
         grown = torch.where(good >= INTERVAL, (self.factor * GROWTH).clamp(max=MOST), self.factor)
-        # in place: the engine's parts hold it too
+        # In place, because the model's `Parts` share this tensor.
         self.factor.copy_(torch.where(overflowed, self.factor * BACKOFF, grown))
         self.good = torch.where(overflowed | (good >= INTERVAL), 0, good)
         total, last = self.counts
         self.counts = torch.stack((total + overflowed, torch.where(overflowed, step, last)))
 
     def state(self) -> tuple[float, ...]:
-        """Returns the numbers from which another one continues; the host waits for the device."""
+        """Returns the state for a later scale. The host waits for the device."""
         return (self.factor.item(), self.good.item(), *self.counts.tolist())
 
     def meters(self) -> dict[str, float]:
-        """Returns its part of a line of metrics."""
+        """Returns the scale's fields of a metrics line."""
         return {"loss_scale": self.factor.item(), "overflowed": int(self.counts[0])}

@@ -1,6 +1,6 @@
-"""Measures the use of the seconds, and MFU; finds the slowest rank; profiles chosen steps.
+"""Measures the time per stage, finds the slowest rank, and profiles selected steps.
 
-torch's profiler leaves a trace for a viewer, and a summary of the time.
+The profiler writes a trace for a viewer and a summary.
 """
 
 from __future__ import annotations
@@ -24,34 +24,37 @@ from ..health.heartbeat import Heart
 from ..health.heartbeat_format import Beat, Beats
 from ..run.run_folder import Record, write_atomic
 
-# steps at most, since the device's clock was read last: slowness is judged by their mean
+# Maximum number of recent steps in the mean work time that identifies slow ranks.
 STEPS_JUDGED = 10
 Item = TypeVar("Item")
-# returns seconds on a device's clock, once the device has passed the event (devices/base.py)
+# Function that returns the seconds of an event on a device's clock, once the device has passed it
+# (devices/base.py).
 Reading = Callable[[], float]
 
-PARTS = ("data", "forward", "backward", "pipeline", "optimizer")  # names in Stopwatch.part
+# values of `name` in Stopwatch.part
+PARTS = ("data", "forward", "backward", "pipeline", "optimizer")
 COLLECTIVE = re.compile(
     r"gloo:|nccl|c10d::|_c10d_functional|all_?reduce|all_?gather|reduce_?scatter|broadcast|ProcessGroup",
     re.I,
 )
-MOST = 12  # operations in a summary
-Span = tuple[float, float]  # begin and end, in microseconds
+MOST = 12  # maximum number of operations in a summary
+Span = tuple[float, float]  # begin and end in microseconds
 
 
 def now() -> Reading:
-    """Returns a moment of the host's clock."""
+    """Records the current time on the host's clock."""
     moment = time.perf_counter()
     return lambda: moment
 
 
 class Stopwatch:
-    """Counts seconds since `started` (unix time, when the user's command began), each in one stage.
+    """Stopwatch that assigns each second since `started` to a stage. `started` is the unix time
+    when the user's command began.
 
-    The rest is training: time in the loop that is neither validation nor a checkpoint. The
-    heartbeat, if there is one, reports the stage to the watchdog. Logged steps are sampled: their
-    parts are timed on the device's own clock (`clock`). It is read when the step is logged, as the
-    host waits for the device then anyway.
+    Time in the training loop outside validation and checkpoints counts as training. The heartbeat,
+    if there is one, reports the current stage to the watchdog. In logged steps, each part is timed
+    on the device's clock (`clock`). The clock is read at logging, when the host waits for the
+    device anyway.
     """
 
     def __init__(
@@ -61,22 +64,22 @@ class Stopwatch:
         clock: Callable[[], Reading] = now,
         at_step: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """Starts counting; `at_step` is called with every step that begins."""
+        """Starts the stopwatch. `at_step` is called at the beginning of every step."""
         self.started, self.heart, self.clock, self.at_step = started, heart, clock, at_step
         self.sampled = False
-        self.spans: list[tuple[str, Reading, Reading]] = []  # spans of the sampled step
-        # moments when the last gradient of the backward pass was computed
+        self.spans: list[tuple[str, Reading, Reading]] = []  # timed parts of the sampled step
+        # times when a backward pass computed its last gradient
         self.computed: list[Reading] = []
         self.position = "load", 0  # phase and step
-        # Times of the newest steps in which this rank did its own work, without waiting for others.
+        # times of this rank's own work in recent steps, without waiting for other ranks
         self.work: deque[list[tuple[Reading, Reading]]] = deque(maxlen=STEPS_JUDGED)
-        self.by_blocks = False  # blocks are timed one by one
+        self.by_blocks = False  # whether blocks are timed one by one
         self.startup = 0.0
         self.to_first_step = 0.0
-        # moments on the way to the first step: seconds since the command
+        # startup milestones, in seconds since the command
         self.reached: dict[str, float] = {}
-        self.before = 0.0  # seconds of training in earlier attempts on which this one builds
-        self.last_stage = 0.0  # seconds of the last stage
+        self.before = 0.0  # training seconds of earlier attempts that this attempt continues
+        self.last_stage = 0.0  # seconds of the latest stage
         self.apart = {"validate": 0.0, "checkpoint": 0.0}
 
     def start_training(self, before: float) -> None:
@@ -84,7 +87,7 @@ class Stopwatch:
         self.reached["built"] = self.startup
 
     def begin(self, step: int, sampled: bool = False) -> None:
-        """Begins a step; an attempt's first one may compile."""
+        """Begins a step; the first step of an attempt may compile."""
         self.at_step(step)
         self.sampled, self.spans = sampled, []
         self.work.append([])
@@ -92,11 +95,11 @@ class Stopwatch:
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """Times a forward pass on the device's clock: the host may be far ahead, and does not see
-        that a device is slow.
+        """Times a forward pass on the device's clock, because the host runs ahead and can't see a
+        slow device.
 
-        It is this rank's own work, unless its blocks wait for the weights of others: then
-        `hear_blocks` times only those.
+        The pass counts as this rank's own work. If blocks wait for weights of other ranks, only the
+        times from `hear_blocks` count instead.
         """
         began = self.clock()
         with record_function("forward") if self.sampled else nullcontext():
@@ -108,10 +111,9 @@ class Stopwatch:
             self._worked(began, ended)
 
     def hear_blocks(self, blocks: Iterable[nn.Module]) -> None:
-        """Counts as own work only the time of blocks after their weights have arrived, without the
-        wait for them.
+        """Counts only the time of blocks as own work, measured after their weights have arrived.
 
-        Call it after the code that gathers weights has its hooks, as those must run before ours.
+        Call it after FSDP has registered its hooks, because they must run before these.
         """
         self.by_blocks = True
         for block in blocks:
@@ -128,7 +130,7 @@ class Stopwatch:
                 (begin, block.register_forward_pre_hook),
                 (end, block.register_forward_hook),
             ):
-                # it is not part of the compiled code
+                # hooks must stay outside the compiled code
                 register(disable(hook))  # type: ignore[no-untyped-call]
 
     def _worked(self, began: Reading, ended: Reading) -> None:
@@ -136,8 +138,8 @@ class Stopwatch:
             self.work[-1].append((began, ended))
 
     def tell(self) -> None:
-        """Reports to the heartbeat how long the own work of the newest steps took; the device must
-        be past them.
+        """Reports the mean time of this rank's own work in recent steps to the heartbeat. The
+        device must have finished these steps.
         """
         seconds = [sum(ended() - began() for began, ended in step) for step in self.work if step]
         self.work.clear()
@@ -146,8 +148,8 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times its body as that part of a sampled step, and names it in a profile; costs nothing
-        in other steps.
+        """Times its body as a part of a sampled step, and labels it in profiles. Does nothing in
+        other steps.
         """
         if not self.sampled:
             yield
@@ -163,10 +165,11 @@ class Stopwatch:
         self.spans.append((name, began, ended))
 
     def hear(self, first: nn.Module) -> None:
-        """Registers a hook that notes when the last gradient is computed; the rest of the backward
-        pass is communication.
+        """Registers a hook that records when the last gradient is computed. The rest of the
+        backward pass counts as communication.
 
-        `first` is the model's first module: its output's gradient is computed last.
+        `first` must be the model's first module, because the gradient of its output is computed
+        last.
         """
 
         def listen(_: nn.Module, __: object, output: Tensor) -> None:
@@ -176,7 +179,7 @@ class Stopwatch:
         first.register_forward_hook(listen)
 
     def fetch(self, batches: Iterator[Item]) -> Iterator[Item]:
-        """Yields the same batches; the wait for each counts as `data`."""
+        """Yields the same batches; the wait for each one counts as `data`."""
         while True:
             with self.part("data"):
                 batch = next(batches, None)
@@ -185,7 +188,7 @@ class Stopwatch:
             yield batch
 
     def parts(self) -> dict[str, float]:
-        """Returns seconds of each part of the step, if it was sampled; waits for the device."""
+        """Returns the seconds per part of the step if it was sampled. Waits for the device."""
         found: dict[str, float] = {}
         for name, began, ended in self.spans:
             found[name] = found.get(name, 0.0) + ended() - began()
@@ -198,11 +201,11 @@ class Stopwatch:
 
     def first_step(self) -> None:
         self.to_first_step = self.reached["first_step"] = self.total
-        self.work.clear()  # it was compiled too, which takes one rank longer than another
+        self.work.clear()  # it includes compilation, which takes a different time on each rank
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Counts the time of its body as `name` and not as training."""
+        """Counts the time of its body as stage `name` instead of training."""
         began, (phase, step) = time.time(), self.position
         self._at(name, step)
         yield
@@ -216,17 +219,17 @@ class Stopwatch:
 
     @property
     def training(self) -> float:
-        """Seconds in steps, in this attempt."""
+        """Seconds of training in this attempt."""
         return self.total - self.startup - sum(self.apart.values()) if self.startup else 0.0
 
     @property
     def trained(self) -> float:
-        """Seconds in steps that count, in all attempts, without the steps that a crash lost."""
+        """Seconds of training in all attempts, without the steps that were lost in a crash."""
         return self.before + self.training
 
     def stages(self) -> dict[str, float]:
-        """Returns seconds of each stage of this attempt; the last is their sum plus the time after
-        training.
+        """Returns the seconds per stage of this attempt. The last one, `total`, also includes the
+        time after training.
         """
         return {
             "startup": self.startup or self.total,
@@ -237,23 +240,24 @@ class Stopwatch:
 
 
 class Slowest:
-    """The rank with the longest own work in its newest complete step.
+    """Detector of the rank with the longest own work in recent steps.
 
-    It is found in the beats of all ranks (health/heartbeat_format.py), at most two seconds old.
+    It reads the heartbeats of all ranks (health/heartbeat_format.py), which are at most two seconds
+    old.
     """
 
     def __init__(self, heart: Heart, ranks: int) -> None:
-        """Starts reading beats; `heart` has met the others, as their attempt has its number by
-        then.
+        """Starts to read heartbeats. Requires that `heart` has joined the other ranks, because only
+        then is the attempt's number final.
         """
         self.beats, self.ranks = Beats(heart.folder, heart.attempt.number), ranks
         self.known: dict[int, Beat] = {}
 
     def measure(self) -> Record:
-        """Returns `slowest_rank`, the seconds of that rank's work, and those of the median rank; {}
-        until all ranks' can be seen.
+        """Returns the slowest rank, its work time and the median work time. Returns {} until the
+        heartbeats of all ranks are visible.
 
-        A folder that nodes do not share shows each node only its own ranks.
+        If nodes do not share the run folder, each node sees only its own ranks.
         """
         self.known |= self.beats.new()
         busy = {rank: beat.busy_seconds for rank, beat in self.known.items() if beat.busy_seconds}
@@ -268,8 +272,8 @@ class Slowest:
 
 
 class StepProfiler:
-    """Profiles the steps `first-last` of a rank, or none, and leaves trace.json.gz and summary.json
-    in a folder.
+    """Profiler for the steps `first-last` of a rank, if given. It writes trace.json.gz and
+    summary.json to a folder.
     """
 
     def __init__(self, folder: Path, steps: str | None) -> None:
@@ -279,16 +283,16 @@ class StepProfiler:
         self.began = 0.0
 
     def at(self, step: int) -> None:
-        """Starts or ends the profile when a step begins."""
+        """Starts or stops the profiler at the beginning of a step."""
         if step == self.first and self.first:
-            # everything that torch can see here: the host, and devices
+            # profiles all activities that torch supports here, on the host and on devices
             self.profiler, self.began = (profile(), time.perf_counter())
             self.profiler.start()
         elif step == self.last + 1:
             self.close()
 
     def close(self) -> None:
-        """Writes the trace and the summary, if a step was profiled."""
+        """Writes the trace and summary if the profiler is running."""
         if self.profiler is None:
             return
         self.profiler.stop()
@@ -303,11 +307,11 @@ class StepProfiler:
 
 
 def summarize(events: Iterable[Any]) -> dict[str, Any]:
-    """Returns seconds of the profiled time and of its parts, the collectives' share, and the
-    operations that took longest.
+    """Returns the profiled seconds, the seconds per part, the communication time and the most
+    expensive operations.
 
-    If a device did the work, its kernels count; otherwise the host's operations, each without those
-    that it called. A collective is hidden while anything else is computed.
+    If a device did the work, counts its kernels, otherwise the host's operations without their
+    callees. Communication is hidden while any computation runs.
     """
     parts = {name: list[Span]() for name in PARTS}
     on_host, on_device = list[Any](), list[Any]()
@@ -341,7 +345,7 @@ def _communication(work: list[Any], kernels: bool) -> dict[str, float]:
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
-    """Returns the same time as spans that don't overlap."""
+    """Merges overlapping spans."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:

@@ -24,12 +24,12 @@ from .timing import Stopwatch
 from .vote import Decision, Vote
 from .world import World
 
-COLLECT_EVERY = 100  # steps between garbage collections, at the same step on all ranks
+COLLECT_EVERY = 100  # steps between garbage collections, which all ranks run at the same step
 
 
 class Trainer:
-    """One rank of a training run, from its newest checkpoint on. All ranks do the same; rank 0's
-    recorder also writes.
+    """Training loop of one rank, starting from the newest checkpoint. All ranks do the same work;
+    only rank 0 has a recorder.
     """
 
     def __init__(
@@ -48,11 +48,12 @@ class Trainer:
             world.device,
         )
         self.precision = world.precision(self.train.precision)
-        # numbers that each rank draws separately; the weights are the same on all
+        # Each rank draws different random numbers, for example for dropout; the weights are the
+        # same on all ranks.
         torch.manual_seed(self.train.seed + world.rank)
         self.parts = arrange(config, world)
         self.parts.listen(watch)
-        # last: it also restores the random number generators
+        # last, because it also restores the random number generators
         self.progress = checkpoints.resume(self.parts)
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
         self.scale = (
@@ -65,10 +66,10 @@ class Trainer:
         self.after_step = callback_of(self.train)
 
     def fit(self, recorder: Recorder | None, vote: Vote) -> str:
-        """Trains to the last step: returns `finished`, or `stopped` if the ranks agreed to stop
-        before it.
+        """Trains until the last step. Returns `finished`, or `stopped` if the ranks agreed to stop
+        earlier.
         """
-        gc.disable()  # a collection on one rank at its own moment makes all others wait
+        gc.disable()  # collections at different times would make ranks wait for each other
         first, last = self.progress.step + 1, self.train.steps
         self.watch.start_training(before=self.progress.seconds_trained)
         for step in range(first, last + 1):
@@ -94,7 +95,7 @@ class Trainer:
         return "finished"
 
     def advance(self, step: int) -> None:
-        """Does one optimizer step, or none if the guard skips it; the host never waits for the
+        """Runs one optimizer step, unless the guard skips it. The host does not wait for the
         device.
         """
         loss = self.parts.train(self.watch.fetch(self.batches.of(step)), self.watch)
@@ -105,8 +106,8 @@ class Trainer:
         self.progress.advance(self.train)
 
     def validate(self) -> float | None:
-        """Returns the mean loss over the validation sequences, the same for any number of ranks;
-        None if the data has none.
+        """Returns the mean validation loss, which is the same for any number of ranks. Returns None
+        without validation data.
         """
         if not (count := batches.validation_count(self.samples, self.config)):
             return None
@@ -118,9 +119,7 @@ class Trainer:
             return float(self.world.sum(total) / (count * guesses))
 
     def log(self, recorder: Recorder | None, valid_loss: float | None) -> None:
-        """Writes a line of metrics. Only here and at a checkpoint does the host wait for the
-        device.
-        """
+        """Logs a step's metrics. The host waits for the device only here and at checkpoints."""
         skipped = self.guard.check(self.parts, self.config.name)
         loss, norm = self.guard.seen.tolist()
         if self.device.tells_time:
@@ -132,16 +131,18 @@ class Trainer:
     def save_if_due(
         self, step: int, decision: Decision, last: bool, recorder: Recorder | None
     ) -> None:
-        """Begins a checkpoint if one is due at this step, and records those that have ended."""
+        """Starts a checkpoint if one is due at this step, and records the results of finished
+        saves.
+        """
         try:
             if self.checkpoints.due(step, decision) or last:
                 self.save(last)
-        finally:  # a save that ends the run is news too, and so is the one before it
+        finally:  # also report the previous save, and a failed save that ends the run
             if recorder:
                 recorder.saved(self.checkpoints.news())
 
     def save(self, last: bool) -> None:
-        """Begins a checkpoint of this step; at the last step, waits until it is committed."""
+        """Starts a checkpoint of this step. At the last step, waits until it is committed."""
         self.guard.check(self.parts, self.config.name)
         if self.config.checkpoint.is_off:
             return
@@ -154,11 +155,10 @@ class Trainer:
 
 
 def callback_of(train: Train) -> Callable[[int, Trainer], object]:
-    """Returns the function of train.callback, or one that does nothing. Its errors end the run,
-    like any rank's error.
+    """Returns the function in train.callback, or a no-op. An exception in it ends the run.
 
     Raises:
-        RunError: the file can't be loaded, or has no such function.
+        RunError: the file can't be loaded or does not define the function.
     """
     if train.callback is None:
         return lambda step, trainer: None
@@ -175,12 +175,12 @@ def callback_of(train: Train) -> Callable[[int, Trainer], object]:
 
 
 def due(step: int, every: int) -> bool:
-    """Tells whether an action for every `every` steps (0: never) is due at this one."""
+    """Returns whether an action that runs every `every` steps (0: never) is due at this step."""
     return every > 0 and step % every == 0
 
 
 def collect_garbage() -> None:
-    """Collects garbage, and exempts everything still alive, such as the model, from later
+    """Collects garbage, and excludes all surviving objects, such as the model, from later
     collections.
     """
     gc.collect()

@@ -1,8 +1,7 @@
-"""Votes: all ranks do at the same step what one rank requests (a stop, a save), without delaying
-any step.
+"""Makes all ranks stop or save at the same step when any rank requests it, without delaying a step.
 
-A reason to stop is EC2's notice, two minutes ahead, that a spot instance will be reclaimed; the
-instance's metadata service is polled for it.
+One reason to stop is a spot interruption notice, which EC2 issues two minutes before it reclaims an
+instance. The notice is polled from the instance metadata service.
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 """
 
@@ -25,22 +24,22 @@ import torch
 
 from .world import Tree
 
-# A scheduler's notice (Slurm, SageMaker, Batch), the terminal's, and Slurm's early one. A spot
-# notice comes through NoticePoller.
+# Signals from schedulers (SIGTERM of Slurm, SageMaker and Batch; Slurm's early SIGUSR1) and from
+# the terminal. Spot notices arrive through NoticePoller instead.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-# default of AWS_EC2_METADATA_SERVICE_ENDPOINT, which AWS's own tools read too
+# default of AWS_EC2_METADATA_SERVICE_ENDPOINT, which AWS's tools also read
 SERVICE = "http://169.254.169.254"
-EVERY = 5.0  # seconds between two polls, as AWS advises
-PATIENCE = 2.0  # seconds for an answer
-LIFE = 60  # seconds that a token is valid: each poll requests a new one
-# the address belongs to the instance: no proxy reaches it
+EVERY = 5.0  # seconds between polls, as AWS recommends
+PATIENCE = 2.0  # timeout of a request in seconds
+LIFE = 60  # token lifetime in seconds; each poll requests a new token
+# opener without proxies, because only the instance can reach this address
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A rank's requests at a step boundary, except for a stop."""
+    """A rank's requests after a step, except a stop."""
 
     save: bool = False
     fail: bool = False
@@ -48,7 +47,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Decision:
-    """The requests of any rank, the same on all ranks."""
+    """The merged requests of all ranks; the same on all ranks."""
 
     stop: bool = False
     save: bool = False
@@ -56,19 +55,19 @@ class Decision:
 
 
 class Vote:
-    """The vote at each step boundary, with the same decision on all ranks.
+    """A vote after every step that gives all ranks the same decision.
 
-    Each call starts a sum over the ranks on their hosts (world.Tree) and reads the sum that
-    the last call started. A step that took longer than a few messages already has it. So a rank's
-    request reaches the fleet at the boundary after the next.
+    Each call starts a sum over the ranks on the host network (world.Tree), and reads the sum of the
+    previous call. That sum is ready if the step took longer than a few messages. So a request takes
+    effect one step after the vote that contains it.
     """
 
     def __init__(self, file: Path | None, tree: Tree) -> None:
-        """Starts voting; `file` requests a stop if it exists; only the rank with a file checks
-        it.
+        """Starts voting. If `file` exists, it requests a stop. Pass it only on ranks that must
+        check it.
         """
         self.file, self.tree = file, tree
-        # this rank must stop: set by a signal, by the file, or by the holder of the vote
+        # whether this rank must stop; set by a signal, by the file or by the owner of this vote
         self.heard = False
         self.votes = torch.zeros(3)
         self.under_way = False
@@ -79,7 +78,7 @@ class Vote:
         self.heard = True
 
     def agreed(self, proposal: Proposal) -> Decision:
-        """Returns the decision of all ranks at this boundary."""
+        """Returns the decision of all ranks after this step."""
         decision = self.settle()
         self.heard = self.heard or (self.file is not None and self.file.exists())
         self.votes = torch.tensor([self.heard, proposal.save, proposal.fail], dtype=torch.float32)
@@ -88,7 +87,9 @@ class Vote:
         return decision
 
     def settle(self) -> Decision:
-        """Returns the decision of the vote under way, if there is one, and ends that vote."""
+        """Waits for the pending vote and returns its decision; returns an empty decision without a
+        pending vote.
+        """
         if not self.under_way:
             return Decision()
         self.tree.end()
@@ -97,8 +98,8 @@ class Vote:
 
 
 class NoticePoller(threading.Thread):
-    """A daemon thread that polls until there is a notice and calls `on_notice` with it; one per
-    instance.
+    """Daemon thread that polls for a spot notice and calls `on_notice` when there is one. Each
+    instance needs one thread.
     """
 
     def __init__(self, on_notice: Callable[[str], None]) -> None:
@@ -117,7 +118,7 @@ class NoticePoller(threading.Thread):
             time.sleep(EVERY)
 
     def complain(self, trouble: str) -> None:
-        """Prints once that no notice can be read."""
+        """Prints once that spot notices can't be read."""
         if not self.trouble:
             print(
                 f"no spot notice can be read from {service()}: {trouble}; with fleet.spot "
@@ -128,10 +129,10 @@ class NoticePoller(threading.Thread):
 
 
 def look() -> str:
-    """Returns the notice, such as `terminate at 2026-11-20T08:22:00Z`; empty without a notice.
+    """Returns the spot notice, such as `terminate at 2026-11-20T08:22:00Z`, or "" without a notice.
 
     Raises:
-        OSError, HTTPException: the service did not answer, or not correctly.
+        OSError, HTTPException: the service did not respond, or its response was invalid.
     """
     token = ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": str(LIFE)})
     try:
@@ -146,7 +147,7 @@ def look() -> str:
         notice = json.loads(text)
         return f"{notice['action']} at {notice['time']}"
     except (ValueError, KeyError, TypeError):
-        return text  # any answer here is a notice
+        return text  # treat any other response as a notice
 
 
 def ask(path: str, method: str, headers: dict[str, str]) -> str:

@@ -1,11 +1,10 @@
-"""Joins the ranks of a job: how they meet and agree. parallel/ decides which part of the model each
-has.
+"""Joins the ranks of a job into a process group, and reduces small values over them.
 
-A `Tree` sums over all ranks in a time that grows with the logarithm of their number, on the hosts'
-own network, next to training. Ranks of a node are a group, in parts of FAN at most; so are the
-first ranks of these groups, and so on up to one group for all. Numbers go up, and the first rank of
-each group adds them; the sum goes down. A ring over the world, like gloo's all-reduce, sends 2 (n -
-1) messages one after the other; this sends some 2 log n (tests/bench/LOG.md, with the store's).
+`Tree` sums values over all ranks on the host network, concurrently with training, in logarithmic
+time. Ranks of a node form groups of at most FAN ranks. The first ranks of these groups form the
+next level, and so on up to a single group. Values are added on the way up and broadcast on the way
+down. A ring, such as gloo's all-reduce, sends 2 (n - 1) messages in sequence; the tree sends about
+2 log n. tests/bench/LOG.md compares both, and the store.
 """
 
 from __future__ import annotations
@@ -34,30 +33,32 @@ PRECISIONS = {
 }
 
 FAN = 16
-PATIENCE = timedelta(minutes=30)  # like torch's: the watchdog finds ranks that hang
+PATIENCE = timedelta(minutes=30)  # same as torch's; the watchdog detects hanging ranks
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the ranks. `node` counts machines; a world of one needs no launcher."""
+    """This process and its process group. `node` is the index of the machine. A world of one rank
+    needs no launcher.
+    """
 
     rank: int
     size: int
     node: int
     device: Device
-    native_bf16: bool = False  # every rank's device has instructions for it
-    # group of all ranks, for tensors on the host; None: the default group takes them
+    native_bf16: bool = False  # whether every rank's device has bf16 instructions
+    # process group of all ranks for host tensors; None if the default group supports them
     hosts: dist.ProcessGroup | None = None
-    native_fp16: bool = False  # like native_bf16
+    native_fp16: bool = False  # the same for fp16
 
     @property
     def first(self) -> bool:
-        """Tells whether this is the rank that writes for all."""
+        """Returns whether this rank writes files on behalf of all ranks."""
         return self.rank == 0
 
     def precision(self, asked: str) -> torch.dtype:
-        """Returns the number format of forward and backward for `train.precision`, the same on all
-        ranks.
+        """Returns the number format of forward and backward passes for `train.precision`. It is the
+        same on all ranks.
         """
         best = "bf16" if self.native_bf16 else "fp16" if self.native_fp16 else "fp32"
         return PRECISIONS[best if asked == "auto" else asked]
@@ -72,14 +73,14 @@ class World:
         return total
 
     def as_first_says(self, number: int) -> int:
-        """Broadcasts rank 0's number."""
+        """Returns rank 0's number on all ranks."""
         said = torch.tensor(number)
         dist.broadcast(said, src=0, group=self.hosts)
         return int(said)
 
     def tree(self, name: str) -> Tree:
-        """Makes a tree of all ranks, with which they vote next to training. All ranks call it
-        together; `name` must be new.
+        """Creates a tree of all ranks, which they use for votes. All ranks must call it together
+        with an unused `name`.
         """
         return Tree(
             self.rank, self.size, PrefixStore(name, dist.distributed_c10d._get_default_store())
@@ -88,43 +89,44 @@ class World:
 
 @contextmanager
 def join(device: Device) -> Iterator[World]:
-    """Joins the world that torchrun's environment describes, within `with`.
+    """Joins the process group that torchrun's environment describes, and leaves it after the `with`
+    block.
 
-    Tensors on the CPU always use gloo, so that ranks can agree on small values without waiting for
-    an accelerator.
+    Host tensors always use gloo, so that ranks can agree on small values without waiting for an
+    accelerator.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device.start()
-    store = HashStore() if size == 1 else None  # otherwise torchrun's
+    store = HashStore() if size == 1 else None  # None: use torchrun's store
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=size)
     device.joined(rank, size)
     hosts = None if device.backend == "gloo" else dist.new_group(backend="gloo")
     native = torch.tensor((device.native_bf16, device.native_fp16), dtype=torch.uint8)
-    # hosts of one fleet may have CPUs of several generations
+    # Use the minimum, because hosts of a fleet may have different CPU generations.
     dist.all_reduce(native, dist.ReduceOp.MIN, group=hosts)
     bf16, fp16 = (bool(each) for each in native)
     yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bf16, hosts, fp16)
-    # not after an error: the other ranks may wait in a collective forever
+    # Skipped after an error, because other ranks may be waiting in a collective.
     dist.destroy_process_group()
 
 
 def first_to_say(key: str) -> bool:
-    """Tells whether this rank is the first to call this with the key, so that an error of all ranks
-    is printed once.
+    """Returns whether this rank is the first to call it with this key. Used to print an error of
+    all ranks only once.
     """
     if not dist.is_initialized():
-        # once per node: another one may have no error
+        # Print it once per node, because other nodes may not have this error.
         return os.environ.get("LOCAL_RANK", "0") == "0"
     store = dist.distributed_c10d._get_default_store()
     try:
         return bool(store.add(f"said/{key}", 1) == 1)
-    except dist.DistError:  # rank 0, which keeps the store, has reported it and left
+    except dist.DistError:  # rank 0, which hosts the store, has already reported it and exited
         return False
 
 
 def levels(size: int, local: int) -> list[list[list[int]]]:
-    """Returns the groups of each level, from the ranks of a node up; `local` ranks in a row are a
-    node. Pure.
+    """Returns the groups of each tree level, from the leaves to the root. `local` consecutive ranks
+    share a node.
     """
     found, members = [], list(range(size))
     while len(members) > 1:
@@ -145,30 +147,32 @@ def levels(size: int, local: int) -> list[list[list[int]]]:
 
 
 class Group(NamedTuple):
-    """Ranks that send to the first of them, and this rank's place among them."""
+    """A group of ranks that send to its first rank, and this rank's position in it."""
 
     size: int
     position: int
-    link: Any  # a ProcessGroupGloo; torch's stubs lack its methods
+    link: Any  # ProcessGroupGloo, but torch's stubs lack its methods
 
     @classmethod
     def join(cls, ranks: list[int], rank: int, store: Store) -> Group:
-        """Joins a group of ranks. It does not use dist.new_group, which all ranks of the world must
-        call together.
+        """Joins a group of ranks. dist.new_group is unsuitable, because all ranks of the world
+        would have to call it together.
         """
         position, own = ranks.index(rank), PrefixStore(f"{ranks[0]}-{ranks[-1]}", store)
         return cls(len(ranks), position, dist.ProcessGroupGloo(own, position, len(ranks), PATIENCE))
 
     def gather(self, numbers: Tensor) -> Tensor:
-        """Returns the sum of these numbers of all ranks, on the first one."""
+        """Returns the sum of all ranks' tensors on the first rank, and an uninitialized tensor
+        elsewhere.
+        """
         parts = [torch.empty_like(numbers) for _ in range(self.size)] if self.position == 0 else []
         self.link.gather([parts] if parts else [], [numbers]).wait()
         return torch.stack(parts).sum(0) if parts else torch.empty_like(numbers)
 
 
 class Tree:
-    """This rank's place in the tree. All ranks make it together, and request the same number of
-    sums, one after the other.
+    """This rank's groups in the tree. All ranks must create it together and request the same sums
+    in the same order.
     """
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
@@ -187,17 +191,17 @@ class Tree:
             threading.Thread(target=self._run, name="votes", daemon=True).start()
 
     def begin(self, numbers: Tensor) -> None:
-        """Begins to replace the numbers by their sum over all ranks; returns at once."""
+        """Starts to replace `numbers` by their sum over all ranks, and returns immediately."""
         if not self.flat:
             self.asked.put(numbers)
         elif self.groups:
             self.under_way = self.groups[0].link.allreduce([numbers])
 
     def end(self) -> None:
-        """Waits for the sum that was begun.
+        """Waits for the pending sum.
 
         Raises:
-            Exception: torch's error when a rank is gone.
+            Exception: torch's error, if a rank has exited.
         """
         if not self.flat:
             if error := self.answered.get():
@@ -211,7 +215,7 @@ class Tree:
             try:
                 numbers.copy_(self._sum(numbers))
                 self.answered.put(None)
-            except Exception as error:  # for the training loop to raise
+            except Exception as error:  # the training loop raises it
                 self.answered.put(error)
 
     def _sum(self, numbers: Tensor) -> Tensor:

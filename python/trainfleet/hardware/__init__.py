@@ -1,1 +1,1 @@
-"""Describes machines and their speed: types of nodes, accelerators, and this machine's CPUs."""
+"""Describes hardware: accelerators, node types and the speed of this machine's CPUs."""

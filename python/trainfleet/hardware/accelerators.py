@@ -1,9 +1,9 @@
-"""Lists the accelerators that the planner knows: one row of accelerators.json each, with its
-source, and people's names for them.
+"""Lists the accelerators that the planner supports, from accelerators.json with a source for each,
+and finds them by common names.
 
-Peaks are dense (no sparsity), with sums in fp32, like in training. Memory is torch's figure
-(`total_memory`), which is less than the name's: error correction and the driver use a part.
-Machines that have them: hardware/node_types.py.
+Peaks are dense (without sparsity), with fp32 accumulation as in training. Memory is torch's
+`total_memory`, which is less than in the product name because error correction and the driver use
+some. hardware/node_types.py lists the machines with these accelerators.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device as one rank sees it: memory in GiB, dense peaks in FLOP/s, and its links to others
-    in its node.
+    """A device as one rank sees it: memory in GiB, dense peaks in FLOP/s, and links to other
+    devices in the node.
 
-    `bf16` and `fp8`: `None` if it has no such instructions, or if trainfleet does not use them.
-    `fp32` is the peak of fp32 products as the engine computes them: by TensorFloat-32 if the device
-    has it (devices/cuda.py). `links` is empty if neighbours communicate over PCIe. In bytes/s,
-    `neighbours` is the rate at which a rank sends to them, and `bandwidth` that of its memory.
+    `bf16` or `fp8` may be None, if the device lacks the instructions or trainfleet does not use
+    them. `fp32` is the peak of fp32 products in the engine, which use TensorFloat-32 if available
+    (devices/cuda.py). `links` is empty if devices communicate over PCIe. `neighbours` is the rate
+    in bytes/s at which a rank sends to other devices; `bandwidth` is the memory bandwidth in
+    bytes/s.
 
-    `efficiency` is the fraction of the peak that large products reach in training, and `attention`
-    the fraction of that for attention. With `fitted`, both are fitted to published rows
-    (tests/bench/fit_planner.py); otherwise they are taken from a similar device. B300 has B200's
-    plus 6 % for 1,100 W instead of 1,000, the gain of H100 from 500 to 700 W. Its attention has 13
-    % more for 10.7e12 exponentials per second instead of 5e12 (NVIDIA's figures): a score takes two
-    next to 1,800 FLOPs, forward and backward. V100's are from six runs of 52B in fp16
-    (tests/bench/LOG.md). Cards of 300 to 400 W are reduced like H100 of 500 W against those of 700
-    (0.56, fitted), T4 of 70 W more so (Jia et al. 2019, arXiv:1903.07486, 5: clocks fall under
-    load). GB200 has B200's plus 12 % for 1,200 W instead of 1,000, by the same runs of H100. A
-    logical NeuronCore-v3 is two physical ones.
+    `efficiency` is the fraction of the peak that large products reach in training. `attention` is
+    the fraction of that for attention. If `fitted`, both are fitted to published results
+    (tests/bench/fit_planner.py). Otherwise they come from a similar device:
 
-    `side`: ranks along one side of the torus of chips, 4 x 4 (AWS Neuron, Trn1 and Trn2
-    Architecture); 0 without a torus. `domain`: number of devices that the links join, if it is more
-    than a node's; 0: a node's.
+    B300: B200's plus 6 % for 1,100 W instead of 1,000, the gain of H100 from 500 to 700 W. Its
+    attention is 13 % higher for 10.7e12 exponentials per second instead of 5e12 (NVIDIA's figures);
+    a score needs two exponentials and 1,800 FLOPs, forward and backward. GB200: B200's plus 12 %
+    for 1,200 W instead of 1,000, based on the same H100 runs. V100: six runs of 52B in fp16
+    (tests/bench/LOG.md). Cards of 300 to 400 W: reduced like H100 at 500 W relative to 700 W (0.56,
+    fitted). T4 of 70 W: reduced further, because its clocks drop under load (Jia et al. 2019,
+    arXiv:1903.07486, 5). A logical NeuronCore-v3 is two physical cores.
 
-    For machines that are not EC2's, `per_node` is the usual number of devices per node. `rail` is
-    the usual rate of the network card per device in Gbit/s, 0 without a usual rate. `platform`: the
-    only one that supports it, if not its kind's newest. `arm`: its host's processors are ARM's. The
-    last word of the name is the memory, as makers and people write it.
+    `side` is the number of ranks along a side of the 4 x 4 torus of chips (AWS Neuron, Trn1 and
+    Trn2 Architecture). It is 0 without a torus. `domain` is the number of devices that the links
+    connect, or 0 if they connect only the devices of a node.
+
+    For machines outside EC2, `per_node` is the usual number of devices per node. `rail` is the
+    usual network rate per device in Gbit/s, or 0 if unknown. `platform` is the only platform that
+    supports the device, if not the newest of its kind. `arm` marks devices with an ARM host CPU.
+    The last word of `name` is the memory size, as vendors write it.
     """
 
     name: str
@@ -58,7 +60,7 @@ class Accelerator:
     efficiency: float = 0.75
     attention: float = 0.4
     fitted: bool = False
-    fp16: float | None = None  # if it differs from bf16's
+    fp16: float | None = None  # peak in fp16 if it differs from bf16
     side: int = 0
     domain: int = 0
     per_node: int = 1
@@ -69,28 +71,28 @@ class Accelerator:
 
     @property
     def half(self) -> str:
-        """The two-byte format that is best for its products; fp32 without such a format."""
+        """The best two-byte format for matrix products, or fp32 if the device supports none."""
         return "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of its name without the memory: rtx, 6000, ada."""
+        """The words of its name without the memory size, for example rtx, 6000, ada."""
         return tuple(self.name.lower().split("-")[:-1])
 
     @property
     def label(self) -> str:
-        """Its name in fleet.accelerator.name: rtx-6000-ada."""
+        """Its name in fleet.accelerator.name, for example rtx-6000-ada."""
         return "-".join(self.words)
 
     @property
     def size(self) -> int:
-        """Its memory in GB from its name; 0 if the name has none."""
+        """Memory size in GB from its name, or 0 if the name has no size."""
         match = re.fullmatch(r"([0-9]+)GB", self.name.rpartition("-")[2])
         return int(match[1]) if match else 0
 
     def peak(self, format_: str) -> float:
-        """Returns FLOP/s of products in fp8, bf16, fp16 or fp32; the last if there are no
-        instructions for the format.
+        """Returns the peak in FLOP/s of products in fp8, bf16, fp16 or fp32. Falls back to fp32 if
+        the device does not support the format.
         """
         return {"fp8": self.fp8, "bf16": self.bf16, "fp16": self.fp16 or self.bf16}.get(
             format_
@@ -106,8 +108,8 @@ def _rows() -> Iterator[Accelerator]:
 
 
 FILE = Path(__file__).with_name("accelerators.json")
-# Units of a row's numbers: peaks in TFLOP/s, memory bandwidth in TB/s, and traffic to neighbours in
-# GB/s
+# Units in accelerators.json: TFLOP/s for peaks, TB/s for memory bandwidth, GB/s for traffic to
+# neighbours.
 UNITS = {
     "bf16": 1e12,
     "fp16": 1e12,
@@ -120,16 +122,16 @@ ACCELERATORS = tuple(_rows())
 BY_NAME = {row.name: row for row in ACCELERATORS}
 NVIDIA = tuple(row for row in ACCELERATORS if row.kind == "cuda")
 NAMES = tuple(dict.fromkeys(row.label for row in NVIDIA))  # values of fleet.accelerator.name
-# By the driver's name of a device: its cores, as ranks see them
+# Neuron devices by the driver's name: the core as ranks see it, and the number of cores per device.
 CHIPS = {"trn1": (BY_NAME["NeuronCore-v2"], 2), "trn2": (BY_NAME["NeuronCore-v3 x2"], 4)}
-# Words that drivers, Slurm and people put around a name, and that do not make it another product.
-# Any other word does: a Laptop GPU, a Ti
+# Words that drivers, Slurm and users add to a product name. Any other word, such as Laptop or Ti,
+# makes it a different product.
 AROUND = re.compile(
     r"nvidia|tesla|geforce|gpu|generation|ada|dgxs|sxm[0-9]?|hbm[0-9]e?|blackwell|server|workstation|edition|ac|nvl72|tensor|core"
 )
-GRACE = {"480gb", "144g"}  # memory of the processor of a Grace Hopper, which is in its GPU's name
+GRACE = {"480gb", "144g"}  # CPU memory of Grace Hopper, which is part of the GPU's name
 
-# devices that people own and no platform here supports: the beginning of the name, and the reason
+# Devices that no platform here supports: a pattern for the start of the name, and the reason.
 UNSUPPORTED = (
     (
         r"amd|radeon|instinct|rx\b|mi[0-9]{2,3}[a-z]?\b",
@@ -153,11 +155,11 @@ UNSUPPORTED = (
 
 
 def find_accelerator(name: str, memory_bytes: float | None = None) -> Accelerator | None:
-    """Finds the row of a device by the name that its driver, Slurm or a person uses: `NVIDIA H200`,
-    `a100_80gb`, `rtx4090`; None for another.
+    """Finds an accelerator by the name that its driver, Slurm or a user gives it, such as `NVIDIA
+    H200`, `a100_80gb` or `rtx4090`. Returns None if it is unknown.
 
-    Among several it returns the nearest in memory. If that is unknown, it returns the one in the
-    name (`A100-SXM4-80GB`), or else the smallest.
+    If several match, returns the one nearest in memory. If the memory is unknown, returns the one
+    with the size in the name (`A100-SXM4-80GB`), or else the smallest.
     """
     words = _words(name)
     rows = [
@@ -176,14 +178,14 @@ def find_accelerator(name: str, memory_bytes: float | None = None) -> Accelerato
 
 
 def _words(name: str) -> dict[str, None]:
-    """Returns the words of a name in lower case: `rtx6000ada` has three."""
+    """Returns the lower-case words of a name. For example, `rtx6000ada` has three."""
     text = re.sub(r"[^a-z0-9]+", " ", name[:200].lower())
     text = re.sub(r"\b(rtx|geforce|tesla|gtx)(?=[a-z0-9])", r"\1 ", text)
     return dict.fromkeys(re.sub(r"(?<=[0-9])(ada|pcie|sxm[0-9]?|nvl)\b", r" \1", text).split())
 
 
 def _is_only(rest: set[str], row: Accelerator) -> bool:
-    """Tells whether a name with these other words is still the row's."""
+    """Returns whether a name with these additional words still means the same product."""
     sizes = {each.size for each in NVIDIA if each.words == row.words}
     return all(
         AROUND.fullmatch(word) or _size(word) in sizes or (row.label == "gh200" and word in GRACE)
@@ -192,12 +194,14 @@ def _is_only(rest: set[str], row: Accelerator) -> bool:
 
 
 def _size(word: str) -> int:
-    """Returns the GB in a word: 80gb, 80g, 80."""
+    """Returns the GB in a word such as 80gb, 80g or 80, otherwise 0."""
     match = re.fullmatch(r"([0-9]{2,3})(gb|g|gib)?", word)
     return int(match[1]) if match else 0
 
 
 def unsupported(name: str) -> str:
-    """Returns why no rank can compute on a device of that name, if known; otherwise ""."""
+    """Returns the reason why no rank can run on a device of that name, or "" if there is no known
+    reason.
+    """
     words = " ".join(re.sub(r"[^a-z0-9]+", " ", name[:200].lower()).split())
     return next((why for begins, why in UNSUPPORTED if re.match(begins, words)), "")

@@ -1,9 +1,9 @@
-"""Measures the speed of this machine's CPUs at matrix products, in about a second
+"""Measures how fast this machine's CPUs compute matrix products, in about a second
 (devices/cpu.py).
 
-It decides the number format of `train.precision: auto`, the ranks per node and MFU's peak. It is
-measured once and kept in the Python environment, for this CPU, this torch and this number of cores.
-The measurement is a separate process, as it needs torch.
+The result determines the number format of `train.precision: auto`, the ranks per node and the peak
+for MFU. It is cached in the Python environment, for this CPU model, torch version and number of
+cores. The measurement runs in a separate process, because it needs torch.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from ..trust.untrusted_input import KIBIBYTE, parse_json, read_json, shortened
 from ..trust.validation import Count, Name, Range, fit
 from . import node_types
 
-# variable that names a file with the speed to use, from any machine
+# Environment variable with the path of a result to use instead, from any machine.
 FILE = "TRAINFLEET_TRIAL"
 PROGRAM = "trainfleet.devices"
-LONGEST = 120.0  # seconds, on a machine with much other work
-WORTH = 1.1  # factor from which another library is used
-HALF_PAYS = 1.25  # factor from which bf16 is used, as tensors must be cast for it
-# factor from which a rank per core is used: ranks exchange gradients and have an optimizer each
+LONGEST = 120.0  # timeout in seconds, long enough for a busy machine
+WORTH = 1.1  # minimum speedup for using oneDNN
+HALF_PAYS = 1.25  # minimum speedup for using bf16, because casting costs time
+# Minimum speedup for one rank per core, because ranks exchange gradients and each has an optimizer.
 APART_PAYS = 1.25
 Rate = Annotated[float, Range(0, 1e18)]
 
 
 @dataclass(frozen=True)
 class CpuSpeed:
-    """FLOP/s in products like those of training: forward, and both of backward.
+    """Measured FLOP/s of matrix products like those in training, one forward and two backward.
 
-    Per core: `fp32` with torch's default library, `onednn` the same by oneDNN (0 if its numbers are
-    not exact fp32), and `bf16`. For all cores, in the fastest format and library: `together` in one
-    process, `apart` in one process per core; both 0 if the machine was too busy to measure them.
+    Per core: `fp32` uses torch's default library. `onednn` uses oneDNN, and is 0 if its results are
+    not exact fp32. `bf16` is the speed in that format. For all cores, in the fastest format and
+    library: `together` uses one process, `apart` uses one process per core. Both are 0 if the
+    machine was too busy to measure them.
     """
 
     cpu: Name
@@ -59,25 +60,25 @@ class CpuSpeed:
 
     @property
     def by_onednn(self) -> bool:
-        """Tells whether oneDNN should compute fp32 products."""
+        """Returns whether to use oneDNN for fp32 products."""
         return self.onednn > WORTH * self.fp32
 
     @property
     def half(self) -> bool:
-        """Tells whether bf16 is the faster format."""
+        """Returns whether bf16 is the faster format."""
         return self.bf16 > HALF_PAYS * self.rate("fp32")
 
     @property
     def is_apart(self) -> bool:
-        """Tells whether a rank per core is faster than one rank for all cores."""
+        """Returns whether one rank per core is faster than one rank for all cores."""
         return self.apart > APART_PAYS * self.together
 
     def rate(self, format_: str) -> float:
-        """Returns FLOP/s of a core in products of that format."""
+        """Returns the FLOP/s of a core for products in that format."""
         return self.bf16 if format_ == "bf16" else max(self.fp32, self.onednn * self.by_onednn)
 
     def formats(self) -> str:
-        """Describes the measurements for the choice of a number format."""
+        """Explains the choice of the number format by the measurements."""
         library = f" by oneDNN ({_giga(self.fp32)} without)" if self.by_onednn else ""
         return (
             f"products of a core: {_giga(self.bf16)} GFLOP/s in bf16, "
@@ -85,7 +86,7 @@ class CpuSpeed:
         )
 
     def processes(self) -> str:
-        """Describes the measurements for or against a rank per core."""
+        """Explains the choice between one process and one process per core by the measurements."""
         if not self.together:
             return "one process for all cores: the machine was too busy to try one per core"
         return (
@@ -95,10 +96,10 @@ class CpuSpeed:
 
 
 def of_this_machine() -> CpuSpeed:
-    """Returns the speed in FILE, or the one measured here before, or else measures it now.
+    """Returns the speed from FILE or the cache; otherwise measures and caches it.
 
     Raises:
-        RunError: it could not be measured.
+        RunError: the measurement failed.
     """
     return _taken(os.environ.get(FILE, ""))
 
@@ -140,19 +141,19 @@ def measure() -> CpuSpeed:
 
 
 def cache_path() -> Path:
-    """Returns the file in which it is cached."""
+    """Returns the path of the cached result."""
     return Path(sys.prefix) / "trainfleet-trial.json"
 
 
 def save(speed: CpuSpeed) -> None:
-    """Caches it for later processes; if the environment can't be written, each measures its own."""
+    """Caches the result. If the environment is read-only, each process measures again."""
     with suppress(OSError):
         replace_file(cache_path(), (json.dumps(asdict(speed)) + "\n").encode())
 
 
 def here() -> tuple[str, str, int]:
-    """Returns the identity of a measurement here: CPU, torch, cores."""
-    from importlib.metadata import version  # takes 14 ms
+    """Returns the identity of this machine for the cache: CPU, torch version, cores."""
+    from importlib.metadata import version  # the import takes 14 ms
 
     return cpu(), version("torch"), node_types.local_cores()
 
@@ -162,8 +163,8 @@ def identity(speed: CpuSpeed) -> tuple[str, str, int]:
 
 
 def cpu() -> str:
-    """Returns the identity of this CPU: its name, and a digest of model and instructions, as
-    several can share a name.
+    """Returns the identity of this CPU: its name, and a digest of model and instructions because
+    different CPUs can share a name.
     """
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]

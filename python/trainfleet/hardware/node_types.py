@@ -1,7 +1,6 @@
-"""Describes the kinds of nodes, and this machine. The accelerators of nodes:
-hardware/accelerators.py.
+"""Describes node types and this machine. hardware/accelerators.py describes their accelerators.
 
-EC2's types are rows of instance_types.json, which names each figure's source.
+EC2's types come from instance_types.json, which lists the source of each figure.
 """
 
 from __future__ import annotations
@@ -17,35 +16,37 @@ from typing import Any
 from .accelerators import BY_NAME, CHIPS, Accelerator, find_accelerator
 
 NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")  # Neuron Sysfs User Guide, SDK 2.32
-RDMA = ("efa", "infiniband", "roce")  # fabrics that bypass the nodes' kernels
+RDMA = ("efa", "infiniband", "roce")  # networks with kernel bypass
 FABRICS = (*RDMA, "ethernet")
-# Gbit/s of a node's network if the config does not set it: of a server, of a workstation
+# default network rate in Gbit/s of a server and of a workstation
 FAST, SLOW = 100, 10
 
 
 @dataclass(frozen=True)
 class NodeType:
-    """A kind of node: an EC2 type, or machines that somebody owns (fleet.accelerator).
+    """A node type: an EC2 instance type, or machines that the user owns (fleet.accelerator).
 
-    vCPUs, memory in GiB (0: unknown), accelerator, network in Gbit/s, EFA interfaces (0: none or
-    unknown), US dollars per hour (None: sold as capacity blocks only). `owned`: it is not an EC2
-    type. For owned ones, `network`: one of FABRICS, "" if unknown; `assumed`: network_gbps is the
-    usual rate of such machines. `is_direct`: its network reads and writes the memory of its GPUs
-    (GPUDirect RDMA). `is_switched`: its GPUs communicate only while NVIDIA's fabric manager runs.
+    `vcpus` and `memory_gib` are 0 if unknown. `efa` is the number of EFA interfaces, or 0 if
+    unknown. `usd_per_hour=None` means that the type is sold only as capacity blocks. `owned` marks
+    types outside EC2. For these, `network` is one of FABRICS, or "" if unknown. `assumed` means
+    that network_gbps is only the usual rate of such machines. `is_direct`: the network accesses GPU
+    memory directly (GPUDirect RDMA). `is_switched`: the GPUs can communicate only while NVIDIA's
+    fabric manager runs.
 
-    For EC2's types: `slots`, the interfaces that network card 0 holds, of the four that are ever
-    needed; `first_efa`, the first card that has EFA; `efa_only`, its EFA interfaces take no
-    addresses, so a plain one comes first; `lustre_efa`, the number of them that an FSx client uses;
-    `nvme_gb` of local disks; `sold` on-demand, spot or block (every type can be reserved); `quota`
-    and `spot_quota`, the classes of its quotas (cloud/instances.py), "" if AWS has not
-    published it; whether `sagemaker` trains on it, and its price per hour there (None: unknown).
+    For EC2 types: `slots` is the number of interfaces that network card 0 supports, of the four
+    that are ever needed. `first_efa` is the first network card with EFA. `efa_only`: EFA interfaces
+    can't have IP addresses, so a plain interface comes first. `lustre_efa` is the number of EFA
+    interfaces that an FSx client uses. `nvme_gb` is the size of local disks. `sold` lists
+    on-demand, spot and block; every type can be reserved. `quota` and `spot_quota` are the classes
+    of its quotas (cloud/instances.py), or "" if AWS has not published them. `sagemaker` tells
+    whether SageMaker trains on it; its price per hour there may be None, if unknown.
     """
 
     name: str
     vcpus: int
     memory_gib: int
     accelerator: Accelerator | None
-    accelerators: int  # ranks: devices that one process each owns
+    accelerators: int  # devices per node, one rank each
     network_gbps: float
     efa: int
     usd_per_hour: float | None
@@ -67,23 +68,23 @@ class NodeType:
 
     @property
     def kind(self) -> str:
-        """Its kind of device: cuda or neuron; cpu without an accelerator."""
+        """Device kind: cuda, neuron, or cpu without an accelerator."""
         return self.accelerator.kind if self.accelerator else "cpu"
 
     @property
     def fabric(self) -> str:
-        """One of FABRICS; "" if unknown."""
+        """The network, one of FABRICS, or "" if unknown."""
         return self.network if self.owned else "efa" if self.efa else "ethernet"
 
     @property
     def family(self) -> str:
-        """EC2's name of the types of one generation and board: p5en."""
+        """EC2's name for types of the same generation and board, such as p5en."""
         return self.name.partition(".")[0]
 
 
 def type_of(name: str, row: dict[str, Any]) -> NodeType:
-    """Makes an EC2 type from its row of the file. Raises KeyError for an accelerator that
-    accelerators.json lacks.
+    """Creates an EC2 type from its entry in instance_types.json. Raises KeyError if
+    accelerators.json lacks its accelerator.
     """
     chip = row["accelerator"]
     return NodeType(
@@ -94,39 +95,41 @@ def type_of(name: str, row: dict[str, Any]) -> NodeType:
 TABLE = Path(__file__).with_name("instance_types.json")
 _TABLE = json.loads(TABLE.read_text(encoding="utf-8"))
 INSTANCE_TYPES = {name: type_of(name, row) for name, row in _TABLE["types"].items()}
-# US dollars per hour of types without accelerators: a bastion, a head node of Slurm
+# US dollars per hour of types without accelerators, for a bastion or a Slurm head node.
 HEADS: dict[str, float] = _TABLE["heads"]
-LUSTRE_CONNECTIONS = 1024  # limit of one file system over EFA; each interface of each client counts
+# maximum EFA connections of a file system, one per interface of each client
+LUSTRE_CONNECTIONS = 1024
 
 
 def lustre_efa(row: NodeType, nodes: int) -> int:
-    """Returns the number of EFA interfaces by which each of `nodes` of a type reaches an FSx file
-    system; 0 if FSx does not offer that.
+    """Returns the number of EFA interfaces per node for an FSx file system, or 0 if FSx does not
+    support EFA on this type.
     """
     return min(row.lustre_efa, max(1, LUSTRE_CONNECTIONS // nodes))
 
 
 def reach_lustre() -> list[str]:
-    """Returns the families with nodes that reach an FSx file system over EFA."""
+    """Returns the instance families that can access an FSx file system over EFA."""
     return list(dict.fromkeys(row.family for row in INSTANCE_TYPES.values() if row.lustre_efa))
 
 
 def left_out(name: str) -> str:
-    """Returns why an EC2 type is not in the table, if known."""
+    """Returns why instance_types.json excludes an EC2 type, or "" if unknown."""
     return next((why for begins, why in _TABLE["left_out"].items() if name.startswith(begins)), "")
 
 
 def instance(name: str | None) -> NodeType | None:
-    """Returns the row of an EC2 type; None without a type, or for one that the table lacks."""
+    """Returns the EC2 type of that name, or None if the name is empty or unknown."""
     return INSTANCE_TYPES.get(name or "")
 
 
 @dataclass(frozen=True)
 class Node:
-    """The part of a node that a job uses: its ranks, the platform of versions that they need, and
-    the reason for both.
+    """The part of a node that a job uses: the number of ranks, the software platform they need, and
+    the reason for the number.
 
-    `cores`: of a node simulated on this machine, if its ranks compute on CPU cores; else 0.
+    `cores` is the number of CPU cores of a simulated node on this machine, if its ranks run on
+    CPUs. Otherwise it is 0.
     """
 
     ranks: int
@@ -143,8 +146,8 @@ def own_machine(
     gbps: float | None,
     usd_per_hour: float | None,
 ) -> NodeType | None:
-    """Makes the kind of machines with that many accelerators of that name; None for one that the
-    table lacks. Arguments of None get the usual value.
+    """Creates the type of owned machines with `per_node` accelerators, or returns None if the
+    accelerator is unknown. Arguments of None get their usual value.
     """
     row = find_accelerator(name, None if memory_gib is None else memory_gib * 2**30)
     if row is None:
@@ -174,20 +177,22 @@ def own_machine(
 
 
 def same_size(row: Accelerator, memory_gib: float) -> bool:
-    """Tells whether that is the row's memory, in GB or GiB, by its name or by its driver."""
+    """Returns whether a memory size in GB or GiB matches the accelerator's name or its driver's
+    value.
+    """
     return 0.95 * row.memory_gib <= memory_gib <= 1.1 * max(row.size, row.memory_gib)
 
 
 def usual_network(row: Accelerator, per_node: int, network: str | None) -> float:
-    """Returns the usual Gbit/s of the network of nodes with such accelerators."""
+    """Returns the usual network rate in Gbit/s of nodes with this accelerator."""
     if network in RDMA and row.rail:
         return float(row.rail * per_node)
     return FAST if row.links or network in RDMA else SLOW
 
 
 def node(row: NodeType | None, nodes: int) -> Node:
-    """Returns a node of that kind. Without one, returns an even share of this machine, which then
-    simulates all `nodes`.
+    """Returns a node of that type. Without a type, this machine simulates all `nodes`, so returns
+    an equal share of it.
     """
     if row:
         unit = row.accelerator.name if row.accelerator else "CPU node"
@@ -210,22 +215,22 @@ def node(row: NodeType | None, nodes: int) -> Node:
 
 
 def local_accelerators() -> int:
-    """Counts this machine's accelerators in the driver's files, without loading a library or waking
-    a driver.
+    """Counts this machine's accelerators in the driver's files, which loads no library and wakes no
+    driver.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     gpus = Path("/proc/driver/nvidia/gpus")
-    # a container may have only these
+    # A container may have only the device files.
     found = list(gpus.iterdir()) if gpus.is_dir() else list(Path("/dev").glob("nvidia[0-9]*"))
     return len(found) or len(list(Path("/dev").glob("neuron[0-9]*"))) * local_chip()[1]
 
 
 @functools.cache
 def local_chip() -> tuple[Accelerator | None, int]:
-    """Returns the row for a core of this machine's Neuron devices, and the cores of a device; None
-    and 1 if the table lacks it.
+    """Returns a core of this machine's Neuron devices and the number of cores per device. Returns
+    None and 1 if the device is unknown.
     """
     try:
         words = (
@@ -238,8 +243,8 @@ def local_chip() -> tuple[Accelerator | None, int]:
 
 @functools.cache
 def local_accelerator() -> Accelerator | None:
-    """Returns the row for this machine's accelerators, by the driver's name of the first; None if
-    the table lacks it.
+    """Returns the type of this machine's accelerators, by the driver's name of the first one.
+    Returns None if it is unknown.
     """
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     models = [
@@ -254,7 +259,7 @@ def local_accelerator() -> Accelerator | None:
 
 
 def local_cores() -> int:
-    """Counts the cores that this process may use: its CPU set, limited by its control group's
+    """Counts the CPU cores that this process may use: its CPU set, limited by the cgroup's
     quota.
     """
     cores = (
@@ -268,16 +273,16 @@ def local_cores() -> int:
 
 
 def local_memory() -> int:
-    """Returns bytes of memory that this process may use: this machine's, or a control group's limit
-    (v2, and v1's root).
+    """Returns the bytes of memory that this process may use: this machine's memory, or the limit of
+    the cgroup (v2, or the root of v1) if it is lower.
     """
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([whole, *memory_limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
 
 
 def spare_memory() -> int | None:
-    """Returns bytes available to new processes without swapping; None if the kernel does not report
-    it (not Linux).
+    """Returns the bytes that new processes can use without swapping. Returns None if the kernel
+    does not report it (not Linux).
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -288,8 +293,8 @@ def spare_memory() -> int | None:
 
 
 def memory_limits(root: Path, membership: Path) -> Iterator[int]:
-    """Yields the limits of this process's control group and its ancestors;
-    docs.kernel.org/admin-guide/cgroup-v2.html, memory.max.
+    """Yields the memory limits of this process's cgroup and its ancestors
+    (docs.kernel.org/admin-guide/cgroup-v2.html, memory.max).
     """
     try:
         groups = [
@@ -313,7 +318,7 @@ def memory_limits(root: Path, membership: Path) -> Iterator[int]:
 
 
 def platform_of(row: NodeType | None) -> str:
-    """Returns the platform of docker/platforms.lock.yaml that a kind of node needs; cpu without
+    """Returns the platform in docker/platforms.lock.yaml that a node type needs, or cpu without
     accelerators.
     """
     return _platform_for(row.accelerator) if row and row.accelerator else "cpu"
@@ -336,7 +341,7 @@ def _platform_for(accelerator: Accelerator) -> str:
 
 
 def device_of(platform: str) -> str:
-    """Returns the kind of device (devices/) that ranks open with a platform, regardless of the
-    node's other devices.
+    """Returns the kind of device (devices/) that ranks open on a platform, regardless of other
+    devices in the node.
     """
     return {"cuda-volta": "cuda", "neuron-xla": "neuron_xla"}.get(platform, platform)

@@ -1,11 +1,12 @@
-"""The networks, as plain modules: they know nothing about ranks or devices.
+"""The model architectures as plain torch modules, independent of ranks and devices.
 
-llama gpt2 bert   one per family; llama also serves mistral, qwen2, qwen3, olmo2 and gemma, and bert
-                  serves roberta, which differ from them in data;
-         `model(tokens)` returns logits, `model(tokens, targets=...)` the loss
-layers   parts of the last two             loss   the training losses
-network  their base class, and how a model may be divided
-huggingface_weights   their folders, in and out
+llama gpt2 bert   one module per architecture: `model(tokens)` returns logits, and
+                  `model(tokens, targets=...)` the loss. Variants differ only in config data: llama
+                  also implements mistral, qwen2, qwen3, olmo2 and gemma, and bert roberta
+layers   layers of gpt2 and bert
+loss     training losses
+network  base class, and the plan for splitting a model over ranks
+huggingface_weights   reading and writing weights in Hugging Face folders
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ __all__ = ["GPT2", "Bert", "Encoder", "Llama", "Network", "build"]
 
 
 def build(shape: Model) -> Network:
-    """Builds the module of `model.family` or `model.module`, with uninitialized weights: call
-    `initialize`.
+    """Builds the model of `model.family` or `model.module`. Call `initialize` on it, because its
+    weights are uninitialized.
     """
     if shape.module is None:
         return named(FAMILIES[shape.family].module)(shape)  # type: ignore[no-any-return]

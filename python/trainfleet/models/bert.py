@@ -1,12 +1,12 @@
-"""BERT as a plain module: guesses tokens hidden in the entire sequence, and whether B follows A
+"""BERT as a plain torch module: predicts masked tokens, and whether segment B follows segment A
 (arXiv:1810.04805).
 
 Shapes: B sequences, T tokens, D hidden size, V vocabulary. The input is tokens [B, T], or tokens
-and segments [B, T, 2]. The first token's target tells whether B follows A (0: it does), as that
-token is never hidden.
+and segments [B, T, 2]. The target of the first token is the label of the pair (0: B follows A),
+because that token is never masked.
 
-RoBERTa is BERT without the second question, masked again every time a sequence is seen (Liu et al.
-2019, arXiv:1907.11692).
+RoBERTa is BERT without the prediction of pairs, and draws new masks each time a sequence is used
+(Liu et al. 2019, arXiv:1907.11692).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .network import Network, ParallelPlan, Total
 
 
 class Encoder(Network):
-    """Maps tokens to logits [B, T, V], or with targets to the loss. RoBERTa is this, and BERT is
-    this with a `Pooler`.
+    """Encoder that maps tokens to logits [B, T, V], or to the loss if targets are given. It
+    implements RoBERTa; BERT adds a `Pooler`.
     """
 
     plan = ParallelPlan(
@@ -75,7 +75,9 @@ class Encoder(Network):
         )
 
     def guesses(self, targets: Tensor) -> int:
-        """Returns how many tokens of a sequence are hidden; this rank may have a part of them."""
+        """Returns the number of masked tokens per sequence, even if this rank has only a part of
+        each sequence.
+        """
         return self.family.guesses(self.parts * targets.shape[1])
 
     def initial(self, name: str) -> tuple[float, float]:
@@ -83,7 +85,7 @@ class Encoder(Network):
 
 
 class Bert(Encoder):
-    """An encoder that also guesses whether B follows A: its loss is the sum of both means."""
+    """Encoder that also predicts whether B follows A. Its loss is the sum of both mean losses."""
 
     plan = replace(Encoder.plan, last=("head", "pooler"), alike=("head", "pooler"))
 
@@ -93,14 +95,16 @@ class Bert(Encoder):
         self.total = Total()
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Returns the loss of features. A sum counts every sequence as often as its guesses:
-        divided by these, it is the mean.
+        """Returns the loss of features. With reduction "sum", the pair loss is multiplied by the
+        number of masked tokens per sequence. Dividing the sum by all masked tokens then gives the
+        mean.
         """
-        first = self.positions_of(targets)[:1] == 0  # this rank has the token with that label
+        # true if this rank has the first token; its target is the label of the pair
+        first = self.positions_of(targets)[:1] == 0
         words = torch.cat((torch.where(first, IGNORED, targets[:, :1]), targets[:, 1:]), 1)
         hidden: Tensor = self.total(super().loss(x, words, reduction))
         labels = targets[:, 0]
-        # cross-entropy of two scores
+        # cross-entropy of the two scores
         surprise = F.softplus(self.pooler(x).float().diff() * (1 - 2 * labels)[:, None])[:, 0]
         follows = torch.where(first & (labels != IGNORED), surprise, 0).sum()
         return hidden + follows * (
@@ -109,7 +113,9 @@ class Bert(Encoder):
 
 
 class BertBlock(nn.Module):
-    """Attention and feed-forward, each added to the residual stream and normed after."""
+    """Attention and feed-forward with post-norm: each output is added to the residual stream, which
+    is then normalized.
+    """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -125,7 +131,9 @@ class BertBlock(nn.Module):
 
 
 class MaskedTokenHead(nn.Module):
-    """Maps x [B, T, D] to logits [B, T, V], or [N, V] for the N `chosen` of all B T positions."""
+    """Output layer from x [B, T, D] to logits [B, T, V], or to [N, V] for the N positions in
+    `chosen`.
+    """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -139,8 +147,8 @@ class MaskedTokenHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """Maps x [B, T, D] to scores [B, 2], from the first token: B follows A, or is from
-    elsewhere.
+    """Output layer from the first token of x [B, T, D] to two scores [B, 2]: B follows A, or B is
+    unrelated.
     """
 
     def __init__(self, shape: Model) -> None:

@@ -1,9 +1,9 @@
-"""Loads a user's own family (model.module): a Python file with a class `Model`, a Network like
-those here; checks its plan.
+"""Loads a user's model from a Python file (model.module) with a class `Model` that extends
+`Network`, and checks its plan.
 
-The file is a user's, in the folder where make runs: its path has no `..`, is not in a run or
-dataset folder, and ends in `_model.py` (the schema's pattern). So a run folder or a checkpoint from
-somebody else brings no code.
+The file must be in the working directory of make. The schema allows only paths that end in
+`_model.py`, without `..` and outside of run and dataset folders. So a foreign run folder or
+checkpoint can't execute code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def load(shape: Model) -> Callable[[Model], Network]:
     """Returns the class `Model` of the file.
 
     Raises:
-        RunError: the file has no such class, or can't be loaded.
+        RunError: the file can't be loaded or does not define the class.
     """
     assert shape.module
     found = getattr(module_at(shape.module, "model.module"), "Model", None)
@@ -44,10 +44,10 @@ def load(shape: Model) -> Callable[[Model], Network]:
 
 
 def module_at(path: str, key: str) -> ModuleType:
-    """Loads a user's file as a module.
+    """Imports a user's file as a module.
 
     Raises:
-        RunError: it does not exist, or fails when it is loaded.
+        RunError: the file does not exist or its import fails.
     """
     name = re.sub(r"\W", "_", path)
     spec = importlib.util.spec_from_file_location(name, Path(path).absolute())
@@ -59,13 +59,13 @@ def module_at(path: str, key: str) -> ModuleType:
             next=f"ls {path}",
         )
     if (beside := str(Path(path).absolute().parent)) not in sys.path:
-        # it may import its neighbours; the last entry, so that they shadow no package
+        # The file may import its neighbours. Append the folder, so that they don't shadow packages.
         sys.path.append(beside)
-    # torch.compile looks it up by its name
+    # torch.compile looks the module up by name.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # any error in a user's file
+    except Exception as error:  # user code may raise any exception
         why = f"{type(error).__name__}: {error}"
         raise RunError(
             "can't be loaded", where=path, why=why, next=f"run python {path} to see the whole error"
@@ -74,10 +74,10 @@ def module_at(path: str, key: str) -> ModuleType:
 
 
 def check(model: Network, where: str) -> None:
-    """Refuses a model with a plan that does not name its modules, before a layout fails on it.
+    """Checks that the model's plan matches its modules, to fail before a layout does.
 
     Raises:
-        RunError: with everything that is wrong.
+        RunError: the plan is wrong; the message lists all errors.
     """
     if faults := list(_faults(model)):
         why = "; ".join(faults)

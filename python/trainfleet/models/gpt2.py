@@ -1,4 +1,4 @@
-"""GPT-2 as a plain module: learned positions, LayerNorm before each part of a block, GELU (Radford
+"""GPT-2 as a plain torch module: learned positions, pre-norm blocks with LayerNorm, GELU (Radford
 et al. 2019).
 
 Shapes: B sequences, T tokens, D hidden size, V vocabulary.
@@ -18,7 +18,7 @@ from .network import causal_within, positions_within
 
 
 class GPT2(Decoder):
-    """Maps tokens [B, T] to logits [B, T, V], or with targets to the loss."""
+    """Decoder that maps tokens [B, T] to logits [B, T, V], or to the loss if targets are given."""
 
     plan = replace(
         Llama.plan,
@@ -53,8 +53,9 @@ class GPT2(Decoder):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def initial(self, name: str) -> tuple[float, float]:
-        """Returns mean and std of a parameter's first values. Layers that write to the residual
-        stream get 1/sqrt(2 L) of the others' std, so that it does not grow with depth.
+        """Returns mean and standard deviation of a parameter's initial values. Layers that write to
+        the residual stream get 1/sqrt(2 L) of the usual deviation, so that the stream's variance
+        does not grow with depth.
         """
         mean, std = initial(name)
         writes = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -62,7 +63,9 @@ class GPT2(Decoder):
 
 
 class Gpt2Block(nn.Module):
-    """Attention and feed-forward, each normed before and added to the residual stream."""
+    """Attention and feed-forward with pre-norm: each input is normalized, and each output is added
+    to the residual stream.
+    """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Defines the layers of GPT-2, BERT and RoBERTa: learned positions, attention and feed-forward with
-biases.
+"""Defines the layers of GPT-2, BERT and RoBERTa: learned positions, and attention and feed-forward
+with biases.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..config.types import Model
 from .llama import Cache, extend
 from .network import Attend
 
-INITIAL_STD = 0.02  # std of every matrix
+INITIAL_STD = 0.02  # standard deviation of every matrix
 COLUMN = (
     "layers.*.self_attn.q_proj",
     "layers.*.self_attn.k_proj",
@@ -23,8 +23,8 @@ ROW = ("layers.*.self_attn.o_proj", "layers.*.mlp.down_proj")
 
 
 class Embeddings(nn.Module):
-    """Embeds tokens [B, T], or tokens and segments [B, T, 2], at positions [T] or [B, T] -> [B, T,
-    D].
+    """Embeddings of tokens [B, T], or of tokens and segments [B, T, 2], at positions [T] or [B, T].
+    The output is [B, T, D].
     """
 
     def __init__(self, shape: Model, norm: bool) -> None:
@@ -52,9 +52,7 @@ class Embeddings(nn.Module):
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention: causal, or over the entire sequence (Vaswani et al. 2017,
-    arXiv:1706.03762).
-    """
+    """Multi-head attention, causal or bidirectional (Vaswani et al. 2017, arXiv:1706.03762)."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -76,15 +74,15 @@ class MultiHeadAttention(nn.Module):
         return self.o_proj(self.attend(q, k, v, mask).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def split(self, x: Tensor) -> Tensor:
-        """Splits [B, T, heads x E] into [B, heads, T, E]; reads the number of heads from the shape,
-        since tensor parallelism divides it.
+        """Splits [B, T, heads x E] into [B, heads, T, E]. Infers the number of heads from the
+        shape, because tensor parallelism divides them.
         """
         return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
-    """down(gelu(up(x))) (Hendrycks and Gimpel 2016, arXiv:1606.08415); GPT-2 uses its tanh
-    approximation.
+    """Feed-forward layer: down(gelu(up(x))) (Hendrycks and Gimpel 2016, arXiv:1606.08415). GPT-2
+    uses the tanh approximation of GELU.
     """
 
     def __init__(self, shape: Model) -> None:
@@ -98,8 +96,8 @@ class FeedForward(nn.Module):
 
 
 def initial(name: str) -> tuple[float, float]:
-    """Returns mean and standard deviation of a parameter's first values: matrices 0 and 0.02,
-    biases 0, the gains of norms 1.
+    """Returns mean and standard deviation of a parameter's initial values: 0 and 0.02 for matrices,
+    0 for biases, 1 for norm gains.
     """
     if name.endswith("bias"):
         return 0.0, 0.0

@@ -1,10 +1,10 @@
-"""Llama as a plain module: RMSNorm, rotary positions, SwiGLU, grouped-query attention (Touvron et
-al. 2023, arXiv:2302.13971).
+"""Llama as a plain torch module: RMSNorm, rotary positions, SwiGLU, grouped-query attention
+(Touvron et al. 2023, arXiv:2302.13971).
 
-Modules have the names, and rotary features the order, of the `transformers` library, so that an
-export only renames.
+Module names and the order of rotary features match the `transformers` library, so an export only
+renames parameters.
 
-Shapes: B sequences, T tokens, D hidden size, H heads, K key-value heads, E features of a head, V
+Shapes: B sequences, T tokens, D hidden size, H heads, K key-value heads, E features per head, V
 vocabulary.
 """
 
@@ -23,15 +23,17 @@ from ..config.types import Model
 from .loss import next_token_loss
 from .network import Attend, Network, ParallelPlan, causal_within, positions_within
 
-# std of every matrix; those that write to the residual stream get less, see `initial`
+# standard deviation of every matrix, except those that write to the residual stream (see `initial`)
 INITIAL_STD = 0.02
-STRETCHED_FROM = 8192  # tokens of context in Llama 3's first training
-Rotation = tuple[Tensor, Tensor]  # cos and sin, [T, E] or [B, 1, T, E] each
-Cache = list[tuple[Tensor, Tensor]]  # keys and values of each block, [B, K, tokens so far, E]
+STRETCHED_FROM = 8192  # context length of Llama 3's first training stage
+Rotation = tuple[Tensor, Tensor]  # cos and sin, each [T, E] or [B, 1, T, E]
+Cache = list[tuple[Tensor, Tensor]]  # keys and values per block, [B, K, cached tokens, E]
 
 
 class Decoder(Network):
-    """Maps tokens [B, T] to logits [B, T, V] of the next tokens, or with targets to the loss."""
+    """Decoder that maps tokens [B, T] to logits [B, T, V] of the next tokens, or to the loss if
+    targets are given.
+    """
 
     lm_head: nn.Linear
 
@@ -48,11 +50,11 @@ class Decoder(Network):
         reduction: str = "mean",
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Returns logits of every position. With a cache, `tokens` follow those in it, and it is
-        extended in place.
+        """Returns logits of every position, or the loss if `targets` are given. With a cache,
+        `tokens` continue the cached tokens, and the cache is extended in place.
 
-        With `documents` [B, T], the number of each token's document, each document is computed as
-        if it were alone.
+        `documents` [B, T] is each token's document index. Each document is then processed
+        independently.
         """
         x = self.features(tokens, cache, documents)
         return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
@@ -62,9 +64,7 @@ class Decoder(Network):
 
 
 class Llama(Decoder):
-    """Maps tokens [B, T] to logits [B, T, V], or with targets to the loss: Llama, and the families
-    that differ from it only in data.
-    """
+    """Llama, and the families that differ from it only in config data."""
 
     plan = ParallelPlan(
         blocks="layers",
@@ -107,7 +107,7 @@ class Llama(Decoder):
             rotary_table(self.shape, positions),
             None if documents is None else causal_within(documents),
         )
-        # an earlier pipeline stage may have embedded them
+        # An earlier pipeline stage may have applied the embedding.
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, index, mask)
@@ -118,11 +118,11 @@ class Llama(Decoder):
         return x * self.shape.hidden_size**0.5 if FAMILIES[self.shape.family].scaled else x  # type: ignore[no-any-return]
 
     def initial(self, name: str) -> tuple[float, float]:
-        """Returns mean and std: 0.02 for matrices, and 1/sqrt(2 L) of that if they write to the
-        residual stream; norms are 1.
+        """Returns mean and standard deviation of a parameter's initial values. The deviation of
+        matrices is 0.02, or 1/sqrt(2 L) of that if they write to the residual stream.
 
-        The scaling keeps the stream's variance from growing with depth (Radford et al. 2019, GPT-2,
-        section 2.3).
+        The scaling keeps the variance of the residual stream from growing with depth (Radford et
+        al. 2019, GPT-2, section 2.3).
         """
         if name.endswith("norm.weight"):
             return 0.0 if FAMILIES[self.shape.family].gains_from_one else 1.0, 0.0
@@ -133,20 +133,22 @@ class Llama(Decoder):
 
 
 class Norm(nn.RMSNorm):
-    """RMSNorm with a gain of 1 + weight, like Gemma's."""
+    """RMSNorm with a gain of 1 + weight, as in Gemma."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, 1 + self.weight, self.eps)
 
 
 def norm(shape: Model, width: int | None = None) -> nn.RMSNorm:
-    """Returns the family's norm of the residual stream, or of `width` features."""
+    """Returns the family's norm layer for the residual stream, or for `width` features."""
     kind = Norm if FAMILIES[shape.family].gains_from_one else nn.RMSNorm
     return kind(width or shape.hidden_size, eps=shape.norm_eps)
 
 
 class LlamaBlock(nn.Module):
-    """Attention and feed-forward, each normed before and added to the residual stream."""
+    """Attention and feed-forward with pre-norm: each input is normalized, and each output is added
+    to the residual stream.
+    """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -168,7 +170,9 @@ class LlamaBlock(nn.Module):
 
 
 class LateBlock(nn.Module):
-    """Attention and feed-forward, each normed after and added to the residual stream (OLMo 2)."""
+    """Attention and feed-forward with normalized outputs, which are added to the residual stream
+    (OLMo 2).
+    """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -190,7 +194,7 @@ class LateBlock(nn.Module):
 
 
 class GroupedQueryAttention(nn.Module):
-    """Causal attention in which H / K query heads share a key-value head (Ainslie et al. 2023,
+    """Causal attention in which H / K query heads share each key-value head (Ainslie et al. 2023,
     arXiv:2305.13245).
     """
 
@@ -229,14 +233,16 @@ class GroupedQueryAttention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor) -> Tensor:
-        """Splits [B, T, heads x E] into [B, T, heads, E]; reads the number of heads from the shape,
-        since tensor parallelism divides it.
+        """Splits [B, T, heads x E] into [B, T, heads, E]. Infers the number of heads from the
+        shape, because tensor parallelism divides them.
         """
         return x.view(*x.shape[:2], -1, self.head_dim)
 
 
 class GatedFeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)); Gemma uses gelu (Shazeer 2020, arXiv:2002.05202)."""
+    """SwiGLU feed-forward layer: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202).
+    Gemma uses GELU instead of SiLU.
+    """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -253,7 +259,7 @@ class GatedFeedForward(nn.Module):
 
 
 class Olmo2(Llama):
-    """The family with blocks that norm the output of their parts, and query and key over all
+    """OLMo 2: its blocks normalize the outputs of their layers, and queries and keys over all
     heads.
     """
 
@@ -265,15 +271,15 @@ class Olmo2(Llama):
 
 
 def rotary_table(shape: Model, positions: Tensor) -> Rotation:
-    """Returns cos and sin of position x frequency, the E / 2 frequencies twice (Su et al. 2021,
-    arXiv:2104.09864): [T, E] for positions [T], and [B, 1, T, E] for [B, T].
+    """Returns cos and sin of position x frequency, with the E / 2 frequencies twice (Su et al.
+    2021, arXiv:2104.09864). They are [T, E] for positions [T], and [B, 1, T, E] for [B, T].
 
-    They are computed in every forward pass, which is cheap, so that ranks need not keep buffers
-    equal.
+    They are computed in every forward pass, which is cheap, so that ranks don't have to synchronize
+    buffers.
     """
     size = shape.head_features
     waves = shape.rope_theta ** (torch.arange(0, size, 2, device=positions.device).float() / size)
-    # rounded like in transformers: one bit changes an angle at late positions
+    # Round as transformers does, because one bit changes the angles at late positions.
     frequencies = stretched(1 / waves, shape)
     half = positions.float()[..., None] * frequencies
     angles = (
@@ -283,21 +289,21 @@ def rotary_table(shape: Model, positions: Tensor) -> Rotation:
 
 
 def stretched(frequencies: Tensor, shape: Model) -> Tensor:
-    """Applies Llama 3.1's longer context: slows waves longer than the first training's context down
-    by `rope_scaling`.
+    """Applies Llama 3.1's scaling for long contexts: divides low frequencies by `rope_scaling`.
 
-    Waves shorter than a quarter of it stay, and between the two the factor is linear (Grattafiori
-    et al. 2024, arXiv:2407.21783, section 3.4.2; constants from the published config.json).
+    It applies in full to waves longer than the original context. It leaves waves shorter than a
+    quarter of it unchanged, and interpolates linearly in between (Grattafiori et al. 2024,
+    arXiv:2407.21783, section 3.4.2; constants from the published config.json).
     """
-    # turns of a wave within the first training's context
+    # number of turns of a wave within the original context
     turns = frequencies * (STRETCHED_FROM / (2 * math.pi))
     kept = ((turns - 1) / 3).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / shape.rope_scaling)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotates feature i together with feature i + E / 2 of x [B, heads, T, E] by its position's
-    angle.
+    """Applies rotary positions to x [B, heads, T, E]: rotates features i and i + E / 2 together by
+    the position's angle.
     """
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
@@ -305,7 +311,9 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def extend(cache: Cache, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Appends new keys and values to block `index` of the cache. Returns all of them."""
+    """Appends keys and values to block `index` of the cache. Returns all keys and values of the
+    block.
+    """
     if index == len(cache):
         cache.append((k, v))
     else:

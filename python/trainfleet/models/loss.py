@@ -1,5 +1,5 @@
-"""Computes the losses in nats per guessed token, over fp32 logits, since a sum over the vocabulary
-needs fp32.
+"""Computes losses in nats per predicted token. Logits are converted to fp32, because a sum over the
+vocabulary needs that precision.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch.nn import functional as F
 
 from ..config.memory import LOGITS_BYTES
 
-MOST = 2.0**15  # half of the largest number of fp16
-IGNORED = -100  # the target of a token that is not guessed
-# fp32 logits [N, V], targets [N] and the reduction -> nats
+MOST = 2.0**15  # half of the fp16 maximum
+IGNORED = -100  # target of a token that is not predicted
+# Function from fp32 logits [N, V], targets [N] and the reduction to a loss in nats.
 Surprise = Callable[[Tensor, Tensor, str], Tensor]
 
 
 def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Computes cross-entropy of complete logits, or of a DTensor's slices."""
+    """Computes the cross-entropy of logits, which may be a DTensor sliced along the vocabulary."""
     return F.cross_entropy(logits, targets, reduction=reduction)
 
 
@@ -31,18 +31,18 @@ def next_token_loss(
     reduction: str = "mean",
     surprise: Surprise = surprise,
 ) -> Tensor:
-    """Computes cross-entropy of every position of x [B, T, D] against targets [B, T].
+    """Computes the cross-entropy of every position of x [B, T, D] against targets [B, T].
 
-    If all logits would take more than LOGITS_BYTES, they are computed piece by piece, and once: a
-    piece's gradients are computed with its loss (`Pieces`). A rank with a part of the sequence also
-    has a slice of the vocabulary; then all logits are computed at once.
+    If all logits would exceed LOGITS_BYTES, they are computed in pieces, together with their
+    gradients (`Pieces`). A rank with a part of the sequence also has a slice of the vocabulary, so
+    it computes all logits at once.
     """
     pieces = (
         -(-targets.numel() * head.out_features * 4 // LOGITS_BYTES)
         if x.shape[:2] == targets.shape
         else 1
     )
-    # not a plain matrix, or one with a bias
+    # Pieces support only a plain linear layer without bias.
     if pieces == 1 or type(head) is not nn.Linear or len(list(head.parameters())) > 1:
         return _surprise(head, x, targets, reduction, surprise)
     x, targets = x.flatten(0, 1), targets.flatten()
@@ -55,14 +55,14 @@ def next_token_loss(
 
 
 class Pieces(torch.autograd.Function):
-    """Computes the summed cross-entropy of x [N, D] through a matrix [V, D], in pieces of x, with
-    the gradients on the way.
+    """Summed cross-entropy of x [N, D] through a matrix [V, D]. The forward pass computes the loss
+    and the gradients in pieces of x.
 
-    So no piece's logits are kept or computed twice: the product x W is 1 of 3 that the head needs,
-    and a backward pass that computes the logits again makes it 4. torch.utils.checkpoint, which
-    would do that, does not run on PyTorch/XLA (2.9). Once compiled it saves nothing, as the
-    backward pass computes all logits before it uses any (torch 2.13). torch's own
-    linear_cross_entropy (2.13) is not compiled.
+    No logits are kept for the backward pass. They are not computed again either, which would cost
+    the head four matrix products instead of three. torch.utils.checkpoint computes them again and
+    does not run on PyTorch/XLA (2.9). Once compiled, it saves nothing, because the backward pass
+    computes all logits before it uses any (torch 2.13). torch.compile does not compile torch's
+    linear_cross_entropy (2.13).
     """
 
     @staticmethod
@@ -90,8 +90,8 @@ class Pieces(torch.autograd.Function):
 
 
 def surprise_and_slope(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the summed cross-entropy of fp32 logits [N, V], and its gradient, which overwrites
-    them.
+    """Returns the summed cross-entropy of fp32 logits [N, V] and its gradient, which overwrites the
+    logits.
     """
     guessed = (targets != IGNORED)[:, None]
     places = torch.where(guessed, targets[:, None], 0)
@@ -103,18 +103,18 @@ def surprise_and_slope(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds a product of matrices to a total, in place; without a copy if all have one number
+    """Adds a matrix product to `total` in place. Needs no copy if all tensors have the same number
     format.
 
-    `left` has numbers up to 1. In fp16 `right` is scaled down so that no sum overflows: the loss
-    scale comes too late for that.
+    `left` has numbers up to 1. In fp16, `right` is scaled down so that no sum overflows, because
+    the loss scale is applied only later.
     """
     if left.dtype == torch.half:
         room = (MOST / (len(right) * right.abs().amax().float())).clamp(max=1.0)
         total.addcmul_(left @ (right * room).half(), 1 / room)
     elif total.dtype == left.dtype == right.dtype:
         total.addmm_(left, right)
-    else:  # products are cast (autocast), and the weights are not
+    else:  # autocast casts the products but not the weights
         total.add_(left @ right.to(left.dtype))
 
 
@@ -133,15 +133,15 @@ def hidden_token_loss(
     reduction: str = "mean",
     surprise: Surprise = surprise,
 ) -> Tensor:
-    """Computes cross-entropy of the positions of x [B, T, D] with a target other than IGNORED: at
+    """Computes the cross-entropy of positions in x [B, T, D] with a target other than IGNORED, at
     most `guesses` per sequence.
 
-    Only these go through the output layer, which for BERT-Large saves a tenth of all FLOPs. Their
-    number is given, as counting them would make the host wait for the device. If x is one of
-    `parts` of each sequence, the mean over the parts is the mean.
+    Only these positions pass through the output layer, which saves a tenth of all FLOPs for
+    BERT-Large. Their number is an argument, because counting them would make the host wait for the
+    device. If x is one of `parts` of each sequence, the mean over all parts is the mean loss.
     """
     count, length = targets.shape
-    # one more, for the positions that no guess fills
+    # one additional position, which fills unused places in `chosen`
     flat = F.pad(targets.flatten(), (0, 1), value=IGNORED)
     chosen = first_positions(flat != IGNORED, count * min(guesses, length))
     total = surprise(head(x, chosen.clamp(max=count * length - 1)).float(), flat[chosen], "sum")
@@ -149,12 +149,12 @@ def hidden_token_loss(
 
 
 def first_positions(mask: Tensor, size: int) -> Tensor:
-    """Returns the first `size` positions at which a mask [N] is true, [size], filled up with N - 1.
+    """Returns the first `size` positions at which a mask [N] is true, padded with N - 1.
 
-    It uses a running count and a scatter: every device has these, while torch.nonzero_static (2.13)
-    is not among PyTorch/XLA's.
+    It uses a cumulative sum and a scatter, which every device supports. PyTorch/XLA lacks
+    torch.nonzero_static (2.13).
     """
-    # the last place takes everything that does not count
+    # The additional last place receives all positions that are not selected.
     turn = torch.where(mask, mask.long().cumsum(0) - 1, size).clamp(max=size)
     positions = torch.arange(len(mask), device=mask.device)
     return torch.full((size + 1,), len(mask) - 1, device=mask.device).scatter(0, turn, positions)[

@@ -1,5 +1,5 @@
-"""Defines the base class of all families of models, and the plan by which one may be divided among
-ranks: names of its modules, which any library of parallel layers can apply.
+"""Defines the base class of all models, and the plan for splitting a model over ranks. The plan
+lists module names, so any library of parallel layers can apply it.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from .loss import Surprise, surprise
 
 
 class Network(nn.Module, ABC):
-    """Maps tokens [B, T] to logits [B, T, V], or with targets to the loss; also tells the engine
-    how to divide it.
+    """Model that maps tokens [B, T] to logits [B, T, V], or to the loss if targets are given. Its
+    plan defines how the engine can split it.
 
-    Its modules are registered in the order of use: gradients then become ready in the reverse
-    order, as DDP assumes.
+    Modules must be registered in the order of use. Gradients are then ready in reverse order, as
+    DDP expects.
     """
 
     plan: ClassVar[ParallelPlan]
     shape: Model
-    # Positions of this rank's tokens in their sequence, [T]; None: 0, 1, 2 ... The engine sets them
-    # when it divides sequences.
+    # Positions [T] of this rank's tokens in their sequence, or None for 0, 1, 2 ... The engine sets
+    # them if it splits sequences.
     positions: Tensor | None = None
-    parts: int = 1  # ranks over which the engine divides each sequence
-    # the engine may replace it by one that takes slices of the vocabulary
+    parts: int = 1  # number of ranks over which each sequence is split
+    # The engine may replace this by a function for vocabulary-sharded logits.
     surprise: Surprise = staticmethod(surprise)
 
     @abstractmethod
     def features(self, tokens: Tensor) -> Tensor:
-        """Returns the head's input: [B, T, D].
+        """Returns the input [B, T, D] of the head.
 
-        A pipeline stage is a model without the modules of other stages. Then this takes the hidden
-        state of the stage before instead of tokens, and returns the next one's.
+        A pipeline stage is a model without the modules of other stages. It takes the hidden state
+        of the previous stage instead of tokens, and returns the input of the next stage.
         """
 
     @abstractmethod
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Returns the loss of features."""
+        """Returns the loss for the output of `features`."""
 
     def positions_of(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Returns the positions [T] of tokens [B, T], or of a hidden state [B, T, D], in their
-        sequence.
+        """Returns the positions [T] in the sequence of tokens [B, T], or of a hidden state [B, T,
+        D].
         """
         if self.positions is not None:
             return self.positions
@@ -57,7 +57,7 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def initial(self, name: str) -> tuple[float, float]:
-        """Returns mean and standard deviation of the normal distribution of a parameter's first
+        """Returns mean and standard deviation of the normal distribution for a parameter's initial
         values.
         """
 
@@ -71,8 +71,8 @@ class Network(nn.Module, ABC):
     def draw(
         self, name: str, size: Sequence[int], seed: int, generator: Callable[[int], torch.Generator]
     ) -> Tensor:
-        """Draws first values of a parameter on `generator`'s device, seeded only by seed and name,
-        so that all ranks agree.
+        """Draws initial values of a parameter on the generator's device. They depend only on seed
+        and name, so all ranks draw the same values.
         """
         mean, std = self.initial(name)
         digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
@@ -82,8 +82,8 @@ class Network(nn.Module, ABC):
 
 
 class Total(nn.Module):
-    """Passes a loss through: a module, so that the engine can complete a loss computed from slices
-    of the vocabulary.
+    """Identity module for the loss. The engine hooks it to complete a loss computed on vocabulary
+    slices.
     """
 
     def forward(self, loss: Tensor) -> Tensor:
@@ -91,10 +91,9 @@ class Total(nn.Module):
 
 
 class Attend(nn.Module):
-    """Computes softmax(q k^T / sqrt(E)) v, a sum over the values of the positions that each query
-    may see.
+    """Attention: softmax(q k^T / sqrt(E)) v over the positions that each query may attend to.
 
-    It is a separate module, so that the engine can replace it by one that also sees keys of other
+    It is a separate module, so that the engine can replace it by attention to the keys of other
     ranks.
     """
 
@@ -103,12 +102,12 @@ class Attend(nn.Module):
         self.causal, self.dropout = causal, dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Maps q [B, H, T, E], k and v [B, K, S, E] to [B, H, T, E]; H / K queries share a key and
-        its value.
+        """Maps q [B, H, T, E], k and v [B, K, S, E] to [B, H, T, E]. Each key-value head serves H /
+        K query heads.
 
-        A mask [B, 1, T, S] marks what each query sees. Without one, a single new query sees all
-        keys. Several see themselves causally, which SDPA applies from the top left corner: right
-        only while nothing is cached, which is how `generate` calls it.
+        A mask [B, 1, T, S] marks the keys that each query attends to. Without a mask, a single
+        query attends to all keys. Several queries attend causally, which SDPA aligns to the top
+        left corner. That is correct only for an empty cache, as in `generate`.
         """
         causal, dropout = (
             mask is None and self.causal and q.shape[2] > 1,
@@ -121,17 +120,15 @@ class Attend(nn.Module):
 
 
 def positions_within(documents: Tensor) -> Tensor:
-    """Returns each token's position in its document, [B, T], given the documents' numbers [B,
-    T].
-    """
+    """Returns each token's position in its document, [B, T], from the document indices [B, T]."""
     positions = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
     begins = F.pad(documents.diff(dim=1) != 0, (1, 0), value=True)
     return positions - torch.where(begins, positions, 0).cummax(1).values
 
 
 def causal_within(documents: Tensor) -> Tensor:
-    """Returns a mask of the keys that each query sees [B, 1, T, T]: those before it in its
-    document, and its own.
+    """Returns a mask [B, 1, T, T] by which each query attends to its own key and to earlier keys in
+    its document.
     """
     same = documents[:, None, :, None] == documents[:, None, None, :]
     return same.tril()
@@ -139,16 +136,18 @@ def causal_within(documents: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """Names from the model's root; `*` is any block.
+    """Module names, relative to the model, for splitting it; `*` matches any block.
 
-    Tensor parallelism splits `column` layers by their outputs (entire heads at a time), `row`
-    layers by their inputs (their outputs are then summed), and `embeddings` by the vocabulary. With
-    it, the sequence is divided from the output of `divided` on: `norms` each see a part of it, and
-    `gathered` modules need all of it. A pipeline may cut between the `blocks`; `first` is only with
-    the first of them, `last` with the last; `head` computes the logits. `alike` modules are the
-    same on every rank, and also get the entire sequence. `head_norms` see entire heads [B, T,
-    heads, E], of which each rank has some. `copied` are those of `column` that may have fewer heads
-    than there are ranks: then some ranks have the same ones.
+    Tensor parallelism splits `column` layers by output features (entire heads), `row` layers by
+    input features, and `embeddings` by vocabulary. The outputs of `row` layers are summed. With
+    tensor parallelism, the sequence is split after the module `divided`. `norms` process a part of
+    it, and `gathered` modules need all of it.
+
+    A pipeline may cut between `blocks`. `first` modules are only in the first stage, `last` modules
+    only in the last. `head` computes the logits. `alike` modules are replicated on every rank and
+    receive the entire sequence. `head_norms` process entire heads [B, T, heads, E], of which each
+    rank has some. `copied` are `column` layers that may have fewer heads than ranks. Some ranks
+    then have the same heads.
     """
 
     blocks: str

@@ -1,5 +1,5 @@
-"""Complete configs, one a file: the first comment line says what it is, and a line `# Next: ...`
-what to type with it.
+"""Complete example configs, one per file. The first comment line is a description, and a line `#
+Next: ...` contains the next command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe: its name, what it is in a line, what to type next, and the config itself."""
+    """A recipe: its name, its one-line description, the next command to type, and the config
+    text.
+    """
 
     name: str
     line: str
@@ -24,16 +26,16 @@ class Recipe:
 
 
 def all_recipes() -> list[Recipe]:
-    """Every recipe, the default first."""
+    """Returns all recipes, the default first."""
     paths = sorted(FOLDER.glob("*.yaml"), key=lambda path: (path.stem != "first-run", path.stem))
     return [_read(path) for path in paths]
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe called `name`.
+    """Returns the recipe called `name`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no recipe has that name.
     """
     recipes = {recipe.name: recipe for recipe in all_recipes()}
     if name in recipes:

@@ -1,12 +1,12 @@
-"""Saves a run while it trains, and resumes it. trainfleet.checkpoints decides which checkpoints
-exist and are good.
+"""Saves a run during training, and resumes it. trainfleet.checkpoints defines which checkpoints are
+valid.
 
-    checkpoints   called by the training loop
-    saving        a copy on the host, and a save in the background: write, commit, remove old ones
-    resuming      the newest good checkpoint, checked and loaded; random number generators
-    files         reads and writes safetensors in a store
-    checkpoint_group  collective steps of all ranks, on a separate process group
-    verify        reads one checkpoint completely: `python -m trainfleet.engine.checkpoint.verify`
+    checkpoints   interface for the training loop
+    saving        snapshot on the host; background write, commit and removal of old checkpoints
+    resuming      verification and loading of the newest valid checkpoint; random number generators
+    files         safetensors files in a store
+    checkpoint_group  collectives of all ranks, on a separate process group
+    verify        complete read of one checkpoint: `python -m trainfleet.engine.checkpoint.verify`
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Runs the collective steps of a checkpoint on a separate gloo group, apart from training's
-collectives.
+"""Runs the collectives of a checkpoint on a separate gloo group.
 
-So a save can communicate in the background while training does in the foreground. A failure on one
-rank fails on all of them with the same message: no rank waits in a collective forever.
+A save can communicate in the background, independently of training's collectives. A failure on one
+rank is raised on all ranks with the same message, so no rank waits in a collective forever.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ import torch.distributed as dist
 from ...run.run_folder import unwritable
 from ...trust.errors import RunError, TrainfleetError
 
-# a dead rank is noticed at once, by its closed connections; this is for slow disks
+# Timeout for slow disks; a dead rank is detected at once because its connections close.
 PATIENCE = timedelta(hours=1)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """The reason why a rank could not do its part."""
+    """The reason why a checkpoint operation failed on a rank."""
 
     rank: int
     what: str
     why: str
-    full: bool  # the disk is full
-    next: str = ""  # command to type, if the disk is not at fault
+    full: bool  # whether the disk is full
+    next: str = ""  # command that the user should type, if the disk is not the cause
 
 
 class CheckpointError(RunError):
-    """Raised by all ranks together."""
+    """A failed checkpoint operation; every rank raises it."""
 
     def __init__(self, failures: list[RankFailure]) -> None:
         first = failures[0]
@@ -51,7 +50,7 @@ class CheckpointError(RunError):
 
 
 class Peers:
-    """All ranks of the job; rank 0 speaks for them."""
+    """All ranks of the job; rank 0 coordinates them."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -62,13 +61,15 @@ class Peers:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Gathers every rank's value, in rank order, at rank 0; returns an empty list elsewhere."""
+        """Gathers the values of all ranks on rank 0, in rank order. Returns an empty list on other
+        ranks.
+        """
         values: list[Any] | None = [None] * self.size if self.first else None
         dist.gather_object(value, values, dst=0, group=self.group)
         return values or []
 
     def scatter(self, values: list[T]) -> T:
-        """Returns this rank's value from rank 0's list."""
+        """Returns this rank's value from the list on rank 0."""
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, values or None, src=0, group=self.group)
         return mine[0]  # type: ignore[no-any-return]
@@ -80,11 +81,11 @@ class Peers:
         return values[0]  # type: ignore[no-any-return]
 
     def all(self, what: str, work: Callable[[], T]) -> list[T]:
-        """Runs `work` on every rank; returns the results, in rank order, at rank 0.
+        """Runs `work` on every rank. Returns the results in rank order on rank 0. When it returns,
+        all ranks are done.
 
         Raises:
-            CheckpointError: on every rank, if any rank's part failed. When this returns, all ranks
-                are done.
+            CheckpointError: `work` failed on any rank; raised on every rank.
         """
         result, failure = attempt(self.rank, what, work)
         gathered = self.gather((result, failure))
@@ -93,7 +94,7 @@ class Peers:
         return [result for result, _ in gathered]  # type: ignore[misc]
 
     def one(self, what: str, work: Callable[[], T]) -> T:
-        """Runs `work` on rank 0; every rank returns its result, or raises CheckpointError."""
+        """Runs `work` on rank 0. Every rank returns its result or raises CheckpointError."""
         result, failure = self.tell(attempt(0, what, work) if self.first else (None, None))
         if failure:
             raise CheckpointError([failure])
@@ -101,7 +102,7 @@ class Peers:
 
 
 def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, RankFailure | None]:
-    """Returns the result, or the reason why it failed."""
+    """Runs `work`. Returns its result, or the reason why it failed."""
     try:
         return work(), None
     except OSError as error:
@@ -118,5 +119,5 @@ def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, Rank
         return None, RankFailure(
             rank, what, f"{error.head}: {error.why}" if error.why else error.head, False, error.next
         )
-    except Exception as error:  # any other error: the other ranks must get it instead of waiting
+    except Exception as error:  # report any other error too, so that no rank waits for this one
         return None, RankFailure(rank, what, f"{type(error).__name__}: {error}", False)

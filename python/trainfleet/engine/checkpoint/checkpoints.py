@@ -1,8 +1,8 @@
-"""Saves and resumes a run for its training loop.
+"""Saves and resumes a run for the training loop.
 
-A checkpoint's files hold the model, the optimizer's moments and every rank's random number
-generators. Everything else is in the marker or follows from the step: the learning rate, and the
-next samples. The optimizer's settings come from the config and are never saved.
+Checkpoint files contain the model, the optimizer's moments and the random number generators of
+every rank. The marker file stores the progress; the learning rate and the next samples follow from
+the step. Optimizer settings come from the config and are never saved.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .saving import Save, Snapshot
 
 @dataclass
 class TrainingProgress:
-    """The progress of training: steps, samples and tokens done, seconds over all attempts, and the
-    state of guard and loss scale.
+    """Progress of training: steps, samples, tokens, and seconds over all attempts. Also the state
+    of the step guard and the loss scale.
     """
 
     step: int = 0
@@ -52,7 +52,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class Saved:
-    """The outcome of a save: committed at `address`, or failed with `error`."""
+    """The result of a save: committed at `address`, or failed with `error`."""
 
     step: int
     address: str
@@ -61,31 +61,31 @@ class Saved:
 
 
 class Checkpoints:
-    """Saves at step boundaries while training continues, and resumes a run. All ranks call every
+    """The training loop's interface for background saves and resuming. All ranks must call every
     method together.
     """
 
     def __init__(self, run: Run, config: Config, dataset: str, world: World) -> None:
-        """Prepares saving; `dataset` is the identity of the training tokens."""
+        """Sets up saving; `dataset` identifies the training tokens."""
         self.run, self.config, self.dataset, self.world = run, config, dataset, world
         self.policy = config.checkpoint
         self.store = store_of(run, self.policy.path)
         self.peers = Peers()
         self.snapshot: Snapshot | None = None
         self.under_way: Save | None = None
-        self.failed: RunError | None = None  # the error of the last save
+        self.failed: RunError | None = None  # error of the last save
         self.done: list[Saved] = []
-        self.began = time.monotonic()  # time of the last save, or of this attempt's start
-        self.asked = False  # a save was requested by the clock
+        self.began = time.monotonic()  # when the last save or this attempt began
+        self.asked = False  # whether checkpoint.every_seconds has already requested a save
 
     @property
     def stops(self) -> bool:
-        """Tells whether a failed save ends the run."""
+        """Returns whether a failed save ends the run."""
         return self.policy.on_failure == "stop"
 
     def proposal(self) -> Proposal:
-        """Returns this rank's request at a step boundary; the vote gives all ranks the same
-        decision.
+        """Returns this rank's requests after a step. The vote merges them into the same decision on
+        all ranks.
         """
         self._look()
         late = self.world.first and 0 < self.policy.every_seconds <= time.monotonic() - self.began
@@ -93,10 +93,10 @@ class Checkpoints:
         return Proposal(save=first, fail=self.failed is not None and self.stops)
 
     def due(self, step: int, decision: Decision) -> bool:
-        """Tells whether a save begins at this boundary.
+        """Returns whether to save after this step.
 
         Raises:
-            RunError: one failed, and the run must stop then (checkpoint.on_failure).
+            RunError: a save failed and checkpoint.on_failure is "stop".
         """
         if decision.fail:
             self.settle()
@@ -105,13 +105,14 @@ class Checkpoints:
         )
 
     def save(self, parts: Parts, progress: TrainingProgress, loss: float) -> None:
-        """Begins to save the current state; training may change it once this returns.
+        """Starts to save the current state. Training may modify the state once this returns.
 
-        It waits for a save that is still under way: `checkpoint.every` holds on a slow disk, too.
+        If the previous save is still running, waits for it, so checkpoint intervals also hold on a
+        slow disk.
 
         Raises:
-            RunError: that one failed, and the run must stop then; on all ranks, as it failed on
-                all.
+            RunError: the previous save failed and checkpoint.on_failure is "stop"; raised on all
+                ranks.
         """
         self._wait()
         if self.failed and self.stops:
@@ -129,27 +130,27 @@ class Checkpoints:
         )
 
     def settle(self) -> None:
-        """Returns when no save is under way.
+        """Waits until no save is running.
 
         Raises:
-            RunError: the last one failed.
+            RunError: the last save failed.
         """
         self._wait()
         if self.failed:
             raise self.failed
 
     def news(self) -> list[Saved]:
-        """Returns the outcomes of the saves that ended since the last call."""
+        """Returns the results of all saves that ended since the last call."""
         self._look()
         done, self.done = self.done, []
         return done
 
     def resume(self, parts: Parts) -> TrainingProgress:
-        """Loads the newest good checkpoint, else the one of `train.init_from`, else none. Returns
-        the progress.
+        """Loads the newest valid checkpoint, or the weights of `train.init_from` if the run has no
+        checkpoint. Returns the progress.
 
         Raises:
-            RunError: there are checkpoints and all are bad, or they belong to another run than the
+            RunError: every checkpoint is damaged, or they belong to a different run than the
                 config's.
         """
         self.peers.one("can't remove leftovers of unfinished saves", self.store.sweep)
@@ -229,7 +230,7 @@ class Checkpoints:
         self._look()
 
     def _look(self) -> None:
-        """Records the outcome of a save that has ended."""
+        """Records the result of the current save if it has ended."""
         save = self.under_way
         if save is None or save.is_alive():
             return

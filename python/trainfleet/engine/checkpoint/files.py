@@ -1,6 +1,7 @@
-"""Reads and writes the files of a checkpoint in a store: safetensors, which many tools read.
+"""Reads and writes the files of a checkpoint in a store, in the safetensors format.
 
-A rank writes one file; torch.distributed.checkpoint plans which rank writes and reads what.
+Each rank writes one file. torch.distributed.checkpoint plans which parts each rank writes and
+reads.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def write(
     store: CheckpointStore, step: int, name: str, chunks: Iterable[bytes | memoryview]
 ) -> FileSum:
-    """Writes a file of the checkpoint that was begun; it is durable when this returns.
+    """Writes a file of an uncommitted checkpoint. The file is durable when this returns.
 
-    Returns its size and checksum, of the bytes before any disk had them.
+    Returns the size and the checksum, computed in memory before the write.
     """
     size = crc = 0
     with store.create(step, name) as stream:
@@ -61,17 +62,17 @@ def write(
 def write_tensors(
     store: CheckpointStore, step: int, name: str, parts: CheckpointIndex, data: Mapping[str, Tensor]
 ) -> FileSum:
-    """Writes a file of pieces of tensors, each under the tensor's name, like `write`."""
+    """Writes pieces of tensors to a file, each under its tensor's name. Behaves like `write`."""
     return write(store, step, name, (index.header(parts), *(bytes_of(data[key]) for key in parts)))
 
 
 def bytes_of(tensor: Tensor) -> memoryview | bytes:
-    """Returns the memory of a contiguous tensor on the host."""
+    """Returns the bytes of a contiguous host tensor, without a copy."""
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
 def read_piece(stream: BinaryIO, dtype: torch.dtype, piece: TensorPiece) -> Tensor:
-    """Reads a piece straight into its memory. Raises ValueError if the file ends too early."""
+    """Reads a piece directly into its tensor. Raises ValueError if the file is too short."""
     found = torch.empty(math.prod(piece.shape) * dtype.itemsize, dtype=torch.uint8)
     stream.seek(piece.begins)
     if found.numel() and stream.readinto(found.numpy().data) != found.numel():  # type: ignore[attr-defined]
@@ -80,8 +81,8 @@ def read_piece(stream: BinaryIO, dtype: torch.dtype, piece: TensorPiece) -> Tens
 
 
 class Reader(FileSystemReader):
-    """Reads a committed checkpoint with a verified marker. Its files are neither executed nor
-    trusted.
+    """Reader for a committed checkpoint with a verified marker. It treats the files as untrusted
+    data and never executes them.
     """
 
     def __init__(self, store: CheckpointStore, commit: Commit) -> None:
@@ -90,16 +91,16 @@ class Reader(FileSystemReader):
 
     @cached_property
     def index(self) -> CheckpointIndex:
-        """Reads the checkpoint's index.
+        """The checkpoint's index.
 
         Raises:
-            Broken: its index can't be read, or its content is impossible.
+            Broken: the index is unreadable or inconsistent.
         """
         return index.read(self.store, self.commit)
 
     @cached_property
     def pieces(self) -> dict[tuple[str, Sizes], TensorPiece]:
-        """The pieces by name and by their offsets in the tensor."""
+        """Pieces by tensor name and offsets in the tensor."""
         return {
             (name, piece.offsets): piece
             for name, tensor in self.index.items()
@@ -107,8 +108,8 @@ class Reader(FileSystemReader):
         }
 
     def room(self, name: str) -> Tensor | None:
-        """Returns an empty tensor as large as one of the checkpoint; None if it has no tensor with
-        that name.
+        """Returns an empty tensor of the shape and type in the checkpoint. Returns None if the
+        checkpoint has no tensor of that name.
         """
         found = self.index.get(name)
         return None if found is None else torch.empty(found.shape, dtype=DTYPES[found.dtype])
@@ -151,7 +152,7 @@ class Reader(FileSystemReader):
 
 
 def _entry(tensor: IndexedTensor) -> TensorStorageMetadata:
-    """Converts an entry to torch's planner's type."""
+    """Converts an index entry to the type that torch's planner expects."""
     chunks = [
         ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.shape))
         for piece in tensor.pieces

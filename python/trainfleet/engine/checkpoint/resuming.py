@@ -1,5 +1,5 @@
-"""Resumes from the newest good checkpoint: all checksums are verified before any of it is loaded.
-Saves, restores and seeds the random number generators that a rank may draw from.
+"""Resumes from the newest valid checkpoint, after verifying all its checksums. Also saves, restores
+and seeds the random number generators of a rank.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from ..parallel.rank_model import Parts, State
 from .checkpoint_group import Peers
 from .files import Reader
 
-# Bytes of the text without torch's generators: 1,249 numbers of ten digits or fewer, and some
-# words.
+# Size in bytes of the serialized state without torch's generators, which contains 1,249 numbers of
+# at most ten digits.
 WIDTH = 2**14
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A checkpoint that was skipped, and why."""
+    """A damaged checkpoint that was skipped, and the reason."""
 
     step: int
     address: str
@@ -52,7 +52,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint to resume from, and the config keys that differ from its run's."""
+    """The checkpoint to resume from, and the config keys that changed since it was saved."""
 
     commit: Commit
     changed: dict[str, tuple[Any, Any]]
@@ -61,12 +61,11 @@ class ResumePoint:
 def find(
     peers: Peers, store: CheckpointStore, config: Config, dataset: str
 ) -> tuple[ResumePoint | None, list[Damage]]:
-    """Returns the newest good checkpoint (None if there is no checkpoint) and the newer bad ones;
-    all ranks call it.
+    """Finds the newest valid checkpoint (None if there is no checkpoint) and the newer damaged
+    ones. All ranks must call it together.
 
     Raises:
-        RunError: there are checkpoints and all are bad, or the config is for another run than
-            theirs.
+        RunError: every checkpoint is damaged, or the config belongs to a different run.
     """
     passed: list[Damage] = []
     for step in reversed(peers.one("can't list the checkpoints", store.steps)):
@@ -98,8 +97,10 @@ def set_aside(store: CheckpointStore, passed: list[Damage]) -> None:
 
 
 def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
-    """Returns a checkpoint's marker, after each rank has verified the checksums of its share of the
-    files. Raises Broken on all ranks if one is wrong.
+    """Returns a checkpoint's marker after the ranks have verified the checksums of all files. Each
+    rank verifies its share.
+
+    Raises Broken on all ranks if any file is damaged.
     """
     text, address = (
         peers.one("can't read a checkpoint", lambda: store.marker(step)),
@@ -117,11 +118,11 @@ def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
 
 
 def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, device: Device) -> bool:
-    """Loads this rank's part of a checkpoint from any layout. Returns whether the generators were
-    restored too.
+    """Loads this rank's part of a checkpoint, which any layout may have written. Returns whether
+    the random number generators were restored, too.
 
-    Generators belong to ranks and devices: only the same number of ranks on the same kind of device
-    restores them. Otherwise they are seeded again from seed, step and rank.
+    They are restored only for the same number of ranks and kind of device, because their states are
+    specific to both. Otherwise the caller must seed them.
     """
     state, rank = parts.state(), str(peers.rank)
     same = found.world_size == peers.size
@@ -138,9 +139,7 @@ def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, devi
 
 
 def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
-    """Loads the model's weights from a checkpoint of another run (train.init_from). Returns its
-    address.
-    """
+    """Loads the weights from the checkpoint or folder in `train.init_from`. Returns its address."""
     if found := peers.one(
         "can't look for a platform's checkpoint", lambda: platforms.checkpoint_at(address)
     ):
@@ -163,8 +162,8 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
 
 
 def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> None:
-    """Loads the weights of another platform's checkpoint; a config.json next to it describes its
-    model.
+    """Loads the weights of another platform's checkpoint. If it has a config.json, checks the
+    model's shape against it.
     """
     platform = platforms.named(name)
     for folder in platform.described(checkpoint):
@@ -173,8 +172,8 @@ def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> N
 
 
 def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None:
-    """Loads an entire model's weights from a checkpoint, only in this process, after its checksums
-    are verified.
+    """Verifies a checkpoint's checksums and loads the entire model. It works in one process,
+    without collectives.
     """
     if faults := [
         fault
@@ -188,11 +187,11 @@ def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None
 
 
 def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
-    """Returns the store and the step of the run's newest checkpoint that looks complete; None
-    without any checkpoint.
+    """Returns the store and step of the run's newest checkpoint that appears complete, or None if
+    the run has no checkpoint.
 
     Raises:
-        Broken: there are some, but no complete one.
+        Broken: the run has checkpoints, but all are incomplete.
     """
     store = store_of(run, config.checkpoint.path)
     entries = list(listing.look(store))
@@ -213,22 +212,22 @@ def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
 
 
 def fill(state: State, reader: Reader) -> None:
-    """Reads this rank's parts of a checkpoint into the tensors of a state.
+    """Reads this rank's parts of a checkpoint into the tensors of `state`.
 
     Raises:
-        Broken: the checkpoint is damaged, or lacks a tensor of the state.
+        Broken: the checkpoint is damaged, or lacks a tensor of `state`.
     """
-    reader.read_metadata()  # first of all: torch would turn its problem into another error
+    reader.read_metadata()  # read it first, because torch would wrap its error in another one
     try:
         with warnings.catch_warnings():
-            # each rank knows what it needs
+            # This load needs no collectives, because each rank knows which tensors it needs.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load_parts(state, storage_reader=reader, no_dist=True)
     except (
         CheckpointException
-    ) as failure:  # torch's, which is not an Exception: it holds the error, next to its traceback
+    ) as failure:  # not a subclass of Exception; contains torch's error and its traceback
         error = next(iter(failure.failures.values()))[0]
-        if type(error) in (RuntimeError, ValueError):  # a missing name, or another size
+        if type(error) in (RuntimeError, ValueError):  # missing tensor or size mismatch
             raise Broken(
                 "holds other tensors than this model",
                 where=reader.store.address(reader.step),
@@ -238,7 +237,7 @@ def fill(state: State, reader: Reader) -> None:
 
 
 def is_folder(address: str) -> bool:
-    """Tells whether an address is a Hugging Face folder on this machine, and not a checkpoint."""
+    """Returns whether an address names a Hugging Face model, on the Hub or in a folder."""
     return address.startswith(HUB) or (Path(address) / shapes.CONFIG).is_file()
 
 
@@ -246,10 +245,11 @@ Load = Callable[[dict[str, torch.Size]], dict[str, torch.Tensor]]
 
 
 def load_folder(address: str, parts: Parts, shape: Model) -> None:
-    """Loads the weights of a Hugging Face folder; every rank reads the tensors for its parameters.
+    """Loads the weights of a Hugging Face folder. Each rank reads the tensors that its parameters
+    need.
 
     Raises:
-        RunError: the folder's model has another shape, or lacks a file or a weight; each by name.
+        RunError: the shape differs, or a file or weight is missing; the message names it.
     """
     folder = folder_of(address, weights=True)
     require_shape(folder, shape)
@@ -257,7 +257,7 @@ def load_folder(address: str, parts: Parts, shape: Model) -> None:
 
 
 def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
-    """Loads this rank's parameters, a tied one once."""
+    """Loads this rank's parameters, each tied parameter once."""
     tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_word_embeddings else set()
     named: dict[str, Any] = {
         name: tensor for name, tensor in parts.weights().items() if name not in tied
@@ -267,9 +267,9 @@ def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
 
 
 def read(device: Device) -> Tensor:
-    """Reads the state of all generators of this rank, as the bytes of a text.
+    """Serializes the state of all generators of this rank as JSON text.
 
-    Its length is always the same, since a save is planned once.
+    The size is always the same, because the save is planned only once.
     """
     state: dict[str, Any] = {
         "device": device.kind,
@@ -288,11 +288,11 @@ def read(device: Device) -> Tensor:
 
 
 def restore(text: Tensor, device: Device) -> bool:
-    """Sets all generators to a state of `read`. Returns False, and sets none, if another kind of
-    device wrote it.
+    """Restores all generators from the output of `read`. Returns False and changes nothing if a
+    different kind of device wrote it.
 
     Raises:
-        RunError: this is not a state of random numbers.
+        RunError: the text is not a valid generator state.
     """
     try:
         state = json.loads(bytes(text.numpy()))
@@ -303,7 +303,7 @@ def restore(text: Tensor, device: Device) -> bool:
             return False
         version, words, gauss = state["python"]
         kind, key, position, *rest = state["numpy"]
-        # numpy reads from any position
+        # NumPy accepts any position without a check, so check it here.
         if kind != "MT19937" or len(key) != 624 or not 0 <= position <= 624:
             raise ValueError("numpy's is of another kind")
         random.setstate((version, tuple(words), gauss))
@@ -325,7 +325,7 @@ def restore(text: Tensor, device: Device) -> bool:
 
 
 def seed_all(device: Device, seed: int, step: int, rank: int) -> None:
-    """Seeds all generators, differently for every seed, step and rank."""
+    """Seeds all generators, with a different seed per run seed, step and rank."""
     sequence = np.random.SeedSequence((seed, step, rank)).generate_state(2)
     random.seed(int(sequence[0]))
     np.random.seed(int(sequence[0]))

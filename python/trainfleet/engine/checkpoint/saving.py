@@ -1,9 +1,9 @@
-"""Copies a rank's part of the state to the host at a step boundary; then writes and commits it, in
-a background thread, while training continues.
+"""Copies a rank's part of the state to the host between two steps. Then writes and commits it in a
+background thread while training continues.
 
-All ranks plan together, once, which rank writes which part: a tensor that several ranks hold is
-copied and written by one of them. The copies' memory is allocated at the first save and used again
-later, so that further saves need no more memory of the host.
+At the first save, all ranks plan together which rank writes which part. If several ranks have the
+same tensor, only one of them copies and writes it. Later saves reuse the host buffers of the first
+one, so they need no additional host memory.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ..parallel.rank_model import State
 from . import files
 from .checkpoint_group import CheckpointError, Peers, attempt
 
-NICE = 10  # niceness of the writing thread: on a CPU it shares the cores with training
-ROOM = 1.02  # bytes of a checkpoint per byte of tensors
+NICE = 10  # niceness of the writer thread, which shares the CPU cores with training
+ROOM = 1.02  # free bytes that a save requires per byte of tensors
 
 PLANNING = "can't plan a checkpoint"
 
 
 class Save(threading.Thread):
-    """A save in progress; once it has ended, `error` has its error.
+    """A background save. `error` is its exception, if it failed.
 
-    It dies with the process, even while it waits for another rank: it is a daemon, unlike an
-    executor's threads.
+    The thread is a daemon, unlike those of an executor. So it never keeps the process alive, even
+    while it waits for another rank.
     """
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
@@ -54,7 +54,7 @@ class Save(threading.Thread):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:
             self.work()
-        except Exception as error:  # for the training loop to raise, at the next step boundary
+        except Exception as error:  # the training loop raises it after the next step
             self.error = error
         self.seconds = time.monotonic() - self.began
 
@@ -62,12 +62,12 @@ class Save(threading.Thread):
 def write(
     peers: Peers, store: CheckpointStore, snapshot: Snapshot, commit: Commit, policy: Checkpoint
 ) -> None:
-    """Commits a snapshot as a checkpoint, then removes older ones by the retention policy; all
-    ranks call it.
+    """Writes and commits a snapshot, then removes old checkpoints by the retention policy. All
+    ranks must call it together.
 
     Raises:
-        CheckpointError: on all ranks. Then either the checkpoint is invisible, and earlier ones are
-            unchanged; or it is committed, and an older one could not be removed.
+        CheckpointError: on all ranks. Either the new checkpoint is invisible and earlier ones are
+            unchanged, or it is committed but an old one could not be removed.
     """
     step = commit.step
     try:
@@ -81,7 +81,7 @@ def write(
         peers.one("can't commit a checkpoint", finish)
     except CheckpointError:
         if peers.first:
-            # then the next save at this step or the next start removes the files
+            # If this fails, the next start or the next save of this step removes the files.
             with suppress(OSError):
                 store.abandon(step)
         raise
@@ -92,8 +92,8 @@ def write(
 
 
 def begin(store: CheckpointStore, step: int, size: int) -> None:
-    """Creates the folder of a checkpoint. Raises OSError if the disk has no room for it, before a
-    byte is written.
+    """Creates the folder of a checkpoint. Raises OSError if the disk is too full, before anything
+    is written.
     """
     store.begin(step)
     free, needed = store.free(), int(size * ROOM)
@@ -106,10 +106,10 @@ def begin(store: CheckpointStore, step: int, size: int) -> None:
 
 
 class Snapshot:
-    """This rank's part of the state at the last `take`."""
+    """Host copy of this rank's part of the state, updated by `take`."""
 
     def __init__(self, peers: Peers, state: State) -> None:
-        """Plans together with all other ranks."""
+        """Plans the save together with all other ranks."""
         self.planner = DefaultSavePlanner()
         self.planner.set_up_planner(state, is_coordinator=peers.first)
         self.index, plan = agree(peers, self.planner)
@@ -120,11 +120,11 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Bytes of all ranks' tensors; known to rank 0."""
+        """Total bytes of all tensors; only correct on rank 0."""
         return sum(tensor.bytes_of(tensor.shape) for tensor in self.index.values())
 
     def take(self, state: State, device: Device) -> None:
-        """Copies the rank's part to the host; training may change the state once this returns."""
+        """Copies this rank's part to the host. Training may modify the state once this returns."""
         self.planner.set_up_planner(state)
         for item in self.items:
             found, name = self.planner.resolve_data(item), item.index.fqn
@@ -132,13 +132,13 @@ class Snapshot:
             if name not in self.data:
                 self.data[name] = device.host_buffer(found)
             self.data[name].copy_(found.detach(), non_blocking=True)
-        self.planner.state_dict = {}  # keeps no reference to the live state
+        self.planner.state_dict = {}  # drop the references to the live state
         device.synchronize()
 
     def write(self, store: CheckpointStore, step: int) -> dict[str, FileSum]:
-        """Writes the rank's file, if it has a part, to the checkpoint that was begun.
+        """Writes this rank's file to the uncommitted checkpoint, unless the rank has no part.
 
-        It is durable when this returns.
+        The file is durable when this returns.
         """
         if not self.data:
             return {}
@@ -147,14 +147,14 @@ class Snapshot:
     def write_index(
         self, store: CheckpointStore, step: int, parts: list[dict[str, FileSum]]
     ) -> dict[str, FileSum]:
-        """Writes the index of all parts, at rank 0. Returns all files of the checkpoint."""
+        """Writes the index of all parts; called on rank 0. Returns all files of the checkpoint."""
         written = {name: file for part in parts for name, file in part.items()}
         text = index.render(self.index)
         return written | {index.FILE: files.write(store, step, index.FILE, [text])}
 
 
 def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[CheckpointIndex, SavePlan]:
-    """Returns at rank 0 the index of the entire state; at each rank the plan of its part."""
+    """Returns the index of the entire state (empty except on rank 0), and this rank's save plan."""
     plans = peers.gather(planner.create_local_plan())
     made, failure = (
         attempt(0, PLANNING, lambda: whole_plan(planner, plans)) if peers.first else (None, None)
@@ -168,7 +168,7 @@ def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[CheckpointIndex, S
 def whole_plan(
     planner: DefaultSavePlanner, plans: list[SavePlan]
 ) -> tuple[list[SavePlan], CheckpointIndex]:
-    """Returns each rank's share of the writing, and the index of all shares."""
+    """Merges the plans. Returns each rank's final plan and the index of the entire state."""
     shares, _ = planner.create_global_plan(plans)
     whole: dict[str, IndexedTensor] = {}
     for rank, share in enumerate(shares):
@@ -179,16 +179,16 @@ def whole_plan(
 
 
 def parts_of(share: SavePlan, rank: int) -> CheckpointIndex:
-    """Returns the pieces in a rank's file. The largest numbers come first, so that each is aligned
-    there.
+    """Returns the pieces in a rank's file, largest number format first, so that every piece is
+    aligned.
     """
     parts = {item.index.fqn: part_of(item, index.file_of(rank)) for item in share.items}
     return dict(sorted(parts.items(), key=lambda entry: -NUMBERS[entry[1].dtype]))
 
 
 def part_of(item: WriteItem, file: str) -> IndexedTensor:
-    """Returns a piece that a rank writes. Raises TypeError if it is not part of a tensor, or has
-    another number format.
+    """Returns the piece that a rank writes for an item. Raises TypeError if the item is not a
+    tensor or has an unsupported format.
     """
     data = item.tensor_data
     if data is None or data.properties.dtype not in files.NAMES:

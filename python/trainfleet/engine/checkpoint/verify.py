@@ -1,8 +1,7 @@
 """Reads every number of one checkpoint: `python -m trainfleet.engine.checkpoint.verify ADDRESS`.
-Its bytes were checked before.
 
-This checks what checksums can't show: that the index finds every tensor completely, that torch can
-read each, and that all numbers are finite.
+`make verify` checks the checksums first. This checks that the index covers every tensor completely,
+that torch can read each tensor, and that all numbers are finite.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def main(arguments: list[str]) -> int:
 
 
 def tensors(reader: Reader) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor by name, one at a time: a checkpoint may be larger than this machine's
-    memory.
+    """Yields every tensor with its name, one at a time, because a checkpoint may exceed this
+    machine's memory.
     """
     for name in reader.index:
         if (tensor := reader.room(name)) is not None:
@@ -62,7 +61,7 @@ def tensors(reader: Reader) -> Iterator[tuple[str, Tensor]]:
 
 
 def kind_of(name: str) -> str:
-    """Returns the kind of a tensor for the summary."""
+    """Returns the category of a tensor in the summary."""
     last = name.rsplit(".", 1)[-1]
     first, _, _ = name.partition(".")
     return KINDS.get(first, KINDS.get(last, last))

@@ -1,14 +1,14 @@
-"""Divides a model among ranks, and runs steps through the parts.
+"""Splits a model over ranks, and runs training steps on the parts.
 
-rank_model  the interface of any layout for the training loop; every rank has the entire model (DDP)
-parallelize  every other layout, in one short function: slices → stages → weights → recomputation →
-             fp8 → compilation → shards
-tensor      a model's plan as DTensors, the sequence in parts, for attention too
-pipeline    stages and their schedule
-blocks      transformations of each block: first values, fp8, recomputation, compilation, shards
-gradients   the ranks as a grid; gradients' norm and clipping, right in every layout
+rank_model  interface of all layouts; DDP, which keeps the entire model on every rank
+parallelize  all other layouts, built in order: slices, stages, weights, recomputation, fp8,
+             compilation, shards
+tensor      tensor and sequence parallelism by DTensor; context parallelism
+pipeline    pipeline stages and their schedule
+blocks      per-block transformations: initial weights, fp8, recomputation, compilation, shards
+gradients   device mesh; gradient norm and clipping in every layout
 
-A lazy device has its own division (config/platforms.py).
+The platform of a lazy device implements its layouts itself (config/platforms.py).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["Parts", "Replicas", "arrange"]
 
 
 def arrange(config: Config, world: World) -> Parts:
-    """Makes this rank's model and its optimizer; all ranks call it together.
+    """Creates this rank's model and optimizer. All ranks must call it together.
 
-    If each rank can have an entire model with fp32 weights, DDP is the fastest, by far on CPUs
-    (tests/bench/LOG.md).
+    Uses DDP if the layout does not split the model and ranks compute with fp32 weights. DDP is then
+    the fastest, by far on CPUs (tests/bench/LOG.md).
     """
     if world.device.lazy:
         parts: Parts = platforms.arrange(world.device.kind, config, world)
@@ -40,7 +40,7 @@ def arrange(config: Config, world: World) -> Parts:
         and config.train.param_dtype == "fp32"
     )
     if divided or not (casts or precision == torch.float32):
-        from .parallelize import divide  # only now: pipelines and sharding take a while to import
+        from .parallelize import divide  # late, because pipelining and FSDP are slow to import
 
         return divide(config, world.device, precision)
     return Replicas(config, world, precision)

@@ -1,10 +1,9 @@
-"""Transforms a model block by block: its first values, fp8, recomputation, compilation, sharding.
+"""Transforms a model block by block: initial weights, fp8, recomputation, compilation, sharding.
 
-fp8 runs the matrix products of blocks, forward and backward, by torchao. Inputs and weights are
-rounded to e4m3 and gradients to e5m2 (Micikevicius et al. 2022, arXiv:2209.05433), each tensor
-scaled by its largest number at this step. The optimizer's parameters stay the same, and a
-checkpoint does not depend on fp8. The embedding and the output layer, which suffer most from it,
-are outside the blocks and stay in bf16, like attention and norms.
+With fp8, torchao computes the matrix products of the blocks, forward and backward. Inputs and
+weights are rounded to e4m3, gradients to e5m2 (Micikevicius et al. 2022, arXiv:2209.05433). Each
+tensor is scaled by its current maximum. Parameters and checkpoints are the same as without fp8.
+Attention, norms, the embedding and the output layer stay in bf16; the last two lose most from fp8.
 """
 
 from __future__ import annotations
@@ -34,14 +33,15 @@ from ...trust.errors import RunError
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
-MULTIPLE = 16  # divisor of both sides of a matrix, required by the instructions (torch._scaled_mm)
+# the fp8 instructions require multiples of this for both sides of a matrix (torch._scaled_mm)
+MULTIPLE = 16
 
 
 def recompute(blocks: Iterable[nn.Module], how: str | float, device: Device) -> None:
-    """Makes blocks keep less for their backward pass: only their input (`full`), or also results
-    that are costly to compute (`selective`).
+    """Reduces the activations that blocks keep for the backward pass.
 
-    A number is a budget, which `compile_blocks` applies.
+    `full` keeps only a block's input; `selective` also keeps results that are expensive to compute.
+    A number is a memory budget, which `compile_blocks` applies.
     """
     if how not in ("full", "selective"):
         return
@@ -61,8 +61,8 @@ def keep(
     *arguments: object,
     **named: object,
 ) -> CheckpointPolicy:
-    """Decides whether torch's selective recomputation keeps an operation's result: it keeps the
-    products and attention.
+    """Returns the policy for an operation in selective recomputation, which keeps expensive results
+    such as products and attention.
     """
     return CheckpointPolicy.MUST_SAVE if operation in costly else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -70,22 +70,22 @@ def keep(
 def compile_blocks(
     model: Network, blocks: Iterable[nn.Module], how: str | float, device: Device, loss: bool = True
 ) -> None:
-    """Compiles each block separately, so that blocks of one shape share one piece of code; then the
-    loss, if `loss`.
+    """Compiles each block separately, so that blocks of the same shape share code. Also compiles
+    the loss if `loss` is true.
 
-    If `how` to recompute is a number, a block keeps at most that fraction of the results that the
-    compiler would keep for speed. The loss keeps all, as its backward pass follows at once. The
-    code is cached in the project's folder, for the next run.
+    If `how` is a number, a block keeps at most that fraction of the activations that the compiler
+    would keep for speed. The loss keeps all of them, because its backward pass follows immediately.
+    Compiled code is cached in the project's folder for later runs.
     """
-    # default of torch's compiler, only on this machine
+    # torch's default cache folder, which is local to this machine
     own = f"{tempfile.gettempdir()}/torchinductor_"
     if os.environ.get(CACHE, own).startswith(own):
         os.environ[CACHE] = str(COMPILED.absolute())
     for block in blocks:
-        # a smaller batch, like validation's last one, gets separate code
+        # A batch of another size, like the last one of validation, is compiled separately.
         compiled = device.compiled(block._call_impl)
         if not isinstance(how, str):
-            # read when the first batch arrives
+            # The budget is read at compile time, when the first batch arrives.
             compiled = functorch.patch(activation_memory_budget=float(how))(compiled)
         block._compiled_call_impl = compiled
     if loss:
@@ -100,30 +100,30 @@ def shard(
     precision: torch.dtype,
     device: Device,
 ) -> None:
-    """Shards the weights over the ranks of a mesh; gradients are averaged over them (Zhao et al.
+    """Shards the weights over the ranks of a mesh and averages gradients over them (Zhao et al.
     2023, FSDP).
 
-    ZeRO 3 `frees` a block's weights after it has run and gathers them again for its backward pass.
-    The last block is an exception, as its backward pass comes next. ZeRO 1, and any pipeline, keep
-    them gathered from the first forward pass of a step to its last backward pass: only the
-    optimizer's state, and the weights that it updates, are sharded.
+    With ZeRO 3 (`frees`), a block's weights are freed after its forward pass and gathered again for
+    its backward pass. The last block keeps its weights, because its backward pass comes next. With
+    ZeRO 1, and in a pipeline, weights stay gathered from the first forward pass of a step to its
+    last backward pass. Then only the optimizer's state and the weights that it updates are sharded.
     """
-    # only now: the import takes a while, and DDP does not need it
+    # Imported late, because the import is slow and DDP does not need it.
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=device.gradient_sums)
     for block in blocks:
-        again = frees and block is not blocks[-1]  # gathered for the backward pass
+        again = frees and block is not blocks[-1]  # gathered again for the backward pass
         fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
     fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
 
 
 def convert(blocks: Iterable[nn.Module], device: Device) -> None:
-    """Converts every matrix of the blocks that the instructions accept to fp8 products; the
-    parameters stay the same objects.
+    """Converts the linear layers of the blocks to fp8 products if their sizes allow it. The
+    parameter objects stay the same.
 
     Raises:
-        RunError: the device has no such instructions, or torchao is not installed.
+        RunError: the device does not support fp8, or torchao is not installed.
     """
     if not device.native_fp8:
         raise RunError(
@@ -155,11 +155,10 @@ def is_taken(module: nn.Module, name: str) -> bool:
 
 @torch.no_grad()
 def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> None:
-    """Allocates every parameter of the model on the device and fills it with its first values, in a
-    number format.
+    """Allocates the model's parameters on the device in a number format, and initializes them.
 
-    The values are the same as in one process: for a slice of a matrix, a rank draws the entire
-    matrix and keeps the slice. So no rank ever holds more than its own part and one entire matrix.
+    The values do not depend on the layout. For a slice of a matrix, the rank draws the entire
+    matrix and keeps only its slice. So a rank needs memory for its part and for one entire matrix.
     """
     made: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules():
@@ -175,7 +174,7 @@ def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> Non
 
 
 def slice_of(values: Tensor, parameter: Tensor) -> Tensor:
-    """Returns this rank's slice of an entire tensor, laid out like the parameter."""
+    """Returns this rank's slice of an entire tensor, with the layout of `parameter`."""
     if not isinstance(parameter, DTensor):
         return values
     mesh, placements = parameter.device_mesh, parameter.placements

@@ -1,5 +1,5 @@
-"""Arranges the ranks in a mesh, and handles gradients with parts on several of them: their scale,
-their global norm, and clipping by it.
+"""Creates the device mesh, and computes scale, global norm and clipping of gradients that are
+divided over ranks.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch.distributed.tensor import DTensor
 from ...config import Config
 from ...devices import Device
 
-# From the slowest links to the fastest: neighbours in `tensor` are neighbours on a node, stages of
-# a pipeline are on other nodes.
+# Dimensions from the slowest to the fastest links: `tensor` ranks share a node, pipeline stages are
+# on different nodes.
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 
 
 def scaled(loss: Tensor, scale: Tensor | None) -> Tensor:
-    """Returns the loss for a backward pass: its gradients are larger by the same factor."""
+    """Returns the loss multiplied by the loss scale, if there is one, for the backward pass."""
     return loss if scale is None else loss * scale
 
 
 @torch.no_grad()
 def unscale(parameters: Iterable[Tensor], scale: Tensor) -> None:
-    """Divides the gradients by their loss scale: exactly, if it is a power of two."""
+    """Divides the gradients by the loss scale, which is exact for a power of two."""
     torch._foreach_mul_(
         [local(parameter) for parameter in parameters if parameter.grad is not None], 1 / scale
     )
@@ -37,11 +37,12 @@ def unscale(parameters: Iterable[Tensor], scale: Tensor) -> None:
 def clip(
     parameters: Iterable[Tensor], limit: float, mesh: Mesh, copies: frozenset[int] = frozenset()
 ) -> Tensor:
-    """Returns the gradients' global norm, left on the device. Scales them down to `limit` if it is
-    larger (0: never).
+    """Returns the global gradient norm as a device tensor. Scales gradients down to `limit` if the
+    norm is larger; a limit of 0 disables clipping.
 
-    Every number counts once, on any rank: parts are summed over the ranks that have them, and
-    `copies` (ids), which count on another rank, are skipped. No rank waits for its device.
+    Every element counts exactly once: partial norms are summed over the ranks that shard a
+    parameter. Parameters with ids in `copies` are skipped, because another rank counts them. The
+    host never waits for the device.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     total = norm(parameters, mesh, copies)
@@ -52,7 +53,7 @@ def clip(
 
 
 def norm(parameters: list[Tensor], mesh: Mesh, copies: frozenset[int]) -> Tensor:
-    """Returns the root of the sum of all squares."""
+    """Returns the global L2 norm of the gradients."""
     parts: dict[tuple[str, ...], list[Tensor]] = {}
     for parameter in parameters:
         if id(parameter) not in copies:
@@ -70,7 +71,7 @@ def norm(parameters: list[Tensor], mesh: Mesh, copies: frozenset[int]) -> Tensor
 
 
 def divided(parameter: Tensor) -> tuple[str, ...]:
-    """Returns the dimensions of the mesh along which a parameter is divided."""
+    """Returns the mesh dimensions that shard a parameter."""
     if not isinstance(parameter, DTensor):
         return ()
     names = parameter.device_mesh.mesh_dim_names or ()
@@ -82,23 +83,23 @@ def divided(parameter: Tensor) -> tuple[str, ...]:
 
 
 def local(parameter: Tensor) -> Tensor:
-    """Returns this rank's part of a parameter's gradient, as a tensor that shares its memory."""
+    """Returns this rank's part of a parameter's gradient, sharing its memory."""
     gradient = parameter.grad
     assert gradient is not None
     if not isinstance(gradient, DTensor):
         return gradient
     assert isinstance(parameter, DTensor)
-    # a norm's gradient, of the rank's part of the sequence, is a sum that is still due
+    # With sequence parallelism, a norm's gradient is a partial sum, so it must still be reduced.
     if gradient.placements != parameter.placements:
         parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
     return gradient.to_local()
 
 
 class Mesh:
-    """The ranks as a grid, pipeline x replicate x shard x tensor, and this one's place in it. All
-    ranks make it together.
+    """The grid of ranks, pipeline x replicate x shard x tensor, and this rank's position in it. All
+    ranks must create it together.
 
-    Context ranks are neighbours within `shard`: they have the same weights and different tokens, so
+    Context ranks are neighbours in `shard`. They have the same weights and different tokens, so
     they share everything that data-parallel ranks share.
     """
 
@@ -114,17 +115,17 @@ class Mesh:
         )
         self.stage, replica, shared, _ = (int(index) for index in self.grid.get_coordinate() or ())
         self.context = shared % layout.context
-        # index of its part among the `ways` parts of a batch
+        # index of this rank's part among the `ways` parts of a batch
         self.data = replica * layout.fsdp + shared // layout.context
         self.context_group = self._context_group()
 
     def group(self, dimension: str) -> dist.ProcessGroup:
-        """Returns the ranks that differ from this one only in that dimension."""
+        """Returns the group of ranks that differ from this one only in that dimension."""
         return self.grid.get_group(dimension)
 
     def sharing(self) -> DeviceMesh:
-        """Returns the ranks with the same part of the model: 1 dimension, or replicas of those that
-        shard it.
+        """Returns the mesh of the ranks with the same part of the model. It has one dimension, or
+        two if shards are replicated.
         """
         if self.grid["replicate"].size() == 1:
             return self.grid["shard"]

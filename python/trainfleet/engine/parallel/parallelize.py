@@ -1,4 +1,4 @@
-"""Divides a model among the ranks by the layout, and runs batches through all parts."""
+"""Splits a model over ranks by the configured layout, and runs batches through it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ from .rank_model import TorchParts
 
 
 def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
-    """Makes this rank's part; all ranks call it together.
+    """Creates this rank's part of the model. All ranks must call it together.
 
-    The order of the steps is fixed. Matrices are sliced before anything wraps a block;
-    recomputation and fp8 must be inside the compiled part, and sharding outside of it. No rank ever
-    holds the entire model.
+    The order matters: matrices are sliced before anything wraps a block. Recomputation and fp8 are
+    applied before compilation, sharding after it. No rank ever holds the entire model.
     """
     train, layout, mesh = config.train, config.train.parallelism, Mesh(config, device)
     format_ = PRECISIONS[train.param_dtype]
@@ -55,7 +54,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     blocks.recompute(blocks_of(model), train.recomputation, device)
     if precision == PRECISIONS["fp8"]:
         blocks.convert(blocks_of(model), device)
-        precision = torch.bfloat16  # format of everything else
+        precision = torch.bfloat16  # format of everything that is not in fp8
     if train.compile:
         blocks.compile_blocks(
             model,
@@ -65,7 +64,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
             loss=layout.tensor * layout.pipeline == 1,
         )
     if mesh.sharing().size() > 1 or precision != format_:
-        # otherwise weights are freed once per micro-batch of a step
+        # In a pipeline, ZeRO 3 would free and gather weights again for every micro-batch.
         frees = layout.zero_stage == 3 and layout.pipeline == 1
         for stage in stages:
             blocks.shard(stage, blocks_of(stage), mesh.sharing(), frees, precision, device)
@@ -84,15 +83,13 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def tied_names(model: nn.Module) -> list[str]:
-    """Returns the parameters that have two names: the first of each."""
+    """Returns the first name of each tied parameter."""
     shared = {id(owner._parameters[name]) for owner, name in tensor.find_tied(model).values()}
     return [name for name, parameter in model.named_parameters() if id(parameter) in shared]
 
 
 class Division(TorchParts):
-    """A rank's part of a divided model. Its parameters have the same names as in the entire
-    model.
-    """
+    """This rank's part of a divided model. Parameters keep their names from the entire model."""
 
     model: Network
     whole = None
@@ -107,8 +104,8 @@ class Division(TorchParts):
         tied: list[str],
         precision: torch.dtype,
     ) -> None:
-        """Sets up the part; `tied`: parameters that are also the head's; `precision`: the format of
-        products.
+        """Creates the part. `tied` lists parameters that embedding and head share; `precision` is
+        the number format of matrix products.
         """
         super().__init__(
             model,
@@ -121,7 +118,7 @@ class Division(TorchParts):
         self.micro_batches = config.train.global_batch_size // (
             mesh.ways * config.train.micro_batch_size
         )
-        self.like: MicroBatch | None = None  # the newest batch
+        self.like: MicroBatch | None = None  # latest batch
         self.tie: Tie | None = None
         self.pipeline: Pipeline | None = None
         if mesh.layout.pipeline > 1:
@@ -129,7 +126,8 @@ class Division(TorchParts):
             self.tie = Tie(model, tied, mesh) if tied else None
 
     def listen(self, watch: Stopwatch) -> None:
-        # a schedule's passes overlap: no moment is the last
+        # In a pipeline, passes of several micro-batches overlap, so there is no last gradient to
+        # observe.
         if self.mesh.grid.size() > 1 and not self.pipeline:
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
         if self.mesh.sharing().size() > 1 and not self.pipeline:
@@ -139,7 +137,7 @@ class Division(TorchParts):
         with self._sliced():
             if self.pipeline:
                 inputs, targets = join([self.part(batch) for _, batch in batches])[:2]
-                with watch.part("pipeline"):  # forward and backward of many micro-batches at once
+                with watch.part("pipeline"):  # forward and backward passes of all micro-batches
                     loss = self.pipeline.train(inputs, targets, self.scale)
             else:
                 loss = torch.zeros((), device=self.device.torch_device)
@@ -147,7 +145,7 @@ class Division(TorchParts):
                     loss += self._pass(batch, left, watch)
         if self.tie:
             self.tie.settle()
-        # only the last stage has a loss, so the mean over ranks is that much smaller
+        # Only the last stage has a loss, so multiply to correct the mean over all ranks.
         return loss * self.mesh.layout.pipeline
 
     def _pass(self, batch: MicroBatch, left: int, watch: Stopwatch) -> Tensor:
@@ -163,11 +161,11 @@ class Division(TorchParts):
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """Returns the loss on the last stage, and 0 on the others. Ranks of one tensor-parallel
-        group compute the same loss and share it.
+        """Returns the loss on the last stage, and 0 on the others. Tensor-parallel ranks compute
+        the same loss, so each returns an equal share.
 
-        All ranks run the model equally often, as their parts need one another: one with fewer than
-        `most` sequences adds blank ones that don't count.
+        All ranks must run the model equally often. A rank with fewer than `most` sequences adds
+        blank ones, which do not count.
         """
         total = torch.zeros((), dtype=self.device.loss_sums, device=self.device.torch_device)
         self.model.eval()
@@ -186,17 +184,15 @@ class Division(TorchParts):
         return total / self.mesh.layout.tensor
 
     def _reshard(self) -> None:
-        """Frees weights that were gathered for a forward pass; no backward pass follows that would
-        free them.
-        """
+        """Frees weights gathered for a forward pass, because no backward pass frees them."""
         for stage in self.stages:
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
     def _fill(self, batches: Iterable[MicroBatch], most: int) -> Iterator[MicroBatch]:
-        """Yields the batches, each padded to the micro-batch's size, and then batches of padding
-        only.
+        """Yields the batches padded to the micro-batch size, then batches that contain only
+        padding.
         """
         passes = -(-most // self.size)
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
@@ -209,14 +205,14 @@ class Division(TorchParts):
         )
 
     def part(self, batch: MicroBatch) -> MicroBatch:
-        """Returns this rank's positions of a batch."""
+        """Returns the part of a batch at this rank's positions in the sequence."""
         positions, self.like = self.model.positions, batch
         if self.mesh.context_group is None or positions is None:
             return batch
         return batch.each(lambda tokens: tokens.index_select(1, positions))
 
     def _sliced(self) -> AbstractContextManager[None]:
-        """Returns a context in which losses are computed from sliced logits, forward and
-        backward.
+        """Returns a context in which forward and backward of the loss use vocabulary-sharded
+        logits.
         """
         return loss_parallel() if self.mesh.layout.tensor > 1 else nullcontext()

@@ -1,6 +1,4 @@
-"""Implements pipeline parallelism: the blocks cut into stages, and the schedule in which
-micro-batches go through them.
-"""
+"""Implements pipeline parallelism: cuts the blocks into stages, and schedules the micro-batches."""
 
 from __future__ import annotations
 
@@ -21,15 +19,15 @@ from .tensor import find_tied
 
 
 class Absent(nn.Module):
-    """A placeholder for a module of another stage: returns its first argument."""
+    """Placeholder for a module of another stage; returns its first argument."""
 
     def forward(self, x: Tensor, *others: object) -> Tensor:
         return x
 
 
 class StageModule(nn.Module):
-    """Some blocks of a model, as a module: tokens or a hidden state -> a hidden state, or features
-    for the last stage.
+    """A pipeline stage as a module. Maps tokens or a hidden state to a hidden state, or to features
+    in the last stage.
     """
 
     def __init__(self, part: Network) -> None:
@@ -41,17 +39,17 @@ class StageModule(nn.Module):
 
 
 def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
-    """Removes all blocks from the model except those of the stages in `kept`; returns each of these
-    as a separate module.
+    """Removes all blocks from the model except those of the stages in `kept`. Returns a module per
+    kept stage.
 
-    The names of the remaining parameters stay, so a checkpoint does not depend on the cut.
+    Parameters keep their names, so checkpoints do not depend on the cut.
     """
     last, spare, views = stages - 1, spare_of(model), []
     for stage in kept:
         view = copy.copy(model)
         view._modules = dict(model._modules)
         _keep_blocks(view, set(range(*_bounds(model, stage, stages))))
-        if stage > 0:  # if weights are tied, the last stage's head has the embedding's
+        if stage > 0:  # the last stage keeps the embedding if it is tied to the head
             _remove(view, spare if stage == last else model.plan.first)
         if stage < last:
             _remove(view, model.plan.last)
@@ -67,8 +65,8 @@ def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
 
 
 def spare_of(model: Network) -> tuple[str, ...]:
-    """Returns the modules of the first stage without weights of the last one's: those that the last
-    stage does not need.
+    """Returns the modules of the first stage that the last stage does not need, because they share
+    no weights with it.
     """
     owners = {owner for owner, _ in find_tied(model).values()}
     found = []
@@ -84,8 +82,8 @@ def spare_of(model: Network) -> tuple[str, ...]:
 
 
 def _bounds(model: Network, stage: int, stages: int) -> tuple[int, int]:
-    """Returns the first block of a stage and the first after it; stages differ by at most one
-    block.
+    """Returns the range of block indices of a stage, as start and end. Stage sizes differ by at
+    most one block.
     """
     count = len(model.get_submodule(model.plan.blocks))  # type: ignore[arg-type]
     return count * stage // stages, count * (stage + 1) // stages
@@ -108,12 +106,12 @@ def _remove(model: Network, names: tuple[str, ...]) -> None:
 
 
 class Linked(PipelineStage):
-    """A stage of torch's that first exchanges a number of one type with its neighbours. Its first
-    step draws as many random numbers as any other.
+    """Pipeline stage with two fixes for torch's. It sends and receives setup data in the same
+    number format. Its first step draws as many random numbers as later steps.
 
-    torch 2.9 sends int64 there and receives fp32, and gloo then ends the process (8 bytes for 4).
-    Also, 2.9 to 2.11 run a stage once to learn its shapes, with its dropout: a resumed run would
-    continue with other random numbers.
+    torch 2.9 sends int64 and receives fp32 at setup, so gloo aborts the process (8 bytes instead of
+    4). torch 2.9 to 2.11 also run a stage once, with dropout, to infer shapes. Without the fix, a
+    resumed run would continue with different random numbers.
     """
 
     def __init__(
@@ -137,7 +135,7 @@ class Linked(PipelineStage):
 
 
 class Pipeline:
-    """The stages of this rank, and the passes of an entire step through all of them."""
+    """The stages on this rank, and the schedule of an entire step through all stages."""
 
     def __init__(
         self, stages: list[StageModule], mesh: Mesh, micro_batches: int, device: Device
@@ -154,8 +152,8 @@ class Pipeline:
         self.head = stages[-1].part
         self.reduction = "mean"
         self.scale: Tensor | None = None
-        # Without it, torch keeps every micro-batch's outputs to the end of the step. Version 2.9
-        # does not support it, and always keeps them.
+        # Without this option, torch keeps the outputs of all micro-batches until the step ends.
+        # torch 2.9 lacks the option and always keeps them.
         self.lean: dict[str, Any] = (
             {"return_outputs": False}
             if "return_outputs" in signature(Schedule1F1B.step).parameters
@@ -172,8 +170,8 @@ class Pipeline:
             )
 
     def train(self, inputs: Tensor, targets: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Computes the gradients, times `scale`. Returns the mean loss on the last stage, 0 on the
-        others.
+        """Computes the gradients, multiplied by `scale`. Returns the mean loss on the last stage,
+        and 0 on the others.
         """
         self.reduction, self.scale, losses = "mean", scale, list[Tensor]()
         self.schedule.step(
@@ -186,7 +184,7 @@ class Pipeline:
         return total if scale is None else total / scale
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the summed loss on the last stage, 0 on the others."""
+        """Returns the summed loss on the last stage, and 0 on the others."""
         self.reduction, self.scale, losses = "sum", None, list[Tensor]()
         self.schedule.eval(
             *([inputs] if self.first else []), target=targets if self.last else None, losses=losses
@@ -206,24 +204,24 @@ class Pipeline:
 
 
 def numbers_of(mesh: Mesh) -> list[int]:
-    """Returns a rank's stages: several with interleaving, one round of the pipeline apart
-    (Narayanan et al. 2021).
+    """Returns this rank's stage numbers. With interleaving there are several, `pipeline` stages
+    apart (Narayanan et al. 2021).
     """
     return [mesh.stage + turn * mesh.layout.pipeline for turn in range(mesh.layout.virtual_stages)]
 
 
 class Tie:
-    """Weights that the first and the last stage both hold: each gets the sum of both gradients."""
+    """Weights shared by the first and last stage. Both receive the sum of both gradients."""
 
     def __init__(self, model: Network, names: list[str], mesh: Mesh) -> None:
-        """Makes the groups; all ranks call it together."""
+        """Creates the process groups. All ranks must call it together."""
         for line in mesh.grid.mesh.flatten(1).T.tolist():
             group = dist.new_group([line[0], line[-1]])
             if dist.get_rank() in (line[0], line[-1]):
                 self.group = group
         held = dict(model.named_parameters())
         self.shared = [held[name] for name in names if name in held]
-        # Of the two, the first stage's counts in the norm.
+        # The norm counts shared weights once, on the first stage.
         self.copies = frozenset(id(parameter) for parameter in self.shared if mesh.stage > 0)
 
     def settle(self) -> None:

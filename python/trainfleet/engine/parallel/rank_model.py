@@ -1,5 +1,5 @@
-"""Defines the interface of a rank's part of the model in any layout, the code that all of torch's
-layouts share, and plain data parallelism: every rank has the entire model.
+"""Defines the interface of a rank's model in every layout, and the common code of torch's layouts.
+Also implements DDP, with the entire model on every rank.
 """
 
 from __future__ import annotations
@@ -30,31 +30,30 @@ from ..world import World
 from . import blocks, gradients
 
 State = dict[str, Any]
-# Every moment under its parameter's name: so ranks with different parameters, like pipeline stages,
+# Moments are keyed by parameter name, so ranks with different parameters, like pipeline stages, can
 # save and load together.
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
-MOMENTS = "state."  # prefix of an optimizer's entries that the config does not set
+MOMENTS = "state."  # prefix of optimizer entries that are state, not settings
 
 
 class Parts(Protocol):
-    """A rank's part of the model and its optimizer. All ranks call every method together, except
-    `broken`.
+    """A rank's part of the model, and its optimizer. All ranks must call every method together,
+    except `broken`.
     """
 
     data: int  # index of this rank's part among the `ways` parts of a global batch
     ways: int
-    # scale of the loss in fp16 (engine/step_guard.py): gradients are divided by it before they are
-    # clipped
+    # fp16 loss scale (engine/step_guard.py); gradients are divided by it before clipping
     scale: Tensor | None
 
     @property
     def whole(self) -> Network | None:
-        """The model, if this rank holds all of it."""
+        """The entire model if this rank has it, otherwise None."""
         ...
 
     def listen(self, watch: Stopwatch) -> None:
-        """Registers a hook for the moment when a backward pass has computed its last gradient, if
-        it can be seen.
+        """Registers a hook that records when a backward pass computes its last gradient, if the
+        layout can observe that.
         """
         ...
 
@@ -62,34 +61,34 @@ class Parts(Protocol):
         """Computes the gradients of the global batch's mean loss. Returns this rank's share of the
         loss.
 
-        `batches` are this rank's micro-batches, each with the number of later ones. The mean of all
-        ranks' shares is the loss.
+        `batches` yields this rank's micro-batches, each with the number of micro-batches after it.
+        The loss is the mean of all ranks' shares.
         """
         ...
 
     def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
-        """Does one optimizer step at a learning rate, on gradients clipped to
-        `train.gradient_clip`; it then frees the gradients.
+        """Runs one optimizer step with gradients clipped to `train.gradient_clip`, then frees the
+        gradients.
 
-        `skips` maps the gradients' global norm before clipping to 1.0 if the step must change
-        nothing, else to 0.0. Norm and answer stay on the device.
+        `skips` receives the global gradient norm before clipping. It returns 1.0 if the step must
+        change nothing, otherwise 0.0. Both values stay on the device.
         """
         ...
 
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """Returns this rank's share of the summed loss of all ranks' batches: the shares add up to
-        it. `most`: largest number of sequences of any rank.
+        """Returns this rank's share of the summed loss over all ranks' batches. The shares add up
+        to the sum. `most` is the maximum number of sequences on any rank.
         """
         ...
 
     def state(self) -> State:
-        """Returns the live tensors of the model and the optimizer, each under a name that no layout
-        changes.
+        """Returns the live tensors of the model and optimizer, under names that are the same in
+        every layout.
         """
         ...
 
     def restore(self, state: State) -> None:
-        """Loads a state of `state()` that was filled from a checkpoint."""
+        """Loads a state with the structure of `state()`, filled from a checkpoint."""
         ...
 
     def weights(self) -> State:
@@ -97,34 +96,32 @@ class Parts(Protocol):
         ...
 
     def set_weights(self, weights: Mapping[str, Tensor], whole: bool = False) -> None:
-        """Loads weights of `weights()`, or `whole` tensors from which each rank takes its
-        slices.
+        """Loads tensors with the structure of `weights()`. If `whole`, the tensors are complete and
+        each rank takes its slices.
         """
         ...
 
     def broken(self) -> list[str]:
-        """Returns the names of this rank's parameters with a number that is not finite; waits for
-        the device.
+        """Returns the names of this rank's parameters with non-finite numbers. Waits for the
+        device.
         """
         ...
 
 
 class TorchParts:
-    """A model and its optimizer as objects of torch: the half of `Parts` that all of torch's own
-    layouts share.
-    """
+    """Base class of all layouts with a torch model and optimizer."""
 
     scale: Tensor | None = None
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, limit: float = 0.0
     ) -> None:
-        """Wraps them; `limit`: the norm to which gradients are clipped; 0 clips nothing."""
+        """Wraps a model and optimizer. `limit` is the gradient norm for clipping; 0 disables it."""
         self.model, self.optimizer, self.limit = model, optimizer, limit
 
     def clip(self, limit: float) -> Tensor:
-        """Scales the gradients down to `limit` if their global norm is larger (0: never). Returns
-        the norm before.
+        """Scales gradients down to `limit` if their global norm is larger; 0 disables it. Returns
+        the norm before clipping.
         """
         return updates.clip(self.model.parameters(), limit)
 
@@ -146,7 +143,9 @@ class TorchParts:
         }
 
     def restore(self, state: State) -> None:
-        """Loads only the moments: settings such as the weight decay stay the config's."""
+        """Loads the weights and the moments, but not optimizer settings such as weight decay, which
+        come from the config.
+        """
         self.set_weights(state["model"])
         settings = get_optimizer_state_dict(self.model, self.optimizer, options=BY_NAME)
         set_optimizer_state_dict(
@@ -169,8 +168,8 @@ class TorchParts:
 
 
 class Replicas(TorchParts):
-    """The entire model on every rank. Gradients are averaged over the ranks in buckets while the
-    backward pass still runs.
+    """The entire model on every rank. Gradients are averaged over ranks in buckets during the
+    backward pass.
     """
 
     model: models.Network
@@ -178,9 +177,7 @@ class Replicas(TorchParts):
     def __init__(
         self, config: Config, world: World, precision: torch.dtype = torch.float32
     ) -> None:
-        """Sets up the model; `precision`: the format of products, to which their factors are
-        cast.
-        """
+        """Creates the model; `precision` is the autocast format of matrix products."""
         self.device, train = world.device, config.train
         self.precision = precision
         self.data, self.ways = world.rank, world.size
@@ -197,8 +194,8 @@ class Replicas(TorchParts):
         if world.size > 1:
             self.shared = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self._settle_buckets()
-        # only now: otherwise the pass of two tokens would be compiled first, and later all code for
-        # any shape
+        # Compile after the two-token pass; otherwise that pass would be compiled first, and later
+        # code for dynamic shapes.
         if train.compile:
             blocks.compile_blocks(self.model, parts, train.recomputation, self.device)
 
@@ -211,12 +208,12 @@ class Replicas(TorchParts):
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
 
     def _settle_buckets(self) -> None:
-        """Makes DDP rebuild its buckets now, by a backward pass of two tokens; discards its
+        """Makes DDP rebuild its buckets now, by a backward pass of two tokens with discarded
         gradients.
 
-        DDP rebuilds them after its first backward pass, and gloo's order of summation depends on
-        the place of a gradient. Without this, a resumed run's first step would differ from an
-        unbroken run's in its last bits (seen with 4 ranks).
+        DDP rebuilds its buckets after the first backward pass, and gloo's summation order depends
+        on a gradient's position in a bucket. Without this, the first step of a resumed run differs
+        in the last bits from an uninterrupted run (seen with 4 ranks).
         """
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device.torch_device)
         self.shared(tokens, targets=tokens).backward()

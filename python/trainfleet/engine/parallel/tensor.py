@@ -1,10 +1,10 @@
-"""Splits matrices and sequences: tensor and sequence parallelism apply a model's plan with DTensor.
-With context parallelism each rank has a part of every sequence for attention too, and gathers the
-others' keys and values.
+"""Applies a model's plan for tensor and sequence parallelism with DTensor, and adds context
+parallelism.
 
-Llama 3 was trained this way (Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.2). With
-grouped heads, keys and values are small compared to the queries. Any kind of attention can be
-computed from them, and this runs anywhere an all-gather does.
+With context parallelism, each rank has a part of every sequence. For attention, it gathers the keys
+and values of the other ranks. Llama 3 was trained this way (Grattafiori et al. 2024,
+arXiv:2407.21783, section 3.3.2). With grouped-query attention, keys and values are small compared
+to the queries. The method supports any attention and needs only an all-gather.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from torch.nn.attention.bias import causal_lower_right
 from ...models.network import Attend, Network, ParallelPlan, Total
 from ..optimizers import whole
 
-PART, WHOLE = Shard(1), Replicate()  # placements of the sequence, dimension 1 of [B, T, D]
+PART, WHOLE = Shard(1), Replicate()  # placements along the sequence, dimension 1 of [B, T, D]
 
 
 def split(model: Network, mesh: DeviceMesh) -> None:
-    """Gives this rank its slice of every matrix. Between modules a hidden state is the rank's part
-    of the sequence.
+    """Slices every matrix for this rank. Between modules, the hidden state contains only the rank's
+    part of the sequence.
     """
     tied = find_tied(model)
     for module in model.modules():
         if isinstance(module, Total):
             module.register_forward_hook(lambda _, inputs, loss: whole(loss))
     parallelize_module(model, mesh, styles(model.plan))
-    for module, (owner, name) in tied.items():  # each got a separate slice
+    for module, (owner, name) in tied.items():  # parallelize_module has sliced each one separately
         module._parameters[name] = owner._parameters[name]
 
 
 def styles(plan: ParallelPlan) -> dict[str, ParallelStyle]:
-    """Returns the transformation of each module. Only the logits stay a DTensor: the loss is
-    computed from slices of the vocabulary.
+    """Returns the parallel style of each module. Only the logits stay a DTensor, because the loss
+    is computed on vocabulary slices.
     """
     found: dict[str, ParallelStyle] = {}
     for name in plan.embeddings:
@@ -73,10 +73,10 @@ def styles(plan: ParallelPlan) -> dict[str, ParallelStyle]:
 
 
 class GatherInput(ParallelStyle):
-    """Gathers a module's first input, a part of the sequence; its gradient is summed over the ranks
-    and scattered.
+    """Style that gathers a module's first input along the sequence. The backward pass
+    reduce-scatters its gradient.
 
-    A module that every rank computes `alike` gets a plain tensor, so that each rank has its entire
+    A replicated module (`alike`) receives a plain tensor, so that each rank computes its entire
     gradient.
     """
 
@@ -97,7 +97,9 @@ class GatherInput(ParallelStyle):
 
 
 def find_tied(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
-    """Returns the modules with tied parameters: for each, the owner and the parameter's name."""
+    """Returns the modules with tied parameters, each with the owning module and the parameter's
+    name.
+    """
     owners: dict[int, nn.Module] = {}
     found = {}
     for module in model.modules():
@@ -109,11 +111,10 @@ def find_tied(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
 
 
 def positions(length: int, rank: int, ranks: int) -> Tensor:
-    """Returns a rank's positions in a sequence: of 2 R pieces the r-th from the start and the r-th
-    from the end.
+    """Returns a rank's positions in a sequence. Of 2 R pieces, rank r has the r-th from the start
+    and the r-th from the end.
 
-    So all ranks have the same amount of work: with causal attention a late piece costs more than an
-    early one.
+    This balances the work of the ranks, because later pieces cost more in causal attention.
     """
     pieces = torch.arange(length).chunk(2 * ranks)
     return torch.cat((pieces[rank], pieces[2 * ranks - 1 - rank]))
@@ -122,8 +123,8 @@ def positions(length: int, rank: int, ranks: int) -> Tensor:
 def spread(
     model: Network, length: int, rank: int, group: dist.ProcessGroup, device: torch.device
 ) -> None:
-    """Replaces every attention of the model by one over the entire sequence, of which this rank has
-    `positions`.
+    """Replaces the model's attention modules by context-parallel ones, and gives this rank its
+    `positions` of every sequence.
     """
     ranks = group.size()
     model.positions, model.parts = positions(length, rank, ranks).to(device), ranks
@@ -137,7 +138,7 @@ def spread(
 
 
 class GatheredAttend(nn.Module):
-    """Attention of this rank's queries to the keys of all."""
+    """Attention of this rank's queries to the keys of all ranks."""
 
     def __init__(self, whole: Attend, rank: int, group: dist.ProcessGroup, order: Tensor) -> None:
         super().__init__()
@@ -145,8 +146,8 @@ class GatheredAttend(nn.Module):
         self.rank, self.group, self.order = rank, group, order
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None = None) -> Tensor:
-        """Maps q, k, v [B, heads, T / R, E] to [B, H, T / R, E]. There is no mask:
-        config/cross_checks.py refuses configs that need one.
+        """Maps q, k, v [B, heads, T / R, E] to [B, H, T / R, E]. `mask` is unused:
+        config/cross_checks.py rejects configs that need one.
         """
         gathered = [GatherSequence.apply(part, self.group) for part in (k, v)]  # type: ignore[no-untyped-call]
         k, v = (part.index_select(2, self.order) for part in gathered)
@@ -155,7 +156,7 @@ class GatheredAttend(nn.Module):
         pieces, size = (self.rank, 2 * self.group.size() - 1 - self.rank), q.shape[2] // 2
         outs = []
         for piece, part in zip(pieces, q.chunk(2, dim=2), strict=True):
-            end = (piece + 1) * size  # a piece sees all before it, and itself causally
+            end = (piece + 1) * size  # a piece attends to all earlier ones, and causally to itself
             outs.append(
                 self._attend(part, k[:, :, :end], v[:, :, :end], causal_lower_right(size, end))
             )
@@ -169,8 +170,8 @@ class GatheredAttend(nn.Module):
 
 
 class GatherSequence(torch.autograd.Function):
-    """Gathers [B, K, T / R, E] of each rank to [B, K, T, E], in rank order; backward sums the
-    gradients and scatters them.
+    """All-gather of [B, K, T / R, E] to [B, K, T, E], in rank order. The backward pass
+    reduce-scatters the gradient.
     """
 
     @staticmethod
