@@ -3,8 +3,8 @@ KNOWN`.
 
 KNOWN is {path: [size, time, inode]} and describes the receiver's copies. If a file only grew, the
 new bytes are sent; a replaced file is sent completely. Only files that match sync_rules.KINDS are
-sent, and the receiver accepts no others (mirror.py). This module runs once a second, so it starts
-fast: it needs only the standard library.
+sent, and the receiver accepts no others (mirror.py). This module runs once a second, so it imports
+only the standard library to start fast.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Known = dict[str, tuple[int, float, int]]
 def changes(folder: Path, known: Known) -> dict[str, Any]:
     """Returns one answer for the receiver.
 
-    Keys: files is {path: [offset, size, time, inode, data]}. paths lists all files. whole tells
-    whether this answer completes the update. now is this machine's clock.
+    `files` is {path: [offset, size, time, inode, data]}, and `paths` lists all files. `whole` tells
+    whether the receiver is up to date after this answer. `now` is this machine's clock.
     """
     untrusted_input.seal(folder)
     files, paths, room = {}, [], MOST

@@ -65,7 +65,7 @@ class Facts:
     shared: Space | None = None  # file system that has, or will have, fleet.shared_folder
     shared_folder: str = ""  # "writable", "read-only", or "" if it does not exist
     owner: str = ""  # owner of fleet.shared_folder
-    has: tuple[str, ...] = ()  # files that setup creates or needs and that exist on this node
+    has: tuple[str, ...] = ()  # existing files among those that setup creates or needs
     lacks: tuple[str, ...] = ()  # missing programs
     authorized: bool = False  # whether authorized_keys has the head's key
     # kinds of the PCI devices (nvidia, efa, neuron ...), one word per device

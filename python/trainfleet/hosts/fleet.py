@@ -58,10 +58,7 @@ def wanted_of(config: Config) -> Wanted:
 
 ANSWERS = 64  # answers per second that one head handles
 LOOK_EVERY = 1.0  # seconds between two polls of a host, for up to ANSWERS hosts
-LOST_AFTER = (
-    # seconds of silence before up to ANSWERS hosts are lost; a dead link shows after 8 s
-    9.0
-)
+LOST_AFTER = 9.0  # seconds of silence before a host is lost; a dead link shows after 8 s
 # maximum nodes of a job over SSH; each is polled every 8 s, and is lost after 30 s
 MOST_NODES = 512
 

@@ -50,7 +50,7 @@ class Board:
             self.live.stop()
 
     def show(self, host: Host, state: str, text: str = "") -> None:
-        """Sets the state of a host. States in FINAL end its progress."""
+        """Sets the state of a host. A host in one of the FINAL states is finished."""
         with self._lock:
             self.rows[host] = (state, text)
             if self.fancy:

@@ -425,8 +425,8 @@ def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[InstallStep, ...
 
 
 def same_version(found: str, wanted: str) -> bool:
-    """Tells whether a package has the wanted version, ignoring a distribution's suffix (`-1`, `
-    jammy`).
+    """Tells whether a package has the wanted version, ignoring a distribution's suffix (`-1`,
+    `~jammy`).
     """
     return found == wanted or found.startswith((f"{wanted}-", f"{wanted}~", f"{wanted}+"))
 

@@ -513,9 +513,10 @@ def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that a node's clock agrees with most others, within the time that its answer took.
+    """Checks that a node's clock agrees with most others.
 
-    This machine's clock counts too, so that if two hosts differ, only the wrong one is blamed.
+    The tolerance is CLOCK_TOLERANCE plus the seconds that the node took to answer. This machine's
+    clock counts too, so that if two hosts differ, only the wrong one is blamed.
     """
     if len(facts) < 2:
         return

@@ -58,7 +58,7 @@ class Quarantine:
             ) from error
 
     def held(self, hosts: Iterable[Host]) -> dict[Host, QuarantineEntry]:
-        """Returns the entries of those of these hosts that are in quarantine."""
+        """Returns the entries of the given hosts that are in quarantine."""
         entries = self.entries()
         return {host: entries[host.identity] for host in hosts if host.identity in entries}
 

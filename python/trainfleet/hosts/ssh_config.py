@@ -3,9 +3,9 @@
 
 Two keywords can run programs on this machine. `Match exec` runs one while ssh reads the file, so it
 is always refused. All files, including included files, are searched for it before ssh reads them.
-`ProxyCommand` runs one for each connection, so it is allowed only below
-/.ssh, which only the user can write. A file elsewhere may have arrived with another user's config.
-`make plan` contacts no host if the file has a ProxyCommand.
+`ProxyCommand` runs one for each connection, so it is allowed only below ~/.ssh, which only the user
+can write. A file elsewhere may have arrived with another user's config. `make plan` contacts no
+host if the file has a ProxyCommand.
 
 A jump host (`ProxyJump`) must present a known key, like any other host. Host keys are checked
 strictly, and new keys are trusted only with the user's consent.
@@ -168,11 +168,9 @@ def _said(ssh: SshConfig, host: Host) -> dict[str, list[str]]:
 
 
 def expanded(path: str, key: str) -> Path:
-    """Returns the path of a key with
-     expanded.
+    """Returns the path of a key, with ~ expanded.
 
-    Raises ConfigError if
-     names an unknown user.
+    Raises ConfigError if ~ names an unknown user.
     """
     try:
         return Path(path).expanduser()
@@ -216,8 +214,7 @@ def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
 def _lines(path: Path, seen: set[Path]) -> Iterator[ConfigLine]:
     """Yields the lines of a file and of its included files.
 
-    Relative includes are in
-    /.ssh (ssh_config(5)).
+    Relative includes are below ~/.ssh (ssh_config(5)).
     """
     seen.add(path)
     home = f"~{host_marker.user()}"  # ssh ignores HOME
@@ -341,8 +338,8 @@ def fingerprint(key: PKey) -> str:
 
 
 class KnownHosts:
-    """The host keys to accept: from the fleet's known_hosts file,
-    /.ssh/known_hosts, and fingerprints in the config.
+    """The host keys to accept: from the fleet's known_hosts file, ~/.ssh/known_hosts, and
+    fingerprints in the config.
     """
 
     def __init__(

@@ -146,7 +146,7 @@ def locked(ssh: SshConfig) -> HostFailure:
 
 
 def _words(error: Exception) -> str:
-    """Returns the essence of an error's text, in one line."""
+    """Returns the main message of an error in one line, in lower case."""
     inner = next(iter(getattr(error, "errors", {}).values()), error)
     text = getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
     return str(text).strip().splitlines()[0].lower()

@@ -16,7 +16,7 @@ GREETING = 1 << 20  # maximum bytes before the mark
 def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> int:
     """Runs the command and returns its exit code, or -1 if the connection was lost.
 
-    Its stdin stays open until it ends.
+    The command's stdin stays open until the command ends.
     """
     channel.exec_command(command)
     channel.sendall(stdin)

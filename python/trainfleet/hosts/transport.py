@@ -1,6 +1,6 @@
 """Runs commands on many hosts in parallel over SSH, with one persistent connection per host.
 
-Guarantees:
+The transport guarantees:
 - Host keys are strict: only keys in known_hosts, or with a fingerprint in the config, are accepted.
 - A dead link is noticed within DEAD_AFTER + KEEPALIVE seconds. If a keepalive packet gets no
   acknowledgement, the kernel ends the connection (TCP_USER_TIMEOUT). paramiko alone would wait for
