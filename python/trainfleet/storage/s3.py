@@ -144,7 +144,7 @@ def write(address: str, content: bytes) -> str:
 
 
 def write_if(address: str, content: bytes, version: str) -> str:
-    """Writes a small object if the current one has the ETag `version`, or does not exist for "".
+    """Writes a small object if its current ETag is `version`, or with "" if it does not exist.
     Returns its ETag, or "" if the condition failed.
     """
     condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
