@@ -36,7 +36,7 @@ IN_THE_WAY = "a link, a file or a device is where the file or its folder belongs
 # flags to open a folder without permission to list it
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK = "run ls -l on its path"
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escape of a surrogate, which may lack its other half
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escape of a UTF-16 surrogate, which may be unpaired
 MISTAKEN = (  # pattern of a different kind of file → message
     (
         r"\A\s*version https://git-lfs",
@@ -284,7 +284,8 @@ def line_of(text: str, key: str) -> int:
 def converting(content: bytes, at: int) -> str:
     """Returns a suggestion for content that is not UTF-8 from byte `at` on.
 
-    It names an encoding only if that is certain, because a wrong conversion also succeeds.
+    It suggests an encoding only if the bytes indicate it, because a wrong conversion would also
+    succeed.
     """
     begin = content[:4]
     if kind := kind_of(content):
