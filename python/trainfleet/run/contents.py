@@ -49,7 +49,9 @@ class FileKind:
     signs: bool = False
 
     def at(self, folder: Path | str, **words: object) -> Path:
-        """Returns the path of a file of this kind. Seals the folder against symbolic links."""
+        """Returns the path of a file of this kind. Also seals the folder, so that links in it are
+        not followed.
+        """
         untrusted_input.seal(Path(folder))
         return Path(folder, self.name.format(**words))
 
@@ -162,6 +164,6 @@ def pattern_of(folder: str) -> str:
 
 
 def strangers(folder: str, names: Iterable[str]) -> list[str]:
-    """Returns those of the names in this type of folder that trainfleet did not write."""
+    """Returns the names in this type of folder that trainfleet did not write."""
     ours = re.compile(pattern_of(folder))
     return [name for name in names if not ours.fullmatch(name)]
