@@ -13,7 +13,7 @@ from ..trust.errors import RunError
 from .marker import Commit
 
 DATA = "data (the dataset's tokens)"
-# may change if positions are computed; learned positions need one row each
+# key that may change if positions are computed; learned positions have one row of weights each
 LENGTH = "model.max_position_embeddings"
 _ORDER = "step s begins at sample (s - 1) x global batch; another batch repeats or skips samples"
 # Key or prefix of keys → (effect, reason). The first match applies, and unmatched keys are

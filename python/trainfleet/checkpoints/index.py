@@ -1,6 +1,6 @@
 """Reads and writes the index of a checkpoint, which locates the pieces of each tensor.
 
-Format:
+The format of the index:
     {name: {"dtype": "F32", "shape": [4, 6],
             "pieces": [{"file": "rank-00000.safetensors", "begins": 1032, "offsets": [0, 0],
                         "shape": [2, 6]}, …]}, …}

@@ -11,8 +11,8 @@ Each change is a single rename, so a crash leaves every checkpoint either comple
 
 In S3 or on a compatible server (storage/s3.py):
     s3://bucket/prefix/<run>/
-      step-00000100/committed.json             marker, written last and removed first; only with it
-                                               does the checkpoint exist
+      step-00000100/committed.json             marker, written last and removed first; a step
+                                               without a marker is not a checkpoint
       step-00000050.broken/committed.json      marker of a checkpoint that a resume found damaged
       parts-0 ... parts-f/step-00000100/...    files, distributed by a hash of their names
 
