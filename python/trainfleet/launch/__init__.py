@@ -1,3 +1,3 @@
-"""Orchestrates verbs: a command's variables become a plan, which runs here or on a head, until the
-run ends.
+"""Implementations of the verbs. Each one turns a command's variables into a plan and executes it,
+here or on a head, until the run ends.
 """
