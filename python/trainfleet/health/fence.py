@@ -107,7 +107,7 @@ def current(folder: Path) -> Attempt:
     """
     newest = _newest(folder)
     with suppress(OSError):
-        names = os.listdir(folder / BEATS / FOLDER)  # noqa: PTH208 - names alone
+        names = os.listdir(folder / BEATS / FOLDER)  # noqa: PTH208 - only names are needed
         if found := [_read(folder, int(name)) for name in names if NUMBER.fullmatch(name)]:
             return max(newest, *found)
     with suppress(OSError, InputError):

@@ -3,10 +3,10 @@ run folder.
 
 The ranks of a node write their beats to a folder in the node's memory. The first rank that finds
 the node's round overdue by a second does the round. It gathers all beats into the node's only file
-in the run folder (health/heartbeat_format.py), and reads the instructions to the ranks there.
-Instructions are that their attempt has ended (health/fence.py), that a stack dump is requested
-(`asked`), or that their launcher is gone (health/lease.py). The run folder therefore has one writer
-and one reader per node, whichever rank dies or hangs.
+in the run folder (health/heartbeat_format.py), and reads the instructions to the ranks there. An
+instruction tells ranks that their attempt has ended (health/fence.py), that a stack dump is
+requested (`asked`), or that their launcher is gone (health/lease.py). The run folder therefore has
+one writer and one reader per node, even if a rank dies or hangs.
 
 A training loop only reports its position (`heart.at("step", 12)`), which is a single assignment.
 The stale part of a beat shows the kind of failure. A stale beat means that the process or its node
@@ -328,7 +328,7 @@ def read_end(path: Path, most: int) -> str:
 
 
 def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
-    """Returns the only rank whose main thread is at a different place from all others, and that
+    """Returns the only rank with a main thread at a different place from all others, and that
     place. Returns None if there is not exactly one.
     """
     frames = {rank: innermost(text) for rank, text in stacks.items()}

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ..trust import untrusted_input
 
 FOLDER = "heartbeats"
-MOST = 1 << 16  # most bytes to read from a node's file; a beat has 50
+MOST = 1 << 16  # maximum bytes to read from a node's file; a beat has 50
 RANKS = 1 << 20  # largest number of ranks of a run: fleet.nodes times fleet.ranks_per_node
 # A beat stores the index of its phase in this tuple.
 PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end", "conclude")

@@ -1,5 +1,5 @@
-"""Reader of a node's kernel messages about failures that a program could not report, such as out of
-memory, a lost device, or a bad disk.
+"""Reader of a node's kernel messages about failures that a program can't report, such as out of
+memory or a lost device.
 
 Messages are read on the node at once, because the node may be gone a minute later. Not every user
 may read the kernel's log (Amazon Linux 2023 and Ubuntu restrict it). This module therefore tries
@@ -59,7 +59,7 @@ MOUNTS = "proc/self/mounts"
 DEVICES, NVIDIA = "sys/bus/pci/devices/*", "sys/module/nvidia"
 SMI = ("nvidia-smi", "--query-gpu=pci.bus_id,gpu_recovery_action", "--format=csv,noheader")
 COUNTERS_TIMEOUT = 10.0  # seconds; nvidia-smi takes a few with many GPUs and no persistence mode
-MOST = 16  # most lines to report
+MOST = 16  # maximum number of lines to report
 _LOST = re.compile(r"Unable to determine|is lost|requires reset|ERR!")
 _ACTION = re.compile(
     r"([\dA-Fa-f:.]{7,20}), *((?:GPU )?Reset|Drain P2P|Drain and Reset|(?:Node |System "

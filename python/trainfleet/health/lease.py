@@ -43,7 +43,7 @@ from ..trust.validation import Count, Moment, Name, Range, fit
 
 FILE, STANDBY = "head.json", "standby.json"
 TERMS = "heartbeats/terms"
-MOST = 4 * untrusted_input.KIBIBYTE  # most bytes to read of these files
+MOST = 4 * untrusted_input.KIBIBYTE  # maximum bytes to read of these files
 EVERY = 1.0  # seconds between renewals
 PATIENCE = 9.0  # seconds without a renewal until the lease expires
 # Seconds for a launcher to take its lease. Imports are slow on a busy head, or with packages on a
@@ -267,9 +267,9 @@ def led_already(name: str, where: str) -> BackendError:
 class Vacancy:
     """The time that a run has been without a launcher, measured by a process that polls the lease.
 
-    Counts polls instead of comparing clocks, so a file system that pauses for a minute counts as
-    one poll, not as a death. Only a lease with an observed renewal can become vacant, because an
-    old launcher's file proves nothing.
+    Counts polls instead of comparing clocks, so a file system that pauses for a minute does not
+    look like a death. Only a lease with an observed renewal can become vacant, because an old
+    launcher's file proves nothing.
     """
 
     last: float | None = None  # holder's time at the last poll

@@ -28,7 +28,7 @@ from ..trust.errors import InputError
 from ..trust.validation import fit
 
 FOLDER, EVERY = "heartbeats", 5.0  # seconds between records
-PEERS = 64  # most peers of a node to record, those with the most packets
+PEERS = 64  # maximum number of peers of a node to record, those with the most packets
 # netlink's SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, NLMSG_DONE and NLMSG_ERROR
 DIAG, DUMP, DONE, ERROR = (20, 0x301, 3, 2)
 # INET_DIAG_INFO, TCP_ESTABLISHED as a bit mask, NETLINK_SOCK_DIAG
@@ -37,7 +37,7 @@ INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4
 HEAD, ASKED, BODY = (struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72)
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # offsets in tcp_info: µs, segments, data segments
 MAPPED = "::ffff:"  # prefix of an IPv4 address in an IPv6 socket
-FEW = 20  # fewest packets for a conclusion
+FEW = 20  # minimum number of packets for a conclusion
 # A link is slow above this multiple of the others' round trip, and this many milliseconds above it.
 SLOW_TIMES, SLOW_MS = (5.0, 5.0)
 # Limits for links that are bad on any network, even if no other sign shows that they are slow.
@@ -168,8 +168,8 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
 def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | None, str]:
     """Returns the nodes with links far worse than the others', and the reasons in words. Pure.
 
-    A bad link affects the figures of two nodes, so a node is only to blame if even its best pair is
-    bad. If there are only two nodes, a good link to another machine exonerates one of them.
+    A bad link affects the figures of two nodes, so a node is to blame only if even its best pair is
+    bad. If there are only two nodes, a good link to another machine clears that node of blame.
     Otherwise the key `None` is the link between the two nodes. `slower` tells whether the run is
     slower than before. If it is not, only links that are bad on any network count.
     """
@@ -209,8 +209,8 @@ def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: b
 
 
 def _worse_of_two(a: int, b: int, now: Links) -> int | None:
-    """Returns the one of two nodes that has no good link to any other machine, such as a launcher
-    or a file server. Returns None if this is inconclusive.
+    """Returns which of two nodes has no good link to any other machine, such as a launcher or a
+    file server. Returns None if this is inconclusive.
     """
     both = {address for node in (a, b) for address in now[node].addresses}
     good = [

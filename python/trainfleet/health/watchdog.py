@@ -27,7 +27,7 @@ from .heartbeat import EVERY, Stacks, ask, odd_one
 from .heartbeat_format import Beat, Beats, stage
 
 STEPS_KEPT = 256  # steps of all ranks to keep; the usual step is their median
-SLOWER = 1.5  # a rank is slow if its own work takes this multiple of the others'
+SLOWER = 1.5  # multiple of the other ranks' own work above which a rank is slow
 SLOW_SHARE = 0.2  # least share of a step that the extra time must take
 SLOW_LOOKS = 30  # slow beats in a row
 # Different readings among these beats. A reading is a mean and stays the same until the next step
@@ -131,7 +131,7 @@ class Watchdog:
         return times if times > ITSELF else 0.0
 
     def slow(self) -> list[Beat]:
-        """Returns the newest beats of ranks whose own work takes much longer than the others' for
+        """Returns the newest beats of ranks with work that takes much longer than the others' for
         many steps. Returns each rank once.
         """
         found = [

@@ -1,3 +1,3 @@
-"""Implementations of the verbs. Each one turns a command's variables into a plan and executes it,
-here or on a head, until the run ends.
+"""Implementations of the verbs. A verb turns a command's variables into a plan, executes the plan
+here or on a head, and follows the run until it ends.
 """

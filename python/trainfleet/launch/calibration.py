@@ -20,10 +20,10 @@ from ..plan.measurement import WARM_UP
 from ..run.run_folder import RUNS, Record, Run
 from ..trust.errors import TrainfleetError
 
-NEWEST = 12  # most run folders to read, newest first
-ENOUGH = 20  # fewest steps of a usable run; in shorter runs, compiling and warm-up weigh too much
+NEWEST = 12  # maximum number of run folders to read, newest first
+ENOUGH = 20  # minimum number of steps; in shorter runs, compiling and warm-up weigh too much
 LARGEST = 1 << 20  # largest metrics.jsonl, in bytes, that a plan reads for the parts of a step
-PLAIN = 4  # fewest timed steps of a usable profile, not counting warm-up and profiled steps
+PLAIN = 4  # minimum number of timed steps in a profile, not counting warm-up and profiled steps
 NEAR, FAR = 0.2, 5.0  # ratios outside this range mean that something disturbed the run
 # Names in metrics.jsonl of a step's parts (engine/timing.py), by group of predicted parts.
 SPANS = {

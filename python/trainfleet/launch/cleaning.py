@@ -3,8 +3,8 @@ dataset of the config.
 
 In runs/ and data/, only files that this program wrote are removed, according to run/contents.py,
 and links are never followed. A folder is a run if its config.yaml has the folder's name and it
-contains files of a run. In a dataset's folder, files are recognized by name because the user's own
-text may be in the same folder; that text is kept.
+contains files of a run. In a dataset's folder, files are recognized by name, because the user may
+keep text in the same folder.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@ that all nodes share.
 
 The run is named `compile-<12 digits>`, a hash of everything that its programs depend on. Any
 machine that sees the runs therefore knows whether the cache is warm. Two runs with the same
-programs compile once, and a change to a program, such as another micro-batch size, compiles again.
-The compiler's own cache identifies each program by version, flags and graph, and never compiles one
-twice.
+programs compile once. A change to a program, for example another micro-batch size, compiles again.
+The compiler's own cache identifies each program by version, flags and graph, and never compiles a
+program twice.
 
-If a scheduler can queue jobs, training is queued behind the compile job and starts once that job
-succeeds, with or without a launcher. The launcher follows the compile job. `train` then finds the
-training job as if an earlier launcher had submitted it. Each attempt to compile is a separate job,
-so training is queued behind each attempt. If no attempt succeeds, or you stop either job, training
-is withdrawn.
+If a scheduler can queue jobs, training is queued behind the compile job. Training starts once that
+job succeeds, with or without a launcher. The launcher follows the compile job. `train` then finds
+the training job as if an earlier launcher had submitted it. Each attempt to compile is a separate
+job, so training is queued behind each attempt. If no attempt succeeds, or you stop either job,
+training is withdrawn.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ChainedTraining:
             training.report(self.run, self.config, status)
 
 
-# Packages whose source code affects the compiled programs, in addition to the config.
+# Packages with source code that affects the compiled programs, in addition to the config.
 WRITTEN_IN = ("engine", "models", "devices")
 # Keys of `train` that do not affect the compiled programs, or that enter a program as a number.
 GIVEN = (

@@ -35,7 +35,7 @@ from .launching import leads
 
 # environment variable set for processes on a fleet's head (backends/head.py)
 HEAD = "TRAINFLEET_HEAD"
-COMPILES = 14400.0  # most seconds to compile one program
+COMPILES = 14400.0  # maximum seconds to compile one program
 STOPPED = 130  # exit code of a command that was stopped, like a shell's after Ctrl-C
 
 

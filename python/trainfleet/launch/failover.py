@@ -1,4 +1,4 @@
-"""Standby for a fleet's launcher: one other host stands by to take over.
+"""Standby for a fleet's launcher: another host stands by to take over.
 
 The launcher on the fleet's head checks once a second for the standby's heartbeat (health/lease.py:
 standby.json). If the standby is silent, or has taken over and leads, the launcher appoints another
@@ -60,7 +60,7 @@ class Succession:
         self.seen, self.silent = newest_standby(lease.folder), 0.0
         self.number = self.seen.number if self.seen else 0
         # The terminal that started this launcher has appointed a standby, which needs time to
-        # start. A launcher that was itself a standby appoints one at once.
+        # start. A launcher that was a standby itself appoints a new standby at once.
         self.until = time.monotonic() if SUCCEEDS in os.environ else time.monotonic() + TO_BEGIN
         # the appointed host, then the hosts that have not authorized its key yet
         self.shut: list[Host] = []

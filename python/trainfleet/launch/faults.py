@@ -44,7 +44,7 @@ FULL = f"prlimit --pid $p --fsize={SMALL}:{SMALL} 2>&1 && echo {STRUCK}"
 READ_ONLY = f"""[ "$(id -u)" = 0 ] || {{ chmod 555 "$c" && echo {STRUCK}; exit; }}
 nsenter --target $p --mount --root --wd sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"' "$c" 2>&1 &&
 echo {STRUCK}"""  # noqa: E501
-# Hides the package on one host, initially node 1. A replacement host has the package.
+# Hides the package on a single host, initially node 1. A replacement host has the package.
 BROKEN_NODE = """
 import os, sys
 def is_here():
@@ -209,7 +209,7 @@ def _measure(
 
 
 def _unkept(wrong: str, equal: bool, lost: int, most_lost: int) -> Iterator[str]:
-    """Yields the common promises that this fault broke."""
+    """Yields a message for each broken promise that is common to all faults."""
     if wrong:
         yield wrong
     if not equal:
@@ -223,8 +223,8 @@ def _seconds(began: float, event: Record | None) -> float | None:
 
 
 def _has_equal_losses(stage: RehearsalStage, name: str, ends: bool) -> bool:
-    """Tells whether a run's losses equal those of the unbroken run. A run that does not end unaided
-    is compared only at its own steps.
+    """Tells whether a run's losses equal those of the unbroken run. Unless the run ends unaided,
+    compares only the steps that it completed.
     """
     losses = stage.losses(name)
     return all(

@@ -1,5 +1,5 @@
-"""The container image of a config: builds it, pushes it to its registry, and resolves its full name
-before a job is planned.
+"""Container image of a config: builds the image, pushes it to a registry, and resolves its full
+name before planning a job.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def require_image(config: Config) -> None:
     ECR. Accepts images from other registries unchecked.
 
     Raises:
-        ImageError: the image is missing, or is for another processor or lock than the config's.
+        ImageError: the image is missing, or has a different processor or lock than the config.
     """
     image = config.fleet.container
     registry = Registry.of(image)
@@ -137,8 +137,8 @@ def require_image(config: Config) -> None:
 
 
 def require_fit(config: Config, stored: StoredImage, image: str) -> None:
-    """Raises ImageError if an image is for another processor than the fleet's, or has another lock
-    than the config's platform.
+    """Raises ImageError if the image is for a different processor than the fleet's, or has a
+    different lock than the config's platform.
     """
     then = "make push, with fleet.container: build"
     if stored.architecture != ARCHITECTURE:

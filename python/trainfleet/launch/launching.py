@@ -1,10 +1,11 @@
-"""Publishes a launch in the run folder before its launcher takes the lease, so that any machine can
+"""Publication of a launch in the run folder before its launcher takes the lease. Any machine can
 see and cancel the launch.
 
 Until then, a launch spends minutes on images, plans, the preflight, code and tokenizers. This is
-the first phase of the run's lease (health/lease.py). The command renews it, and ends on a stop
-request as it does after Ctrl-C. Once the launcher has the lease, the launcher and its ranks check
-for stop requests. Of two simultaneous launches, the one that finds the other's entry ends.
+the first phase of the run's lease (health/lease.py). The command renews the lease, and ends on a
+stop request as it does after Ctrl-C. Once the launcher has the lease, the launcher and its ranks
+check for stop requests. If two launches start simultaneously, the launch that finds the other's
+entry ends.
 """
 
 from __future__ import annotations

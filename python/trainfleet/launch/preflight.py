@@ -1,5 +1,5 @@
-"""Checks before a run starts for problems that would end it later: too little memory, too little
-disk space for checkpoints, and folders that can't be written.
+"""Checks for problems that would end a run later: too little memory, too little disk space for
+checkpoints, and folders that can't be written.
 
 Local runs get all of these checks. For a known instance type, only the memory check applies: each
 rank's part of the model must fit in its device. The preflight on the hosts examines nodes of

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..hosts.facts import Facts
     from ..hosts.host_results import Finding, Host
     from ..hosts.transport import Transport
-NAMED = 8  # most nodes to name in a line
+NAMED = 8  # maximum number of nodes to name in a line
 
 
 def make_ready(config: Config, may_buy: bool = False) -> int:

@@ -1,5 +1,5 @@
-"""Rehearsal of faults: starts a short separate run, breaks it on purpose, and measures the time to
-detect the fault, the verdict, the cost and the leftovers.
+"""Rehearsal of faults: breaks a short separate run on purpose, and measures the time to detect the
+fault, the verdict, the cost and the leftovers.
 
 A rehearsal uses one folder outside the user's runs, which is created for the rehearsal and removed
 afterwards. All its processes die with this process, even after kill -9; the next rehearsal then
@@ -38,13 +38,13 @@ from ..trust.errors import BackendError, RunError
 STEPS, EVERY, BREAK_AT = (120, 20, 50)
 LONGER = 400  # steps if this machine sees the nodes' progress some seconds late
 LONGEST = 8000  # steps of a run that is stopped once a fault is detected
-PATIENCE = 480.0  # most seconds for one command
+PATIENCE = 480.0  # maximum seconds for one command
 LEFT_WITHIN = 10.0  # seconds within which every process must be gone
-APART = 5.0  # most seconds that a host's clock may be behind this machine's clock
+APART = 5.0  # maximum seconds that a host's clock may be behind this machine's clock
 SITE = "site"  # folder of the program that the nodes' Python interpreters run at startup
 STRUCK = "struck"  # output of a command that has caused its fault
-# A model this small does not benefit from more than one thread, and the threads of a busy node wait
-# for each other.
+# A model this small gains nothing from more threads, and the threads of a busy node wait for each
+# other.
 PYTHON = """#!/bin/sh
 export OMP_NUM_THREADS=1 PYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}}
 exec {python} "$@"
@@ -155,7 +155,7 @@ class RehearsalStage:
 
     steps: ClassVar[int] = STEPS
     patience: ClassVar[float] = PATIENCE
-    # most seconds that the nodes' clocks may be behind this machine's clock
+    # maximum seconds that the nodes' clocks may be behind this machine's clock
     apart: ClassVar[float] = 0.0
     things: ClassVar[str] = "processes"  # what the leftovers are called in messages
     left_within: ClassVar[float] = LEFT_WITHIN

@@ -319,8 +319,8 @@ def _furnish(made: HostStage, config: Config) -> None:
 
 
 def nodes_of(config: Config) -> int:
-    """Returns the number of hosts that the run uses, which is all hosts except one spare of three
-    or more.
+    """Returns the number of hosts that the run uses. With three or more hosts, one of them is a
+    spare.
     """
     return max(2, len(config.fleet.hosts) - 1)
 

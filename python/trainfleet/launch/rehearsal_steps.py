@@ -1,8 +1,8 @@
 """Rehearsal stage in the jobs of a scheduler (Slurm): a short run of two nodes in a separate
-folder, with faults caused by job steps next to its ranks.
+folder. Job steps next to its ranks cause the faults.
 
 The stage only touches its folder, and jobs that run in that folder. Both are removed at the end,
-also after Ctrl-C and kill -9: a guard on this machine waits until this process ends, cancels the
+also after Ctrl-C and kill -9. A guard on this machine waits until this process ends, cancels the
 jobs, and removes the folder. A fault of one rank only changes that process (kill, prlimit), so the
 fault ends with its job.
 
@@ -43,7 +43,7 @@ from .rehearsal_hosts import require_hosts, stage_on
 
 NODES = 2
 STEPS = 240
-PATIENCE = 1800.0  # most seconds for a command, including its time in the queue
+PATIENCE = 1800.0  # maximum seconds for a command, including its time in the queue
 LEFT_WITHIN = 60.0  # seconds for Slurm to end a job: KillWait and the nodes' epilog
 # keys of the user's fleet that the rehearsal's config keeps
 KEPT = ("platform", "slurm", "instance_type", "accelerator", "exclusive", "device")

@@ -105,8 +105,8 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
 
 
 def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
-    """Returns facts from the AWS account that a launcher on a host can't query: when the machines
-    are reclaimed, and the advance payment.
+    """Returns facts from the AWS account that a launcher on a host can't query: the time when the
+    machines are reclaimed, and the advance payment.
     """
     known = {ENDS: head.ends, PAID: bill.paid if bill and bill.paid else None}
     return {name: str(value) for name, value in known.items() if value is not None}
@@ -255,7 +255,7 @@ def _unfit(report: PreflightReport, hosts: list[Host]) -> BackendError:
 
 
 class LeftAlone(Exception):
-    """The user detached; the run continues."""
+    """Exception for a user who detached while the run continues."""
 
 
 class LauncherLogs:
@@ -301,8 +301,8 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
             print_summary(place.run)
         return code
     except LeftAlone:
-        # Detaching is not enough for a run that was asked to stop before it began; follow the run
-        # until it has stopped.
+        # A run that was asked to stop before it began must not be left alone; follow it until it
+        # has stopped.
         if is_cancelled():
             place.ask_to_stop()
             if (code := follow_launcher(place, words)) == execution.STOPPED:

@@ -1,5 +1,5 @@
-"""Locates an active run for the verbs that read it, and stops a run: asks it to stop, waits, and
-verifies that no process is left.
+"""Locates an active run for the verbs that read it, and stops a run. A stop sends a request, waits,
+and verifies that no process is left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..trust.errors import BackendError, ConfigError, RunError
 from .command import Variables, config_of, run_named, run_trained, settings_of
 
 ANSWERS = 2  # seconds for a scheduler to report why a job waits
-# Seconds without a sign of progress until a stop gives up, and most seconds in all. The run needs
+# Seconds without progress after which a stop gives up, and maximum seconds in total. The run needs
 # time for a step and a checkpoint.
 PATIENCE, LONGEST = (120.0, 1800.0)
 
@@ -80,8 +80,8 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
 
 
 def require_over(run: Run) -> None:
-    """Raises RunError if a launcher on this machine still holds the run's lock after its ranks have
-    ended, which means that the launcher hangs.
+    """Raises RunError if a launcher on this machine hangs, which means that it holds the run's lock
+    although its ranks have ended.
     """
     if is_locked(run.folder):
         then = "press Ctrl-C twice where it runs, or kill it; to find it: fuser " + str(

@@ -1,16 +1,21 @@
-"""Causes of job failures, with the decision and the next command for each (causes.yaml), and the
-log patterns that identify them (catalogue/*.yaml, with sources).
+"""Causes of job failures, with the decision and the next command for each (causes.yaml). The log
+patterns that identify a cause are in catalogue/*.yaml, with their sources.
 
 `firm: false` marks patterns with a wider meaning, which count only if no more exact pattern
 matches. Patterns under `closed` always mean that cause, in any log. Patterns under `says` sometimes
 mean another cause. Only closed patterns, and lines of a machine (weight proof), make a verdict
 sure.
 
-An entry's `by` names the writers to which its patterns apply: `kernel`, `agent` (launchers,
-schedulers, their daemons), `library` (a library's own log line, from any process), `error` (an
-exception and its message), `watch` (trainfleet's watchdog and backends) or `any`. A named group in
-a pattern adds a fact: `peer` and `rank` identify the party that the line blames, `joined` and `all`
-count clients.
+An entry's `by` names the writers to which its patterns apply:
+kernel    the kernel
+agent     launchers, schedulers and their daemons
+library   a library's own log line, from any process
+error     an exception and its message
+watch     trainfleet's watchdog and backends
+any       any writer
+
+A named group in a pattern adds a fact: `peer` and `rank` identify the party that the line blames,
+and `joined` and `all` count clients.
 """
 
 from __future__ import annotations
@@ -40,8 +45,8 @@ class Weight(IntEnum):
 
 
 class Then(Enum):
-    """The decision after a failure: retry anywhere, retry without the node to blame, or stop
-    because a retry would fail the same way.
+    """The decision after a failure: retry, retry without the node to blame, or stop because a retry
+    would fail the same way.
     """
 
     HERE = "retry here"

@@ -294,8 +294,8 @@ def _whom(
 
 
 def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> int | None:
-    """Returns the rank to blame on the evidence's node: the rank with the pid in the line, or else
-    the first rank of that node that complained.
+    """Returns the rank to blame on the evidence's node. It is the rank with the pid in the line, or
+    else the first rank of that node that complained.
     """
     if best.rank is not None or best.cause in OF_A_NODE or best.node is None:
         return best.rank

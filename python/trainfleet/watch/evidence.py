@@ -1,9 +1,9 @@
 """Evidence: the cause that a log line shows, the line's writer and time, and whether the process
 survived.
 
-A line outside an exception is classified by its writer, for example as a library's message, a
-logged complaint, or a process's exit. Names and addresses of nodes, pids of ranks, and votes
-against peers identify whom the nodes blame.
+A line outside an exception is classified by its writer, for example a library's message or a
+process's exit. Names and addresses of nodes, pids of ranks, and votes against peers identify whom
+the nodes blame.
 """
 
 from __future__ import annotations
@@ -172,7 +172,9 @@ def _mild(found: Found | None) -> Found | None:
 
 @functools.cache
 def _words(group: str) -> tuple[str, ...]:
-    """Returns words of which every line with a sign of this group contains at least one."""
+    """Returns words such that every line with a sign of this group contains at least one of
+    them.
+    """
     every = {word for sign in signs().get(group, ()) for word in sign.about}
     return (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
 
@@ -287,7 +289,7 @@ class Evidence:
 
 @dataclass
 class ProcessLines:
-    """The state of reading one process's lines."""
+    """The state of the reader for one process's lines."""
 
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     signed: list[Evidence] = field(default_factory=list)
@@ -343,8 +345,8 @@ def signed(
 
 
 def survived(evidence: Evidence, record: Record) -> bool:
-    """Tells whether the job continued after the evidence: its process reported a later step, or
-    other processes completed at least two more steps.
+    """Tells whether the job continued after the evidence. Its process must have reported a later
+    step, or other processes at least two more steps.
     """
     # A kernel line inside the agent's output may come from any process.
     untold = evidence.writer[2] == "kernel" and evidence.line.who == "agent"

@@ -19,16 +19,16 @@ from ..trust.errors import InputError
 
 TRACEBACK = "Traceback (most recent call last)"
 MOST = 10**7  # limit on rank numbers; a larger number is not a rank
-SHAPES = 16  # most prefixes to learn from one log
+SHAPES = 16  # maximum number of prefixes to learn from one log
 _FRAME = '  File "'
-_FAR = 200  # most characters of a prefix
-_JSON = 1 << 16  # most characters of a JSON line to parse
+_FAR = 200  # maximum characters of a prefix
+_JSON = 1 << 16  # maximum characters of a JSON line to parse
 _MESSAGES = ("message", "msg", "log", "text", "event", "textPayload", "MESSAGE", "@message", "line")
 _STACKS = ("exc_info", "exception", "stack_trace", "traceback", "stack", "exc_text")
-# Prefixes, in this order: colours; ISO time stamps, with CRI's stream and flag, but not those of
-# Slurm's daemons, which identify the writer; plain clocks and milliseconds since the epoch; names
-# of pods, containers and hosts (pdsh, docker compose); labels of Ray, SkyPilot, MPI, srun and
-# torch.
+# Prefixes in this order: colours; ISO time stamps, with CRI's stream and flag; plain clocks and
+# milliseconds since the epoch; names of pods, containers and hosts (pdsh, docker compose); labels
+# of Ray, SkyPilot, MPI, srun and torch. Time stamps of Slurm's daemons are kept because they
+# identify the writer.
 _PREFIX = re.compile(
     r"""(?:\x1b\[[0-9;]*m
     |\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?[ ](?:(?:stdout|stderr)[ ][FP][ ])?(?:\#\#\[\w+\])?
@@ -177,8 +177,8 @@ def _stamp_of(record: dict[str, Any]) -> str:
 
 DAY = 86400.0
 HEAD, TAIL = 1 << 18, 7 << 20  # bytes to read from the start and from the end of a log
-ALL = 96 << 20  # most bytes to read of all logs together
-LONGEST = 4000  # most characters of a line to examine
+ALL = 96 << 20  # maximum bytes to read of all logs together
+LONGEST = 4000  # maximum characters of a line to examine
 _STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
 # a clock, but not a progress bar's `elapsed<remaining`
 _CLOCK = re.compile(r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")

@@ -23,24 +23,21 @@ from .budget import Budget
 from .signals import Interrupts
 
 POLL = 0.2  # seconds between polls
-# environment variable with the unix time at which all machines are reclaimed, if known
-ENDS = "TRAINFLEET_ENDS"
+ENDS = "TRAINFLEET_ENDS"  # variable with the unix time at which all machines are reclaimed
 TO_SAVE = 300.0  # seconds before ENDS at which a run is asked to save and stop
 CONCLUDED = ("finished", "stopped")  # events of ranks that completed their work
 TURNS = ("launched", "restarted", "queued", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
-# Seconds without progress after which a job without heartbeats counts as stalled. The longest phase
-# without progress is training a tokenizer on its sample.
+# seconds without progress until a job is stalled; training a tokenizer takes longest
 STILL = 1800.0
-# seconds without progress after the tokenizer is trained, when every MiB of text is progress
-STUCK = 300.0
+STUCK = 300.0  # the same after the tokenizer is trained, when every MiB of text is progress
 # Age of a heartbeat, in seconds, up to which the ranks of an unreachable node count as alive.
 ALIVE = 5.0
 CUT_OFF = 143  # exit code after SIGTERM
 SILENT_GRACE = 60.0  # seconds to wait for unreachable nodes after the ranks are done
 # Seconds for the other nodes to report their errors after one node has failed.
 FAILED_GRACE = 3.0
-MOST = 1 << 22  # most bytes to read from the NCCL log
+MOST = 1 << 22  # maximum bytes to read from the NCCL log
 SAID = "NCCL INFO"
 
 
@@ -51,7 +48,7 @@ class CutOff(BackendError):
 @dataclass(frozen=True)
 class AttemptOutcome:
     """The end of an attempt: its last status, the alarm that ended it, if any, and the unreachable
-    nodes with ranks that are alive.
+    nodes with live ranks.
 
     `concluded` means that the ranks had completed their work, so later failures of their nodes do
     not count. `cut_off` is the name of this machine if it could not reach any other host. `asked`
@@ -115,7 +112,7 @@ class Watch:
 
 
 class MonitoredAttempt:
-    """Follows one attempt of a request's job."""
+    """A follower of one attempt of a request's job."""
 
     def __init__(self, watch: Watch, request: Request) -> None:
         self.watch, self.request = watch, request
@@ -303,9 +300,7 @@ class MonitoredAttempt:
             )
 
     def _hear_nccl(self) -> None:
-        """Reports fabric problems in NCCL's log. The run continues, but more slowly than
-        possible.
-        """
+        """Reports fabric problems in NCCL's log, which slow the run down."""
         for why in self.nccl.wrong() if self.nccl else ():
             self.say(f"node 0: {why}")
             self.run.note("fabric", node=0, why=why)
@@ -350,8 +345,8 @@ class MonitoredAttempt:
         return next((name for name in reversed(names) if name in TURNS), "") in CONCLUDED
 
     def _stops(self, handle: Handle) -> bool:
-        """Forwards a stop request. Returns True if everything must end at once, which is the case
-        after a second request, or if no rank is running that could save.
+        """Forwards a stop request. Returns True if everything must end at once: after a second
+        request, or if no rank is running that could save.
         """
         if self.watch.interrupts.count > 1:
             self.say("stopping now, as asked twice")

@@ -31,7 +31,7 @@ from .lines import DAY, stamp_of, time_of_day
 from .monitor import AttemptOutcome
 from .verdict import Start, judge
 
-SAME = 2.0  # most seconds by which the clocks of two AWS machines differ
+SAME = 2.0  # maximum seconds by which the clocks of two AWS machines differ
 SETTLE = 2 * EVERY + 1.0  # seconds until the other nodes' last lines are in S3
 
 

@@ -29,7 +29,7 @@ from .causes import CAUSES, Then, Weight, first_sign
 from .monitor import AttemptOutcome, CutOff, MonitoredAttempt, Watch
 from .verdict import Start, Verdict, judge, start_now
 
-ATTEMPTS = 4  # most attempts in a row without a new checkpoint
+ATTEMPTS = 4  # maximum number of attempts in a row without a new checkpoint
 BACK_OFF = (1.0, 5.0, 20.0)  # seconds before the second, third and later of these attempts
 PATIENCE = 900.0  # seconds for lost nodes to return if there are no other nodes
 ASK_AGAIN = 3.0

@@ -20,7 +20,8 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.pressed, self.signalled = 0, False  # by Ctrl-C, and by another process
+        # number of SIGINTs; whether any other signal arrived
+        self.pressed, self.signalled = 0, False
 
     @property
     def count(self) -> int:

@@ -2,8 +2,9 @@
 dies.
 
 The launcher is a command that can resume a run (`make train`), so a takeover runs that command
-again. Until then, the standby writes heartbeats (health/lease.py: standby.json). If it falls
-silent, the launcher appoints another standby. Of two standbys, the one appointed later stays.
+again. Until then, the standby writes heartbeats (health/lease.py: standby.json). If the standby
+falls silent, the launcher appoints another one. If there are two standbys, the standby appointed
+later stays.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LOOK_EVERY = 1.0
 TYPE_AGAIN = (5.0, 10.0, 30.0)  # seconds before the second, third and later attempts to take over
 HOSTS_MAY_RETURN = 900.0  # seconds for which a takeover is retried
 UNHEARD = f"the launcher has been silent for {PATIENCE:.0f} s"
-TRIES = 20  # most attempts by all hosts together to take over
+TRIES = 20  # maximum number of attempts by all hosts together to take over
 STOPPED = 130  # exit code of a command that was stopped
 
 
@@ -52,14 +53,14 @@ def main(arguments: list[str]) -> int:
 
 
 class StandbyWatch:
-    """Replaces the launcher of one run if it dies."""
+    """A standby that replaces the launcher of one run if the launcher dies."""
 
     def __init__(self, folder: Path, command: list[str]) -> None:
         self.folder, self.command = folder, command
         before, standby = newest_holder(folder), newest_standby(folder)
         number, term = os.environ.get(APPOINTED, "").split() or ("", "")
         self.number = int(number or (standby.number + 1 if standby else 1))
-        self.term = int(term or (before.term if before else 0))  # term of the launcher before
+        self.term = int(term or (before.term if before else 0))  # term of the previous launcher
         self.begun = term == "" and before is not None and before.code is None
 
     def keep(self) -> int:

@@ -1,10 +1,10 @@
 """Accounting of a run's time: each second from a command's start to its end counts exactly once.
 
-Events come from the clocks of the launcher and rank 0, for example when a command began, ranks were
-launched, training began, or an attempt failed. Spans come from the metrics. Each line reports the
-time since the line before, with the parts that a checkpoint, a validation or a compiler took. Time
-between spans counts for the activity at that moment. If two clocks disagree, an event counts as no
-earlier than the event before it, so the sum stays exact.
+Events come from the clocks of the launcher and rank 0, for example that ranks were launched,
+training began, or an attempt failed. Spans come from the metrics. Each line reports the time since
+the line before, with the parts that a checkpoint, a validation or a compiler took. Time between
+spans counts for the activity at that moment. If two clocks disagree, an event counts as no earlier
+than the event before it, so the sum stays exact.
 """
 
 from __future__ import annotations

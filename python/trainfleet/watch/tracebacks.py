@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from .lines import TRACEBACK, LogLine, is_progress
 
-# Most lines and seconds by which an exception's message continues after its first line.
+# Maximum lines and seconds by which an exception's message continues after its first line.
 MESSAGE_LINES, MESSAGE_SECONDS = (16, 1.5)
-CHAINS = 16  # most chains to keep per process; the last ones are kept
-FRAMES = 8  # most frames to keep per traceback; the innermost ones are kept
+CHAINS = 16  # maximum number of chains to keep per process; the last ones are kept
+FRAMES = 8  # maximum number of frames to keep per traceback; the innermost ones are kept
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FRAME = "│╭╰❱|+"  # borders of rich's boxes and of exception groups
 _POINTED = re.compile(r"-+> ?\d+(?: |$)|-{20}")  # IPython's arrow to the line that failed

@@ -24,7 +24,7 @@ from .evidence import SKEW
 from .lines import TRACEBACK, LogLine, read_lines, time_of_day
 from .monitor import AttemptOutcome
 
-TAIL = 12  # most lines to quote
+TAIL = 12  # maximum number of lines to quote
 # Causes by which a healthy node may end.
 FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")
 # exit codes of POSIX shells
@@ -47,7 +47,7 @@ class Start:
 
 
 def start_now(request: Request) -> Start:
-    """Returns a Start for this moment."""
+    """Returns the Start of an attempt that begins now."""
     logs = (*request.logs, request.job_log)
     look_again(*{log.parent for log in logs})
     return Start(time.time(), {log: size for log in logs if (size := run_folder.size_of(log))})
@@ -242,8 +242,8 @@ def plain(words: str) -> str:
 
 
 def _unexplained(request: Request, status: Status, lines: list[LogLine], since: Start) -> Verdict:
-    """Creates the verdict when no line names a cause: the node that a signal ended, or the first
-    failed node, with all last lines.
+    """Creates the verdict when no line names a cause. It names the node that a signal ended, or the
+    first failed node, with all last lines.
 
     Nodes that ended by SIGTERM come last, because a scheduler asks the other nodes of a failed job
     to end.
