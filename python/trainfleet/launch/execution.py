@@ -304,7 +304,8 @@ class Launch:
     def _watch(self, live: Live | TokenizeLive) -> Watch:
         def show(waits_for: str = "") -> None:
             live.update(waits_for)
-            self.interrupts.signalled |= live.line.unread  # Stop as if the terminal had closed.
+            # A closed output pipe counts as a closed terminal.
+            self.interrupts.signalled |= live.line.unread
 
         require_numbers(ENDS)
         budget = Budget(self.run, self.config, self.backend.bill())

@@ -99,7 +99,7 @@ class Sign:
     pattern: re.Pattern[str]
     cause: str
     weight: Weight
-    # Words of which every matching line contains at least one. If empty, any line may match.
+    # Every matching line contains at least one of these words. If empty, any line may match.
     about: tuple[str, ...]
     firm: bool = True
     closed: bool = False

@@ -196,7 +196,7 @@ def _last_words(mine: list[Evidence]) -> list[Evidence]:
         (one for one in errors if one.time > end.time - TOGETHER),
         key=lambda one: (one.weight, one.firm, one.cause != "unknown", one.index),
     )
-    if last.cause == "unknown":  # Then use the earlier exception that named a cause.
+    if last.cause == "unknown":  # Use the earlier exception that named a cause.
         last = next(
             (
                 one
@@ -268,7 +268,7 @@ def _whom(
         return _who_hangs(best, standing, record)
     if (rank := untrusted_input.whole(best.groups.get("rank", ""), MOST)) is not None:
         ended = ENDED.search(best.words) and " on node " not in best.words
-        # Such lines blame the node that wrote them.
+        # Lines of these kinds blame the node that wrote them.
         here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended
         return record.homes.get(rank, best.node if here else None), rank, best.words
     if best.cause == "rendezvous":
