@@ -1,5 +1,5 @@
-"""Runs command-line verbs. Each verb is a function of its name in one of a few modules; it parses
-its variables, calls the code and prints.
+"""Runs command-line verbs. Each verb is a function of the same name in one of the modules. It
+parses its variables, calls the code and prints the result.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ OF_A_CHECKOUT = ("test", "check", "release")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a command line. Returns the exit code: the verb's, an error's, or 130 after Ctrl-C."""
+    """Runs a command line. Returns the exit code: that of the verb or of an error, or 130 after
+    Ctrl-C.
+    """
     try:
         require_numbers(STARTED)
         # A launcher on a fleet's head receives the time at which the user's command began.

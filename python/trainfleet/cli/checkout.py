@@ -1,4 +1,4 @@
-"""Verbs for development of trainfleet, in a checkout."""
+"""Verbs for developing trainfleet in a checkout."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def build(variables: Variables, started: float) -> int:
 
 
 def push(variables: Variables, started: float) -> int:
-    """Pushes the container image to ECR, under a tag of its content. Builds the image if it is
-    missing.
+    """Pushes the container image to ECR, under a tag that identifies its content. Builds the image
+    if it is missing.
     """
     from ..launch import job_image
 
@@ -52,7 +52,8 @@ def image(variables: Variables, started: float) -> int:
 
 
 def doctor(variables: Variables, started: float) -> int:
-    """Checks whether the fleet is fit to train, and prints each host's problems with a command.
+    """Checks whether the fleet is fit to train, and prints each host's problems with a command to
+    run.
 
     LIFT=host releases a host from quarantine.
     """

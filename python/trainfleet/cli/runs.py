@@ -103,7 +103,7 @@ def _draw(run: Run, place: Place) -> None:
     html.write(run)
 
 
-MOST = 7  # most runs that a reader can tell apart in a plot
+MOST = 7  # maximum runs that a reader can tell apart in a plot
 
 
 def compare(variables: Variables, started: float) -> int:

@@ -62,7 +62,7 @@ TEXTS = ("PROMPT", "SET")  # variables without a limit on their length
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
 LEAST, MOST = 1e-9, 1e18  # bounds of an amount
 LARGEST = 10**18 - 1  # largest whole number
-# Most characters of a value, like of a path. A longer value is probably a file's content.
+# Maximum characters of a value, as for a path. A longer value is probably a file's content.
 LONGEST = 4096
 # Variables that may be empty; the verbs check them
 MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")

@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
 
 
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
-    """Records a fault event, from which the verdict takes its message (watch/verdict.py)."""
+    """Records a fault event, which contains the message for the verdict (watch/verdict.py)."""
     # The catalogue of causes lists DataError, but not all its subclasses.
     kind = DataError if isinstance(error, DataError) else type(error)
     fields = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}

@@ -29,7 +29,7 @@ from .sources import SourcePiece, Unit
 # First bytes of a compressed tar, with the Python module and the program that unpack it. Some
 # Python builds lack such a module.
 PACKED = {b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": ("lzma", "xz")}
-# Most sidecars to hold back before the first record. Beyond that, sidecars are read as texts.
+# Maximum number of sidecars to hold back before the first record. Any more are read as texts.
 HELD = 16
 LOOKED = 200  # files that `make plan` reads of one tar per source
 SIDECAR = ".md, README or licence files next to records"
@@ -144,8 +144,8 @@ def _read(member: Member | None, text_field: str) -> Iterator[Item]:
 
 
 def _described(members: Iterable[Found]) -> Iterator[Found]:
-    """Yields members without sidecars, which only describe records. Holds sidecars back until the
-    first record; if no record follows, they are texts.
+    """Filters out sidecars, which only describe records. Holds them back until the first record. If
+    there is no record, yields them as texts.
     """
     held, records = list[Member](), False
     for member in members:

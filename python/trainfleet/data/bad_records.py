@@ -19,11 +19,11 @@ from .sources import LARGEST_TEXT
 # Named values of data.on_bad_record. A number is the largest share of records to skip.
 STOP, SKIP = "stop", "skip"
 SHARE = 1e-4  # largest share of bad records that `skip` allows
-LISTED = 100  # most bad records that a unit's record lists
+LISTED = 100  # maximum number of bad records in a unit's record
 # A unit fails if it has at least this many bad records and they outnumber the good ones. The cause
 # is usually a wrong file or text field.
 HOPELESS = 100
-SHOWN = 400  # most characters of field names or of an error to print
+SHOWN = 400  # maximum length of field names or of an error, in characters
 ELSE = ", or skip such records: SET='data.on_bad_record=skip'"
 LINE = f"correct or remove the line{ELSE}"
 # Usual names of a text field
@@ -51,7 +51,7 @@ class OtherField(DataError):
 
 
 def alone(error: DataError) -> DataError:
-    """Returns the error without advice to use another text field. The file's good records have the
+    """Removes the advice to use another text field, because the file's good records have the
     current one.
     """
     return (

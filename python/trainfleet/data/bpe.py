@@ -16,7 +16,7 @@ from .bad_records import STOP, Skipped
 from .documents import read_piece
 from .sources import UnitPlan
 
-SMALLEST = 300  # tokens; minimum of data.vocab_size
+SMALLEST = 300  # minimum of data.vocab_size
 SAMPLE_BYTES = 10 * MEBIBYTE
 # Bytes of the sample to accumulate before opening a file, so that at most SAMPLE_BYTES / GRAIN
 # files are opened
@@ -24,10 +24,10 @@ GRAIN = MEBIBYTE // 16
 # Longer words are split for training, because the time for a merge grows with the square of a
 # word's length.
 LONG_WORD = re.compile(r"(\S{1000}|\s{1000})")
-LONGEST = MEBIBYTE  # most characters to use of one document
+LONGEST = MEBIBYTE  # maximum characters to use of one document
 
-# Pre-tokenizer pattern of Llama 3 and GPT-4: words with one leading space or sign, numbers of up to
-# three digits, line ends
+# Pre-tokenizer pattern of Llama 3 and GPT-4: words with one leading space or punctuation mark,
+# numbers of up to three digits, line ends
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
     r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,8 +35,8 @@ SPLIT = (
 
 
 def train(data: Data, plan: UnitPlan) -> str:
-    """Trains a BPE with `data.vocab_size` tokens and returns its tokenizer.json. The first tokens
-    are the end of a document, padding and the mask.
+    """Trains a BPE with `data.vocab_size` tokens and returns its tokenizer.json. The
+    end-of-document, padding and mask tokens come first.
 
     Raises DataError if the text is missing, too small or too uniform for that vocabulary.
     """

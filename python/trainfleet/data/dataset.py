@@ -73,8 +73,8 @@ class Dataset:
             )
         check_opening(store, manifest)
         window = data.shuffle_window_mib if data else None
-        # Mounted datasets and datasets in S3 give the same batches, because they have the same
-        # window.
+        # Mounted datasets and datasets in S3 use the same window, so that they give the same
+        # batches.
         if window is None and (isinstance(store, BucketDataset) or mounted):
             window = REMOTE_WINDOW
         return cls(store, manifest, data.weights if data else None, window)

@@ -1,14 +1,14 @@
-"""Stores a dataset in a folder that all nodes share, or below a prefix in S3. Both show a file only
-when it is complete.
+"""Stores a dataset in a folder that all nodes share, or below a prefix in S3. In both, a file
+becomes visible only when it is complete.
 
 Names are relative to the dataset (`units/00000.json`). A store in S3 also has a local folder for
 the tokenizer, for cached blocks of tokens, and for shards until they are uploaded.
 
 The job that makes a dataset holds a lease in its folder (health/lease.py), and for S3 also a claim
-object there. The job renews both, and another job takes over if the renewals stop. That job waits
-and watches, so the clocks of two machines are never compared. A lock of the operating system also
-shows at once that a holder on this machine has ended. On NFS and Lustre, the lock of a dead or
-frozen host remains for minutes.
+object there. The job renews both, and another job takes over if the renewals stop. The other job
+measures that time itself, so the clocks of two machines are never compared. A lock of the operating
+system also shows at once that a holder on this machine has ended. On NFS and Lustre, the lock of a
+dead or frozen host remains for minutes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DatasetStore(Protocol):
     """
 
     folder: Path
-    note_every: float  # seconds between two calls of `note`; more if a call costs more
+    note_every: float  # minimum seconds between two calls of `note`
 
     def read(self, name: str) -> bytes | None:
         """Returns the content of a small file, or None if the file does not exist."""

@@ -188,7 +188,7 @@ HARD_TEXTS = [
     "日本語の文章。中文字符 한국어 텍스트 русский текст العربية हिन्दी ไทย",
     "😀👩‍👩‍👧‍👦🇩🇪 \U0001f3f4\U000e0067 \U00020000 \U0010ffff \ue000 \ud7ff",
     "\x01\x07\x1b[0m\x7f\x85 \u2028\u2029",
-    # Characters of Unicode 15, 15.1, 16 and 17, because libraries have tables of different ages
+    # Characters of Unicode 15, 15.1, 16 and 17, because libraries use different versions
     "a\U00031350b \U0002ebf0c \U00010d4a1 \U000329abd \U000329ab's",
     "a" * 3000 + " " * 3000 + "!?" * 500 + "\n" * 300,
     "def f(x: int) -> int:\n    return x**2  # 'quoted' \"text\"\n",
@@ -240,7 +240,9 @@ def open_reference(definition: str, where: str) -> HuggingFace:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Redirects stderr to /dev/null, because the library prints a panic before it raises one."""
+    """Redirects stderr to /dev/null, because the library prints a panic before it raises an
+    exception.
+    """
     try:
         kept = os.dup(2)
     except OSError:  # stderr is closed

@@ -40,10 +40,10 @@ from .bad_records import (
 )
 from .sources import SourcePiece
 
-# Bytes to search for a blank line before a cut at any line end is accepted
+# Bytes to search for a blank line before falling back to any line end
 SEEK_BLANK = 2**16
 PACKED_BLOCK = 2**13  # bytes; small, because repeated text may expand ten thousand times
-LONGEST = sources.LARGEST_TEXT  # most bytes of a record; longer plain texts are cut
+LONGEST = sources.LARGEST_TEXT  # maximum bytes of a record; longer plain texts are cut
 # Arrow's text types, also as values of a dictionary
 TEXT_TYPES = ("string", "large_string", "string_view", "null")
 ROWS = 256  # rows of a Parquet row group to load at a time
@@ -64,8 +64,8 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A file in an archive that is not read. `kind` is the reason, by which warnings count
-    files.
+    """A file in an archive that is not read. `kind` is the reason, and warnings count files by
+    it.
     """
 
     kind: str
@@ -274,8 +274,8 @@ def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
             # Skip the rest of a line that begins in an earlier piece.
             rest = stream.readline(min(piece.end - piece.start, LONGEST + 1))
             if not rest.endswith(b"\n"):
-                # The line ends in a later piece, or is so long that the reader of its first byte
-                # raises.
+                # The line ends in a later piece, or it is too long and the piece with its first
+                # byte raises.
                 return
         at = stream.tell()
         while line := stream.readline(LONGEST + 1):
@@ -301,8 +301,8 @@ def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
 
 
 def unpacked(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
-    """Yields the lines of a gzip or zstd file; an overlong line is truncated. Raises EOFError if
-    the file is truncated.
+    """Yields the lines of a gzip or zstd file; cuts off an overlong line. Raises EOFError if the
+    file is truncated.
     """
     if not piece.path.endswith(".gz"):
         return _joined(_unpacked_zstd(raw, piece))

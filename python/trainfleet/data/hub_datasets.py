@@ -28,8 +28,8 @@ from .source_files import SourceFile
 
 # Files that describe a dataset; the second one takes precedence
 DESCRIPTIONS = ("README.md", ".huggingface.yaml")
-LARGEST = 16 * untrusted_input.MEBIBYTE  # most bytes of a description
-MOST = 10**6  # most values in a description; a dataset of 2,000 languages has 50,000
+LARGEST = 16 * untrusted_input.MEBIBYTE  # maximum bytes of a description
+MOST = 10**6  # maximum values in a description; a dataset of 2,000 languages has 50,000
 NAMING = ("data_files", "data_dir")  # keys that name files in a configuration of a description
 OFFLINE = "retry with a network connection, or name a folder with the dataset's files: hf:///folder"
 

@@ -42,9 +42,9 @@ SPLITS = (TRAIN, VALIDATION)
 ITEM_BYTES: dict[str, int] = {"uint16": 2, "int32": 4}
 LARGEST_UINT16 = 65_500
 BLOCK = 2**22  # bytes of .bin per CRC-32, so that a reader can check one block
-LISTED = 1000  # most bad records that a manifest lists
-# Classes of document lengths, each with twice the lengths of the previous one. The format does not
-# allow longer documents.
+LISTED = 1000  # maximum number of bad records in a manifest
+# Number of classes of document lengths, each with twice the lengths of the previous one. The format
+# does not allow longer documents.
 LENGTHS = 31
 FORMAT = 1  # format version of these files; any other version is refused
 Digest = Annotated[str, Pattern("[0-9a-f]{64}")]

@@ -22,10 +22,10 @@ from .shuffling import fold, mix
 from .tokenizer import Tokenizer, load
 
 Rows = npt.NDArray[np.int64]
-IGNORED = -100  # target of a token without a loss (torch.nn.CrossEntropyLoss)
+IGNORED = -100  # target that torch.nn.CrossEntropyLoss ignores
 SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # purposes of random draws
-# Shares of the chosen tokens that are masked and that stay. The rest become another word (Devlin et
-# al. 2018, section 3.1).
+# Shares of the chosen tokens that become the mask, and that stay. The rest become another word
+# (Devlin et al. 2018, section 3.1).
 MASKED, KEPT = (0.8, 0.1)
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "\n")
 

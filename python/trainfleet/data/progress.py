@@ -1,5 +1,5 @@
-"""Records the progress of tokenizing. Each process replaces a small file, several times per second
-on a file system, and readers sum these files.
+"""Records the progress of tokenizing. Each process regularly replaces a small file, and readers sum
+these files.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 Layout of .idx, as Megatron-LM reads it (megatron/core/datasets/indexed_dataset.py): magic, u64
 version, u8 type code, u64 number of sequences, u64 number of document bounds, then i32 sequence
 lengths, i64 byte offsets of the sequences, i64 document bounds. Here every document is one sequence
-that ends with the end-of-document id. formats.LONGEST keeps the length of a document below 31 bits.
+that ends with the end-of-document id. formats.LONGEST bounds a document, so its length fits into 31
+bits.
 
 `Tokens` reads the concatenated shards, from mapped files or from S3 in blocks. Blocks are cached in
 files on this machine, which its ranks share, up to a limit in bytes. `check_opening` checks sampled
@@ -41,7 +42,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 TYPE_CODES = {"int32": 4, "uint16": 8}  # codes of Megatron's DType; it has no uint32
 
-OPEN_FILES = 512  # most mapped files at a time, below the usual limit of 1024 descriptors
+OPEN_FILES = 512  # maximum mapped files at a time, below the usual limit of 1024 descriptors
 Tokenlike = npt.NDArray[Any]
 
 THREADS = 8  # blocks to download in parallel

@@ -19,7 +19,7 @@ Index = npt.NDArray[np.uint64]
 # Four rounds make a pseudorandom permutation (Luby and Rackoff 1988). There are two more because
 # the round function is only a mixer.
 ROUNDS = 6
-MIX = 4096  # consecutive samples that contain exactly each source's share
+MIX = 4096  # consecutive samples in which every source has exactly its share
 WORD = 2**64 - 1
 EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # purposes of keys
 
@@ -136,8 +136,8 @@ def mix(values: npt.ArrayLike) -> Index:
 
 
 def fold(*parts: int) -> int:
-    """Combines several numbers into one 64-bit key. Other numbers, or another order of them, give
-    another key.
+    """Combines several numbers into one 64-bit key. Different numbers, or a different order, give a
+    different key.
     """
     key = 0
     # The same as `mix`, but on Python integers, which is ten times faster for one number.

@@ -33,8 +33,8 @@ from .format_table import (
 
 STDLIB = "stdlib"
 BUFFER = 2**18  # bytes; with the default of 8 KiB, reading lines takes three times as long
-BESIDE = 1000  # most names in a folder to search for a similar one
-KINDS = 20  # most kinds of unread files in a warning
+BESIDE = 1000  # maximum names in a folder to search for a similar one
+KINDS = 20  # maximum kinds of unread files in a warning
 EMPTY = "empty"
 
 
@@ -234,8 +234,8 @@ def _raised(error: OSError) -> None:
 
 
 def _absence(path: Path) -> str:
-    """Returns why a path is not a file: its kind, the missing target of its link, or no such name,
-    with a similar name in the folder.
+    """Returns why a path is not a file: it is of another kind, its link is broken, or the name does
+    not exist. Suggests a similar name in the folder.
     """
     if path.exists():
         return "is a pipe, a socket or a device, not a file"

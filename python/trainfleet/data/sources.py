@@ -33,7 +33,7 @@ from .source_files import (
 )
 
 POINTER = b"version https://git-lfs"
-POINTERS = 100  # small files per source to check for pointers; if one is a pointer, all are
+POINTERS = 100  # small files per source to check for Git LFS pointers; if one is a pointer, all are
 # Limit on the private memory of a process that reads sources, in bytes. A record has 64 MiB at
 # most, and its parsed JSON takes ten times as much. An encoder's caches take 200 MB, a page of
 # Parquet 1 GiB.
@@ -42,7 +42,8 @@ MEMORY = 6144 * MEBIBYTE
 GRID = 4 * MEBIBYTE
 LARGEST_UNIT = 64 * GRID
 LARGEST_TEXT = 16 * GRID
-# If fewer whole texts are expected for validation, the last part of each text is used instead.
+# Minimum whole texts to expect for validation. With fewer, the last part of each text is used
+# instead.
 FEW = 5
 PROCESS_MB_PER_SECOND = 45.0  # text per process, measured: tests/bench/LOG.md
 
@@ -203,7 +204,7 @@ def _list(source: Source) -> Listing:
 
 
 def _refuse_pointers(files: Iterable[SourceFile]) -> None:
-    """Raises DataError if a file is a pointer of Git LFS. A pointer is text of less than 1 KiB, so
+    """Raises DataError if a file is a Git LFS pointer. A pointer is text of less than 1 KiB, so
     training on it would not fail.
 
     https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md

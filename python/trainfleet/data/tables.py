@@ -30,7 +30,7 @@ from .formats import (
 from .sources import SourcePiece
 
 TAB = (".tsv", ".tab")
-QUOTED = (  # remedy for tab-separated files by the csv module, a spreadsheet or pandas
+QUOTED = (  # remedy for tab-separated files written by the csv module, a spreadsheet or pandas
     f"{LINE}; or, if its cells have quotes, write it as CSV: "
     'python3 -c "import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, '
     "'excel-tab'))\" < a.tsv > a.csv"

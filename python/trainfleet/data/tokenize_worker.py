@@ -204,7 +204,7 @@ def _do_units(
 
 
 def _sweep(folder: Path, units: set[int]) -> None:
-    """Removes partial files of these units, which killed processes left."""
+    """Removes partial files of these units that killed processes left behind."""
     for path in (path for split in manifest.SPLITS for path in (folder / split).glob("*.partial")):
         if int(path.name.split(".")[0]) in units:
             path.unlink(missing_ok=True)

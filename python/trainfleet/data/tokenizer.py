@@ -1,4 +1,6 @@
-"""Encodes texts to ids and decodes ids to text, and has the properties that a dataset needs."""
+"""Encodes texts to ids, decodes ids to text, and provides the tokenizer properties that a dataset
+needs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Vocabulary):
-    """A tokenizer.json that is loaded by a library on first use."""
+    """A tokenizer.json that a library loads on first use."""
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         """Encodes all texts into one uint32 array, with len(texts) + 1 bounds. Special tokens in a

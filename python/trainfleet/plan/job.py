@@ -162,7 +162,7 @@ def _image(config: Config) -> str:
     return "" if config.fleet.container == "none" else config.fleet.container
 
 
-WIDTH = 120  # most columns of a script's line, unless a word is longer
+WIDTH = 120  # maximum columns of a script's line, unless a word is longer
 INDENT = "  "
 
 

@@ -13,7 +13,7 @@ from ..trust.errors import ConfigError
 
 WARM_UP = 3  # steps that are not timed, because the first one compiles and allocators grow
 PROFILED = "4-6"  # default of train.profile_steps
-# Steps after the profiled ones, without the profiler's overhead, which correct the next plan
+# Steps after the profiled ones. They run without the profiler's overhead and correct the next plan.
 TIMED = 10
 
 

@@ -19,7 +19,7 @@ from .estimate import LIKELY, Bill
 
 DAY = 86400.0
 LARGEST = 10_000  # nodes
-KNEE = 1.1  # most cost per token at the table's knee, relative to the lowest cost
+KNEE = 1.1  # maximum cost per token at the table's knee, relative to the lowest cost
 # Tokens per parameter that make the best use of a given compute budget (Hoffmann et al. 2022,
 # arXiv:2203.15556)
 CHINCHILLA = 20
@@ -27,7 +27,7 @@ CHINCHILLA = 20
 
 @dataclass(frozen=True)
 class Wish:
-    """The user's limits. None means that there is no limit."""
+    """The user's limits. None means no limit."""
 
     days: float | None = None
     usd: float | None = None

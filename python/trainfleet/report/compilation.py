@@ -25,7 +25,7 @@ SECONDS = re.compile(r'"compile_time": (\d{1,7}(?:\.\d{1,12})?)')
 NAME = r"['\"`]?([\w.:-]{1,80})['\"`]?"
 OPERATOR = re.compile(rf"[Uu]nsupported operator:? *{NAME}|[Oo]perator {NAME} is not supported")
 CODE = re.compile(r"\bNCC_[A-Z]{1,8}\d{1,5}\b")
-LETTERS = 200  # most characters of an error to show
+LETTERS = 200  # maximum characters of an error to show
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Compilation:
 
     def explained(self) -> Iterator[str]:
         """Yields one line per failed program, with the unsupported operator or the compiler's
-        message. Also yields errors that no program could be found for.
+        message. Also yields errors without a known program.
         """
         for name in self.failed:
             yield (

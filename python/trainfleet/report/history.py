@@ -24,7 +24,7 @@ BREAKS = ("fault", "stopped", "restarted", "resumed")
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")
 TELLING = ("message", "who", "cause", "words")  # event fields that are shown without their names
 UNKNOWN = "—"
-OPENING, LONGEST_OPENING = 3, 40  # most words and characters of a proposed prompt
+OPENING, LONGEST_OPENING = 3, 40  # maximum words and characters of a proposed prompt
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class History:
 
     @property
     def waits_for(self) -> str:
-        """Returns the engine's reason why the job does not run yet, and the age of this message.
-        Returns "" if the job runs or the reason is unknown.
+        """Returns the engine's reason why the job does not run yet, and how long ago it was
+        recorded. Returns "" if the job runs or the reason is unknown.
 
         A launcher records a reason once. Without a launcher, changes of the reason are not
         recorded.
@@ -243,8 +243,8 @@ class History:
 
     @property
     def verdict(self) -> tuple[str, str] | None:
-        """Returns why the last attempt failed, or None. The first text names the culprit and the
-        cause; the second contains the reasons and the traceback.
+        """Returns why the last attempt failed, or None. The first text names the failed rank or
+        host and the cause; the second contains the reasons and the traceback.
         """
         if self.status not in ("failed", "interrupted"):
             return None

@@ -61,7 +61,7 @@ STYLE: dict[Any, Any] = {
     "ytick.major.size": 0,
     "svg.fonttype": "none",  # keep text, so that it is searchable and has the page's font
 }
-NAMED, LINE = 4, 12  # most breaks to label; points between two labels
+NAMED, LINE = 4, 12  # maximum breaks to label; points between two labels
 # Generous height of a line of text and width of a character, as shares of the axes
 ROW, LETTER = (0.08, 0.014)
 MANY = 2000  # points above which a line in an SVG is smaller as an image
@@ -158,7 +158,7 @@ def _draw_throughput(history: History) -> Figure:
     if speeds:
         middle = median(
             speeds[1:] or speeds
-        )  # excludes the first step, which warms up, like in results.json
+        )  # excludes the first step, which warms up, as in results.json
         curve(axes, steps, speeds)
         axes.axhline(middle, color=FAINT, lw=1, ls=(0, (4, 3)))
         axes.set_title(

@@ -33,8 +33,8 @@ class Refresh:
         self.process: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
-        """Starts a drawing if it is due; otherwise costs at most one stat. Without disk space or a
-        free process, the page stays as it is.
+        """Starts a drawing if it is due; otherwise costs at most one stat. If the process can't
+        start, the page stays as it is.
         """
         if time.monotonic() < self.due or (self.process and self.process.poll() is None):
             return

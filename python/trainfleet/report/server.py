@@ -1,10 +1,10 @@
 """Serves a run's report to this machine's browser: one page, read again for each request, and no
 other file.
 
-The server listens only on the loopback interface, and its Host check refuses any other name. So a
-page from another host can't read the report through DNS rebinding. Other users can also reach the
-loopback interface, so a request must contain the token of the printed address. The response sets a
-cookie, so that the address also works without the token after that.
+The server listens only on the loopback interface, and answers only requests with a loopback Host
+header. So a page from another host can't read the report through DNS rebinding. Other users can
+also reach the loopback interface, so a request must contain the token of the printed address. The
+response sets a cookie, so that the address works without the token afterwards.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..trust.safe_output import shown
 
 PORT = 8642
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.IGNORECASE)
-MOST = 16  # most open connections; a new one closes the oldest
-LONGEST = 30.0  # most seconds of a connection; reading a page takes milliseconds
+MOST = 16  # maximum open connections; a new one closes the oldest
+LONGEST = 30.0  # maximum seconds of a connection; reading a page takes milliseconds
 TOKEN = "token"
 ASKS = (
     "Open this page with the full address that <code>make watch</code> has printed: it ends "
@@ -41,7 +41,8 @@ class Server(ThreadingHTTPServer):
     """A server of one page. `page` returns the bytes of the page."""
 
     daemon_threads = True
-    # Most connections that wait to be accepted; the kernel delays further connections by a second
+    # Maximum connections that wait to be accepted; the kernel delays further connections by a
+    # second
     request_queue_size = 128
 
     def __init__(self, page: Callable[[], bytes], port: int | None = None) -> None:
@@ -92,7 +93,7 @@ def _end(request: socket.socket) -> None:
     """Wakes the thread that reads from a connection, which then closes it."""
     try:
         request.shutdown(socket.SHUT_RDWR)
-    except OSError:  # it has just been closed
+    except OSError:  # the connection has just been closed
         pass
 
 

@@ -41,7 +41,7 @@ def print_summary(run: Run, stream: TextIO | None = None) -> None:
 
 
 def status(run: Run, heard: str = "") -> str:
-    """Returns the run's current state as aligned lines. The last line is the next command.
+    """Returns the run's current state as aligned lines. The next commands come last.
 
     `heard` is the engine's current message about a waiting job.
     """
@@ -117,8 +117,8 @@ def _costs(history: History) -> list[Row]:
 
 
 def _parts(history: History) -> list[Row]:
-    """Returns the share of each part in a median step, largest first, from the steps with timed
-    parts.
+    """Returns each part's share of a step, largest first, from median times over the steps with
+    timed parts.
     """
     keys = sorted({key for line in history.metrics for key in line if key.endswith("_seconds")})
     middle = {
@@ -185,8 +185,8 @@ def _freshness(history: History) -> list[Row]:
 
 
 def _led(history: History) -> list[Row]:
-    """Returns the host that leads a run on other machines. Includes its standby if the run can have
-    one.
+    """Returns the host that leads a run on other machines. Includes its standby if the run uses
+    standbys.
     """
     holder = newest_holder(history.run.folder)
     if history.status != "running" or holder is None or holder.code is not None:
