@@ -1,4 +1,6 @@
-"""The verbs, in a few files, each a function of its name: parse → call → print."""
+"""Runs command-line verbs. Each verb is a function of the same name in one of the modules. It
+parses its variables, calls the code and prints the result.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from ..trust.untrusted_input import printable, shortened
 from .variables import VARIABLES, Variables, flag, option_of, read_variables, typed
 
 STARTED = "TRAINFLEET_STARTED"
-# errors of the machine, not of this program
+# OSError numbers with a cause outside this program
 ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
-# errors of a path that can't be such a file
+# OSError numbers of a path that can't be used
 NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
-# verb → the variables that it takes
+# Variables that each verb takes
 VERBS = {
     "setup": ("CONFIG", "SET", "NODES", "YES", "OFFLINE"),
     "build": ("CONFIG", "SET", "OFFLINE"),
@@ -65,7 +67,7 @@ VERBS = {
     "release": (),
 }
 
-# file → the functions of its verbs
+# Verbs that each module implements
 FILES = {
     "fleet": "setup build push image doctor ls clean",
     "recipes": "recipes config",
@@ -81,15 +83,15 @@ OF_A_CHECKOUT = ("test", "check", "release")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a command line. Returns the process's exit code: 0, an error's own, or 130 after
+    """Runs a command line. Returns the exit code: that of the verb or of an error, or 130 after
     Ctrl-C.
     """
     try:
         require_numbers(STARTED)
-        # set when a fleet's head acts for a command
+        # A launcher on a fleet's head receives the time at which the user's command began.
         started = float(os.environ.get(STARTED) or time.time())
         if list(arguments) == ["-"]:
-            # on a host of a fleet: another machine sends the verb
+            # This is a host of a fleet, and another machine sends the verb.
             from ..hosts.remote_verb import received
 
             arguments = received(sys.stdin.fileno())
@@ -101,12 +103,12 @@ def main(arguments: Sequence[str]) -> int:
         variables = read_variables(verb, VERBS[verb], arguments[1:])
         if "OFFLINE" in variables:
             os.environ["OFFLINE"] = "1" if flag(variables, "OFFLINE") else ""
-        # Programs that a verb starts also read it.
+        # Child processes of a verb also read this variable.
         os.environ[TYPED] = "" if "TRAINFLEET_HEAD" in os.environ else typed(variables)
         return _carried_out(verb, variables, started)
     except TrainfleetError as error:
         return tell(error)
-    except BrokenPipeError:  # the reader of our output has exited, like `head`
+    except BrokenPipeError:  # the output's reader, such as `head`, has exited
         sys.stderr.close()
         return 0
     except OSError as error:
@@ -136,8 +138,8 @@ def _carried_out(verb: str, variables: Variables, started: float) -> int:
 
 
 def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
-    """Returns the answer to `--help`, `--version` and `--completion`, also for one verb; "" for
-    other words.
+    """Returns the output of `--help`, `--version` and `--completion`, also for one verb. Returns ""
+    for any other command line.
 
     `goals` are all of make's goals. `make help train` runs both, and train must then print its
     help.
@@ -175,7 +177,7 @@ def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
 
 
 def completion() -> str:
-    """Returns a script with which bash completes the verbs and the options of each."""
+    """Returns a bash script that completes the verbs and their options."""
     options = {verb: " ".join(map(option_of, takes)) for verb, takes in VERBS.items()}
     cases = [f"1:{verb}) words='{words}' ;;" for verb, words in options.items()]
     words = " ".join(verb for verb in VERBS if verb not in OF_A_CHECKOUT)
@@ -188,7 +190,9 @@ def completion() -> str:
 
 
 def explained(error: OSError) -> TrainfleetError | None:
-    """Returns the error for the user if the environment caused it; None if this program did."""
+    """Returns the error for the user if the environment caused `error`, or None if this program
+    did.
+    """
     if error.errno in NAMES and error.filename:
         where = shortened(printable(str(error.filename)), 255)
         return RunError(

@@ -1,4 +1,4 @@
-"""Work on trainfleet itself, in a checkout of it."""
+"""Verbs for developing trainfleet in a checkout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .variables import Variables
 
 
 def new_backend(variables: Variables, started: float) -> int:
-    """Writes a package that adds a backend, with the bench that tests its conformance."""
+    """Writes a package that adds a backend, with its conformance tests."""
     from ..backends import skeleton
 
     if "NAME" not in variables:
@@ -31,15 +31,17 @@ def new_backend(variables: Variables, started: float) -> int:
 
 
 def test(variables: Variables, started: float) -> int:
-    """Runs the tests that take minutes; `make drills` runs the slow ones."""
-    # Runs four files at once, because tests wait half of the time; with one thread each, because
-    # threads of several processes would wait for each other.
+    """Runs the tests that finish within minutes. `make drills` runs the slow tests."""
+    # Run four files in parallel, because tests wait half of the time. Each process has one thread,
+    # because threads of several processes would wait for each other.
     at_once = ("--numprocesses=4", "--dist=loadfile", "--no-loadscope-reorder", "--durations=15")
     return run_module("pytest", "-q", "-m", "not thorough", *at_once, OMP_NUM_THREADS="1")
 
 
 def check(variables: Variables, started: float) -> int:
-    """Checks lint, format, types, shell scripts, versions outside the locks, prose, Dockerfile."""
+    """Checks lint, format, types, shell scripts, versions outside the locks, prose and the
+    Dockerfile.
+    """
     scripts = sorted(map(str, Path("scripts").glob("*.sh")))
     tool = Path(sys.executable).parent
     hadolint = tool / "hadolint"

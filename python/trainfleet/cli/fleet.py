@@ -1,4 +1,4 @@
-"""The fleet: sets it up, builds its images, examines it, lists its costs, takes it down."""
+"""Verbs for the fleet: set-up, images, health checks, costs and teardown."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ def setup(variables: Variables, started: float) -> int:
 
 
 def build(variables: Variables, started: float) -> int:
-    """Builds the container image of fleet.platform here, from docker/ and the lock."""
+    """Builds the container image of fleet.platform on this machine, from docker/ and the lock."""
     from ..launch import job_image
 
     return job_image.build(config_of(settings_of(variables))[0])
 
 
 def push(variables: Variables, started: float) -> int:
-    """Pushes the container image, built if missing, to ECR under a tag of its content."""
+    """Pushes the container image to ECR, under a tag that identifies its content. Builds the image
+    if it is missing.
+    """
     from ..launch import job_image
 
     return job_image.push(config_of(settings_of(variables))[0])
 
 
 def image(variables: Variables, started: float) -> int:
-    """Bakes a machine image (AMI) for nodes of the ec2 backend; `build` makes the container image
+    """Bakes a machine image (AMI) for nodes of the ec2 backend. `build` makes the container image
     of jobs.
     """
     from ..launch.provisioning import bake
@@ -50,7 +52,8 @@ def image(variables: Variables, started: float) -> int:
 
 
 def doctor(variables: Variables, started: float) -> int:
-    """Checks whether the fleet is fit to train, and prints each host's problems with a command.
+    """Checks whether the fleet is fit to train, and prints each host's problems with a command to
+    run.
 
     LIFT=host releases a host from quarantine.
     """
@@ -68,8 +71,8 @@ def ls(variables: Variables, started: float) -> int:
 
 
 def holdings(config: Config) -> Iterator[str]:
-    """Yields lines about the region's resources, by config; CloudError at the end if the
-    credentials may not list all of them.
+    """Yields lines about the region's resources, by config. Raises CloudError at the end if the
+    credentials may not list all resources.
     """
     from ..backends import backend_of
 
@@ -98,8 +101,8 @@ def holdings(config: Config) -> Iterator[str]:
 
 
 def clean(variables: Variables, started: float) -> int:
-    """Stops the run, takes machines down, removes files that can be made again; with PURGE=1 also
-    all data.
+    """Stops the run, takes down machines, and removes files that can be made again. PURGE=1 also
+    removes all data.
     """
     from ..backends import is_guest
     from ..launch import cleaning, run_location
@@ -127,14 +130,16 @@ def clean(variables: Variables, started: float) -> int:
                 return cleaning.end_of_hosts(config, everything, sure) or code
     except (BackendError, RunError, S3Error) as error:
         if not machines:
-            cleaning.remove_remakeable()  # cleans up here even if the fleet fails
+            cleaning.remove_remakeable()  # clean up this machine even if the fleet fails
             raise
         print(f"warning: {error}\nits machines are taken down anyway", flush=True)
     return cleaning.take_down(machines, cleaning.folders_of(config, run), made, purge, sure)
 
 
 def _end(place: Place, run: Run, variables: Variables, sure: bool) -> None:
-    """Ends the run, or the launch that begins it. ConfigError if it runs and the user says no."""
+    """Ends the run, or the launch that is starting it. Raises ConfigError if it is running and the
+    user declines.
+    """
     from ..launch import launching, run_location
 
     place.refresh()
@@ -146,14 +151,14 @@ def _end(place: Place, run: Run, variables: Variables, sure: bool) -> None:
         raise ConfigError.of(str(run.folder), "is running; nothing was changed", next=then)
     if running or (begun and not launching.cancel(place, run, begun)):
         run_location.stop(place, run, variables)
-    run_location.end(variables)  # also if it did not obey the request
+    run_location.end(variables)  # also if the run ignored the request to stop
 
 
 def _require_consent(machines: Machines) -> None:
     """Asks before machines that cost money are taken down.
 
     Raises:
-        ConfigError: the answer is no, or there is no terminal to ask on.
+        ConfigError: the user declines, or there is no terminal to ask on.
     """
     found = machines.costing()
     print("\n".join(found), end="\n" if found else "")

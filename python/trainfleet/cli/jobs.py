@@ -1,4 +1,6 @@
-"""Jobs: tokenizing, compiling, training, and the short runs that measure or break training."""
+"""Verbs for jobs: tokenizing, compiling, training, and short runs that measure or break
+training.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def tokenize(variables: Variables, started: float) -> int:
-    """Turns the sources into data/<name>; does nothing if it exists."""
+    """Makes the dataset data/<name> from the sources. Does nothing if the dataset is already
+    finished.
+    """
     from ..launch import execution, training
     from ..launch.launching import launching
 
@@ -33,7 +37,7 @@ def tokenize(variables: Variables, started: float) -> int:
 
 
 def compile(variables: Variables, started: float) -> int:
-    """Compiles the training's programs on the fleet, into the cache that its nodes share."""
+    """Compiles the training's programs on the fleet, into the cache that all nodes share."""
     from ..launch import compiling
 
     config, derived = config_of(settings_of(variables))
@@ -43,7 +47,7 @@ def compile(variables: Variables, started: float) -> int:
 
 def train(variables: Variables, started: float) -> int:
     """Compiles and tokenizes if needed, trains from the newest checkpoint to train.steps, and
-    reports.
+    writes the report.
     """
     from ..launch import compiling, execution, training
     from ..launch.launching import launching
@@ -58,8 +62,8 @@ def train(variables: Variables, started: float) -> int:
 
 
 def profile(variables: Variables, started: float) -> int:
-    """Trains a few steps in a separate run, some under torch's profiler, and prints where the time
-    went.
+    """Trains a few steps in a separate run, some of them under torch's profiler. Prints the time
+    that each part took.
     """
     from ..backends import shared
     from ..launch.training import train
@@ -78,8 +82,8 @@ def profile(variables: Variables, started: float) -> int:
 
 
 def scaling(variables: Variables, started: float) -> int:
-    """Runs the same job at several numbers of nodes, each in a short, separate run; writes a table
-    with the efficiency, and a plot.
+    """Runs the same job on several numbers of nodes, each in a short, separate run. Writes a plot
+    and a table with the efficiency.
     """
     from ..backends import shared
     from ..launch.training import train
@@ -103,7 +107,7 @@ def scaling(variables: Variables, started: float) -> int:
 
 
 def _tell(run: Run, found: list[Measure], weak: bool, remark: list[str]) -> None:
-    """Prints the table of a scaling run, writes it and the plot, and names the fastest size."""
+    """Writes and prints the results of a scaling run, and names the fastest size."""
     from ..report import measurements
 
     measurements.write(run, found, weak)
@@ -116,7 +120,7 @@ def _tell(run: Run, found: list[Measure], weak: bool, remark: list[str]) -> None
 
 
 def _remark(config: Config) -> list[str]:
-    """Warns that nodes simulated on this machine share its cores."""
+    """Returns a warning if the nodes are simulated on this machine and share its cores."""
     from ..hardware import node_types
     from ..launch.provisioning import shares_one_machine
 
@@ -134,8 +138,8 @@ WIDTHS = (18, 13, 20, 10, 15, 9, 9)
 
 
 def rehearse(variables: Variables, started: float) -> int:
-    """Breaks a short, separate run on purpose, and reports which promises it kept; on real nodes
-    only with YES=1.
+    """Breaks a short, separate run on purpose, and reports which promises it kept. Real nodes
+    require YES=1.
     """
     from ..launch.faults import FAULTS, rehearse
     from ..launch.rehearsal_steps import stage_for
@@ -148,7 +152,8 @@ def rehearse(variables: Variables, started: float) -> int:
     with stage_for(config, [fault.name for fault in faults], flag(variables, "YES")) as made:
         print(row(*rehearsal_table.HEAD), flush=True)
         for fault in faults:
-            print(fault.name, end="", flush=True)  # the rest of its row follows when it has ended
+            # the rest of the row follows when this fault's run has ended
+            print(fault.name, end="", flush=True)
             try:
                 outcomes.append(rehearse(fault, made))
             except BaseException:
@@ -171,7 +176,9 @@ def rehearse(variables: Variables, started: float) -> int:
 
 
 def chosen(names: str) -> list[Fault]:
-    """Returns the named faults, or all of them; ConfigError for a name that is not a fault."""
+    """Returns the named faults, or all faults if there are no names. Raises ConfigError for an
+    unknown name.
+    """
     from ..launch.faults import FAULTS
 
     wanted = names.replace(",", " ").split()
@@ -186,8 +193,8 @@ def chosen(names: str) -> list[Fault]:
 
 
 def row(*cells: str) -> str:
-    """Returns the cells of a row, padded except the last; for a fault that could not be injected
-    only its name and the reason.
+    """Returns a table row with padded cells. For a fault that could not be injected, returns only
+    its name and the reason.
     """
     shown = cells if all(cells) else (cells[0], cells[-1])
     return " ".join(
@@ -196,7 +203,7 @@ def row(*cells: str) -> str:
 
 
 def inspect(variables: Variables, started: float) -> int:
-    """Prints a sample of the training order; VERIFY=1 checks every file of the dataset first."""
+    """Prints a sample of the training order. VERIFY=1 checks every file of the dataset first."""
     from ..config import dump_resolved
     from ..launch.run_location import forwarded
 
@@ -204,7 +211,7 @@ def inspect(variables: Variables, started: float) -> int:
     config, _ = config_of(settings_of(variables))
     if (code := forwarded("inspect", variables, config)) is not None:
         return code
-    # outside the run's folder, which inspecting does not change
+    # Use a temporary file, because inspecting must not change the run folder.
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file:
         file.write(dump_resolved(config))
         file.flush()

@@ -1,4 +1,4 @@
-"""Trained models: their checkpoints, samples, scores and exports."""
+"""Verbs for trained models: checkpoints, samples, scores and exports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sample(variables: Variables, started: float) -> int:
     ]
     run = run_trained(variables)
     prompt = variables["PROMPT"] if "PROMPT" in variables else opening(run.read_results())
-    # After `--` all is data: a prompt may begin with a dash.
+    # A prompt may begin with a dash, so it comes after `--`.
     return run_module("trainfleet.engine.generate", *options, "--", str(run.folder), prompt)
 
 
@@ -64,7 +64,7 @@ def checkpoints(variables: Variables, started: float) -> int:
 
 
 def row(entry: ListedCheckpoint) -> tuple[str, ...]:
-    """Returns the cells of one checkpoint."""
+    """Returns the table row of one checkpoint."""
     from ..report.history import decimal, layout, moment, size
 
     commit, state = entry.commit, f"broken: {entry.fault}" if entry.fault else "good"
@@ -81,7 +81,7 @@ def row(entry: ListedCheckpoint) -> tuple[str, ...]:
 
 
 def verify(variables: Variables, started: float) -> int:
-    """Reads one checkpoint: every byte against its checksum, then every number."""
+    """Checks every byte of one checkpoint against its checksum, then every number."""
     from ..checkpoints.listing import read
     from ..checkpoints.marker import Broken
     from ..report.history import layout, size
@@ -110,7 +110,7 @@ def verify(variables: Variables, started: float) -> int:
 
 
 def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
-    """Returns STEP, or else the newest step."""
+    """Returns STEP, or the newest step if STEP is not set."""
     steps, text = store.steps(), variables.get("STEP", "")
     if not steps:
         raise RunError("has no checkpoint yet", where=name, next="make train")
@@ -123,7 +123,9 @@ def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
 
 
 def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[str]:
-    """Yields the damage of each file, or "", in turn; shows a progress bar on a terminal."""
+    """Yields the damage of each file in order, or "" for an intact file. Shows a progress bar on a
+    terminal.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
@@ -142,8 +144,8 @@ def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[
 
 
 def eval(variables: Variables, started: float) -> int:
-    """Measures loss, perplexity and accuracy of the newest checkpoint on the validation split; or
-    runs TASKS with lm-eval.
+    """Measures loss, perplexity and accuracy of the newest checkpoint on the validation split. With
+    TASKS, runs lm-eval instead.
     """
     if "TASKS" in variables:
         from ..launch.lm_eval import evaluate
@@ -155,7 +157,9 @@ def eval(variables: Variables, started: float) -> int:
 
 
 def export(variables: Variables, started: float) -> int:
-    """Writes the newest checkpoint as a Hugging Face folder, OUT, or in the FORMAT of NxD Core."""
+    """Writes the newest checkpoint to the folder OUT, for Hugging Face or in the FORMAT of NxD
+    Core.
+    """
     from ..config import platforms
 
     if "OUT" not in variables:

@@ -1,4 +1,4 @@
-"""The plan of a config: its jobs, and their needs."""
+"""The verb that plans a config's jobs and estimates their needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .variables import Variables, amounts, flag
 
 
 def plan(variables: Variables, started: float) -> int:
-    """Prints the requests, and the derived values with their reasons; OUT=folder receives every
+    """Prints the derived values with their reasons, and the requests. OUT=folder receives every
     file and request.
     """
     out = Path(variables["OUT"]) if "OUT" in variables else None
@@ -40,7 +40,7 @@ def plan(variables: Variables, started: float) -> int:
     whole = flag(variables, "VERBOSE", default=whole)
     plan, changes = _planned(config, derived, bill, prospect, whole)
     if compiles_ahead(config):
-        from ..launch import compiling  # loads the trainer
+        from ..launch import compiling  # this import loads the trainer
 
         print("\n".join(compiling.outlook(config)), end="")
     if out:
@@ -69,7 +69,7 @@ def _prospect(config: Config, derived: Derivation, bill: Bill | None) -> Prospec
 def _planned(
     config: Config, derived: Derivation, bill: Bill | None, prospect: Prospect, whole: bool
 ) -> tuple[Plan, Sequence[Artifact]]:
-    """Prints the requests, exact if the hosts are known, and the earlier changes of the hosts."""
+    """Prints the hosts' changes and then the requests, which are exact if the hosts are known."""
     if prospect.unasked or is_nowhere(config) or prospect.awaited:
         requests = provisioning.exact(config) if prospect.exact else []
         print("\n".join(proposal.describe_requests(requests, ())))

@@ -1,4 +1,4 @@
-"""Recipes: the complete configs to begin with."""
+"""Verbs for recipes, which are complete configs to begin with."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def recipes(variables: Variables, started: float) -> int:
 
 
 def config(variables: Variables, started: float) -> int:
-    """Writes a recipe to config.yaml, or to CONFIG=path; over a file that you changed only with
-    YES=1.
+    """Writes a recipe to config.yaml, or to CONFIG=path. Overwrites a file that you changed only
+    with YES=1.
     """
     if "RECIPE" not in variables:
         raise ConfigError.of("RECIPE", "must name a recipe", next="run make recipes to list them")
@@ -51,8 +51,8 @@ def config(variables: Variables, started: float) -> int:
 
 
 def linked(text: str, path: Path) -> str:
-    """Returns a recipe with an editor line that names the schema as seen from the folder of `path`;
-    unchanged without a schema here.
+    """Returns a recipe's text with the path of the schema in its editor line, relative to the
+    folder of `path`. Without a schema in this folder, uses trainfleet's.
     """
     schema = Path("schema/config.schema.json")
     if not schema.exists():
@@ -62,8 +62,8 @@ def linked(text: str, path: Path) -> str:
 
 
 def _content(path: Path) -> str | None:
-    """Returns the text at the path; None if there is no file, "" if the file is not text, which no
-    recipe equals.
+    """Returns the text at the path, or None if there is no file. Returns "" for a file that is not
+    text, because no recipe equals it.
     """
     try:
         return untrusted_input.read_text(path, untrusted_input.MEBIBYTE)

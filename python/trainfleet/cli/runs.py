@@ -1,4 +1,4 @@
-"""Runs: their state, their differences, and why one ended."""
+"""Verbs for runs: their state, their differences, and why they ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def runs(variables: Variables, started: float) -> int:
-    """Lists the runs here, or those of CONFIG: state, step, loss, speed, cost, age."""
+    """Lists the runs on this machine, or those of CONFIG: state, step, loss, speed, cost, age."""
     from ..launch import cleaning
     from ..launch.command import run_named
     from ..report import summary
@@ -45,8 +45,8 @@ def runs(variables: Variables, started: float) -> int:
 
 
 def watch(variables: Variables, started: float) -> int:
-    """Serves the run's report on this machine, redrawn while the run continues; Ctrl-C ends the
-    page, not the run.
+    """Serves the run's report on this machine, and redraws it while the run continues. Ctrl-C ends
+    the page, not the run.
     """
     from ..launch.command import run_named
     from ..launch.run_location import place_of
@@ -74,8 +74,8 @@ def watch(variables: Variables, started: float) -> int:
 
 
 def served(run: Run, port: int) -> Server:
-    """Returns the page's server, on `port` if it is not 0. ConfigError if another program uses that
-    port.
+    """Returns the server of the report, on `port` unless it is 0. Raises ConfigError if the port
+    can't be used.
     """
     from ..report.server import Server
 
@@ -91,7 +91,7 @@ def served(run: Run, port: int) -> Server:
 
 
 def _draw(run: Run, place: Place) -> None:
-    """Updates the run folder and draws the page; if the fleet does not respond, the page shows the
+    """Updates the run folder and draws the page. If the fleet does not respond, the page shows the
     last known state.
     """
     from ..report import html
@@ -103,7 +103,7 @@ def _draw(run: Run, place: Place) -> None:
     html.write(run)
 
 
-MOST = 7  # runs that a reader can tell apart in a plot
+MOST = 7  # maximum runs that a reader can tell apart in a plot
 
 
 def compare(variables: Variables, started: float) -> int:
@@ -119,8 +119,8 @@ def compare(variables: Variables, started: float) -> int:
 
 
 def runs_of(text: str) -> list[Run]:
-    """Returns the runs that RUNS names; ConfigError for fewer than two, more than MOST, or one that
-    is missing here.
+    """Returns the runs that RUNS names. Raises ConfigError for fewer than two names, more than
+    MOST, or an unknown run.
     """
     from ..report import summary
 
@@ -141,9 +141,9 @@ def runs_of(text: str) -> list[Run]:
 
 
 def status(variables: Variables, started: float) -> int:
-    """Prints the state of the run, from its folder, and why its job waits, from the scheduler.
+    """Prints the state of the run from its folder, and the scheduler's reason why its job waits.
 
-    For a fleet that can't be reached, it prints the last known state.
+    If the fleet can't be reached, prints the last known state.
     """
     from ..launch import launching, run_location
     from ..launch.command import run_named
@@ -153,7 +153,7 @@ def status(variables: Variables, started: float) -> int:
     try:
         with run_location.place_of(variables) as place:
             place.refresh()
-            # is_running would again ask a scheduler that does not answer.
+            # is_running would query a scheduler that has just failed to respond.
             heard = run_location.heard_now(run, variables)
             led, begun = heard is None or place.is_running(), launching.under_way(place)
             alone = "" if led or begun else run_location.orphan_note(run, variables)
@@ -168,7 +168,7 @@ def status(variables: Variables, started: float) -> int:
 
 
 def logs(variables: Variables, started: float) -> int:
-    """Prints the last lines of each node; with FOLLOW=1 it stays until the run ends."""
+    """Prints the last lines of each node's log. With FOLLOW=1, continues until the run ends."""
     from ..launch.command import run_named
 
     pass
@@ -186,10 +186,10 @@ def logs(variables: Variables, started: float) -> int:
                 why="no node of this run has started",
                 next="make train",
             )
-        # Twenty lines of each node are searched for in the last 256 KiB of its log.
+        # Print the last 20 lines of each log, from its last 256 KiB.
         ends = {log: print_new(log, max(0, log.stat().st_size - 2**18), 20) for log in found}
         while follow:
-            # asked before the logs are read, so that the last lines are not missed
+            # Query this before reading the logs, so that the last lines are not missed.
             alive = place.is_running()
             trouble = look(place, run) or trouble
             ends = {log: print_new(log, ends.get(log, 0)) for log in logs_of(run)}
@@ -207,7 +207,7 @@ TYPED = (
 
 
 def explain(variables: Variables, started: float) -> int:
-    """Names the cause that ended a job, from the log of torchrun, Slurm, kubectl or any other
+    """Names the cause that ended a job, from a log of torchrun, Slurm, kubectl or any other
     launcher.
     """
     from ..watch.diagnosis import diagnose
@@ -226,8 +226,8 @@ def explain(variables: Variables, started: float) -> int:
 
 
 def _read(name: str) -> tuple[list[LogLine], int]:
-    """Reads the lines of the logs, and the number of nodes that wrote them; 0 for one log, which
-    may be of any number.
+    """Returns the lines of the logs, and the number of nodes that wrote them. The number is 0 for a
+    single log, which may be from any number of nodes.
     """
     from ..watch.lines import read_lines
 
@@ -256,8 +256,8 @@ def _read(name: str) -> tuple[list[LogLine], int]:
 
 
 def stop(variables: Variables, started: float) -> int:
-    """Asks the running launcher, from any terminal, for a clean stop, and waits until no process
-    runs.
+    """Requests a clean stop from the running launcher, on any machine, and waits until no process
+    is running.
     """
     from ..launch import launching, run_location
     from ..launch.command import run_named
@@ -328,8 +328,8 @@ NAME = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
 
 
 def look(place: Place, run: Run) -> BackendError | None:
-    """Fetches new log lines, also those that the service keeps, which these credentials may not be
-    able to read.
+    """Fetches new log lines, including those that the service stores. Returns an error if these
+    credentials can't read the latter.
     """
     place.refresh()
     try:
@@ -340,7 +340,7 @@ def look(place: Place, run: Run) -> BackendError | None:
 
 
 def logs_of(run: Run) -> list[Path]:
-    """Returns the nodes' logs in the order of the nodes."""
+    """Returns the nodes' logs, ordered by node."""
     found = [*run.logs.glob("node-*.log"), *run.logs.glob("engine-*.log")]
     named = {
         path: match for path in found if (match := NAME.fullmatch(path.name)) and path.is_file()
@@ -358,8 +358,8 @@ def await_first(place: Place, run: Run) -> BackendError | None:
 
 
 def print_new(log: Path, end: int, most: int = 0) -> int:
-    """Prints the complete lines after `end`, at most the last `most`. Returns the position where
-    they end.
+    """Prints the complete lines after `end`, but only the last `most` if it is not 0. Returns the
+    position after these lines.
     """
     lines, end = whole_lines(log, end)
     for line in lines[-most:]:

@@ -1,9 +1,9 @@
-"""The variables of a command, as text that no shell has expanded: from its words, from make, or
-from the environment.
+"""Reads the variables of a command as text that no shell has expanded: from its arguments, from
+make, or from the environment.
 
-make passes its command line to its recipes in MAKEFLAGS, after ` -- `, with blanks escaped by a
-backslash and `$` doubled. Reading it there, and never in recipe text, keeps `make train 'NODES=4;
-touch x'` from creating x.
+make passes its command line to recipes in MAKEFLAGS, after ` -- `, with blanks escaped by a
+backslash and `$` doubled. The variables are read from MAKEFLAGS and never from recipe text. So
+`make train 'NODES=4; touch x'` does not create x.
 """
 
 from __future__ import annotations
@@ -55,15 +55,16 @@ VARIABLES = {
     "CHANGED": "1: the groups of drills for the files that differ from the origin",
     "NAME": "the name of a new backend: lower-case letters, digits and _",
 }
-# an option that needs no value: `--yes`
+# Options that need no value, such as `--yes`
 SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE", "OFFLINE")
 Variables = dict[str, str]
-TEXTS = ("PROMPT", "SET")  # these may be long
+TEXTS = ("PROMPT", "SET")  # variables without a limit on their length
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
 LEAST, MOST = 1e-9, 1e18  # bounds of an amount
-LARGEST = 10**18 - 1  # bound of a number
-LONGEST = 4096  # characters of a value, like a path; a longer one is a file's content, or a mistake
-# verbs check that these are not empty
+LARGEST = 10**18 - 1  # largest whole number
+# Maximum characters of a value, as for a path. A longer value is probably a file's content.
+LONGEST = 4096
+# Variables that may be empty; the verbs check them
 MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")
 
 
@@ -73,11 +74,11 @@ def read_variables(
     words: Sequence[str],
     environment: Mapping[str, str] = os.environ,
 ) -> Variables:
-    """Returns the variables of a command. The verb's own words override make's command line, which
+    """Returns the variables of a command. Its own arguments override make's command line, which
     overrides the environment.
 
     Raises:
-        ConfigError: a variable is unknown, is not one of this verb's, or has two values.
+        ConfigError: a variable is unknown, does not belong to this verb, or has two values.
     """
     told, problems = _read_words(verb, list(_without_options(words, allowed)), allowed)
     given = _from_make(environment.get("MAKEFLAGS", "")) | told
@@ -101,12 +102,14 @@ def read_variables(
 def _read_words(
     verb: str, words: Sequence[str], allowed: Sequence[str]
 ) -> tuple[Variables, list[Problem]]:
-    """Returns the variables that the verb's own words set, and the words that set none."""
+    """Returns the variables that the arguments set, and a problem for each argument that sets
+    none.
+    """
     told, problems = dict[str, str](), list[Problem]()
     for before, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if not equals:
-            # otherwise it is the 5 of `--steps 5`
+            # Otherwise the word is a value, such as the 5 of `--steps 5`.
             if "=" in before or word[:1] == "-" or before[:2] != "--":
                 fault = f"{show(word)} {_stranger(word, allowed, following)}"
                 problems.append(Problem(0, f"make {verb}", "", fault))
@@ -119,7 +122,7 @@ def _read_words(
 
 
 def _faults(name: str, value: str, allowed: Sequence[str]) -> Iterator[str]:
-    """Yields errors in the text of a variable, regardless of its use by a verb."""
+    """Yields the problems of a variable's text, which do not depend on the verb."""
     if name in allowed and name not in MAY_BE_EMPTY and not value.strip():
         yield f"is empty; set it to {VARIABLES[name]}, or omit it"
     if name in allowed and name in PATHS:
@@ -134,7 +137,9 @@ def _faults(name: str, value: str, allowed: Sequence[str]) -> Iterator[str]:
 
 
 def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[str]:
-    """Yields the words, with `--nodes 4` and `--nodes=4` as NODES=4, and `--yes` as YES=1."""
+    """Yields the words, with options as variables: NODES=4 for `--nodes 4` and `--nodes=4`, and
+    YES=1 for `--yes`.
+    """
     left = list(reversed(words))
     while left:
         word = left.pop()
@@ -150,8 +155,8 @@ def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[s
 
 
 def _stranger(word: str, allowed: Sequence[str], following: str) -> str:
-    """Explains a word that sets no variable: an option without a value, or the name of a config
-    key, for whose SET the `following` word is the value.
+    """Explains a word that sets no variable. It is an option without a value, or the name of a
+    config key with the `following` word as its value.
     """
     if (name := _variable_of(word)) in allowed:
         return f"has no value; it is {VARIABLES[name]}"
@@ -170,7 +175,9 @@ def _variable_of(option: str) -> str:
 
 
 def _no_path(value: str) -> str:
-    """Explains why a value is probably not the intended path; "" if it may be."""
+    """Explains why a value is probably not the intended path. Returns "" if the value may be a
+    path.
+    """
     if character := unprintable(value):
         return f"{show(value)} contains {character}, which no path here may have"
     if value.startswith("-"):
@@ -189,12 +196,12 @@ def _at_home(path: str) -> str:
 
 
 def typed(variables: Variables) -> str:
-    """Returns the words of a command, quoted for a shell, that the next command needs to be about
-    the same config or run.
+    """Returns the arguments that a suggested next command needs for the same config or run, quoted
+    for a shell.
     """
     words = {name: variables[name] for name in ("CONFIG", "SET") if name in variables}
     if "RUN" in variables:
-        words["CONFIG"] = str(run_of(variables["RUN"]).document)  # every verb has CONFIG
+        words["CONFIG"] = str(run_of(variables["RUN"]).document)  # more verbs take CONFIG than RUN
     if "name" not in words.get("SET", "name"):
         del words["SET"]  # its keys do not change the run's name
     return "".join(f" {name}={shlex.quote(value)}" for name, value in words.items())
@@ -215,7 +222,9 @@ def _from_make(flags: str) -> Variables:
 
 
 def _is_text(value: str) -> bool:
-    """Tells whether a value is text: Python decodes other bytes as halves of surrogate pairs."""
+    """Tells whether a value is UTF-8 text. Python decodes other bytes as halves of surrogate
+    pairs.
+    """
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -232,8 +241,8 @@ def _refusal(verb: str, name: str, value: str, allowed: Sequence[str]) -> Proble
 
 
 def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
-    """Suggests the SET for the config key that a word like STEPS, --steps or train.steps names; ""
-    if it names no key.
+    """Suggests a SET= argument if a word such as STEPS, --steps or train.steps names a config key.
+    Returns "" otherwise.
     """
     from ..config.schema import key_named  # loads YAML
 
@@ -247,8 +256,8 @@ def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
 
 
 def flag(variables: Variables, name: str, other: str = "", default: bool = False) -> bool:
-    """Tells whether a yes/no variable is on: 1, true, yes or `other`; 0, false or no is off.
-    ConfigError for anything else.
+    """Tells whether a yes/no variable is on: 1, true, yes or `other`. 0, false or no is off. Raises
+    ConfigError for any other value.
     """
     value = variables.get(name, "").lower()
     if value in ("", "0", "false", "no"):
@@ -264,8 +273,8 @@ def flag(variables: Variables, name: str, other: str = "", default: bool = False
 def amount(
     variables: Variables, name: str, least: float = LEAST, most: float = MOST
 ) -> float | None:
-    """Returns a number like 7, 0.5 or 1e12, None if it is not given; ConfigError for anything
-    else.
+    """Returns a number such as 7, 0.5 or 1e12, or None if the variable is not set. Raises
+    ConfigError for any other value.
     """
     text = variables.get(name)
     if text is None:
@@ -283,7 +292,7 @@ def amount(
 
 
 def amounts(variables: Variables, *names: str) -> list[float | None]:
-    """Returns the `amount` of each name; ConfigError with all problems."""
+    """Returns the `amount` of each name. Raises one ConfigError with all problems."""
     found, wrong = [], list[Problem]()
     for name in names:
         try:
@@ -298,7 +307,7 @@ def amounts(variables: Variables, *names: str) -> list[float | None]:
 def number(
     variables: Variables, name: str, default: int, least: int = 0, most: int = LARGEST
 ) -> int:
-    """Returns a whole number from `least` to `most`; ConfigError for anything else."""
+    """Returns a whole number from `least` to `most`. Raises ConfigError for any other value."""
     text = variables.get(name, str(default))
     if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
         bounds = (

@@ -1,8 +1,8 @@
-"""Runs this node's part of tokenizing: `python -m trainfleet.data CONFIG_YAML`, for NODE_RANK of
-NODES with WORKERS processes.
+"""Tokenizes this node's part of the data: `python -m trainfleet.data CONFIG_YAML`. NODE_RANK, NODES
+and WORKERS in the environment define that part.
 
-It and its processes have a memory limit: a file that needs more ends in a message and does not
-bring the machine down.
+Each process has a memory limit, so a file that needs more memory causes an error message and does
+not bring the machine down.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # Each process encodes with one thread, so that WORKERS is the number of busy cores. The libraries
-# read these on import.
+# read these variables on import.
 os.environ |= {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
         finished = tokenize(config.data, share)
     except TrainfleetError as error:
         print(error, file=sys.stderr, flush=True)
-        with suppress(TrainfleetError):  # the disk may be full; the message is in the log then
+        with suppress(TrainfleetError):  # On a full disk, the message is only in the log.
             record_fault(Run(path.parent, records.node(share.node, order)), share, error)
         return error.exit_code
     if finished:
@@ -73,8 +73,8 @@ def main(arguments: list[str]) -> int:
 
 
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
-    """Leaves an event from which the verdict takes its words (watch/verdict.py)."""
-    # the class that causes.yaml knows
+    """Records a fault event, which contains the message for the verdict (watch/verdict.py)."""
+    # The catalogue of causes lists DataError, but not all its subclasses.
     kind = DataError if isinstance(error, DataError) else type(error)
     fields = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}
     run.record(

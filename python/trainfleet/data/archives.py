@@ -1,5 +1,5 @@
-"""Reads packed files: one compressed text, or the files in a tar (like WebDataset shards), each
-like one in a folder.
+"""Reads compressed texts, and the files in tar archives such as WebDataset shards. A file in a tar
+is read like a file in a folder.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from .formats import LONGEST, Document, Item, Unread, attempted, damage, decoded
 from .source_files import EMPTY, SourceFile, told
 from .sources import SourcePiece, Unit
 
-# first bytes of a compressed tar -> the module that unpacks it, which a Python may lack, and the
-# program
+# First bytes of a compressed tar, with the Python module and the program that unpack it. Some
+# Python builds lack such a module.
 PACKED = {b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": ("lzma", "xz")}
-HELD = 16  # files that may describe records which follow; without records, the tar is one of texts
-LOOKED = 200  # files of a source's first tar that a plan reads
+# Maximum number of sidecars to hold back before the first record. Any more are read as texts.
+HELD = 16
+LOOKED = 200  # files that `make plan` reads of one tar per source
 SIDECAR = ".md, README or licence files next to records"
 
 
@@ -60,9 +61,10 @@ def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads the files in a tar in their order, by the same table of formats as files in a folder.
+    """Reads the files in a tar in their order, with the same formats as files in a folder.
 
-    It reads the tar from front to back and writes no file, so names and links in it lead nowhere.
+    It reads the tar from front to back and writes no file, so names and links in the tar can't
+    point outside it.
     """
     errors = (
         tarfile.TarError,
@@ -80,8 +82,8 @@ def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
-    """Warns for each source with a tar that has unread files among its first ones. Raises DataError
-    if tokenizing would end with one of them.
+    """Yields a warning for each source with unread files among the first files of a tar. Raises
+    DataError if one of those files would stop tokenizing.
     """
     tars = {
         unit.source: piece for unit in units for piece in unit.pieces if name_of(piece.path) == TAR
@@ -98,8 +100,8 @@ def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
 
 
 def _records(members: Iterable[Found], text_field: str) -> Iterator[Item]:
-    """Reads the members in order. A text and a .json with the same name, one after the other, are
-    one record.
+    """Reads the members in order. A text and a .json file with the same name that follow each other
+    are one record.
     """
     held: Member | None = None
     for member in members:
@@ -119,8 +121,8 @@ def _are_one(text: Member, record: Member) -> bool:
 
 
 def _either(text: Member, record: Member, text_field: str) -> Iterator[Item]:
-    """Reads a text and a .json with the same name, in any order: the .json if it has the field,
-    otherwise the text.
+    """Reads a text and a .json file with the same name, in any order. Uses the .json file if all
+    its records have text, otherwise the text.
     """
     if text.path.endswith(JSON):
         text, record = record, text
@@ -131,7 +133,9 @@ def _either(text: Member, record: Member, text_field: str) -> Iterator[Item]:
 
 
 def _read(member: Member | None, text_field: str) -> Iterator[Item]:
-    """Reads one member; damage to it affects only itself."""
+    """Reads one member. Yields the error of a damaged member, so that the other members are still
+    read.
+    """
     try:
         if member and (row := format_of(member.path)):
             yield from named(row.read)(member, text_field)
@@ -140,8 +144,8 @@ def _read(member: Member | None, text_field: str) -> Iterator[Item]:
 
 
 def _described(members: Iterable[Found]) -> Iterator[Found]:
-    """Yields members without those that only describe records, like in a folder. Those are held
-    back until the first record.
+    """Filters out sidecars, which only describe records. Holds them back until the first record. If
+    there is no record, yields them as texts.
     """
     held, records = list[Member](), False
     for member in members:
@@ -157,11 +161,11 @@ def _described(members: Iterable[Found]) -> Iterator[Found]:
 
 
 class Headers:
-    """A stream for tarfile, which only goes forward and returns at most MOST bytes between two
-    calls of `renew`.
+    """A stream for tarfile that only moves forward and returns at most MOST bytes between two calls
+    of `renew`.
 
-    tarfile reads the headers before a member completely, regardless of their claimed size: long
-    names, PAX records, maps of sparse files.
+    tarfile reads all headers before a member into memory, regardless of their claimed size: long
+    names, PAX records, sparse-file maps.
     """
 
     MOST = MEBIBYTE
@@ -179,7 +183,7 @@ class Headers:
         return self.stream.read(size)
 
     def seek(self, position: int) -> None:
-        # a negative size leads there, and from there back to itself forever
+        # A member with a negative size would send tarfile back to the same header forever.
         if position < self.stream.tell():
             raise tarfile.TarError("a header in it points backwards")
         self.stream.seek(position)
@@ -189,8 +193,8 @@ class Headers:
 
 
 def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
-    """Yields each regular file that is read. Bounds tarfile's memory of members and global
-    headers.
+    """Yields each regular file in a tar, and Unread for links and devices. Bounds the memory that
+    tarfile uses for members and global headers.
     """
     with tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:") as archive:
         while (member := archive.next()) is not None:
@@ -208,7 +212,7 @@ def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
 
 
 def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Found:
-    """Returns a file in a tar, or why it is not read."""
+    """Returns a file in a tar, or the reason why the file is not read."""
     why = why_unread(about.name) or (
         "tar in a tar" if name_of(about.name) == TAR else "" if about.size else EMPTY
     )
@@ -222,8 +226,8 @@ def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Fou
 
 
 def _unpacked(raw: BinaryIO, piece: SourcePiece) -> tuple[BinaryIO, type[Exception]]:
-    """Opens a compressed stream by its first bytes, and returns it with its exception class; any
-    other stream as it is.
+    """Detects compression by the first bytes. Returns the unpacked stream, or `raw` if it is not
+    compressed, and the exception class for damaged content.
     """
     begin = raw.read(6)
     raw.seek(0)

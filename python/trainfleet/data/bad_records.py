@@ -1,5 +1,5 @@
-"""Describes the problem of a record, with a remedy that works; and counts a unit's skipped bad
-records.
+"""Builds the errors for bad records, each with a remedy that works, and counts the bad records that
+a unit skips.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from ..trust.untrusted_input import converting, mistaken, printable, shortened, 
 from .format_table import format_of
 from .sources import LARGEST_TEXT
 
-# values of data.on_bad_record, which may also be the largest share to skip
+# Named values of data.on_bad_record. A number is the largest share of records to skip.
 STOP, SKIP = "stop", "skip"
-SHARE = 1e-4  # largest share of the records that `skip` skips
-LISTED = 100  # bad records of a unit that its record lists
-# bad records that mean a wrong file or key, if they are more than half of the unit
+SHARE = 1e-4  # largest share of bad records that `skip` allows
+LISTED = 100  # maximum number of bad records in a unit's record
+# A unit fails if it has at least this many bad records and they outnumber the good ones. The cause
+# is usually a wrong file or text field.
 HOPELESS = 100
-SHOWN = 400  # characters of a table's own words
+SHOWN = 400  # maximum length of field names or of an error, in characters
 ELSE = ", or skip such records: SET='data.on_bad_record=skip'"
 LINE = f"correct or remove the line{ELSE}"
-# usual names of a field with text
+# Usual names of a text field
 COMMON = ("text", "content", "body", "document", "raw_content", "code")
-CHATS = ("messages", "conversations")  # fields of a chat's turns
-TURNS = (("role", "content"), ("from", "value"))  # keys of the speaker and the words in them
+CHATS = ("messages", "conversations")  # fields that contain the turns of a chat
+TURNS = (("role", "content"), ("from", "value"))  # keys of the speaker and the text in each turn
 PAIRS = (
     ("prompt", "completion"),
     ("prompt", "response"),
@@ -46,12 +47,12 @@ class BadText(DataError):
 
 
 class OtherField(DataError):
-    """Raised for a record without text in the field of that name; another field may have some."""
+    """Raised for a record without text in the text field. Another field may contain text."""
 
 
 def alone(error: DataError) -> DataError:
-    """Returns the error for a bad record in a file with good ones: another field would be wrong for
-    those.
+    """Removes the advice to use another text field, because the file's good records have the
+    current one.
     """
     return (
         DataError(error.what, where=error.where, why=error.why, next=LINE)
@@ -62,8 +63,8 @@ def alone(error: DataError) -> DataError:
 
 @dataclass
 class Skipped:
-    """The skipped parts of one unit: bad records, if they don't `stop` the job, the first of them
-    listed; and unread files in archives.
+    """The bad records and unread archive files that one unit skips. With `stop`, the first bad
+    record stops the job instead.
     """
 
     stop: bool = False
@@ -89,26 +90,28 @@ class Skipped:
 
 
 def share_of(bad_records: str | float) -> float:
-    """Returns the largest share of records that data.on_bad_record allows to skip."""
+    """Returns the largest share of bad records that data.on_bad_record allows."""
     return SHARE if bad_records == SKIP else 0.0 if bad_records == STOP else float(bad_records)
 
 
 def most(bad_records: str | float, records: int) -> int:
-    """Returns how many of `records` may be skipped: a share of them, rounded up."""
+    """Returns how many of `records` may be bad, rounded up."""
     return int(-(-share_of(bad_records) * records // 1))
 
 
 def lacks_field(
     where: str, text_field: str, names: Sequence[str], readable: Sequence[str]
 ) -> DataError:
-    """Makes the error for a record without the field. `readable`: its fields that have text."""
+    """Builds the error for a record without the text field. `readable`: the record's fields that
+    contain text.
+    """
     why = f"it has {shortened(printable(', '.join(names)), SHOWN) or 'no field'}"
     remedy = flattening(where, names) or naming(names, readable)
     return OtherField(f"lacks the field `{text_field}`", where=where, why=why, next=remedy)
 
 
 def not_text(where: str, text_field: str, record: Mapping[str, object]) -> DataError:
-    """Makes the error for a record with something other than text in its text field."""
+    """Builds the error for a record with a text field that is not a string."""
     others = texts_in(record)
     remedy = flattening(where, [text_field]) or (naming(list(record), others) if others else LINE)
     return OtherField(
@@ -117,13 +120,13 @@ def not_text(where: str, text_field: str, record: Mapping[str, object]) -> DataE
 
 
 def texts_in(record: Mapping[str, object]) -> list[str]:
-    """Returns the fields of a record that have text."""
+    """Returns the names of the fields that contain text."""
     return [name for name, value in record.items() if isinstance(value, str)]
 
 
 def naming(names: Sequence[str], readable: Sequence[str]) -> str:
-    """Suggests the variable that selects another field: the usual one for text, or the first that
-    has some.
+    """Suggests a SET= argument that selects another text field: one with a usual name, otherwise
+    the first field with text.
     """
     others = [name for name in readable if re.fullmatch(r"\w[\w.-]{0,62}", name)]
     best = next((name for name in COMMON if name in others), others[0] if others else "")
@@ -133,8 +136,8 @@ def naming(names: Sequence[str], readable: Sequence[str]) -> str:
 
 
 def flattening(where: str, names: Sequence[str]) -> str:
-    """Returns a command that turns chats, or prompts with answers, into plain text; "" for other
-    records.
+    """Returns advice and a jq command that turns chats, or prompts with answers, into plain text.
+    Returns "" for other records.
     """
     chat = next((name for name in CHATS if name in names), None)
     pair = next((pair for pair in PAIRS if set(pair) <= set(names)), None)
@@ -147,7 +150,7 @@ def flattening(where: str, names: Sequence[str]) -> str:
         return ""
     form, entry = f"{{text: ({text})}}", ": entry " in where
     file = shlex.quote(re.sub(r":[0-9]+$|: entry [0-9]+$", "", where))
-    # a file in an archive, which jq can't read
+    # jq can't read this format, or a file inside an archive.
     if (row := format_of(file.strip("'"))) is None or not row.by_jq or ": " in file:
         return f"{NO_SFT}: write each record's words into one text field"
     unpack = "gzip -dc" if ".gz" in file[-4:] else "zstd -dc" if ".zst" in file[-5:] else "cat"
@@ -158,7 +161,7 @@ def flattening(where: str, names: Sequence[str]) -> str:
 
 
 def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> DataError:
-    """Makes the error for a line of JSON that could not be read because of `error`."""
+    """Builds the error for a line that failed to parse as JSON with `error`."""
     if isinstance(error, UnicodeDecodeError):
         return not_utf8(where, error, 0)
     if isinstance(error, UnicodeEncodeError):
@@ -166,7 +169,7 @@ def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Data
     if isinstance(error, json.JSONDecodeError):
         if other := mistaken(line.decode("utf-8", "replace"), where):
             return DataError(other.what, where=where, next="download the file again")
-        whole = line.strip() in (b"[", b"{")  # the first line of one JSON text over several
+        whole = line.strip() in (b"[", b"{")  # first line of a JSON text that spans several lines
         return DataError(
             "is not JSON",
             where=where,
@@ -175,7 +178,7 @@ def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Data
         )
     if isinstance(error, RecursionError):
         return DataError("is nested too deeply", where=where, next=LINE)
-    # an integer with thousands of digits
+    # Python refuses to parse an integer with thousands of digits.
     return DataError(
         "can't be read as JSON", where=where, why=str(error).partition(";")[0], next=LINE
     )

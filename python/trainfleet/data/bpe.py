@@ -1,5 +1,5 @@
-"""Trains a byte-level BPE on a bounded sample of the data, the same sample for any number of
-nodes.
+"""Trains a byte-level BPE on a bounded sample of the data. The sample does not depend on the number
+of nodes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from .bad_records import STOP, Skipped
 from .documents import read_piece
 from .sources import UnitPlan
 
-SMALLEST = 300  # tokens: the minimum of data.vocab_size
+SMALLEST = 300  # minimum of data.vocab_size
 SAMPLE_BYTES = 10 * MEBIBYTE
-# at most SAMPLE_BYTES / GRAIN files are opened, regardless of their number
+# Bytes of the sample to accumulate before opening a file, so that at most SAMPLE_BYTES / GRAIN
+# files are opened
 GRAIN = MEBIBYTE // 16
-# words that are split for training: a merge takes time with the square of a word's length
+# Longer words are split for training, because the time for a merge grows with the square of a
+# word's length.
 LONG_WORD = re.compile(r"(\S{1000}|\s{1000})")
-LONGEST = MEBIBYTE  # characters of one document that are used
+LONGEST = MEBIBYTE  # maximum characters to use of one document
 
-# The splitter of Llama 3 (and of GPT-4): words with one leading sign or space, numbers of up to
-# three digits, lines.
+# Pre-tokenizer pattern of Llama 3 and GPT-4: words with one leading space or punctuation mark,
+# numbers of up to three digits, line ends
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
     r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,10 +35,10 @@ SPLIT = (
 
 
 def train(data: Data, plan: UnitPlan) -> str:
-    """Trains a BPE and returns its tokenizer.json with `data.vocab_size` tokens, first those
-    for the end, padding and masks.
+    """Trains a BPE with `data.vocab_size` tokens and returns its tokenizer.json. The
+    end-of-document, padding and mask tokens come first.
 
-    Raises DataError if the text is too small or too uniform for that many.
+    Raises DataError if the text is missing, too small or too uniform for that vocabulary.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -72,8 +74,8 @@ def train(data: Data, plan: UnitPlan) -> str:
 
 
 def sample(data: Data, plan: UnitPlan, limit: int = SAMPLE_BYTES) -> Iterator[str]:
-    """Yields documents spread evenly over the data, about `limit` bytes in all; all of them if the
-    data is smaller.
+    """Yields about `limit` bytes of documents, spread evenly over the data. Yields all documents if
+    the data is smaller.
     """
     share, due = min(1.0, limit / plan.bytes), 0.0
     for source, piece in ((unit.source, piece) for unit in plan.units for piece in unit.pieces):

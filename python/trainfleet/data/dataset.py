@@ -1,8 +1,8 @@
-"""A finished dataset: found by its config, opened once, and read as batches of samples.
+"""Opens a finished dataset and reads batches of samples from it.
 
-The tokens of a split are those of its shards one after another. Sample k of length T is tokens
-[k·T, k·T + T], so that inputs and targets come from one row and neighbours share one token.
-shuffling.py decides which sample is the g-th of the training.
+The tokens of a split are the concatenated tokens of its shards. Sample k of length T is tokens
+[k·T, k·T + T], so that inputs and targets come from one array and neighbouring samples share one
+token. shuffling.py decides which sample is the g-th of the training.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "Manifest", "find"]
 
-# bytes that are together in the windowed order: enough for a disk or S3 to deliver at full speed
+# Bytes that stay together in the windowed order, enough for a disk or S3 to deliver at full speed
 BLOCK_BYTES = 8 * MEBIBYTE
 REMOTE_WINDOW = 1024  # MiB
-AHEAD = 4  # batches that are prefetched
+AHEAD = 4  # batches to prefetch
 
 
 class Dataset:
-    """Reads samples of a dataset's splits. Opening it checks that it is complete; token files are
-    mapped when they are first read.
+    """A reader of a dataset's samples. Opening it checks that the dataset is complete; token files
+    are mapped when they are first read.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path, data: Data | None = None) -> Dataset:
-        """Opens the dataset in a folder with the settings of `data`: its store, the sources'
-        weights, the window.
+        """Opens the dataset in a folder. `data` defines its store, the weights of its sources and
+        the shuffle window.
 
-        Raises DataError if it is not finished, lacks a file, or fails the check of its tokenizer or
-        of a sample of its checksums.
+        Raises DataError if the dataset is unfinished or lacks a file. Also raises it if the
+        tokenizer or a sampled block differs from the manifest.
         """
         from .shards import check_opening
 
@@ -73,15 +73,16 @@ class Dataset:
             )
         check_opening(store, manifest)
         window = data.shuffle_window_mib if data else None
-        # the same batches for any way of reading
+        # Mounted datasets and datasets in S3 use the same window, so that they give the same
+        # batches.
         if window is None and (isinstance(store, BucketDataset) or mounted):
             window = REMOTE_WINDOW
         return cls(store, manifest, data.weights if data else None, window)
 
     @property
     def identity(self) -> str:
-        """A hash of everything that decides which tokens a sample has, given its number, length and
-        seed. A run may not change it.
+        """A hash of everything that decides a sample's tokens, given its number, length and seed.
+        It must not change during a run.
         """
         if self.weights is None and self.window is None:
             return self.manifest.identity
@@ -96,7 +97,7 @@ class Dataset:
 
     @property
     def folder(self) -> Path:
-        """The folder on this machine that has the tokenizer."""
+        """The folder on this machine that contains the tokenizer."""
         return self.store.folder
 
     def samples(self, split: str, sequence_length: int) -> int:
@@ -109,8 +110,8 @@ class Dataset:
         """Returns samples [first, first + count) of the global order: int64 [count, sequence_length
         + 1].
 
-        A pure function of its arguments: it does not depend on the rank, or on how many samples are
-        read at a time. `train` is shuffled again every epoch; `validation` is read in order. Raises
+        The result depends only on the arguments, not on the rank or on how many samples are read at
+        a time. `train` is shuffled again every epoch; `validation` is read in order. Raises
         DataError if the split is shorter than one sample.
         """
         rows = self.rows(split, first, count, sequence_length, seed)
@@ -134,8 +135,8 @@ class Dataset:
     def positions(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Returns source and position in it of the global samples [first, first + count): uint64
-        [count] each.
+        """Returns the source of each global sample in [first, first + count), and its position in
+        that source: two uint64 [count] arrays.
         """
         import numpy as np
 
@@ -146,7 +147,7 @@ class Dataset:
         return np.zeros_like(positions), positions
 
     def check_vocabulary(self, size: int) -> None:
-        """Raises DataError if a token's id is too large for a model with that many embeddings."""
+        """Raises DataError if the largest token id does not fit a model with `size` embeddings."""
         if (largest := max(shard.max_id for shard in self.manifest.shards)) >= size:
             why = f"its largest token id is {largest}, the model has {size} embeddings"
             raise DataError(
@@ -182,8 +183,8 @@ class Dataset:
 
     @cached_property
     def _splits(self) -> dict[str, list[Tokens]]:
-        """The tokens of each split: in one row, or for training in one row per source if they have
-        weights.
+        """The tokens of each split, as one sequence. If sources have weights, training has one
+        sequence per source.
         """
         from .shards import Tokens
 
@@ -203,7 +204,7 @@ class Dataset:
     def _cache(self) -> BlockCache | None:
         from .shards import BlockCache
 
-        # the current window and the next one
+        # room for the current shuffle window and the next one
         limit = 2 * (self.window or REMOTE_WINDOW) * MEBIBYTE
         return (
             BlockCache(self.store.folder / "cache", limit)

@@ -1,14 +1,14 @@
-"""Stores a dataset: in a folder that all nodes share, or below a prefix in S3. Both show a file
-only when all of it is there.
+"""Stores a dataset in a folder that all nodes share, or below a prefix in S3. In both, a file
+becomes visible only when it is complete.
 
-Names are relative to the dataset (`units/00000.json`). A store in S3 keeps this machine's files in
-the local folder: shards until they are uploaded, the tokenizer, blocks of tokens.
+Names are relative to the dataset (`units/00000.json`). A store in S3 also has a local folder for
+the tokenizer, for cached blocks of tokens, and for shards until they are uploaded.
 
-The job that makes a dataset holds a lease in its folder (health/lease.py), or an object in its
-place in S3. Both are renewed; without renewal another job takes them over. The taker itself waits
-for that time, so no two machines' clocks are compared. An additional lock of the operating system
-only shows at once that a holder on this machine has ended. On NFS and Lustre the lock of a dead or
-frozen host stays for minutes.
+The job that makes a dataset holds a lease in its folder (health/lease.py), and for S3 also a claim
+object there. The job renews both, and another job takes over if the renewals stop. The other job
+measures that time itself, so the clocks of two machines are never compared. A lock of the operating
+system also shows at once that a holder on this machine has ended. On NFS and Lustre, the lock of a
+dead or frozen host remains for minutes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from ..trust import untrusted_input
 from ..trust.errors import BackendError, DataError, S3Error
 
 PART = 2**23
-# bytes of a file that is read at once: a manifest of a million shards has half as many
+# Largest file to read at once, in bytes. A manifest of a million shards is half as large.
 LARGEST = 2**30
-# folders above a dataset's own that its job may have made: data, and the one with data in it
+# Parents of a dataset's folder that its job may have created: data and the parent of data
 LEVELS = 2
-THREADS = 16  # small objects that are read at a time
+THREADS = 16  # small objects to read in parallel
 
 RENEW = 10.0  # seconds
 LAPSE = 60.0
@@ -47,15 +47,15 @@ POLL = 1.0
 
 
 class DatasetStore(Protocol):
-    """A dataset's files. `folder` is this machine's: the dataset itself, or its local files of one
-    in S3. Raises RunError or DataError on failure.
+    """The interface to a dataset's files. `folder` contains the dataset, or this machine's local
+    files if the dataset is in S3. Raises RunError or DataError on failure.
     """
 
     folder: Path
-    note_every: float  # seconds between two notes, depending on their cost
+    note_every: float  # minimum seconds between two calls of `note`
 
     def read(self, name: str) -> bytes | None:
-        """Returns the content of a small file; None if it does not exist."""
+        """Returns the content of a small file, or None if the file does not exist."""
         ...
 
     def read_all(self, names: Iterable[str]) -> list[bytes | None]:
@@ -63,7 +63,7 @@ class DatasetStore(Protocol):
         ...
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces a small file by a complete new one."""
+        """Replaces a small file atomically."""
         ...
 
     def stream(self, name: str) -> Iterator[bytes]:
@@ -71,11 +71,11 @@ class DatasetStore(Protocol):
         ...
 
     def publish(self, name: str, file: Path) -> None:
-        """Moves a finished file on this machine's disk to its name."""
+        """Moves a finished local file to `name` in the dataset."""
         ...
 
     def note(self, name: str, content: bytes) -> None:
-        """Writes like `write`, but not durably."""
+        """Replaces a small file that need not survive a crash."""
         ...
 
     def remove(self, name: str) -> None:
@@ -83,15 +83,15 @@ class DatasetStore(Protocol):
         ...
 
     def sizes(self, part: str) -> dict[str, int]:
-        """Returns name and bytes of the files in one of the dataset's folders."""
+        """Returns the name and size in bytes of each file in one of the dataset's folders."""
         ...
 
     def describe(self, name: str) -> str:
-        """Returns the name of a file for error messages."""
+        """Returns a file's path or address, for error messages."""
         ...
 
     def remake(self) -> str:
-        """Returns the command to type when the dataset is damaged."""
+        """Returns the command that deletes a damaged dataset and makes it again."""
         ...
 
 
@@ -105,7 +105,7 @@ def open_store(folder: Path, address: str | None) -> DatasetStore:
 
 
 class FolderDataset:
-    """Stores a dataset in a folder on a file system."""
+    """A dataset in a folder on a file system."""
 
     note_every = 0.2  # seconds
 
@@ -120,8 +120,8 @@ class FolderDataset:
         names = list(names)
         found = {name: self._read(name) for name in names}
         if missing := [name for name, content in found.items() if content is None]:
-            # This client may have cached that the file does not exist, although another node wrote
-            # it.
+            # The file system client may still cache that the file is missing, although another node
+            # wrote it.
             look_again(
                 *dict.fromkeys(
                     folder
@@ -164,7 +164,7 @@ class FolderDataset:
         except OSError as error:
             raise run_folder.unwritable(path, error) from error
         finally:
-            with suppress(OSError):  # also in a process that is asked to stop right here
+            with suppress(OSError):  # Clean up even if a signal stops the process during the write.
                 partial.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
@@ -177,7 +177,7 @@ class FolderDataset:
             return {}
         with os.scandir(folder) as entries:
             for entry in entries:
-                # another node has just removed the leftovers of an earlier job
+                # Another node may just have removed leftovers of an earlier job.
                 with suppress(FileNotFoundError):
                     if not entry.name.endswith(".partial"):
                         found[f"{part}/{entry.name}"] = entry.stat().st_size
@@ -187,14 +187,14 @@ class FolderDataset:
         return str(self.folder / name)
 
     def remake(self) -> str:
-        """Returns the command that removes only this dataset, so that it is made again."""
+        """Returns the command that deletes only this dataset and makes it again."""
         return f"rm -r {self.folder} && make tokenize"
 
 
 class BucketDataset:
-    """Stores a dataset below a prefix in S3, with a local folder for files in transit."""
+    """A dataset below a prefix in S3, with a local folder for files in transit."""
 
-    note_every = 5.0  # each costs a request
+    note_every = 5.0  # seconds; each call costs a request
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder, self.address = folder, address
@@ -214,7 +214,7 @@ class BucketDataset:
         )
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """Reads bytes [start, end) of a file that does not change."""
+        """Reads bytes [start, end) of a file that never changes."""
         return s3.read_range(self.describe(name), start, end)
 
     def write(self, name: str, content: bytes) -> None:
@@ -245,7 +245,9 @@ class BucketDataset:
 
 @contextmanager
 def only_job(store: DatasetStore) -> Iterator[None]:
-    """Holds the dataset while the block runs. Raises DataError if another job is making it."""
+    """Claims the dataset for this job while the block runs. Raises DataError if another job is
+    making the dataset.
+    """
     busy = is_busy(store.folder, PATIENCE)
     file = run_folder.take_lock(store.folder)
     in_bucket = isinstance(store, BucketDataset)
@@ -263,8 +265,8 @@ def only_job(store: DatasetStore) -> Iterator[None]:
 
 
 def is_busy(folder: Path, seconds: float = GLANCE) -> bool:
-    """Tells whether a job is making the dataset of this folder. Watches its lease for that many
-    seconds if nothing else decides.
+    """Tells whether a job is making the dataset in this folder. Watches its lease for up to
+    `seconds` if the last holder's record and lock do not decide.
     """
     holder = newest_holder(folder)
     if holder is None or holder.code is not None:
@@ -275,13 +277,13 @@ def is_busy(folder: Path, seconds: float = GLANCE) -> bool:
 
 
 class Claim:
-    """The object that names the dataset's holder, written by compare-and-swap (S3's conditional
-    writes).
+    """An object in S3 that names the job that makes the dataset. It is written by compare-and-swap
+    (S3's conditional writes).
     """
 
     def __init__(self, address: str, lock: str) -> None:
-        """Names this claim by `lock`, the operating system's lock that is held: an earlier writer
-        of that name has ended.
+        """Identifies this claim by `lock`, the name in the lock file that this process holds. So
+        any earlier claim with that name belongs to a process that has ended.
         """
         self.address, self.lock, self.count = address, lock, 0
         self.ended = threading.Event()
@@ -297,8 +299,8 @@ class Claim:
         s3.remove(self.address, self.version)
 
     def _take(self) -> str:
-        """Writes the claim if there is no other, or only an expired one. Raises DataError if its
-        holder is alive.
+        """Writes the claim if there is no other claim or the other one has expired. Raises
+        DataError if the other holder is alive.
         """
         seen, since = "", time.monotonic()
         while not (mine := self._put("")):
@@ -321,7 +323,7 @@ class Claim:
         return mine
 
     def _put(self, version: str) -> str:
-        self.count += 1  # every claim differs from the one before
+        self.count += 1  # Each write must differ from the one before, so that the ETag changes.
         content = f"{self.lock} {socket.gethostname()} (process {os.getpid()}, claim {self.count})"
         return s3.write_if(self.address, content.encode(), version)
 
@@ -329,7 +331,8 @@ class Claim:
         while not self.ended.wait(RENEW):
             try:
                 version = self._put(self.version)
-            # an unreachable claim can't be taken over either; the work itself will report that
+            # Other jobs can't take over a claim in an unreachable bucket, so continue. The job's
+            # own requests report the problem.
             except S3Error as error:
                 print(error, file=sys.stderr, flush=True)
                 continue
@@ -345,7 +348,7 @@ class Claim:
 
 
 def _name(file: TextIO) -> str:
-    """Returns the unique name that a lock file contains."""
+    """Returns the unique name in a lock file. Writes one first if the file is empty."""
     file.seek(0)
     if not (name := file.read()):
         file.write(name := uuid.uuid4().hex)

@@ -1,8 +1,8 @@
 """Reads the texts of a unit in order and in bounded memory, from any format (formats.py).
 
-One document is a small text file, a line of JSON, or a row of a table. A plain text over
-sources.LARGEST_TEXT is cut at the first blank line after every multiple of sources.GRID,
-independently of the units' bounds.
+A document is a small text file, a line of JSON, or a row of a table. A plain text longer than
+sources.LARGEST_TEXT is cut at the first blank line after every multiple of sources.GRID. The cuts
+do not depend on the bounds of units.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from .formats import Document, Item, Unread
 from .source_files import check_unchanged, is_stdlib
 from .sources import MEMORY, SourcePiece, Unit, is_long_text
 
-LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")  # beginning of a line of a table
-TABLE = 0.6  # share of a file's lines
-BATCH_BYTES = 2**20  # small, so that the tokenizer needs most of the memory
+# beginning of a line in a table of literals
+LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")
+TABLE = 0.6  # share of literal lines above which a file is a table
+BATCH_BYTES = 2**20  # small, so that the tokenizer needs most of the memory, not the batch
 
 
 def read_unit(unit: Unit, text_field: str, skipped: Skipped | None = None) -> Iterator[Document]:
     """Yields the documents of a unit in order, without empty ones. Raises DataError with file and
-    line for a bad one that is not skipped.
+    line for a bad record, unless it is skipped.
     """
     for piece in unit.pieces:
         yield from read_piece(piece, text_field, skipped)
@@ -37,8 +38,10 @@ def read_unit(unit: Unit, text_field: str, skipped: Skipped | None = None) -> It
 def read_piece(
     piece: SourcePiece, text_field: str, skipped: Skipped | None = None
 ) -> Iterator[Document]:
-    """Yields the documents that begin in one piece. Refuses a file that changed after the plan."""
-    # requests to S3 name the version
+    """Yields the documents that begin in one piece. Raises DataError if the file changed after
+    planning.
+    """
+    # Only files on disk need a check, because requests to S3 name the version.
     on_disk = not piece.path.startswith((HUB, SCHEME))
     if on_disk:
         check_unchanged(piece.file)
@@ -57,7 +60,9 @@ def read_piece(
 
 
 def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
-    """Yields the documents that are not empty. Raises the error of a bad record, or skips it."""
+    """Yields the documents that are not empty. Raises the error of a bad record, or counts the
+    record as skipped.
+    """
     good = False
     for item in items:
         if isinstance(item, DataError):
@@ -72,8 +77,8 @@ def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
 
 
 def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yields lists of documents with about BATCH_BYTES of text each, so that memory does not grow
-    with the input.
+    """Yields lists of documents with about BATCH_BYTES of text each, so that memory use does not
+    grow with the input.
     """
     batch, length = list[Document](), 0
     for document in documents:
@@ -87,7 +92,9 @@ def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _read(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Yields every record of a piece, including empty ones, by the format of its file."""
+    """Yields every record of a piece, including empty ones, with the reader for the file's
+    format.
+    """
     path = piece.path
     if path.startswith(HUB):
         return formats.read_rows(piece, text_field)
@@ -95,15 +102,15 @@ def _read(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_plain(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads a plain text: as one document, or as several if it is long."""
+    """Reads a plain text as one document, or as several documents if it is long."""
     if is_long_text(piece.file):
         return formats.read_long_text(piece)
     return _library_text(piece) if is_stdlib(piece.path) else formats.read_text(piece)
 
 
 def _library_text(piece: SourcePiece) -> Iterator[Item]:
-    """Reads a file of the standard library if a person would read it: skips tables and deliberately
-    broken files.
+    """Reads a file of the standard library. Skips tables of literals, and files that are not
+    UTF-8.
     """
     for item in formats.read_text(piece):
         if isinstance(item, Document) and not is_table(item.text):
@@ -111,15 +118,15 @@ def _library_text(piece: SourcePiece) -> Iterator[Item]:
 
 
 def is_table(text: str) -> bool:
-    """Tells whether most lines begin with a string, a number or a bracket, like encodings/cp437.py:
-    such a file teaches no Python.
+    """Tells whether most lines begin with a string, a number or a bracket, like in
+    encodings/cp437.py. A model can't learn Python from such a file.
     """
     lines = [line for line in text.splitlines() if line and not line.isspace()]
     return sum(map(bool, map(LITERAL.match, lines))) > TABLE * len(lines)
 
 
 def left_out(unit: Unit, documents: int) -> tuple[str, ...]:
-    """Returns a note for a unit's record about skipped files of the standard library."""
+    """Returns a note for the unit's record about skipped files of the standard library."""
     if not is_stdlib(unit.pieces[0].path) or documents == len(unit.pieces):
         return ()
     why = "a table of literals, empty, or not UTF-8"
@@ -129,7 +136,7 @@ def left_out(unit: Unit, documents: int) -> tuple[str, ...]:
     )
 
 
-# readers by the format's name
+# Reader of each format, by the format's name
 READERS: dict[str, Callable[[SourcePiece, str], Iterator[Item]]] = {
     row.name: named(row.read) for row in FORMATS.values()
 }

@@ -1,15 +1,15 @@
-"""Wraps tokenizer libraries in one interface, fastest first; Hugging Face `tokenizers` is the
+"""Wraps tokenizer libraries in one interface, fastest first. Hugging Face `tokenizers` is the
 reference.
 
-A faster library is used only if it gives the reference's ids. It must pass an adversarial check
-when it is opened, and a check of a sample of every batch after that (work_units.py). All encode a
-document as plain text: `<|endoftext|>` inside one does not end it.
+A faster library is used only if it gives the same ids as the reference. It must pass an adversarial
+check when it is opened, and a check of a sample of every batch after that (work_units.py). All
+libraries encode a document as plain text, so `<|endoftext|>` inside a document does not end it.
 
-For BERT's WordPiece the reference encodes each word once, and a table keeps it. BERT's splitter
-ends a word at every ASCII space, line end and punctuation sign. Its normalizer reads no character
-beyond them: a combining mark reaches back to the sign at most, which stays the same. So a text's
-ids are those of its stretches in between, one after another. `tokenizers` itself encodes 1 to 2 MB
-per second this way; no faster library is exact for WordPiece.
+For BERT's WordPiece, the reference encodes each word once, and a table caches the ids. BERT's
+splitter ends a word at every ASCII space, line end and punctuation mark. Its normalizer never reads
+past these characters: a leading combining mark affects at most the punctuation mark before it,
+which stays the same. So the ids of a text are the concatenated ids of its words. Without the table,
+`tokenizers` encodes 1 to 2 MB per second; no faster library is exact for WordPiece.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 
 WORD = re.compile(r"[^ \t\n\r!-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
-KEPT = 2**18  # words: some 50 MB
+KEPT = 2**18  # words, about 50 MB
 KEPT_IDS = 2**21
 
 
 class Reference(Protocol):
-    """The library that encodes every word once."""
+    """The encoder of words that are not in the table yet."""
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]: ...
 
 
 class Words:
-    """WordPiece by the reference and a table of words. Raises ValueError for any other kind of
-    tokenizer.
+    """An encoder for WordPiece: the reference with a table of words. Raises ValueError for any
+    other kind of tokenizer.
     """
 
     name, package = "tokenizers by words", "tokenizers"
@@ -72,14 +72,14 @@ class Words:
         self._learn(words)
         rows = np.fromiter(map(self.rows.__getitem__, words), np.int64, len(words))
         starts, lengths = self.bounds[rows], self.bounds[rows + 1] - self.bounds[rows]
-        ends = np.concatenate([[0], np.cumsum(lengths)])  # position in the result after each word
+        ends = np.concatenate([[0], np.cumsum(lengths)])  # bounds of each word's ids in the result
         indices = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
         return self.ids[indices], ends[
             np.concatenate([[0], np.cumsum([len(part) for part in found], dtype=np.int64)])
         ]
 
     def _learn(self, words: list[str]) -> None:
-        """Adds these words to the table."""
+        """Adds new words to the table. Empties a full table first."""
         if len(self.rows) > KEPT or len(self.ids) > KEPT_IDS:
             self._forget()
         if new := [word for word in dict.fromkeys(words) if word not in self.rows]:
@@ -95,7 +95,7 @@ class Words:
 
 
 class TextEncoder(Protocol):
-    """Encodes all texts into one array of ids, with the bounds of each: text i has
+    """The interface of an encoder. It encodes all texts into one array of ids: text i has
     ids[offsets[i]:offsets[i+1]].
 
     `package` is the name of the package to install.
@@ -108,7 +108,7 @@ class TextEncoder(Protocol):
 
 
 class HuggingFace:
-    """The reference: slow, complete, and the definition of the tokenizer.json format."""
+    """The reference encoder: slow, complete, and the definition of the tokenizer.json format."""
 
     name = package = "tokenizers"
 
@@ -133,8 +133,8 @@ class HuggingFace:
 
 
 class Fastokens:
-    """BPE in Rust with a hand-written splitter and a word cache; flat output without Python
-    objects.
+    """A BPE encoder in Rust with a hand-written splitter and a word cache. It returns flat arrays
+    without Python objects.
     """
 
     name = package = "fastokens"
@@ -152,7 +152,9 @@ class Fastokens:
 
 
 class Gigatoken:
-    """BPE in Rust. It has no plain-text mode, so it gets a tokenizer without special tokens."""
+    """A BPE encoder in Rust. It can't treat special tokens as plain text, so it gets a tokenizer
+    without special tokens.
+    """
 
     name = package = "gigatoken"
 
@@ -186,7 +188,7 @@ HARD_TEXTS = [
     "日本語の文章。中文字符 한국어 텍스트 русский текст العربية हिन्दी ไทย",
     "😀👩‍👩‍👧‍👦🇩🇪 \U0001f3f4\U000e0067 \U00020000 \U0010ffff \ue000 \ud7ff",
     "\x01\x07\x1b[0m\x7f\x85 \u2028\u2029",
-    # characters of Unicode 15, 15.1, 16 and 17: tables differ in age
+    # Characters of Unicode 15, 15.1, 16 and 17, because libraries use different versions
     "a\U00031350b \U0002ebf0c \U00010d4a1 \U000329abd \U000329ab's",
     "a" * 3000 + " " * 3000 + "!?" * 500 + "\n" * 300,
     "def f(x: int) -> int:\n    return x**2  # 'quoted' \"text\"\n",
@@ -197,10 +199,10 @@ HARD_TEXTS = [
 def open_encoder(
     definition: str, reference: HuggingFace, names: tuple[str, ...] = tuple(ENCODERS)
 ) -> tuple[TextEncoder, list[str]]:
-    """Opens the first of the named libraries that loads this tokenizer.json and encodes the hard
+    """Returns the first of the named encoders that loads this tokenizer.json and encodes the hard
     texts like the reference.
 
-    Also returns one line per skipped library with the reason.
+    Also returns a line with the reason for each skipped library.
     """
     passed = list[str]()
     for name in names:
@@ -208,7 +210,8 @@ def open_encoder(
             break
         try:
             encoder = ENCODERS[name](definition)
-        except Exception as error:  # any error of a third-party loader for an unknown tokenizer
+        # Third-party loaders may raise any error for an unknown tokenizer.
+        except Exception as error:
             passed.append(
                 f"{name} can't load this tokenizer: "
                 f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
@@ -223,21 +226,23 @@ def open_encoder(
 
 
 def open_reference(definition: str, where: str) -> HuggingFace:
-    """Opens the reference for a tokenizer.json from `where`. Raises DataError if it can't load it,
-    or can't encode text with it.
+    """Opens the reference encoder for a tokenizer.json from `where`. Raises DataError if it can't
+    load the tokenizer or encode text.
     """
     with blaming(where), muted():
         reference = HuggingFace(definition)
         reference.encode(
             HARD_TEXTS
-            # a tokenizer without a token for unknown words loads, and fails at its first one
+            # A tokenizer without an unknown token loads, but fails at the first unknown word.
         )
         return reference
 
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Mutes the library's own output to stderr: it prints a panic before it raises it."""
+    """Redirects stderr to /dev/null, because the library prints a panic before it raises an
+    exception.
+    """
     try:
         kept = os.dup(2)
     except OSError:  # stderr is closed
@@ -254,8 +259,8 @@ def muted() -> Iterator[None]:
 
 @contextmanager
 def blaming(where: str) -> Iterator[None]:
-    """Blames the tokenizer at `where` for errors of `tokenizers`: a bare Exception, or
-    PanicException, which is not a subclass of it.
+    """Turns errors of `tokenizers` into a DataError that names `where`. The library raises a bare
+    Exception, or PanicException, which is not a subclass of Exception.
     """
     try:
         yield
@@ -274,7 +279,7 @@ def blaming(where: str) -> Iterator[None]:
 
 
 def hard_texts(reference: HuggingFace) -> list[str]:
-    """Returns HARD_TEXTS, and the first added tokens of this tokenizer, each inside a text."""
+    """Returns HARD_TEXTS, and a text around each of the tokenizer's first added tokens."""
     added = reference.tokenizer.get_added_tokens_decoder()
     return HARD_TEXTS + [
         f"a {added[id_].content} b{added[id_].content}" for id_ in sorted(added)[:32]
@@ -282,12 +287,12 @@ def hard_texts(reference: HuggingFace) -> list[str]:
 
 
 def first_difference(encoder: TextEncoder, reference: TextEncoder, texts: list[str]) -> str | None:
-    """Returns the start of the first text that the two encode differently; None if they agree on
-    all.
+    """Returns the start of the first text with different ids, or None if both encoders agree on all
+    texts. If `encoder` fails, returns its error.
     """
     try:
         ids, offsets = encoder.encode(texts)
-    except Exception as error:  # an encoder that fails on a text differs on it
+    except Exception as error:  # a failure counts as a difference
         return f"{type(error).__name__}: {error}"
     expected, bounds = reference.encode(texts)
     for i, text in enumerate(texts):
@@ -299,8 +304,8 @@ def first_difference(encoder: TextEncoder, reference: TextEncoder, texts: list[s
 
 
 def _without_special(definition: str) -> str:
-    """Returns the tokenizer without special tokens, and without truncation and padding, which are
-    for batches and not for documents.
+    """Returns the tokenizer without special tokens, truncation and padding. Truncation and padding
+    are meant for batches, not for documents.
     """
     content = json.loads(definition) | {"truncation": None, "padding": None}
     content["added_tokens"] = [

@@ -1,4 +1,4 @@
-"""Lists the file formats that are read: one row per format, the same in folders, buckets and
+"""Lists the supported file formats, one row per format. They are the same in folders, buckets and
 archives.
 """
 
@@ -13,22 +13,23 @@ from ..trust.untrusted_input import printable, shortened
 
 PYTHON, JSON = ".py", ".json"
 TEXT = (".txt", ".md", PYTHON)
-PLAIN, PACKED_TEXT, TAR = "text", "packed text", "tar"  # names of rows
+PLAIN, PACKED_TEXT, TAR = "text", "packed text", "tar"  # names of formats
 TEXTS = (PLAIN, PACKED_TEXT)
-INSTALLED = ("site-packages", "dist-packages", "__pycache__")  # folders
-SIDECAR = re.compile(  # the name of a file that describes the records next to it
+# folders of installed packages and caches
+INSTALLED = ("site-packages", "dist-packages", "__pycache__")
+SIDECAR = re.compile(  # name of a sidecar, which describes the records next to it
     r".*\.md|(readme|licen[cs]e|copying|notice|citation|change(log|s))\b.*\.txt|dataset_(infos?|dict)\.json|state\.json",
     re.IGNORECASE,
 )
 
 
 class Format(NamedTuple):
-    """A format of files with these endings; of several that fit, the longest ending counts.
+    """A file format and its file endings. If several endings match, the longest one counts.
 
-    `read`, by dotted name, takes a SourcePiece and data.text_field, and yields an Item of
-    formats.py per record. `divided`: a file may be cut at any byte, and a record belongs to the
-    piece with its first byte. `cut`: a long file is one text that is cut into documents. `by_jq`:
-    its records are JSON that jq reads.
+    `read` is the dotted name of a function that takes a SourcePiece and data.text_field, and yields
+    an Item of formats.py per record. `divided`: a file may be cut at any byte, and a record belongs
+    to the piece with its first byte. `cut`: a long file is one text that is cut into documents.
+    `by_jq`: jq can read the records.
     """
 
     name: str
@@ -67,43 +68,47 @@ FORMATS = {
 
 @cache
 def by_suffix() -> dict[str, Format]:
-    """Returns the format of each ending, the longest first."""
+    """Returns the format of each file ending, longest endings first."""
     found = {suffix: row for row in FORMATS.values() for suffix in row.suffixes}
     return dict(sorted(found.items(), key=lambda entry: -len(entry[0])))
 
 
 def format_of(path: str) -> Format | None:
-    """Returns the format of a file by its ending; None if it is not read."""
+    """Returns the format of a file by its ending, or None if the file is not read."""
     return next((row for suffix, row in by_suffix().items() if path.endswith(suffix)), None)
 
 
 def name_of(path: str) -> str:
-    """Returns the name of a file's format; "" if it is not read."""
+    """Returns the name of a file's format, or "" if the file is not read."""
     row = format_of(path)
     return row.name if row else ""
 
 
 def is_sidecar(path: str) -> bool:
-    """Tells whether a file only describes records, if its source or archive has any."""
+    """Tells whether a file is a sidecar by its name. A sidecar, such as README.md, only describes
+    the records next to it.
+    """
     return SIDECAR.fullmatch(re.split("/|: ", path)[-1]) is not None
 
 
 def is_record(path: str) -> bool:
-    """Tells whether a file has records: it is not a text or a sidecar."""
+    """Tells whether a file contains records. Plain texts and sidecars do not."""
     return name_of(path) not in ("", *TEXTS) and not is_sidecar(path)
 
 
 def passed_over(path: str) -> str:
-    """Returns why a file or folder is skipped with everything below it; "" if it is not."""
+    """Returns why a file, or a folder and everything below it, is skipped. Returns "" if it is
+    not.
+    """
     parts = path.split("/")
-    # also ._name, which macOS writes next to each file
+    # This includes ._name, which macOS writes next to each file.
     if any(part.startswith(".") and part.strip(".") for part in parts):
         return "hidden"
     return next((part for part in parts if part in INSTALLED), "")
 
 
 def why_unread(path: str) -> str:
-    """Returns why a file below a folder, or in an archive, is not read; "" if it is."""
+    """Returns why a file in a folder or archive is not read, or "" if it is."""
     if why := passed_over(path):
         return why
     return (

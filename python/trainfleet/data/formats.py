@@ -1,10 +1,10 @@
 """Reads texts from files: one per file, per line of JSON (plain, gzip, zstd), per row of Parquet,
 or many in one long text.
 
-A bad record yields its error, with file and line (or row); the line is counted only then. Damage
+A bad record yields its error, with file and line or row. Lines are counted only for errors. Damage
 that makes later records unreadable is raised: a damaged file, or a line of more than LONGEST bytes.
-A line is read at once, at several times its size in memory; such a long one is mostly a file
-without line ends.
+Parsing a line needs several times its size in memory. A line that long usually means that the file
+has no line ends.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from .bad_records import (
 )
 from .sources import SourcePiece
 
-# bytes in which a blank line is searched before the end of any line is used
+# Bytes to search for a blank line before falling back to any line end
 SEEK_BLANK = 2**16
-PACKED_BLOCK = 2**13  # small, as repeated text can come out ten thousand times as large
-LONGEST = sources.LARGEST_TEXT  # bytes of a record; a plain text that is longer is cut
-# Arrow's types, plain or in a dictionary
+PACKED_BLOCK = 2**13  # bytes; small, because repeated text may expand ten thousand times
+LONGEST = sources.LARGEST_TEXT  # maximum bytes of a record; longer plain texts are cut
+# Arrow's text types, also as values of a dictionary
 TEXT_TYPES = ("string", "large_string", "string_view", "null")
-ROWS = 256  # rows of a Parquet row group that are in memory at a time
+ROWS = 256  # rows of a Parquet row group to load at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text, its bytes in UTF-8 and their CRC-32.
+    """One text, its size in UTF-8 bytes and its CRC-32.
 
-    `consumed`: bytes of its file that were read for it (packed bytes, if it is packed).
+    `consumed`: bytes that were read from the file for this text, before decompression.
     """
 
     text: str
@@ -64,12 +64,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A file in an archive that is not read; `kind` is the reason, as a warning counts it."""
+    """A file in an archive that is not read. `kind` is the reason, and warnings count files by
+    it.
+    """
 
     kind: str
 
 
-Item = Document | DataError | Unread  # a record's document, or its error
+Item = Document | DataError | Unread  # a record's document or error, or an unread file
 
 
 def read_text(piece: SourcePiece) -> Iterator[Item]:
@@ -92,8 +94,8 @@ def read_long_text(piece: SourcePiece) -> Iterator[Item]:
 
 
 def read_json_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads `text_field` of each line with its first byte in the piece; skips blank lines. A line
-    is parsed in memory.
+    """Reads `text_field` of each line that begins in the piece, and skips blank lines. Each line is
+    parsed in memory.
     """
     return read_lines(piece, text_field, _lines(piece))
 
@@ -106,8 +108,8 @@ def read_packed_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 def read_lines(
     piece: SourcePiece, text_field: str, lines: Iterable[tuple[bytes, int]]
 ) -> Iterator[Item]:
-    """Reads `text_field` of lines of JSON, given with the bytes that were read for each; a null is
-    an empty text.
+    """Reads `text_field` of lines of JSON. `lines` yields each line with the number of bytes read
+    for it. A null is an empty text.
     """
     for number, (line, consumed) in enumerate(lines, 1):
         if len(line) > LONGEST:
@@ -115,7 +117,7 @@ def read_lines(
         if not line.strip():
             continue
         try:
-            # joined files may have a byte order mark in the middle
+            # Concatenated files may have a byte order mark in the middle.
             text = json.loads(line.decode("utf-8-sig"))[text_field]
             document: Item = encoded("" if text is None else text, consumed)
         except (KeyError, TypeError, AttributeError):
@@ -132,8 +134,8 @@ def read_lines(
 
 
 def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads the column `text_field` of the row groups with their first byte in the piece, some rows
-    at a time.
+    """Reads the column `text_field` of the row groups that begin in the piece, ROWS rows at a
+    time.
     """
     arrow, parquet = (
         library("pyarrow", "pyarrow", piece),
@@ -167,7 +169,7 @@ def read_rows(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | None]:
-    """Returns a column of a batch of Arrow's rows. Raises DataError if it is not a text column,
+    """Returns a text column of an Arrow batch. Raises DataError if the column is not text, and
     ArrowInvalid if it is not UTF-8.
     """
     if not is_text(kind := batch.schema.field(column).type):
@@ -175,7 +177,7 @@ def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | No
         raise DataError(
             f"the column `{text_field}` is not text", where=where, why=f"it is {kind}", next=other
         )
-    batch.validate(full=True)  # a file's description of its columns may point anywhere in memory
+    batch.validate(full=True)  # Offsets in a damaged file may point anywhere in memory.
     return list(batch.column(column).to_pylist())
 
 
@@ -185,20 +187,20 @@ def is_text(kind: Any) -> bool:
 
 
 def texts_of(schema: Any) -> list[str]:
-    """Returns the text columns of an Arrow table."""
+    """Returns the names of the text columns in an Arrow schema."""
     return [field.name for field in schema if is_text(field.type)]
 
 
 def encoded(text: str, consumed: int) -> Document:
-    """Makes a document. Raises UnicodeEncodeError if a character is half of a surrogate pair, which
-    JSON can spell.
+    """Makes a document from a string. Raises UnicodeEncodeError for half of a surrogate pair, which
+    JSON can contain.
     """
     content = text.encode()
     return Document(text, len(content), zlib.crc32(content), consumed)
 
 
 def attempted(make: Callable[..., Document], *words: Any) -> Item:
-    """Returns the document that `make` reads from one record, or the error of that record."""
+    """Returns the document that `make` reads from one record, or the DataError that it raises."""
     try:
         return make(*words)
     except DataError as error:
@@ -206,8 +208,8 @@ def attempted(make: Callable[..., Document], *words: Any) -> Item:
 
 
 def document_of(record: object, where: str, text_field: str) -> Document:
-    """Returns the document in a record of JSON; a null is an empty one. Raises DataError if there
-    is no text.
+    """Returns the document in a JSON record; a null is an empty document. Raises DataError if the
+    record has no text.
     """
     if not isinstance(record, dict):
         raise OtherField(
@@ -221,7 +223,7 @@ def document_of(record: object, where: str, text_field: str) -> Document:
 
 
 def cell(text: str | None, where: str, text_field: str) -> Document:
-    """Returns the document in a cell of a table, an empty one for an empty cell. Raises DataError
+    """Returns the document in a table cell; an empty cell is an empty document. Raises DataError
     for an invalid cell.
     """
     if text and len(text) > LONGEST:
@@ -233,8 +235,8 @@ def cell(text: str | None, where: str, text_field: str) -> Document:
 
 
 def column(names: list[str], text_field: str, where: str, readable: list[str] | None = None) -> int:
-    """Returns the index of the text column of a table. Raises DataError if there is no such column,
-    or if there are two. `readable`: the text columns, if not all are.
+    """Returns the index of a table's text column. Raises DataError if there is no such column, or
+    more than one. `readable`: the names of the text columns, if not all columns are text.
     """
     if text_field not in names:
         raise lacks_field(where, text_field, names, names if readable is None else readable)
@@ -248,8 +250,8 @@ def column(names: list[str], text_field: str, where: str, readable: list[str] | 
 
 
 def _boundary(stream: BinaryIO, at: int) -> int:
-    """Finds the first good place to cut a long text at or after `at`: after a blank line, any line,
-    or else any character.
+    """Returns the first position at or after `at` that is good for a cut: after a blank line,
+    otherwise after any line, otherwise between two characters.
     """
     if at == 0:
         return 0
@@ -266,13 +268,15 @@ def _boundary(stream: BinaryIO, at: int) -> int:
 
 
 def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
-    """Yields the lines with their first byte in the piece, each with its length."""
+    """Yields each line that begins in the piece, with its length."""
     with piece.open(max(piece.start - 1, 0)) as stream:
         if piece.start:
-            # the rest of a line that begins in a piece before
+            # Skip the rest of a line that begins in an earlier piece.
             rest = stream.readline(min(piece.end - piece.start, LONGEST + 1))
             if not rest.endswith(b"\n"):
-                return  # a long line continues beyond the piece, or is refused where it begins
+                # The line ends in a later piece, or it is too long and the piece with its first
+                # byte raises.
+                return
         at = stream.tell()
         while line := stream.readline(LONGEST + 1):
             if at >= piece.end:
@@ -282,8 +286,8 @@ def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
 
 
 def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
-    """Yields all lines of a compressed file, each with the compressed bytes that were read for it
-    (mostly none).
+    """Yields all lines of a compressed file. Each line comes with the number of compressed bytes
+    read for it, which is mostly 0.
     """
     with (
         piece.open() as raw,
@@ -297,8 +301,8 @@ def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
 
 
 def unpacked(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
-    """Yields the lines of a gzip or zstd file; only the beginning of one that is too long. Raises
-    EOFError if the file is cut off.
+    """Yields the lines of a gzip or zstd file; cuts off an overlong line. Raises EOFError if the
+    file is truncated.
     """
     if not piece.path.endswith(".gz"):
         return _joined(_unpacked_zstd(raw, piece))
@@ -307,8 +311,8 @@ def unpacked(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
 
 
 def _unpacked_zstd(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
-    """Yields blocks of all frames. The library's own streams accept a cut-off file as complete, so
-    this checks its end.
+    """Yields the decompressed blocks of all frames. The library's own streams accept a truncated
+    file, so this function checks that the last frame ends.
     """
     zstandard = library("zstandard", "zstandard", piece)
     frame = None
@@ -343,8 +347,8 @@ def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def damage(piece: SourcePiece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
-    """Turns a library's error about damaged content into one that names the file, and the line if
-    there are any.
+    """Turns a library's error about damaged content into a DataError that names the file, and the
+    line if lines are counted.
     """
     line = [0]
     try:
@@ -367,7 +371,7 @@ def library(module: str, package: str, piece: SourcePiece) -> Any:
 
 
 def _first_byte(row_group: Any) -> int:
-    """Returns the offset of a row group's pages in its file."""
+    """Returns the offset of a row group's first page in its file."""
     column = row_group.column(0)
     return int(
         column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
@@ -376,12 +380,16 @@ def _first_byte(row_group: Any) -> int:
 
 @lru_cache(maxsize=8)
 def _first_line(piece: SourcePiece) -> int:
-    """Counts the lines that end before a piece. Reads the file again only for an error message."""
+    """Counts the lines that begin before a piece. It reads the file again, so it is used only for
+    error messages.
+    """
     return _line_at(piece, piece.start - 1) if piece.start else 0
 
 
 def decoded(content: bytes, piece: SourcePiece, offset: int, consumed: int) -> Document:
-    """Returns the document in the bytes of a text from `offset` on, without a byte order mark."""
+    """Returns the document in the bytes of a text, without a byte order mark. The bytes begin at
+    `offset` in the file. Raises BadText if they are not UTF-8.
+    """
     if offset == 0 and content.startswith(codecs.BOM_UTF8):
         content, offset = content[3:], 3
     zeros, kind = content.count(0), kind_of(content)

@@ -1,9 +1,9 @@
-"""Streams Hugging Face datasets as sources through the `datasets` library. Their addresses:
-config/addresses.py.
+"""Streams Hugging Face datasets as sources through the `datasets` library. config/addresses.py
+defines their addresses.
 
 A dataset may read only its own files. If its README.md names files in another folder, in another
-repository or on a server, it is refused before any request is made. The files that the library
-found are checked again before they are read.
+repository or on a server, it is refused before any of them is requested. The files that the library
+finds are checked again before they are read.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ..trust.errors import DataError, InputError
 from ..trust.untrusted_input import printable, shortened
 from .source_files import SourceFile
 
-# a dataset's descriptions; the second one wins
+# Files that describe a dataset; the second one takes precedence
 DESCRIPTIONS = ("README.md", ".huggingface.yaml")
-LARGEST = 16 * untrusted_input.MEBIBYTE  # bytes of a description
-MOST = 10**6  # values in a description: one of 2,000 languages has 50,000
-NAMING = ("data_files", "data_dir")  # keys by which a configuration in them names files
+LARGEST = 16 * untrusted_input.MEBIBYTE  # maximum bytes of a description
+MOST = 10**6  # maximum values in a description; a dataset of 2,000 languages has 50,000
+NAMING = ("data_files", "data_dir")  # keys that name files in a configuration of a description
 OFFLINE = "retry with a network connection, or name a folder with the dataset's files: hf:///folder"
 
 
 def list_shards(source: str) -> list[SourceFile]:
-    """Lists the dataset's own shards, which can be read in parallel; their size is its total
-    divided by their number.
+    """Lists a dataset's shards, which can be read in parallel. Each shard's size is the dataset's
+    size divided by the number of shards.
     """
     dataset = open_dataset(source)
     count = int(dataset.num_shards)
@@ -50,12 +50,10 @@ def list_shards(source: str) -> list[SourceFile]:
 
 
 def open_dataset(source: str) -> Any:
-    """Opens the split of a source for streaming. Raises DataError if the library is missing or
-    can't open it.
+    """Opens the split that a source names, for streaming. Raises DataError if the library is
+    missing or can't open the split.
     """
-    os.environ["USE_TORCH"] = (
-        "0"  # read by the library, which would load torch, even for `make plan`
-    )
+    os.environ["USE_TORCH"] = "0"  # keeps the library from loading torch, even for `make plan`
     try:
         import datasets
     except ImportError as error:
@@ -73,7 +71,7 @@ def open_dataset(source: str) -> Any:
         raise DataError(
             error.what, where=error.where or source, next="correct data.sources"
         ) from error
-    except Exception as error:  # any error of the hub, the network or the dataset's own code
+    except Exception as error:  # The hub, the network and the dataset's code may raise any error.
         why = f"{type(error).__name__}: {error}"
         remedy = OFFLINE if isinstance(error, ConnectionError) else "correct data.sources"
         raise DataError(
@@ -82,8 +80,8 @@ def open_dataset(source: str) -> Any:
 
 
 def _require_own_names(found: HubDataset, source: str) -> None:
-    """Raises DataError if a dataset's description names files elsewhere: opening those would
-    already be a request to a server.
+    """Raises DataError if a dataset's description names files elsewhere. Opening such a dataset
+    would already send a request to another server.
     """
     base = (
         str(Path(found.name).resolve())
@@ -99,9 +97,10 @@ def _require_own_names(found: HubDataset, source: str) -> None:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """Yields the file names in the configurations of a description, parsed like the library does.
+    """Yields the file names in the configurations of a description. Parses the description like the
+    library does.
 
-    Raises InputError if its aliases expand to so much that the library would never end.
+    Raises InputError if aliases expand the description so far that the library would never finish.
     """
     from huggingface_hub import DatasetCard
 
@@ -117,7 +116,7 @@ def _names(path: Path) -> Iterator[str]:
 
 
 def _descriptions(found: HubDataset) -> Iterator[Path]:
-    """Yields the files of a dataset that list its files."""
+    """Yields the existing description files of a dataset."""
     for name in DESCRIPTIONS:
         path = (
             Path(found.name, name)
@@ -128,10 +127,10 @@ def _descriptions(found: HubDataset) -> Iterator[Path]:
             yield path
 
 
-@cache  # each shard opens its dataset
+@cache  # Each shard opens the dataset.
 def _fetched(repository: str, name: str, revision: str | None) -> Path | None:
-    """Returns a file of the Hub, in its cache. None if the Hub does not deliver it: the library
-    will report why.
+    """Returns the cached copy of a file on the Hub. Returns None if the Hub does not deliver the
+    file; the library reports the reason later.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
@@ -142,8 +141,8 @@ def _fetched(repository: str, name: str, revision: str | None) -> Path | None:
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """Counts the values in a value of YAML, each as often as aliases repeat it; a recursive one has
-    too many.
+    """Counts the values in a YAML value, as often as aliases repeat them. A recursive value counts
+    more than MOST.
     """
     if id(value) not in known:
         known[id(value)] = MOST + 1
@@ -152,7 +151,7 @@ def _size(value: Any, known: dict[int, int]) -> int:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yields each text in a value of YAML, at any depth."""
+    """Yields each string in a YAML value, at any depth."""
     if isinstance(value, str):
         yield value
     for inner in _inner(value):
@@ -160,7 +159,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _inner(value: Any) -> Iterable[Any]:
-    """Returns the values in a value of YAML."""
+    """Returns the direct children of a YAML value."""
     return (
         value.values()
         if isinstance(value, dict)
@@ -175,8 +174,8 @@ def _is_folder(found: HubDataset) -> bool:
 
 
 def _require_own(builder: Any, found: HubDataset, source: str) -> None:
-    """Raises DataError if a file of the dataset is elsewhere, even through a link, or has another
-    revision than the others.
+    """Raises DataError if a file of the dataset is elsewhere, even through a link, or belongs to
+    another revision.
     """
     files = [file for files in (builder.config.data_files or {}).values() for file in files]
     for file in files:
@@ -192,10 +191,10 @@ def _require_own(builder: Any, found: HubDataset, source: str) -> None:
 
 
 def _is_own(file: str, found: HubDataset) -> bool:
-    """Tells whether a path or a URL is below the dataset's folder, or in its repository."""
+    """Tells whether a path or URL is below the dataset's folder or in its repository."""
     if _is_folder(found):
         folder = Path(found.name).resolve()
-        # a folder in the Hub's cache, where a revision's files are links into blobs/
+        # In the Hub's cache, a revision's files are links into blobs/.
         cached = folder.parent.name == "snapshots"
         roots = (folder, folder.parents[1] / "blobs") if cached else (folder,)
         return (

@@ -1,4 +1,4 @@
-"""Shows a training sample as text: `python -m trainfleet.data.inspect CONFIG_YAML [SAMPLE]`;
+"""Prints a training sample as text: `python -m trainfleet.data.inspect CONFIG_YAML [SAMPLE]`.
 VERIFY=1 checks every file first.
 """
 
@@ -20,8 +20,8 @@ from .tokenizer import load
 
 
 def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
-    """Yields lines about the dataset, the position of global sample `sample`, and its text; with
-    `full`, each file's check.
+    """Yields lines about the dataset, the position of global sample `sample`, and its text. With
+    `full`, checks every file first.
     """
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     if full:
@@ -41,7 +41,7 @@ def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
 
 
 def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str:
-    """Returns the text with a line where a document ends."""
+    """Decodes ids to text, with a marker line at the end of each document."""
     parts: list[list[int]] = [[]]
     for id_ in ids:
         parts.append([]) if id_ == end else parts[-1].append(id_)

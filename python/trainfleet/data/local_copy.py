@@ -1,10 +1,10 @@
-"""Copies a dataset from S3 to this node's own disk before its ranks read it: `python -m
+"""Copies a dataset from S3 to this node's local disk before its ranks read it: `python -m
 trainfleet.data.local_copy RUN DISK`.
 
-It then prints the dataset's folder. Ranks read it like one that a scheduler has mounted
-(run_folder.MOUNTED): the same batches in the same order. Blocks are checked as they arrive, by the
-manifest's checksums. The manifest is written last, so that a copy without it does not count. Files
-from an earlier attempt are not fetched again.
+It prints the copy's folder. Ranks read the copy like a dataset that a scheduler has mounted
+(run_folder.MOUNTED), so they get the same batches in the same order. Each block is checked against
+the manifest's checksums when it arrives. The manifest is written last, so a copy without a manifest
+is incomplete. Token files from an earlier attempt are not downloaded again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .dataset_store import BucketDataset, DatasetStore, FolderDataset
 from .manifest import BLOCK, ITEM_BYTES, MANIFEST, Manifest, Shard, read_manifest, store_of
 from .shards import THREADS, check_block
 
-# times that the run reads the dataset, at most: if it reads less than half, a copy is not worth it
+# A dataset larger than this many times the data that the run reads is not worth a copy.
 READ_TWICE = 2
 
 
@@ -56,12 +56,12 @@ def main(arguments: list[str]) -> int:
 
 
 def copy(config: Config, disk: Path) -> Path:
-    """Returns the folder with the config's entire dataset.
+    """Copies the config's entire dataset and returns the folder of the copy.
 
     Raises:
-        DataError: it is not finished or damaged, there is no room for it, or the run reads too
-            little of it.
-        S3Error: it did not arrive.
+        DataError: the dataset is unfinished or damaged, the disk is too small, or the run reads too
+            little of the dataset.
+        S3Error: a download failed.
     """
     store = store_of(config.data)
     manifest = read_manifest(store)
@@ -89,8 +89,8 @@ def copy(config: Config, disk: Path) -> Path:
 
 
 def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk: Path) -> None:
-    """Raises DataError if the copy does not fit, or if the ranks would wait for files that they
-    never read.
+    """Raises DataError if the copy does not fit on the disk, or if the run reads only a small part
+    of the dataset.
     """
     train, width = config.train, ITEM_BYTES[manifest.dtype]
     size = sum(shard.tokens for shard in manifest.shards) * width
@@ -107,7 +107,9 @@ def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk
 
 
 def _bring_tokens(store: BucketDataset, path: Path, shard: Shard, width: int) -> None:
-    """Downloads a shard's tokens, many blocks at a time; skips one from an earlier attempt."""
+    """Downloads a shard's tokens, many blocks at a time. Skips a shard that an earlier attempt
+    downloaded.
+    """
     size = shard.tokens * width
     if path.exists() and path.stat().st_size == size:
         return

@@ -1,13 +1,13 @@
-"""Reads and writes the files that describe a dataset in its folder: its settings, each unit's
-record, and the manifest of all.
+"""Reads and writes the files that describe a dataset: its settings, each unit's record, and the
+manifest.
 
     data/<name>/
-      plan.json          committed first: settings, listing and tokenizer for every unit
-      tokenizer.json     the tokenizer, in this form regardless of its origin
+      plan.json          written first: settings, listing and tokenizer for every unit
+      tokenizer.json     the tokenizer, converted to this format
       train/00000.bin    token ids of unit 0's training documents    (validation/ likewise)
-      train/00000.idx    where each document begins and ends
-      units/00000.json   unit 0 is done: written last, so that a unit without it does not count
-      manifest.json      all units are done
+      train/00000.idx    bounds of these documents
+      units/00000.json   record of unit 0, written last; without it the unit is not done
+      manifest.json      written when all units are done
       progress/ logs/    written by the nodes while they run
       lock               held by the running job
 
@@ -41,11 +41,12 @@ TRAIN, VALIDATION = "train", "validation"
 SPLITS = (TRAIN, VALIDATION)
 ITEM_BYTES: dict[str, int] = {"uint16": 2, "int32": 4}
 LARGEST_UINT16 = 65_500
-BLOCK = 2**22  # bytes of .bin under one CRC-32, so that a reader can check its block
-LISTED = 1000  # bad records that a manifest lists
-# classes of document lengths, each twice the one before; the format allows no longer document
+BLOCK = 2**22  # bytes of .bin per CRC-32, so that a reader can check one block
+LISTED = 1000  # maximum number of bad records in a manifest
+# Number of classes of document lengths, each with twice the lengths of the previous one. The format
+# does not allow longer documents.
 LENGTHS = 31
-FORMAT = 1  # format of these files; another number belongs to another program
+FORMAT = 1  # format version of these files; any other version is refused
 Digest = Annotated[str, Pattern("[0-9a-f]{64}")]
 Stem = Annotated[str, Pattern("(train|validation)/[0-9]{5,9}")]
 Dtype = Literal["uint16", "int32"]
@@ -54,8 +55,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """The settings that decide a dataset's content. Weights don't: they only decide the reading
-    order.
+    """The settings that decide a dataset's content. The sources' weights are not included, because
+    they decide only the reading order.
     """
 
     sources: tuple[str, ...]
@@ -66,7 +67,9 @@ class DatasetSettings:
 
 @dataclass(frozen=True)
 class Preparation:
-    """plan.json: the settings for all units of a dataset. A unit's record names its hash."""
+    """The content of plan.json: the settings for all units of a dataset. Each unit's record
+    contains its hash.
+    """
 
     settings: DatasetSettings
     listing: Digest
@@ -77,7 +80,7 @@ class Preparation:
     vocabulary_size: Count
     end_of_document: Count
     dtype: Dtype
-    few: bool  # there are few texts: each is divided between the splits
+    few: bool  # There are so few texts that each is divided between the splits.
     format: int = FORMAT
 
     @property
@@ -87,7 +90,7 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Shard:
-    """One pair of token files: its address, checksums and bounds."""
+    """A pair of token files, with their path, checksums and bounds."""
 
     path: Stem  # without suffix, relative to the dataset
     source: Count  # index in data.sources
@@ -96,15 +99,17 @@ class Shard:
     min_id: Count
     max_id: Count
     longest: Count  # tokens of the longest document
-    lengths: tuple[int, ...]  # how many documents have [2^i, 2^(i+1)) tokens
+    lengths: tuple[int, ...]  # number of documents with [2^i, 2^(i+1)) tokens
     bin_sha256: Digest
     idx_sha256: Digest
-    blocks: tuple[int, ...]  # CRC-32 of each BLOCK of .bin
+    blocks: tuple[int, ...]  # CRC-32 of each BLOCK bytes of .bin
 
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One finished unit. `bytes` counts its sources, `text_bytes` its texts in UTF-8."""
+    """The record of a finished unit. `bytes` is the size of its sources, `text_bytes` of its texts
+    in UTF-8.
+    """
 
     index: Count
     source: Count
@@ -127,8 +132,8 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A finished dataset. `identity` is the hash of the order, ids and tokenizer that training
-    sees, not of how they were made.
+    """The manifest of a finished dataset. `identity` is the hash of the shards, id type and
+    tokenizer that training uses. It does not depend on how they were made.
     """
 
     identity: Digest
@@ -155,7 +160,7 @@ class Manifest:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Counts the documents with [2^i, 2^(i+1)) tokens, i from 0."""
+        """The number of documents with [2^i, 2^(i+1)) tokens, for each i from 0."""
         return tuple(map(sum, zip(*(shard.lengths for shard in self.shards), strict=True)))
 
     def split(self, name: str) -> tuple[Shard, ...]:
@@ -164,8 +169,8 @@ class Manifest:
 
 
 def settings_of(data: Data) -> DatasetSettings:
-    """Returns the settings of a dataset made from this config. Raises DataError if the tokenizer
-    can't be read.
+    """Returns the settings of the dataset that this config describes. Raises DataError if the
+    tokenizer can't be read.
     """
     trained = data.tokenizer == TRAINED
     tokenizer = (
@@ -179,7 +184,7 @@ def settings_of(data: Data) -> DatasetSettings:
 
 
 def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparation:
-    """Returns the settings for units of this plan. Raises DataError if the tokenizer has no
+    """Returns the preparation for the units of this plan. Raises DataError if the tokenizer has no
     end-of-document token.
     """
     return Preparation(
@@ -197,8 +202,8 @@ def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparat
 
 
 def dtype_for(vocabulary_size: int) -> Dtype:
-    """Returns the type of the stored ids: two bytes if the vocabulary allows, by Megatron's rule,
-    otherwise its only wide one.
+    """Returns the type of the stored ids by Megatron's rule: uint16 if the vocabulary is small
+    enough, otherwise int32.
     """
     return "uint16" if vocabulary_size < LARGEST_UINT16 else "int32"
 
@@ -209,7 +214,7 @@ def store_of(data: Data, root: Path = run_folder.DATA) -> DatasetStore:
 
 
 def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
-    """Returns the manifest of the finished dataset that this config names; None if it is missing or
+    """Returns the manifest of this config's dataset, or None if the dataset is missing or
     unfinished.
 
     Raises DataError, with the differences, if a dataset with this name was made with other
@@ -229,14 +234,15 @@ def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
 
 
 def skippable(data: Data) -> float:
-    """Returns the largest share of records that may be skipped as bad ones."""
+    """Returns the largest share of bad records that may be skipped."""
     return bad_records.share_of(data.on_bad_record)
 
 
 def require_few(manifest: Manifest, data: Data, store: DatasetStore) -> None:
     """Raises DataError if more bad records were skipped than data.on_bad_record allows.
 
-    This is not one of the settings: the good records' tokens do not depend on it.
+    data.on_bad_record is not part of the settings, because the good records' tokens do not depend
+    on it.
     """
     records = manifest.documents + manifest.skipped
     allowed = bad_records.most(data.on_bad_record, records)
@@ -263,8 +269,8 @@ def differences(made: DatasetSettings, wanted: DatasetSettings) -> list[str]:
 
 
 def read_manifest(store: DatasetStore) -> Manifest | None:
-    """Returns a finished dataset's manifest, None before it is finished. Raises DataError if it
-    does not have this format.
+    """Returns the manifest of a dataset, or None if the dataset is unfinished. Raises DataError if
+    the manifest has another format or contradicts itself.
     """
     manifest = _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
     if manifest is not None and (fault := _contradiction(manifest)):
@@ -274,7 +280,7 @@ def read_manifest(store: DatasetStore) -> Manifest | None:
 
 
 def _contradiction(manifest: Manifest) -> str | None:
-    """Returns the contradiction in a manifest; None if it adds up."""
+    """Returns the first contradiction in a manifest, or None if the manifest is consistent."""
     train, validation = manifest.split(TRAIN), manifest.split(VALIDATION)
     width = ITEM_BYTES[manifest.dtype]
     for key, stated, counted in (
@@ -306,8 +312,8 @@ def _contradiction(manifest: Manifest) -> str | None:
 
 
 def read_preparation(store: DatasetStore) -> Preparation | None:
-    """Returns the settings with which a dataset was begun, None before that. Raises DataError if
-    they do not have this format.
+    """Returns the preparation with which a dataset was begun, or None if there is no plan.json.
+    Raises DataError if it has another format.
     """
     return _parse(Preparation, store.read(PLAN), store, PLAN)
 
@@ -315,8 +321,8 @@ def read_preparation(store: DatasetStore) -> Preparation | None:
 def read_records(
     store: DatasetStore, indices: Sequence[int], preparation: Preparation
 ) -> dict[int, UnitRecord]:
-    """Returns the records of those units that are done, were made with this preparation and have
-    their files.
+    """Returns the records of the finished units among `indices`. A unit is finished if its record
+    belongs to this preparation and all its files exist.
     """
     sizes = {name: size for part in ("units", *SPLITS) for name, size in store.sizes(part).items()}
     names = [name for index in indices if (name := unit_name(index)) in sizes]
@@ -353,8 +359,8 @@ def shard_path(split: str, index: int) -> str:
 def assemble(
     preparation: Preparation, records: Iterable[UnitRecord], warnings: Iterable[str]
 ) -> Manifest:
-    """Assembles the manifest from all units' records, in order, with warnings about their files.
-    Raises DataError if no document is for training.
+    """Builds the manifest from the records of all units, in order, and from warnings about their
+    files. Raises DataError if there is no training document.
     """
     done = list(records)
     notes = [*warnings, *(note for record in done for note in record.notes)]
@@ -409,8 +415,8 @@ def _shown(value: Any) -> str:
 
 
 def _parse(kind: type[T], content: bytes | None, store: DatasetStore, name: str) -> T | None:
-    """Parses a dataclass from its JSON; None without content. Raises DataError if it does not have
-    this format.
+    """Parses JSON into a dataclass. Returns None without content. Raises DataError if the JSON has
+    another format.
     """
     if content is None:
         return None

@@ -1,10 +1,10 @@
-"""Reads a dataset for masked language models: dynamic masking of RoBERTa's packed sentences and of
+"""Reads a dataset for masked language models, with dynamic masking: RoBERTa's packed sentences or
 BERT's sentence pairs.
 
-The masked tokens of global sample g are a function only of (seed, g). They are drawn from a
-counter, not from a stateful generator. So any world size, resume or prefetch masks the same tokens,
-and g's next epoch masks others. Every row is full, so that no work is spent on padding. It has as
-many tokens to guess as any other, so the mean over a batch is the mean of its parts.
+The masked tokens of global sample g depend only on (seed, g). They are drawn from a counter, not
+from a stateful generator. So every world size, resume or prefetch masks the same tokens, and the
+next epoch masks others. Every row is full, so no computation is spent on padding. Every row has the
+same number of targets, so the mean over a batch is the mean over its parts.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from .shuffling import fold, mix
 from .tokenizer import Tokenizer, load
 
 Rows = npt.NDArray[np.int64]
-IGNORED = -100  # the target of a token that need not be guessed (torch.nn.CrossEntropyLoss)
-SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # the purpose of a draw
-# shares of the chosen tokens; the others become another word (Devlin et al. 2018, section 3.1)
+IGNORED = -100  # target that torch.nn.CrossEntropyLoss ignores
+SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # purposes of random draws
+# Shares of the chosen tokens that become the mask, and that stay. The rest become another word
+# (Devlin et al. 2018, section 3.1).
 MASKED, KEPT = (0.8, 0.1)
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "\n")
 
 
 @dataclass(frozen=True)
 class Specials:
-    """The ids for building a masked model's input, the words that may replace a masked one, and the
-    ids that end a sentence.
+    """Ids of the special tokens in a masked model's input, of the words that may replace a token,
+    and of the tokens that end a sentence.
     """
 
     start: int
@@ -44,10 +45,10 @@ class Specials:
 
 
 class Masked:
-    """Reads samples of a dataset with hidden tokens. `pairs`: like BERT's, otherwise like
-    RoBERTa's.
+    """A reader of samples with masked tokens: sentence pairs like BERT's if `pairs`, otherwise
+    packed sentences like RoBERTa's.
 
-    `guesses` returns how many tokens must be guessed in a sample of some length.
+    `guesses` returns the number of tokens to predict in a sample of a given length.
     """
 
     def __init__(self, dataset: Dataset, pairs: bool, guesses: Callable[[int], int]) -> None:
@@ -64,10 +65,11 @@ class Masked:
         return self.dataset.samples(split, sequence_length - self.added)
 
     def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> Rows:
-        """Returns samples [first, first + count) of the global order, [count, sequence_length, 2 or
-        3]: token, target and segment.
+        """Returns samples [first, first + count) of the global order: [count, sequence_length, 2 or
+        3], with token, target and, for pairs, segment.
 
-        The target of a pair's first token, which is never hidden, is 1 if B comes from elsewhere.
+        The first token of a pair is never masked. Its target is 1 if B does not follow A in the
+        text.
         """
         make = self._pairs if self.pairs else self._packed
         tokens, *segments, labels = make(split, first, count, sequence_length, seed)
@@ -79,8 +81,8 @@ class Masked:
     def _packed(
         self, split: str, first: int, count: int, length: int, seed: int
     ) -> tuple[Rows, ...]:
-        """Makes RoBERTa's FULL-SENTENCES: rows that continue across documents, with an end between
-        them (Liu et al. 2019, section 4.2).
+        """Makes RoBERTa's FULL-SENTENCES: rows that continue across documents, with an
+        end-of-document token between them (Liu et al. 2019, section 4.2).
         """
         rows = self.dataset.batch(split, first, count, length - 2, seed)[:, : length - 2]
         edges = np.ones((count, 1), np.int64)
@@ -92,10 +94,10 @@ class Masked:
     def _pairs(
         self, split: str, first: int, count: int, length: int, seed: int
     ) -> tuple[Rows, ...]:
-        """Makes BERT's [CLS] A [SEP] B [SEP]: tokens, segments, labels; in half of the rows (1) B
-        is from half an epoch later.
+        """Makes BERT's [CLS] A [SEP] B [SEP] and returns tokens, segments and labels. In half of
+        the rows (label 1), B comes from half an epoch later.
 
-        A ends at a sentence end in the row's middle half, if there is one (Devlin et al. 2018,
+        A ends at a sentence end in the middle half of the row, if there is one (Devlin et al. 2018,
         section 3.1).
         """
         room = length - 3
@@ -116,16 +118,16 @@ class Masked:
         return tokens, segments, labels
 
     def _cut(self, text: npt.NDArray[np.int64], draw: float) -> int:
-        """Returns the end of the first part: after a sentence that ends in the middle half,
-        otherwise at any token of it.
+        """Returns the end of the first part: after a sentence that ends in the middle half of the
+        row, otherwise after any token there.
         """
         low, high = max(1, len(text) // 4), max(2, len(text) * 3 // 4)
         ends = np.flatnonzero(np.isin(text[low - 1 : high - 1], self.specials.sentence_ends)) + low
         return int(ends[int(draw * len(ends))]) if len(ends) else low + int(draw * (high - low))
 
     def _hide(self, tokens: Rows, first: int, seed: int) -> tuple[Rows, Rows]:
-        """Chooses tokens to guess; most become the mask, some another word, some stay. Returns the
-        new tokens and the targets.
+        """Chooses the tokens to predict. Most become the mask, some become another word, and some
+        stay. Returns the new tokens and the targets.
         """
         shape, special = tokens.shape, self.specials
         fixed = [
@@ -136,7 +138,7 @@ class Masked:
             self.dataset.manifest.end_of_document,
         ]
         draws = _draws(shape, seed, SELECT, first) + np.isin(tokens, fixed)
-        draws[:, 0] += 1  # chosen last of all: its target is not a word
+        draws[:, 0] += 1  # chosen last, because its target is a label and not a word
         guesses = self.guesses(shape[1])
         chosen = np.zeros(shape, bool)
         np.put_along_axis(
@@ -153,8 +155,8 @@ class Masked:
 
 
 def specials_of(tokenizer: Tokenizer) -> Specials:
-    """Finds the special tokens. Raises DataError if the tokenizer lacks one that masked models
-    need.
+    """Finds a tokenizer's special tokens. Raises DataError if a token that masked models need is
+    missing.
     """
     ids = {}
     for role, names in SPECIALS.items():
@@ -185,7 +187,7 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
 
 
 def _draws(shape: tuple[int, ...], seed: int, purpose: int, first: int) -> npt.NDArray[np.float64]:
-    """Draws numbers in [0, 1) for each token of the global samples from `first` on."""
+    """Returns a random number in [0, 1) for each token of the global samples from `first` on."""
     rows = mix(np.arange(first, first + shape[0], dtype=np.uint64) ^ np.uint64(fold(seed, purpose)))
     cells = mix(rows[:, None] ^ np.arange(shape[1], dtype=np.uint64)[None, :])
     return (cells >> np.uint64(11)).astype(np.float64) / 2**53

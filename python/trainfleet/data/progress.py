@@ -1,5 +1,5 @@
-"""Records the progress of tokenizing: one small file per process, replaced several times per
-second, and summed by readers.
+"""Records the progress of tokenizing. Each process regularly replaces a small file, and readers sum
+these files.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .manifest import read_preparation
 
 @dataclass(frozen=True)
 class TokenizingProgress:
-    """Sums over all processes. `bytes` counts the sources on disk; a total of 0 means that there is
-    no plan yet.
+    """The progress of all processes together. `bytes` counts source bytes; a total of 0 means that
+    there is no plan yet.
     """
 
     bytes_done: int
@@ -37,7 +37,7 @@ class TokenizingProgress:
 
 @dataclass
 class Counts:
-    """The work of one process, and the work done before it started."""
+    """The work of one process, or the work that was done before the job started."""
 
     bytes: int = 0
     documents: int = 0
@@ -46,7 +46,7 @@ class Counts:
 
 
 class Meter:
-    """Keeps the counts of one process in its progress file."""
+    """A counter that writes the work of one process to its progress file."""
 
     def __init__(self, store: DatasetStore, node: int, worker: int) -> None:
         self.store, self.name = store, f"progress/{node}-{worker}.json"
@@ -69,7 +69,7 @@ class Meter:
 
 
 def read_progress(folder: Path, address: str | None = None) -> TokenizingProgress:
-    """Sums all progress files of a dataset's folder, or of its place in S3; zeros before the first
+    """Sums all progress files of a dataset, in its folder or in S3. Returns zeros before the first
     file.
     """
     store = open_store(folder, address)
@@ -87,8 +87,8 @@ def read_progress(folder: Path, address: str | None = None) -> TokenizingProgres
 
 
 def _counts(content: bytes) -> Counts | None:
-    """Reads the counts in a process's file; None for a damaged one, as progress must never stop the
-    work.
+    """Parses the counts in a progress file. Returns None for a damaged file, because progress must
+    never stop the work.
     """
     with suppress(InputError):
         return fit(Counts, untrusted_input.parse_line(content, ""))
@@ -96,12 +96,12 @@ def _counts(content: bytes) -> Counts | None:
 
 
 def clear(store: DatasetStore, node: int, nodes: int) -> None:
-    """Removes the files of an earlier job: this node's own, and on node 0 those of nodes that no
-    longer exist.
+    """Removes the progress files of an earlier job: those of this node, and on node 0 also those of
+    nodes that this job does not have.
     """
     for name in store.sizes("progress"):
         owner, _, _ = Path(name).name.partition("-")
         if (number := untrusted_input.whole(owner)) is None:
-            continue  # not a file of our processes
+            continue  # not a progress file
         if number == node or (node == 0 and number >= nodes):
             store.remove(name)

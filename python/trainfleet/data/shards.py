@@ -4,11 +4,12 @@
 Layout of .idx, as Megatron-LM reads it (megatron/core/datasets/indexed_dataset.py): magic, u64
 version, u8 type code, u64 number of sequences, u64 number of document bounds, then i32 sequence
 lengths, i64 byte offsets of the sequences, i64 document bounds. Here every document is one sequence
-that ends with the end-of-document id. No document can be too long for 31 bits (formats.LONGEST).
+that ends with the end-of-document id. formats.LONGEST bounds a document, so its length fits into 31
+bits.
 
-`Tokens` reads many shards as one long row, from mapped files or from S3 by blocks. Such blocks are
-cached as files on this machine, shared by its ranks and bounded in bytes. `check_opening` checks
-shards against the manifest when training starts, `verify` to the last byte on request.
+`Tokens` reads the concatenated shards, from mapped files or from S3 in blocks. Blocks are cached in
+files on this machine, which its ranks share, up to a limit in bytes. `check_opening` checks sampled
+blocks against the manifest when training starts; `verify` checks every byte on request.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 TYPE_CODES = {"int32": 4, "uint16": 8}  # codes of Megatron's DType; it has no uint32
 
-OPEN_FILES = 512  # mapped files at a time, below the usual limit of 1024 descriptors
+OPEN_FILES = 512  # maximum mapped files at a time, below the usual limit of 1024 descriptors
 Tokenlike = npt.NDArray[Any]
 
-THREADS = 8  # blocks that are fetched at a time
+THREADS = 8  # blocks to download in parallel
 
-SAMPLED = 4  # blocks that are read at every opening, other ones each time: 16 MiB, some 10 ms
+SAMPLED = 4  # random blocks to check at every opening: 16 MiB, about 10 ms
 
 
 class ShardWriter:
-    """Writes one pair of files under temporary names until `commit`; leaving the block removes
-    uncommitted files.
+    """A writer of one pair of token files. They have temporary names until `commit`; leaving the
+    block removes uncommitted files.
     """
 
     def __init__(self, store: DatasetStore, path: str, dtype: str, end_of_document: int) -> None:
@@ -61,10 +62,10 @@ class ShardWriter:
             np.dtype(dtype).newbyteorder("<"),
             end_of_document,
         )
-        # named after this process, in case two jobs meet
+        # The process id keeps the files of two jobs apart.
         self.partial = store.folder / f"{path}.{os.getpid()}.partial"
         self.lengths: list[npt.NDArray[np.int32]] = []
-        self.begun = 0  # tokens of a document that has not ended yet
+        self.begun = 0  # tokens of an unfinished document
         self.min_id, self.max_id = end_of_document, end_of_document
         self.sha256, self.blocks, self.crc, self.filled = hashlib.sha256(), list[int](), 0, 0
 
@@ -77,8 +78,8 @@ class ShardWriter:
         return self
 
     def begin(self, ids: npt.NDArray[np.uint32]) -> int:
-        """Appends a part of a document that continues with the next call. Returns the tokens
-        written.
+        """Appends a part of a document; the next call continues the document. Returns the number of
+        tokens written.
         """
         self._see(ids)
         self.begun += len(ids)
@@ -87,7 +88,7 @@ class ShardWriter:
 
     def add(self, ids: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64]) -> int:
         """Appends documents (flat ids and their bounds), each with an end-of-document id. Returns
-        the tokens written.
+        the number of tokens written.
         """
         lengths = np.diff(offsets) + 1
         tokens = np.empty(len(ids) + len(lengths), self.dtype)
@@ -102,8 +103,8 @@ class ShardWriter:
         return len(tokens)
 
     def commit(self, source: int) -> Shard | None:
-        """Makes both files durable and visible and returns their record; None, and no files,
-        without a document.
+        """Makes both files durable and visible, and returns their record. Without any document,
+        publishes no file and returns None.
         """
         lengths = np.concatenate(self.lengths) if self.lengths else np.empty(0, np.int32)
         if not len(lengths):
@@ -165,7 +166,7 @@ class ShardWriter:
             content = content[len(part) :]
 
     def _write_all(self, content: memoryview) -> None:
-        while content:  # a write may be short (a signal, a disk that is nearly full)
+        while content:  # A write may be short, after a signal or on a nearly full disk.
             content = content[self.file.write(content) :]
 
 
@@ -184,7 +185,7 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: npt.DTypeLike) -> bytes:
 
 
 class Tokens:
-    """Reads any range of the concatenated shards."""
+    """A reader of any range of tokens in the concatenated shards."""
 
     def __init__(
         self, store: DatasetStore, shards: Sequence[Shard], dtype: str, cache: BlockCache | None
@@ -200,7 +201,7 @@ class Tokens:
         return int(self.starts[-1])
 
     def read(self, start: int, out: npt.NDArray[np.int64]) -> None:
-        """Fills `out` with the tokens from `start` on."""
+        """Fills `out` with the tokens that begin at `start`."""
         for index, begin, end, at in self._parts(start, len(out)):
             out[at : at + end - begin] = (
                 self._fetch(index, begin, end) if self.cache else self.mapped(index)[begin:end]
@@ -213,8 +214,8 @@ class Tokens:
                 self._cached(index, block)
 
     def _parts(self, start: int, length: int) -> list[tuple[int, int, int, int]]:
-        """Returns shard, first and last token in it, and place in the row, for each stretch of a
-        range.
+        """Splits a range at the bounds of shards. Each part has the shard's index, begin and end in
+        the shard, and position in the range.
         """
         index, at, parts = int(np.searchsorted(self.starts, start, side="right")) - 1, 0, []
         while at < length:
@@ -242,8 +243,8 @@ class Tokens:
         return np.frombuffer(content, self.dtype)[begin - first : end - first]
 
     def _cached(self, index: int, block: int) -> Callable[[], bytes]:
-        """Fetches a block of a shard in the background, if needed; call the result to wait for
-        it.
+        """Starts to fetch a block of a shard in the background if it is not cached. Calling the
+        result waits for the block.
         """
         assert self.cache is not None and isinstance(self.store, BucketDataset)
         shard, store = self.shards[index], self.store
@@ -261,7 +262,7 @@ class Tokens:
 
 
 def check_block(content: bytes | memoryview, shard: Shard, block: int, store: DatasetStore) -> None:
-    """Raises DataError if a block of a shard is not as it was written."""
+    """Raises DataError if a block of a shard does not match its checksum."""
     if zlib.crc32(content) != shard.blocks[block]:
         why = f"the checksum of bytes {block * BLOCK} to {block * BLOCK + len(content)} differs"
         raise DataError(
@@ -270,7 +271,7 @@ def check_block(content: bytes | memoryview, shard: Shard, block: int, store: Da
 
 
 class BlockCache:
-    """Reads a block from its file, or downloads it and keeps the file for the other ranks."""
+    """A cache of downloaded blocks, in files that the ranks of this machine share."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
@@ -292,7 +293,7 @@ class BlockCache:
         path = self.folder / name
         try:
             content = path.read_bytes()
-            file_systems.offered(lambda: os.utime(path))  # used now, so it is kept longer
+            file_systems.offered(lambda: os.utime(path))  # mark the block as recently used
         except FileNotFoundError:
             content = fetch()
             partial = path.with_name(f"{name}.{os.getpid()}.partial")
@@ -319,15 +320,15 @@ class BlockCache:
 def _stat(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
-    except FileNotFoundError:  # another rank made room
+    except FileNotFoundError:  # another rank evicted the block
         return None
 
 
 def check_opening(store: DatasetStore, manifest: Manifest) -> None:
-    """Raises DataError if a file is missing or has another size, the tokenizer is another one, or a
-    sampled block is damaged.
+    """Raises DataError if a file is missing or has the wrong size, the tokenizer is another one, or
+    a sampled block is damaged.
 
-    Blocks from S3 are checked one by one as they arrive.
+    Blocks from S3 are checked when they arrive.
     """
     sizes = {name: size for split in SPLITS for name, size in store.sizes(split).items()}
     width = ITEM_BYTES[manifest.dtype]
@@ -353,8 +354,8 @@ def check_opening(store: DatasetStore, manifest: Manifest) -> None:
 
 
 def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
-    """Yields a line for every file that was checked in full. Raises DataError at the first that
-    differs from the manifest.
+    """Checks every byte of every file and yields a line per file. Raises DataError at the first
+    file that differs from the manifest.
     """
     check_opening(store, manifest)
     for shard in manifest.shards:

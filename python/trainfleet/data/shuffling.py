@@ -1,9 +1,10 @@
-"""Computes which sample is the g-th, by bijections that are not stored.
+"""Computes the g-th sample of the training with bijections, which need no stored index.
 
-Global sample g belongs to a source, by the weights; to an epoch of that source; and to a position
-in that epoch. The epoch's permutation maps the position to a sample. A permutation of [0, n) is a
-Feistel network on the next power of four, walked until it lands in [0, n) (Black and Rogaway 2002,
-"Ciphers with arbitrary finite domains"): O(1) memory, and each sample is equally quick to find.
+The weights map global sample g to a source. Its number within the source determines an epoch and a
+position in that epoch. The epoch's permutation maps the position to a sample. A permutation of [0,
+n) is a Feistel network on the next power of four, repeated until the result is in [0, n) (Black and
+Rogaway 2002, "Ciphers with arbitrary finite domains"). It needs O(1) memory, and every sample is
+found equally fast.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ import numpy as np
 import numpy.typing as npt
 
 Index = npt.NDArray[np.uint64]
-# four make a pseudorandom permutation (Luby and Rackoff 1988); two more for a round function that
-# is only a mixer
+# Four rounds make a pseudorandom permutation (Luby and Rackoff 1988). There are two more because
+# the round function is only a mixer.
 ROUNDS = 6
 MIX = 4096  # consecutive samples in which every source has exactly its share
 WORD = 2**64 - 1
-EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # the purpose of a key
+EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # purposes of keys
 
 
 @dataclass(frozen=True)
 class Order:
-    """The endless order of the samples of some sources. `counts`: samples in an epoch of each;
-    `weights`: None for one source.
+    """The endless order of samples from some sources. `counts`: samples per epoch of each source.
+    `weights`: None if there is one source.
     """
 
     seed: int
     counts: tuple[int, ...]
     weights: tuple[float, ...] | None = None
-    block: int = 0  # consecutive samples on disk; 0: shuffle over everything
-    window: int = 0  # blocks to draw from at a time
+    block: int = 0  # consecutive samples per block; 0 shuffles over the whole source
+    window: int = 0  # blocks that are shuffled together
 
     def at(self, first: int, count: int) -> tuple[Index, Index]:
-        """Returns source and sample in it of the global samples [first, first + count): two uint64
-        arrays.
+        """Returns the source and the sample index of the global samples [first, first + count): two
+        uint64 arrays.
         """
         numbers = np.arange(first, first + count, dtype=np.uint64)
         sources, numbers = self._sources(numbers)
@@ -53,7 +54,7 @@ class Order:
         return sources, positions
 
     def _sources(self, numbers: Index) -> tuple[Index, Index]:
-        """Returns the source of each global sample, and its number among that source's samples."""
+        """Returns the source of each global sample, and the sample's number within that source."""
         if self.weights is None:
             return np.zeros_like(numbers), numbers
         shares = apportion(self.weights, MIX)
@@ -87,8 +88,8 @@ def permuted(positions: npt.ArrayLike, n: int, *key: int) -> Index:
 
 
 def windowed(positions: Index, n: int, block: int, window: int, *key: int) -> Index:
-    """Permutes [0, n) so that `window` blocks of `block` neighbours, drawn from all, are used up
-    before the next ones.
+    """Permutes [0, n) in windows of `window` random blocks. All samples of a window come before
+    those of the next one; a block is `block` consecutive samples.
 
     The last n % block samples come last. Reads stay within blocks that fit a cache, and each block
     is read once per epoch.
@@ -111,8 +112,8 @@ def windowed(positions: Index, n: int, block: int, window: int, *key: int) -> In
 
 
 def apportion(weights: Sequence[float], total: int) -> list[int]:
-    """Returns whole shares that add up to `total`, as close to the weights as possible (largest
-    remainder), each at least one.
+    """Returns integer shares that add up to `total`, as close to the weights as possible (largest
+    remainder). Each share is at least one.
     """
     exact = [max(weight / sum(weights) * (total - len(weights)), 0) + 1 for weight in weights]
     shares = [int(share) for share in exact]
@@ -123,8 +124,8 @@ def apportion(weights: Sequence[float], total: int) -> list[int]:
 
 
 def mix(values: npt.ArrayLike) -> Index:
-    """Mixes by splitmix64's finaliser: every bit of the input changes each bit of the output with
-    probability one half.
+    """Applies splitmix64's finalizer: every input bit changes each output bit with probability one
+    half.
     """
     z = np.asarray(values, np.uint64)
     with np.errstate(over="ignore"):
@@ -135,11 +136,11 @@ def mix(values: npt.ArrayLike) -> Index:
 
 
 def fold(*parts: int) -> int:
-    """Makes one 64-bit key from several numbers; any other number, or another order of them, gives
-    another key.
+    """Combines several numbers into one 64-bit key. Different numbers, or a different order, give a
+    different key.
     """
     key = 0
-    # splitmix64 like in `mix`, on Python's integers: ten times faster for one number
+    # The same as `mix`, but on Python integers, which is ten times faster for one number.
     for part in parts:
         key = ((key ^ part) + 0x9E3779B97F4A7C15) & WORD
         key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & WORD

@@ -1,8 +1,8 @@
-"""Reads source bytes: from this machine's file systems, the interpreter's library, or S3
-(storage/s3.py).
+"""Lists and opens source files: on this machine's file systems, in Python's standard library, or in
+S3 (storage/s3.py).
 
-A file is identified by its path, its size and a version (modification time, or ETag). So a file
-that changes while it is read is noticed instead of read half old and half new.
+A file is identified by its path, size and version (modification time or ETag). So a file that
+changes while it is read is detected, and old and new content is never mixed.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from .format_table import (
 )
 
 STDLIB = "stdlib"
-BUFFER = 2**18  # bytes: with the default of 8 KiB, reading lines takes three times as long
-BESIDE = 1000  # names in a folder to search for a misspelt one
-KINDS = 20  # kinds of unread files in a warning
+BUFFER = 2**18  # bytes; with the default of 8 KiB, reading lines takes three times as long
+BESIDE = 1000  # maximum names in a folder to search for a similar one
+KINDS = 20  # maximum kinds of unread files in a warning
 EMPTY = "empty"
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One source file as it was when the work was planned."""
+    """A source file as it was during planning."""
 
     path: str
     size: int
     version: str
 
 
-# The files of a source that are read, and counts of the others by reason.
+# Files of a source to read, and numbers of the skipped files by reason
 Listing = tuple[list[SourceFile], Counter[str]]
 
 
@@ -79,8 +79,8 @@ def list_files(source: str) -> Listing:
 
 
 def _found(source: str) -> list[SourceFile | str]:
-    """Returns each file of one source, or why it is not read. Raises DataError if it can't be
-    listed.
+    """Returns each file of one source, or the reason why the file is not read. Raises DataError if
+    the source can't be listed.
     """
     try:
         if is_remote(source):
@@ -88,13 +88,13 @@ def _found(source: str) -> list[SourceFile | str]:
         return list(_walk(Path(source)) if Path(source).is_dir() else _match(source))
     except TrainfleetError:
         raise
-    except (OSError, ValueError) as error:  # not a possible file name
+    except (OSError, ValueError) as error:  # ValueError: no file can have this name
         where = shortened(getattr(error, "filename", None) or source, 255)
         raise unreadable(where, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _sorted_out(found: list[SourceFile | str]) -> Listing:
-    """Selects the files to read, without empty ones and those that describe records."""
+    """Selects the files to read. Skips empty files, and sidecars if there are records."""
     files = [file for file in found if isinstance(file, SourceFile)]
     records = any(is_record(file.path) for file in files)
     unread, read = Counter(why for why in found if isinstance(why, str)), list[SourceFile]()
@@ -112,7 +112,7 @@ def _sorted_out(found: list[SourceFile | str]) -> Listing:
 
 
 def told(where: str, unread: Counter[str]) -> list[str]:
-    """Returns the warning about files that are not read, counted by reason."""
+    """Returns a warning with the number of unread files by reason, or an empty list."""
     kinds = unread.most_common()
     shown = [f"{count:,} {kind}" for kind, count in kinds[:KINDS]]
     shown += [f"{len(kinds) - KINDS:,} more kinds"] if kinds[KINDS:] else []
@@ -120,8 +120,8 @@ def told(where: str, unread: Counter[str]) -> list[str]:
 
 
 def stat(path: str) -> SourceFile:
-    """Returns size and version of one file now. Raises DataError if it is gone or may not be
-    read.
+    """Returns the current size and version of one file. Raises DataError if the file is missing or
+    not accessible.
     """
     if is_remote(path):
         if (found := s3.stat(path)) is None:
@@ -135,8 +135,8 @@ def stat(path: str) -> SourceFile:
 
 
 def open_file(file: SourceFile, start: int = 0) -> BinaryIO:
-    """Opens a buffered stream of a file's bytes from `start` on; seekable, and `tell` counts from
-    the file's beginning.
+    """Opens a buffered, seekable stream of a file's bytes from `start` on. `tell` counts from the
+    beginning of the file.
     """
     if is_remote(file.path):
         return s3_streams.open_object(s3.Object(file.path, file.size, file.version), start)
@@ -149,7 +149,7 @@ def open_file(file: SourceFile, start: int = 0) -> BinaryIO:
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """Raises DataError if a file changed after the plan."""
+    """Raises DataError if a file changed after planning."""
     now = stat(file.path)
     if now != file:
         what = (
@@ -179,7 +179,7 @@ def _local(path: str) -> Path:
 
 
 def _objects(source: str) -> Iterator[SourceFile | str]:
-    """Yields the object with that name, or those below a prefix, or why one is not read."""
+    """Yields each object with that name or below that prefix, or the reason why it is not read."""
     folder = f"{source.rstrip('/')}/"
     for found in s3.list_objects(source):
         if found.address.startswith(folder) or (found.address == source and format_of(source)):
@@ -194,9 +194,9 @@ def _library() -> Path:
 
 
 def _walk(source: Path) -> Iterator[SourceFile | str]:
-    """Yields each file below a folder, or why it is not read."""
-    tree = Path(os.path.realpath(source))  # the tree into which links may lead
-    # a folder in the Hub's cache, where all files are links
+    """Yields each file below a folder, or the reason why it is not read."""
+    tree = Path(os.path.realpath(source))  # tree that links may point into
+    # In the Hub's cache, all files below snapshots/ are links.
     tree = tree.parents[1] if tree.parent.name == "snapshots" else tree
     for here, folders, names in os.walk(source, onerror=_raised):
         inner = {*folders}
@@ -214,8 +214,8 @@ def _walk(source: Path) -> Iterator[SourceFile | str]:
 
 
 def _linked(path: Path, real: Path, tree: Path) -> SourceFile | str:
-    """Returns the file behind a link, if it is in the source's tree and not read at its own place;
-    otherwise why it is not read.
+    """Returns a link as a source file if its target is in the source's tree and is not read at its
+    own path. Otherwise returns the reason why the link is not read.
     """
     if not real.exists():
         return "link to a missing file"
@@ -234,8 +234,8 @@ def _raised(error: OSError) -> None:
 
 
 def _absence(path: Path) -> str:
-    """Returns why a path is not a file: its kind, the target of its link, or a similar name in its
-    folder.
+    """Returns why a path is not a file: it is of another kind, its link is broken, or the name does
+    not exist. Suggests a similar name in the folder.
     """
     if path.exists():
         return "is a pipe, a socket or a device, not a file"
@@ -248,7 +248,7 @@ def _absence(path: Path) -> str:
 
 
 def _match(source: str) -> Iterator[SourceFile | str]:
-    """Yields the files that a path or a glob names, or why a match is not read."""
+    """Yields the files that match a path or a glob, or the reason why a match is not read."""
     if not glob.has_magic(source) or Path(source).is_file():
         matches = [source]
     elif not (matches := sorted(glob.glob(source, recursive=True))):  # noqa: PTH207  absolute patterns too

@@ -1,5 +1,5 @@
-"""Surveys a config's sources and tokenizer for `make plan`: lists and tries them with the readers
-of `make tokenize`.
+"""Surveys a config's sources and tokenizer for `make plan`. It uses the same readers as `make
+tokenize`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .format_table import TAR, is_record, name_of
 from .sources import UnitPlan, plan_units, seconds_for
 from .tokenizer import require_use
 
-FIRST = 2**24  # bytes of a .json that a plan reads
+FIRST = 2**24  # largest .json, in bytes, that a plan reads
 
 
 @dataclass(frozen=True)
 class SourceSurvey:
-    """The amount of text to tokenize, and warnings for the user. `largest`: the bytes of the
-    largest unit.
+    """The amount of text to tokenize, and warnings for the user. `largest`: bytes of the largest
+    unit.
     """
 
     files: int
@@ -37,7 +37,7 @@ class SourceSurvey:
 
 
 def look(data: Data) -> SourceSurvey:
-    """Surveys them. Raises DataError if a source or the tokenizer can't be used."""
+    """Surveys the sources and the tokenizer. Raises DataError if one of them can't be used."""
     plan = plan_units(data)
     require_use(data)
     if data.on_bad_record == STOP:
@@ -54,11 +54,11 @@ def look(data: Data) -> SourceSurvey:
 
 
 def _read_first_records(plan: UnitPlan, data: Data) -> None:
-    """Reads the first record of each source on this disk. Raises DataError if tokenizing would end
-    with it.
+    """Reads the first record of each source on this disk. Raises DataError if that record would
+    stop tokenizing.
     """
     for source, piece in {unit.source: unit.pieces[0] for unit in reversed(plan.units)}.items():
         kind = name_of(piece.path)
-        large = kind == "json" and piece.bytes > FIRST  # it is read at once
+        large = kind == "json" and piece.bytes > FIRST  # a .json is read as a whole
         if is_record(piece.path) and kind != TAR and not large and Path(piece.path).is_file():
             next(read_piece(piece, data.text_field_of(source)), None)

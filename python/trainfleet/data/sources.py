@@ -1,7 +1,8 @@
-"""Cuts the sources into units of work: a pure listing that opens no file.
+"""Divides the sources into units of work, from a listing of their files.
 
-A unit is what one process tokenizes at a time, commits whole and never does twice. Units follow
-from the listing alone, so that every node, at every restart and in any number, sees the same ones.
+A unit is the work that one process tokenizes at a time, commits as a whole and never repeats. Units
+depend only on the listing. So every node sees the same units after every restart, for any number of
+nodes.
 """
 
 from __future__ import annotations
@@ -32,22 +33,25 @@ from .source_files import (
 )
 
 POINTER = b"version https://git-lfs"
-POINTERS = 100  # small files of a source in which one is looked for: if one is one, all are
-# Bytes of private memory of a process that reads sources. A record has 64 MiB at most, its JSON ten
-# times that as objects, an encoder's caches 200 MB, a page of Parquet 1 GiB.
+POINTERS = 100  # small files per source to check for Git LFS pointers; if one is a pointer, all are
+# Limit on the private memory of a process that reads sources, in bytes. A record has 64 MiB at
+# most, and its parsed JSON takes ten times as much. An encoder's caches take 200 MB, a page of
+# Parquet 1 GiB.
 MEMORY = 6144 * MEBIBYTE
-# units aim at a multiple of it, and a large text is cut into documents of about this size
+# Sizes of units are multiples of GRID, and a large text is cut into documents of about this size.
 GRID = 4 * MEBIBYTE
 LARGEST_UNIT = 64 * GRID
 LARGEST_TEXT = 16 * GRID
-FEW = 5  # whole texts for validation: where fewer are likely, each gives its last part
-PROCESS_MB_PER_SECOND = 45.0  # of text, measured: tests/bench/LOG.md
+# Minimum whole texts to expect for validation. With fewer, the last part of each text is used
+# instead.
+FEW = 5
+PROCESS_MB_PER_SECOND = 45.0  # text per process, measured: tests/bench/LOG.md
 
 
 @dataclass(frozen=True)
 class SourcePiece:
-    """Bytes [start, end) of a file; a line, a document or a row group belongs to the piece that
-    holds its first byte.
+    """Bytes [start, end) of a file. A line, document or row group belongs to the piece with its
+    first byte.
     """
 
     file: SourceFile
@@ -63,14 +67,14 @@ class SourcePiece:
         return self.end - self.start
 
     def open(self, start: int = 0) -> BinaryIO:
-        """The bytes of its file from `start` on, as source_files.open_file gives them."""
+        """Opens a stream of the file's bytes from `start` on (source_files.open_file)."""
         return open_file(self.file, start)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The part of one source that a process tokenizes and commits at a time: small files, a file,
-    or a range of a large one.
+    """A part of one source that a process tokenizes and commits as a whole: several small files,
+    one file, or a range of a large one.
     """
 
     index: int
@@ -84,18 +88,20 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """All units in order. `identity` is the hash of the listing: paths, sizes and versions."""
+    """All units in order. `identity` is the hash of the units: paths, sizes, versions and
+    ranges.
+    """
 
     units: tuple[Unit, ...]
     files: int
     bytes: int
     identity: str
     warnings: tuple[str, ...]
-    few: bool  # plain texts, of which each is divided between training and validation
+    few: bool  # Each text is divided between training and validation.
 
     @property
     def notes(self) -> list[str]:
-        """Says what is as it should be, and not as one may expect."""
+        """Notes about correct behavior that a user may not expect."""
         few = f"the last part of each text validates, as there are few ({self.files})"
         return [few] if self.few else []
 
@@ -105,15 +111,15 @@ class UnitPlan:
 
 
 def seconds_for(total: int, largest: int, processes: int) -> float:
-    """About how long that many bytes take, by the rate of one process and never less than for the
-    largest unit.
+    """Estimates the seconds to tokenize `total` bytes at the measured rate of one process. The
+    result is at least the time for the largest unit.
     """
     return max(total / max(processes, 1), largest) / (PROCESS_MB_PER_SECOND * 1e6)
 
 
 def plan_units(data: Data) -> UnitPlan:
-    """The units that `data.sources` are cut into; the same listing gives the same units. DataError
-    for a bad source.
+    """Divides `data.sources` into units; the same listing gives the same units. Raises DataError
+    for an unusable source.
     """
     if any(source.weight for source in data.mixture) and data.weights is None:
         raise DataError(
@@ -156,11 +162,11 @@ def plan_units(data: Data) -> UnitPlan:
 
 
 def have_changed(data: Data, identity: str) -> bool:
-    """Tells whether the sources on this machine have changed since the listing of that identity.
-    Deleted ones don't count.
+    """Tells whether the sources on this machine have changed since the listing with that identity.
+    Returns False if they can't be listed any more.
     """
     if any(is_remote(source.path) or source.path.startswith(HUB) for source in data.mixture):
-        return False  # to list these takes requests
+        return False  # Listing remote sources takes requests.
     try:
         return plan_units(data).identity != identity
     except DataError:
@@ -168,15 +174,17 @@ def have_changed(data: Data, identity: str) -> bool:
 
 
 def _are_few(files: list[SourceFile], validation_fraction: float) -> bool:
-    """Tells whether the files are plain texts, and so few that their hashes may leave validation or
-    training without any.
+    """Tells whether all files are plain texts, and so few that a division by hash may leave a split
+    empty.
     """
     texts = all(name_of(file.path) in TEXTS and not is_stdlib(file.path) for file in files)
     return texts and len(files) * validation_fraction < FEW
 
 
 def is_long_text(file: SourceFile) -> bool:
-    """Tells whether a file is plain text that is cut into documents; a smaller one is one."""
+    """Tells whether a file is a plain text above LARGEST_TEXT, which is cut into several
+    documents.
+    """
     return file.size > LARGEST_TEXT and (row := format_of(file.path)) is not None and row.cut
 
 
@@ -196,8 +204,8 @@ def _list(source: Source) -> Listing:
 
 
 def _refuse_pointers(files: Iterable[SourceFile]) -> None:
-    """Refuses what git-lfs has left in place of a file, which is text that could be trained on. It
-    has under 1 KiB.
+    """Raises DataError if a file is a Git LFS pointer. A pointer is text of less than 1 KiB, so
+    training on it would not fail.
 
     https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
     """
@@ -213,14 +221,14 @@ def _refuse_pointers(files: Iterable[SourceFile]) -> None:
 
 
 def _aim(total: int) -> int:
-    """Bytes for a unit: a 512th of all, so that hundreds of processes have work and one that dies
-    loses little.
+    """Returns the bytes per unit: a 512th of the total, so that hundreds of processes have work and
+    a failed process loses little.
     """
     return min(-(-total // 512 // GRID) * GRID or GRID, LARGEST_UNIT)
 
 
 def _cut(files: Iterable[SourceFile], aim: int, source: int, first: int) -> Iterator[Unit]:
-    """Gathers small files and cuts large ones so that each unit has about `aim` bytes."""
+    """Groups small files and cuts large ones, so that each unit has about `aim` bytes."""
     pieces, size = list[SourcePiece](), 0
     for piece in (piece for file in files for piece in _pieces(file, aim)):
         if pieces and size + piece.bytes > aim:

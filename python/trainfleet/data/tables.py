@@ -1,4 +1,4 @@
-"""Reads texts from the cells of tables that can't be split: JSON arrays, comma- and tab-separated
+"""Reads texts from tables that can't be split into pieces: JSON arrays, comma- and tab-separated
 values, Arrow.
 """
 
@@ -30,7 +30,7 @@ from .formats import (
 from .sources import SourcePiece
 
 TAB = (".tsv", ".tab")
-QUOTED = (  # remedy for tables that the csv module, a spreadsheet or pandas wrote with tabs
+QUOTED = (  # remedy for tab-separated files written by the csv module, a spreadsheet or pandas
     f"{LINE}; or, if its cells have quotes, write it as CSV: "
     'python3 -c "import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, '
     "'excel-tab'))\" < a.tsv > a.csv"
@@ -38,8 +38,8 @@ QUOTED = (  # remedy for tables that the csv module, a spreadsheet or pandas wro
 
 
 def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads `text_field` of a JSON object, of each in an array, or of each line, depending on the
-    file.
+    """Reads `text_field` of a JSON object, of each object in an array, or of each line, depending
+    on the file's content.
     """
     with piece.open() as stream:
         content = stream.read(LONGEST + 1)
@@ -66,11 +66,11 @@ def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads the column `text_field` of a table with column names in its first row, and as many
-    cells in every other row.
+    """Reads the column `text_field` of a table. The first row contains the column names, and every
+    other row has as many cells.
 
-    Commas separate by RFC 4180, with quotes. Tabs separate without quotes, and each line is a row:
-    https://www.iana.org/assignments/media-types/text/tab-separated-values
+    Comma-separated values follow RFC 4180, with quotes. Tab-separated values have no quotes, and
+    each line is a row: https://www.iana.org/assignments/media-types/text/tab-separated-values
     """
     tabs, at = piece.path.endswith(TAB), 0
     with (
@@ -85,7 +85,7 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
             index = column(names, text_field, piece.path)
             for at, row in rows:
                 where = f"{piece.path}:{at}"
-                # a text was cut at its comma, tab or end of line
+                # A comma, tab or line end inside a text has split it.
                 if len(row) < len(names) or any(row[len(names) :]):
                     yield DataError(
                         f"has {len(row)} cells of {len(names)}",
@@ -105,15 +105,15 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def _tabbed(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yields the cells of each line that is not blank, with its number."""
+    """Yields the line number and the cells of each line that is not blank."""
     for number, line in enumerate(lines, 1):
         if text := line.removesuffix("\n").removesuffix("\r"):
             yield number, text.split("\t")
 
 
 def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the cells of each row of comma-separated values that is not blank, with the number of
-    its last line.
+    """Yields each row of comma-separated values that is not blank, with the number of its last
+    line.
     """
     csv.field_size_limit(LONGEST)
     rows = csv.reader(lines, "excel", strict=True)
@@ -129,7 +129,7 @@ def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _lines(stream: TextIO, piece: SourcePiece) -> Iterator[str]:
-    """Yields the lines of a text. Raises DataError if one is longer than a document may be."""
+    """Yields the lines of a text. Raises DataError if a line is longer than a document may be."""
     number = 0
     while line := stream.readline(LONGEST + 1):
         number += 1

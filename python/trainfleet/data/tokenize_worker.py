@@ -1,9 +1,10 @@
-"""Runs one node's part of `make tokenize`: processes share only the folder, and no step merges
+"""Runs one node's part of `make tokenize`. The processes share only the folder, and no step merges
 their results.
 
 Node 0 commits the preparation (plan.json and the tokenizer). Unit i belongs to node i mod N, and
-each process takes the next of its node's units. Every unit is committed completely. So a restart
-with any number of nodes does only the missing units, and the bytes are the same on any node.
+each process takes the next of its node's units. Every unit is committed as a whole. So a restart
+with any number of nodes processes only the missing units, and every node writes the same bytes for
+a unit.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
     from .work_units import UnitWork
 
 POLL = 0.05  # seconds between two checks for another node's commit
-PATIENCE = 60.0  # seconds in which node 0 must have replaced the preparation of an earlier job
+PATIENCE = 60.0  # seconds for node 0 to replace the preparation of an earlier job
 REMIND = 30.0
 
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a job for this process's node."""
+    """This node's part of a job: its number, the number of nodes, and its number of processes."""
 
     node: int
     nodes: int
@@ -52,8 +53,8 @@ class Share:
 
 
 def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest | None:
-    """Tokenizes this node's units. Returns the manifest if the dataset is finished then, None if
-    other nodes are still running.
+    """Tokenizes this node's units. Returns the manifest if the dataset is then finished, or None if
+    other nodes are still working.
     """
     store = manifest.store_of(data, root)
     if (finished := manifest.find(data, root)) is not None:
@@ -73,7 +74,7 @@ def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest
 
 
 def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
-    """Commits plan.json and tokenizer.json, or keeps those of an interrupted job with the same
+    """Commits plan.json and tokenizer.json. Keeps those of an interrupted job if it had the same
     settings and files.
     """
     for line in (*plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
@@ -88,7 +89,7 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
             "settings or files",
             flush=True,
         )
-        store.remove(manifest.PLAN)  # it would claim that the tokenizer is trained
+        store.remove(manifest.PLAN)  # The old plan would claim that the new tokenizer is ready.
     began = time.monotonic()
     trained = data.tokenizer == TRAINED
     tokenizer = (
@@ -96,7 +97,7 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
         if trained
         else load(folder_named(data))
     )
-    # refuses a tokenizer without an end token before any work is done
+    # Raises an error for a tokenizer without an end token before any work is done.
     preparation = manifest.preparation_of(data, plan, tokenizer)
     store.write(FILE, tokenizer.definition.encode())
     manifest.write(store, manifest.PLAN, preparation)
@@ -109,7 +110,9 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
 
 
 def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int) -> Preparation:
-    """Waits for node 0's commit. Raises DataError if node 0 sees other files than this node."""
+    """Waits until node 0 commits the preparation. Raises DataError if node 0 sees other files than
+    this node.
+    """
     began, reminded = time.monotonic(), 0.0
     while True:
         existing, waited = manifest.read_preparation(store), time.monotonic() - began
@@ -131,7 +134,7 @@ def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int
 def finish(
     data: Data, plan: UnitPlan, preparation: Preparation, store: DatasetStore
 ) -> Manifest | None:
-    """Writes the manifest when every unit is done, on any node that notices.
+    """Writes the manifest if every unit is done. Any node can do this.
 
     Raises:
         DataError: there is no document to train on, or more bad records were skipped than
@@ -153,7 +156,9 @@ def finish(
 
 
 def _tokenizer_of(store: DatasetStore, preparation: Preparation) -> bytes | None:
-    """Returns the tokenizer's file if it is the one of the preparation; otherwise None."""
+    """Returns the content of tokenizer.json if it is the tokenizer of the preparation, otherwise
+    None.
+    """
     content = store.read(FILE)
     return (
         content
@@ -164,7 +169,7 @@ def _tokenizer_of(store: DatasetStore, preparation: Preparation) -> bytes | None
 
 
 def _mirror_tokenizer(store: DatasetStore, preparation: Preparation) -> None:
-    """Copies the tokenizer into this machine's folder, as S3 may have the only one."""
+    """Copies the tokenizer into this machine's folder, because it may be only in S3."""
     path = store.folder / FILE
     if not path.exists() or load(path).sha256 != preparation.tokenizer_sha256:
         run_folder.write_atomic(path, (_tokenizer_of(store, preparation) or b"").decode())
@@ -199,7 +204,7 @@ def _do_units(
 
 
 def _sweep(folder: Path, units: set[int]) -> None:
-    """Removes partial files of these units that killed processes left."""
+    """Removes partial files of these units that killed processes left behind."""
     for path in (path for split in manifest.SPLITS for path in (folder / split).glob("*.partial")):
         if int(path.name.split(".")[0]) in units:
             path.unlink(missing_ok=True)
@@ -207,7 +212,7 @@ def _sweep(folder: Path, units: set[int]) -> None:
 
 @dataclass(frozen=True)
 class _Task:
-    """The arguments of each process of a node."""
+    """The arguments that all processes of a node share."""
 
     data: Data
     preparation: Preparation
@@ -223,10 +228,11 @@ def _work(work: UnitWork, units: Iterator[Unit]) -> None:
 
 
 def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
-    """Runs spawned processes that take units in turn (fork would copy the threads' locks of the
-    tokenizer libraries).
+    """Runs worker processes that take units in turn. Each worker requests its next unit through a
+    pipe.
 
-    Each requests its next unit through a pipe.
+    The workers are spawned, because fork would copy locks that threads of the tokenizer libraries
+    hold.
     """
     context = multiprocessing.get_context("spawn")
     links = dict[Connection, SpawnProcess]()
@@ -245,8 +251,8 @@ def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
 
 
 def _serve(links: dict[Connection, SpawnProcess], units: Iterator[Unit]) -> None:
-    """Returns when all have ended well. Raises an error that one of them found, or exits like the
-    first that failed.
+    """Hands out units until all workers have exited successfully. Raises the error that a worker
+    sends, or exits with the code of the first worker that fails.
     """
     waiting = dict(links)
     while waiting:
@@ -272,9 +278,9 @@ def _require_well(process: SpawnProcess, number: int) -> None:
 
 def _worker(task: _Task, number: int, link: Connection) -> None:
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals all; the parent decides
     exit_on(signal.SIGTERM)
-    # loads numpy and the tokenizer libraries, which the parent does not need
+    # This loads numpy and the tokenizer libraries, which the parent does not need.
     from .work_units import UnitWork
 
     try:
@@ -286,7 +292,7 @@ def _worker(task: _Task, number: int, link: Connection) -> None:
 
 
 def _in_turn(link: Connection) -> Iterator[Unit]:
-    """Yields the units that the parent hands out."""
+    """Requests units from the parent process and yields them."""
     link.send(None)
     while (unit := link.recv()) is not None:
         yield unit
@@ -294,9 +300,7 @@ def _in_turn(link: Connection) -> Iterator[Unit]:
 
 
 def exit_on(number: signal.Signals) -> None:
-    """Makes this signal leave the program like an error from now on, so that partial files are
-    removed.
-    """
+    """Makes the process exit on this signal like on an error, so that partial files are removed."""
 
     def leave(received: int, frame: FrameType | None) -> None:
         sys.exit(128 + received)

@@ -1,4 +1,6 @@
-"""Defines a tokenizer: texts to ids, ids to text, and the properties that a dataset needs."""
+"""Encodes texts to ids, decodes ids to text, and provides the tokenizer properties that a dataset
+needs.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Vocabulary):
-    """A tokenizer.json, loaded by a library on first use."""
+    """A tokenizer.json that a library loads on first use."""
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
-        """Encodes all texts into one uint32 array, with len(texts) + 1 bounds; special tokens in a
-        text are plain text.
+        """Encodes all texts into one uint32 array, with len(texts) + 1 bounds. Special tokens in a
+        text are encoded as plain text.
         """
         from .encoders import blaming
 
@@ -27,7 +29,7 @@ class Tokenizer(Vocabulary):
             return self.encoder.encode(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids to text, without special tokens; bytes that are not UTF-8 become U+FFFD."""
+        """Decodes ids to text, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
         from .encoders import blaming
 
         with blaming(self.where):
@@ -43,17 +45,17 @@ class Tokenizer(Vocabulary):
 
     @cached_property
     def encoder(self) -> TextEncoder:
-        """Opens the fastest library that gives exactly this tokenizer's tokens."""
+        """The fastest library that gives exactly this tokenizer's ids."""
         return self._opened[0]
 
     def renew(self) -> None:
-        """Drops the encoder with its caches; the next use opens it again."""
+        """Drops the encoder and its caches. The next use opens it again."""
         for name in ("encoder", "_opened"):
             self.__dict__.pop(name, None)
 
     @property
     def backend(self) -> str:
-        """The library that encodes."""
+        """The name and version of the library that encodes."""
         return described(self.encoder)
 
     @property
@@ -69,15 +71,15 @@ class Tokenizer(Vocabulary):
 
 
 def described(encoder: TextEncoder) -> str:
-    """Returns name and version of a library that encodes."""
-    from importlib.metadata import version  # takes 14 ms
+    """Returns the name and version of an encoder's library."""
+    from importlib.metadata import version  # this import takes 14 ms
 
     return f"{encoder.name} {version(encoder.package)}"
 
 
 class StreamDecoder:
-    """Decodes ids that arrive one at a time; holds back a character until all its bytes are
-    there.
+    """A decoder for ids that arrive one at a time. It holds back a character until all its bytes
+    have arrived.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -92,17 +94,17 @@ class StreamDecoder:
 
 
 def require_use(data: Data) -> None:
-    """Raises DataError if data.tokenizer can't encode text; the config's check reads only its table
-    of tokens.
+    """Raises DataError if data.tokenizer can't encode text. The config check reads only the
+    tokenizer's vocabulary.
     """
     if data.tokenizer != TRAINED:
         assert load(folder_named(data)).reference
 
 
 def load(path: Path) -> Tokenizer:
-    """Loads the tokenizer in a tokenizer.json, in a folder that has one, or in one of the other
-    forms that conversion.py reads.
+    """Loads a tokenizer from a tokenizer.json, a folder with such a file, or another format that
+    conversion.py reads.
 
-    Raises DataError if it is missing or broken.
+    Raises DataError if the tokenizer is missing or broken.
     """
     return Tokenizer.read(path)

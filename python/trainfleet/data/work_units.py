@@ -1,4 +1,4 @@
-"""Does the work on one unit: reads, encodes, checks against the reference, writes, commits."""
+"""Tokenizes a unit: reads, encodes, checks against the reference, writes and commits."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ from .sources import Unit
 from .tokenizer import described, load
 
 CUT_TOKENS = 16
-# bytes of text after which the encoder is opened again: fastokens' cache of words grows to 100 MB
+# Bytes of text after which the encoder is opened again, because fastokens' word cache grows to 100
+# MB
 RENEWED = 2**27
-# characters of each batch, so that about 0.1 % of the text is encoded twice
+# Characters to check per batch, so that about 0.1 % of the text is encoded twice
 CHECKED_CHARACTERS = 1024
-LONG = 2**24  # characters: a shorter document is encoded at once
+LONG = 2**24  # characters; a longer document is encoded in parts
 PART = 2**20
-AROUND = 256  # characters on each side that decide
+AROUND = 256  # characters on each side of a cut to test
 SEARCHED = 2**16
 TRIED = 8
 WORD_END = re.compile(r"(?<=\S)\n(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
 
 
 class Mismatch(Exception):
-    """Raised if the fast encoder and the reference disagree on a text; its beginning is the
-    message.
+    """Raised if the fast encoder and the reference disagree on a text. The message is the beginning
+    of the text.
     """
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A unit that is encoded but not yet committed; leaving the writers without a commit removes
-    their files.
+    """A unit that is encoded but not committed. Leaving the writers without a commit removes their
+    files.
     """
 
     record: UnitRecord
@@ -57,12 +58,12 @@ class Draft:
 
 
 class UnitWork:
-    """Tokenizes units of one dataset; its commits for a unit are the same on every node and at
-    every try.
+    """A worker that tokenizes units of one dataset. It commits the same bytes for a unit on every
+    node and in every attempt.
 
-    A thread writes a unit's files to the disk while the next one is encoded. With small units or a
-    slow file system the wait for fsync would take longer than the encoding. `flush` waits for the
-    last.
+    A thread writes a unit's files to disk while the next unit is encoded. With small units or a
+    slow file system, waiting for fsync would take longer than encoding. `flush` waits for the last
+    commit.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class UnitWork:
         self.committer, self.pending = ThreadPoolExecutor(1), list[Future[None]]()
 
     def do(self, unit: Unit) -> None:
-        """Encodes one unit and begins to commit it. If the fast encoder is wrong on it, reports
-        that and uses the reference.
+        """Encodes one unit and begins to commit it. If the fast encoder is wrong on a text, prints
+        a note and uses the reference for the whole unit.
         """
         notes, before = tuple(self.tokenizer.notes), self.meter.counts
         try:
@@ -96,7 +97,7 @@ class UnitWork:
         self.pending.append(self.committer.submit(self._commit, draft))
 
     def flush(self) -> None:
-        """Waits until all units are committed; raises their errors."""
+        """Waits until all units are committed, and raises the error of a failed commit."""
         while self.pending:
             self.pending.pop().result()
             self.meter.add(units=1)
@@ -123,7 +124,7 @@ class UnitWork:
                     batch, self.data.validation_fraction, self.preparation.few
                 ).items():
                     read += len(texts)
-                    # a long text ends its batch
+                    # A long text is always the last one of a batch.
                     long = texts.pop() if len(texts[-1]) > LONG else ""
                     if texts:
                         ids, offsets = encoder.encode(texts)
@@ -139,7 +140,7 @@ class UnitWork:
                 self.meter.add(bytes_=consumed, documents=read, tokens=tokens)
             files = stack.pop_all()
         bad.require_few(documents)
-        # headers, blank lines, bytes that a decompressor read ahead
+        # Count the rest: headers, blank lines, and bytes that a decompressor read ahead.
         self.meter.add(bytes_=unit.bytes - done)
         record = UnitRecord(
             index=unit.index,
@@ -171,7 +172,7 @@ class UnitWork:
         self, texts: list[str], ids: Ids, offsets: Offsets, encoder: TextEncoder, seed: int
     ) -> int:
         """Compares one document of a batch, or the start of a long one, with the reference. Returns
-        how many were compared.
+        the number of compared documents.
         """
         reference = self.tokenizer.reference
         if encoder is reference:
@@ -179,7 +180,7 @@ class UnitWork:
         index = zlib.crc32(seed.to_bytes(8, "little")) % len(texts)
         text, found = texts[index], ids[offsets[index] : offsets[index + 1]]
         expected, _ = reference.encode([text[:CHECKED_CHARACTERS]])
-        if len(text) > CHECKED_CHARACTERS:  # near the cut the last tokens may differ
+        if len(text) > CHECKED_CHARACTERS:  # the last tokens before the cut may differ
             begin = expected[:-CUT_TOKENS]
             if np.array_equal(found[: len(begin)], begin):
                 return 1
@@ -190,7 +191,7 @@ class UnitWork:
 
 
 def _add_long(text: str, encoder: TextEncoder, writer: ShardWriter) -> int:
-    """Appends one document part by part. Returns the tokens written."""
+    """Appends one document in parts. Returns the number of tokens written."""
     tokens, waiting = 0, None
     for part in parts(text, encoder):
         if waiting is not None:
@@ -200,10 +201,11 @@ def _add_long(text: str, encoder: TextEncoder, writer: ShardWriter) -> int:
 
 
 def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict[str, list[str]]:
-    """Divides a batch's texts between the splits; leaves out empty splits.
+    """Divides a batch's texts between the splits. The result does not contain empty splits.
 
-    The text's own hash decides, so a document stays in its split when others are added, and copies
-    stay together. With few documents, each gives its last lines to validation.
+    The hash of a text decides, so a document keeps its split when others are added, and copies
+    share a split. If there are few documents, the last lines of each one go to the validation
+    split.
     """
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     bound = int(validation_fraction * 2**32)
@@ -220,12 +222,13 @@ def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict
 
 
 def parts(text: str, encoder: TextEncoder) -> Iterator[str]:
-    """Cuts a text into parts of about PART characters; joined they are the text, as are their ids.
+    """Cuts a text into parts of about PART characters. The joined parts are the text, and their
+    joined ids are the text's ids.
 
-    A tokenizer's splitter decides from a few characters around a position whether a word ends
-    there. So a cut is made only if encoding its surroundings in two parts gives the same ids as in
-    one. A tokenizer for which that never holds gets the entire document (SentencePiece puts a space
-    before every text).
+    A tokenizer's splitter needs only a few characters around a position to decide whether a word
+    ends there. So a cut is made only if encoding its surroundings in two parts gives the same ids
+    as in one part. If no cut passes this test, the rest of the document is encoded as a whole.
+    SentencePiece never passes, because it puts a space before every text.
     """
     start = 0
     while len(text) - start > 2 * PART and (cut := _find_cut(text, start + PART, encoder)):
@@ -235,7 +238,9 @@ def parts(text: str, encoder: TextEncoder) -> Iterator[str]:
 
 
 def _find_cut(text: str, at: int, encoder: TextEncoder) -> int | None:
-    """Finds the first good place from `at` on; None if the first candidates are not good."""
+    """Returns the first good cut at or after `at`, or None if the first TRIED candidates are not
+    good.
+    """
     for number, found in enumerate(WORD_END.finditer(text, at, at + SEARCHED)):
         if number == TRIED:
             break

@@ -1,1 +1,1 @@
-"""Plans a run without doing anything: jobs, estimates, the exact requests. Pure."""
+"""Plans a run without side effects: jobs, estimates and exact requests."""

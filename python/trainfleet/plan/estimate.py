@@ -1,8 +1,8 @@
-"""Estimates the needs of a run by arithmetic: parameters, memory per rank, time and money.
+"""Estimates the needs of a run by arithmetic: parameters, memory per rank, time and cost.
 
 A Bill is the cost from set-up to teardown: machines by the hour, including the hours before and
-after training. A plan shows one, budget.max_usd is checked against it, and watch/budget.py uses it
-to count the cost of a running job. Pure.
+after training. `make plan` prints it, and budget.max_usd is checked against it. watch/budget.py
+uses it to count the cost of a running job. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from ..config.speed_inputs import predict
 from ..hardware import cpu_speed, node_types
 from ..hardware.accelerators import Accelerator
 
-PAID = "TRAINFLEET_PAID"  # Bill.paid, for a launcher that can't ask for the price
+# environment variable with Bill.paid, for a launcher that can't query the price
+PAID = "TRAINFLEET_PAID"
 
 
 @dataclass(frozen=True)
 class BillStage:
-    """A time before or after training for which machines are paid.
+    """A period before or after training in which machines are paid.
 
-    why     the source of its minutes; "assumed" if they are not measured
-    nodes   whether nodes are paid for too, or only the other resources
-    counted whether the run's events cover it, so that its cost is counted as it passes
+    why     source of `minutes`; "assumed" if they are not measured
+    nodes   whether nodes are paid too, or only the other resources
+    counted whether the run's events cover this period, so that its cost is counted as it passes
     """
 
     name: str
@@ -42,10 +43,10 @@ class BillStage:
 class Bill:
     """US dollars per hour of a node with its volume, and per hour of all other paid resources.
 
-    before, after   the stages of set-up, and those until the nodes are gone
+    before, after   stages of set-up, and stages between training and the removal of the nodes
     lingers         hours for which nodes are paid after a launch has ended
-    paid, paid_for  US dollars per node that are paid once, in advance, however long it is used,
-                    and their purpose
+    paid, paid_for  US dollars per node that are paid once in advance, regardless of its use, and
+                    their purpose
     """
 
     node: float
@@ -61,7 +62,7 @@ class Bill:
         return self.node == 0 and self.rest == 0 and self.paid == 0
 
     def hour(self, nodes: int) -> float:
-        """Returns the US dollars per hour of everything, with this number of nodes."""
+        """Returns the total US dollars per hour with this number of nodes."""
         return self.node * nodes + self.rest
 
     def of(self, stages: Iterable[BillStage], nodes: int) -> float:
@@ -69,12 +70,12 @@ class Bill:
         return sum(stage.minutes / 60 * self.hour(nodes if stage.nodes else 0) for stage in stages)
 
     def setup(self, nodes: int) -> float:
-        """Returns the US dollars for all set-up, and for advance payments."""
+        """Returns the US dollars for set-up and advance payments."""
         return self.paid * nodes + self.of(self.before, nodes)
 
     def uncounted(self, nodes: int) -> float:
-        """Returns the US dollars for advance payments, and for the part of set-up that no event of
-        the run covers.
+        """Returns the US dollars for advance payments, and for the stages of set-up that no event
+        of the run covers.
         """
         return self.paid * nodes + self.of(
             (stage for stage in self.before if not stage.counted), nodes
@@ -89,21 +90,21 @@ class Bill:
         return self.setup(nodes) + hours * self.hour(nodes) + self.idle(nodes)
 
 
-# four of five published speeds, including those never fitted to, are within this of the prediction
-# (tests/bench/LOG.md)
+# Four of five published speeds are within this share of the prediction, including speeds that were
+# never fitted (tests/bench/LOG.md).
 LIKELY = 0.20
-# likewise for the memory that 167 runs reported, by each trainer's own count; ours is closer to
-# torch's
+# The same for the memory of 167 runs, each measured by its trainer's own method. Our method is
+# closer to torch's count.
 LIKELY_MEMORY = 0.16
 
 
 @dataclass(frozen=True)
 class Experience:
-    """The number and kind of runs that ended on this hardware, and the median of their speed over
-    the predicted one.
+    """The number and kind of runs that ended on this hardware, and the median ratio of their speed
+    to the predicted speed.
 
-    `parts` has the measured over the predicted seconds of each group of a step's parts, if the runs
-    had another layout.
+    `parts` is the ratio of measured to predicted seconds for each group of a step's parts, if the
+    runs had another layout.
     """
 
     runs: int
@@ -112,17 +113,17 @@ class Experience:
     parts: Mapping[str, float] = field(default_factory=dict)
 
     def correct(self, step: StepTime) -> StepTime:
-        """Returns the prediction, scaled to match those runs."""
+        """Returns the predicted step time, corrected by the results of those runs."""
         return step.corrected(self.parts or dict.fromkeys(GROUPS, 1 / self.ratio))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate of a run: parameters; a rank's bytes, needed and usable (None: unknown); FLOPs
-    per step; FLOP/s of all ranks; seconds; US dollars.
+    """The estimated needs of a run: parameters; bytes per rank, needed and usable (None: unknown);
+    FLOPs per step; FLOP/s of all ranks; seconds; US dollars.
 
     `usd` covers set-up to teardown (`Bill`). `nodes` is the number of paid nodes. `step` has the
-    seconds of a step by part; None on devices without figures. `experience` corrected the seconds.
+    seconds per part of a step, or None on unknown devices. `experience` corrected the seconds.
     """
 
     parameters: int
@@ -144,18 +145,18 @@ class Estimate:
         return self.bill.whole(self.nodes, 0.0) if self.bill else 0.0
 
     def predicted(self, tokens: int) -> dict[str, float | None]:
-        """Returns the predictions that results.json keeps for comparison with measurements.
-        `tokens` counts those of the complete run.
+        """Returns the predictions that results.json stores for comparison with measurements.
+        `tokens` is the number of tokens in the complete run.
         """
         speed = round(tokens / self.seconds, 1) if self.seconds else None
-        # the amount spent when training ends
+        # US dollars spent by the end of training
         usd = self.usd - self.bill.idle(self.nodes) if self.usd and self.bill else self.usd
         return {"tokens_per_second": speed, "memory_bytes": float(self.memory.total), "usd": usd}
 
 
 def estimate(config: Config, bill: Bill | None, experience: Experience | None = None) -> Estimate:
-    """Returns the estimate that `make plan` prints and the budget is checked against. `bill` is the
-    fleet's cost, None if unknown.
+    """Returns the estimate that `make plan` prints and that the budget is checked against. `bill`:
+    the fleet's cost, or None if unknown.
     """
     device, format_ = config.fleet.rank_device, format_of(config)
     flops = (
@@ -186,8 +187,8 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
 
 
 def list_price(config: Config) -> float | None:
-    """Returns the US dollars per hour of a node: the config's price, or an EC2 type's list price;
-    None if neither exists.
+    """Returns the US dollars per hour of a node: the config's price, otherwise the list price of
+    its EC2 type. Returns None if neither is known.
     """
     own, row = config.fleet.accelerator, config.fleet.node_type
     if own and own.usd_per_hour is not None:
@@ -196,7 +197,7 @@ def list_price(config: Config) -> float | None:
 
 
 def _peak(config: Config, device: Accelerator | None, format_: str) -> float | None:
-    """Returns the FLOP/s of all ranks together; None for accelerators that the table lacks."""
+    """Returns the FLOP/s of all ranks together, or None for unknown hardware."""
     if device is not None:
         return device.peak(format_) * config.world_size
     if not config.fleet.on_local_cpus:

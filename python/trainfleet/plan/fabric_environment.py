@@ -1,5 +1,5 @@
-"""The fabric's environment variables: which ones are set for a kind of network, why, and which
-well-known ones are not. Pure.
+"""Defines the fabric's environment variables: which are set for each kind of network, which
+well-known variables are not, and why. The functions have no side effects.
 
 Sources: libfabric's fi_efa(7); github.com/aws/aws-ofi-nccl;
 github.com/awslabs/awsome-distributed-ai, 1.architectures/ efa-cheatsheet.md; Neuron's
@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from ..hardware.node_types import NodeType
 from ..node.placement import LOOPBACK_CARD
 
-# makes NCCL log its network (watch/monitor.py)
+# Variables that make NCCL log its network (watch/monitor.py)
 NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
-# share of the line rate that sound links reach with any number of nodes; from reports, not measured
-# by us
+# Share of the line rate that healthy links reach with any number of nodes. It comes from reports,
+# not from our measurements.
 FLOOR = 0.6
-# names of the fabrics that NCCL itself uses through verbs
+# Names of the fabrics that NCCL uses through verbs, without a plug-in
 RDMA = {"infiniband": "InfiniBand", "roce": "RoCE"}
-PORTS = "<ports>"  # placeholder for the ports that a node finds
+PORTS = "<ports>"  # placeholder for the ports that a node detects
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One environment variable and its reason. A value of None means known from recipes, and unset
-    on purpose.
+    """An environment variable and the reason for its value. None means that recipes set the
+    variable, but it stays unset on purpose.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Setting:
 def fabric_settings(
     kind: NodeType | None, card: str, ports: str = PORTS, alone: bool = False
 ) -> tuple[Setting, ...]:
-    """Returns the variables that a rank on such a node needs to use its fabric.
+    """Returns the variables that a rank on a node of this kind needs to use its fabric.
 
-    `card` is the network card of the nodes' addresses. `ports` are its InfiniBand or RoCE ports,
-    like mlx5_0:1,mlx5_1:1, or "". `alone` means a job of one node; its ranks meet on loopback,
-    where no other machine can listen.
+    `card` is the network card with the nodes' addresses. `ports` are its InfiniBand or RoCE ports,
+    such as mlx5_0:1,mlx5_1:1, or "". `alone` means a job of one node. The ranks of such a job
+    connect over loopback, which other machines can't reach.
     """
     card = LOOPBACK_CARD if alone else card
     settings = [
@@ -65,7 +65,7 @@ def fabric_settings(
             )
         )
     if alone:
-        return tuple(settings)  # its ranks need no other card, and it may lack an EFA interface
+        return tuple(settings)  # A single node needs no other card, and may lack an EFA interface.
     if kind.accelerator.kind != "cuda":
         settings.append(
             Setting("CCOM_SOCKET_IFNAME", card, "Neuron's collectives meet on this card only")
@@ -119,7 +119,7 @@ def _verbs(fabric: str, ports: str) -> Iterator[Setting]:
 
 
 def _plain(fabric: str) -> Iterator[Setting]:
-    """Yields the settings for TCP, and for a fabric that the config does not name."""
+    """Yields the settings for TCP, and for fleets without a network in their config."""
     if fabric:
         yield Setting(
             "NCCL_IB_DISABLE",
@@ -160,14 +160,14 @@ def _left_out(kind: NodeType) -> Iterator[Setting]:
 def fabric_environment(
     kind: NodeType | None, card: str, ports: str = "", alone: bool = False
 ) -> dict[str, str]:
-    """Returns the variables that are set."""
+    """Returns the variables to set, with their values."""
     settings = fabric_settings(kind, card, ports, alone)
     return {setting.name: setting.value for setting in settings if setting.value is not None}
 
 
 def least_bandwidth(kind: NodeType | None) -> float | None:
-    """Returns the bus GB/s that an all-reduce must reach; None without an accelerator's fabric, or
-    if its rate is a guess.
+    """Returns the bus bandwidth in GB/s that an all-reduce must reach. Returns None without a
+    fabric for accelerators, or if its rate is assumed.
     """
     if (
         kind is None
@@ -180,8 +180,8 @@ def least_bandwidth(kind: NodeType | None) -> float | None:
 
 
 def judge_nccl(lines: Iterable[str], kind: NodeType | None) -> list[str]:
-    """Returns the problems that NCCL's log (NCCL_DEBUG=INFO) shows: another network than the
-    fabric, too few interfaces, no GPUDirect.
+    """Returns the problems in NCCL's log (NCCL_DEBUG=INFO): a network other than the fabric, too
+    few interfaces, no GPUDirect.
     """
     if kind is None or kind.kind != "cuda" or kind.fabric not in ("efa", *RDMA):
         return []
@@ -210,8 +210,8 @@ def _judge_efa(text: list[str], kind: NodeType) -> Iterator[str]:
 
 
 def _judge_verbs(text: list[str], fabric: str) -> Iterator[str]:
-    """Parses `NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE`: the ports that NCCL uses, and the
-    link of each (NCCL, net_ib.cc).
+    """Checks the ports that NCCL uses and the link of each, from lines such as `NET/IB : Using
+    [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE` (NCCL, net_ib.cc).
     """
     spoken = {
         word
@@ -230,7 +230,7 @@ def _judge_verbs(text: list[str], fabric: str) -> Iterator[str]:
 
 
 def _chosen(text: list[str]) -> str:
-    """Returns NCCL's own line about its network."""
+    """Returns the line of NCCL's log that names its network."""
     return next(
         (
             said

@@ -1,6 +1,7 @@
-"""A job, the work that every backend runs. Tokenizing and training are both jobs, so every backend
-can run both. A backend makes a request from it: exactly what will run. `make plan` prints that, and
-the launcher executes it.
+"""Defines jobs, which every backend can run, and requests.
+
+Tokenizing and training are both jobs. A backend turns a job into a request, which contains exactly
+what will run. `make plan` prints the request, and the launcher executes it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from . import neuron_environment
 Ranks = Annotated[int, Range(1, 2**20)]
 Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
 
-# fields that jobs in run folders of earlier versions lack
+# Fields that are missing in job records of earlier versions
 LATER = {"image": "", "after": "", "ahead": False}
 
 
@@ -50,20 +51,18 @@ class JobRecord(TypedDict):
 
 @dataclass(frozen=True)
 class Job:
-    """Runs `module arguments` on every rank of every node. Its output goes to logs/ in `folder`,
-    the run's or the dataset's.
+    """The command `module arguments`, which runs on every rank of every node. Its output goes to
+    logs/ in `folder`, the folder of the run or the dataset.
 
-    torchrun   whether ranks meet through torchrun; otherwise one plain process per node does its
-        share
-    secrets    names of variables with values that the nodes get; no job, request, log or process
-        list
-               has the values
-    launch     the id of this launch of the run; "" in a plan that is only shown
-    attempt    counts the attempts of a launch, from 1
-    image      its container image, as registry/name:tag; "" for the nodes' own environment
-    after      the handle's id of the job that must succeed before this one begins; "" for no job
-    ahead      whether its ranks only record their computation, which is compiled after they
-               have exited (node/precompile.py)
+    torchrun   whether ranks connect through torchrun; otherwise each node runs one plain process
+    secrets    names of variables that the nodes receive; no job, request, log or process list has
+               their values
+    launch     id of this launch of the run; "" in a plan that is only shown
+    attempt    number of the attempt in its launch, from 1
+    image      container image, as registry/name:tag; "" for the nodes' own environment
+    after      handle id of the job that must succeed before this one begins; "" for no job
+    ahead      whether the ranks only record their computation, which is compiled after they have
+               exited (node/precompile.py)
     """
 
     kind: str  # tokenize or train
@@ -85,7 +84,9 @@ class Job:
 
     @property
     def beats(self) -> bool:
-        """Tells whether its ranks send heartbeats while they run, and obey the request to stop."""
+        """Tells whether the job's ranks send heartbeats while they run, and obey the request to
+        stop.
+        """
         return self.torchrun and not self.ahead
 
     def record(self) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class Job:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Job:
-        """Returns the job of a record. InputError if the record is not a job."""
+        """Returns the job in a record. Raises InputError if the record is not a job."""
         fields: dict[str, Any] = dict(fit(JobRecord, {**LATER, **record}))
         fields |= {
             "folder": Path(fields["folder"]),
@@ -109,8 +110,8 @@ class Job:
 
 
 def tokenize_job(config: Config) -> Job:
-    """Turns the sources into data/<name>: node i mod N tokenizes unit i, with one process per
-    core.
+    """Returns the job that makes data/<name> from the sources. Node i mod N tokenizes unit i, with
+    one process per core.
     """
     folder, arguments = (
         run_folder.DATA / config.data.name,
@@ -131,14 +132,14 @@ def tokenize_job(config: Config) -> Job:
 
 
 def on_its_machines(config: Config, job: Job) -> Config:
-    """Returns the config for the job's machines: tokenizing may run on other machines than
+    """Returns the config for the job's machines, because tokenizing may run on other machines than
     training.
     """
     return tokenizing(config) if job.kind == "tokenize" else config
 
 
 def train_job(config: Config) -> Job:
-    """Trains in runs/<name>, from its newest checkpoint if there is one."""
+    """Returns the job that trains in runs/<name>, from the newest checkpoint if there is one."""
     run, fleet = run_folder.run_of(config.name), config.fleet
     return Job(
         "train",
@@ -161,14 +162,14 @@ def _image(config: Config) -> str:
     return "" if config.fleet.container == "none" else config.fleet.container
 
 
-WIDTH = 120  # columns of a script's lines, unless a word is longer
+WIDTH = 120  # maximum columns of a script's line, unless a word is longer
 INDENT = "  "
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A named text that a backend passes to its engine unchanged: a node's script, a template, the
-    body of a request.
+    """A named text that a backend passes to its engine unchanged: a node's script, a template, or
+    the body of a request.
     """
 
     name: str
@@ -186,11 +187,11 @@ class RequestRecord(TypedDict):
 
 @dataclass(frozen=True)
 class Request:
-    """All that a backend will do for a job. `hosts` are the machines by node, if the backend
+    """Everything that a backend will do for a job. `hosts` are the machines by node, if the backend
     chooses them.
 
-    `environment` applies only to this attempt and is in no artifact. Secrets are in neither: the
-    job has their names.
+    `environment` applies only to this attempt and is not in any artifact. Neither contains secrets,
+    because the job has only their names.
     """
 
     job: Job
@@ -200,7 +201,7 @@ class Request:
 
     @property
     def token(self) -> str:
-        """Returns 16 hex digits, which identify the attempt and its launch."""
+        """Returns 16 hex digits that identify the attempt and its launch."""
         text = json.dumps(
             [self.job.record(), [asdict(artifact) for artifact in self.artifacts], self.hosts]
         )
@@ -208,12 +209,12 @@ class Request:
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """Returns the log of each node, by node."""
+        """Returns the log file of each node, ordered by node."""
         return tuple(run_folder.node_log(self.job.folder, node) for node in range(self.job.nodes))
 
     @property
     def engine_logs(self) -> tuple[Path, ...]:
-        """Returns the file with the engine's own log of each node, by node."""
+        """Returns the file with the engine's log of each node, ordered by node."""
         return tuple(run_folder.engine_log(self.job.folder, node) for node in range(self.job.nodes))
 
     @property
@@ -222,12 +223,12 @@ class Request:
         return run_folder.job_log(self.job.folder)
 
     def host(self, node: int | None) -> str:
-        """Returns the machine of a node; "" if the plan names no machine."""
+        """Returns the machine of a node, or "" if the plan names no machine."""
         return self.hosts[node] if node is not None and node < len(self.hosts) else ""
 
     def placed(self, hosts: Sequence[str]) -> Request:
-        """Returns the request with the machines that its engine chose, unless the plan has chosen
-        them.
+        """Returns the request with the machines that its engine chose, unless the plan already
+        names machines.
         """
         return self if self.hosts else replace(self, hosts=tuple(hosts))
 
@@ -246,7 +247,7 @@ class Request:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str) -> Request:
-        """Returns the request of a record that was read from `where`.
+        """Returns the request in a record that was read from `where`.
 
         Raises:
             RunError: the record is not a request.
@@ -267,8 +268,8 @@ class Request:
 def script(
     heading: Iterable[str], folder: Path | str, environment: Mapping[str, str], words: Sequence[str]
 ) -> str:
-    """Returns a shell script that replaces itself with the command `words` in `folder`; a user can
-    read it and run it.
+    """Returns a shell script that replaces itself with the command `words` in `folder`. A user can
+    also read it and run it.
     """
     comments = [f"# {' '.join(line.split())}" for line in heading]
     settings = [
@@ -281,7 +282,7 @@ def script(
 
 
 def fold(words: Sequence[str], width: int) -> Iterator[str]:
-    """Yields the lines of a command that is split for a shell."""
+    """Yields the lines of a shell command that is wrapped at `width` columns."""
     line = words[0]
     for word in words[1:]:
         if len(line) + len(word) + 3 > width:

@@ -1,4 +1,4 @@
-"""Runs that only measure: a config's run, cut short, under a separate name, without saving
+"""Makes runs that only measure: a config's run, cut short, under a separate name, without saving
 anything.
 """
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from ..config import Config
 from ..trust.errors import ConfigError
 
-WARM_UP = 3  # steps that are not timed: the first one compiles, and allocators grow
+WARM_UP = 3  # steps that are not timed, because the first one compiles and allocators grow
 PROFILED = "4-6"  # default of train.profile_steps
-# steps after the profiled ones, which the profiler does not slow down: they correct the next plan
+# Steps after the profiled ones. They run without the profiler's overhead and correct the next plan.
 TIMED = 10
 
 
 def measured(config: Config, name: str, steps: int, profile_steps: str | None = None) -> Config:
-    """Returns the same job for `steps` steps. It saves nothing, so no other run can ever resume
-    from it.
+    """Returns the config of the same job for `steps` steps. It saves nothing, so no other run can
+    resume from it.
     """
     train = replace(
         config.train,
@@ -37,10 +37,11 @@ def measured(config: Config, name: str, steps: int, profile_steps: str | None = 
 
 
 def compile_only(config: Config, name: str) -> Config:
-    """Returns the run that only compiles this one's programs, including those of validation.
+    """Returns the config of a run that only compiles this run's programs, including those of
+    validation.
 
-    Validation has up to three programs: for the first pass, for one that adds to it, and for the
-    last, which may be smaller.
+    Validation has up to three programs: for the first pass, for a pass that adds to it, and for the
+    last pass, which may be smaller.
     """
     short, count = measured(config, name, WARM_UP), config.train.validation_sequences
     full = config.train.micro_batch_size * config.data_parallel
@@ -51,7 +52,7 @@ def compile_only(config: Config, name: str) -> Config:
 
 
 def counts_of(text: str, nodes: int) -> list[int]:
-    """Returns the numbers of nodes in `NODES='1 2 4'`; by default the powers of two below the
+    """Returns the numbers of nodes in `NODES='1 2 4'`. The default is the powers of two below the
     fleet's number, and that number.
 
     Raises:
@@ -72,7 +73,7 @@ def counts_of(text: str, nodes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Measure:
-    """The result of one size of the job. `efficiency` is its speed per rank over that of the
+    """The result for one size of the job. `efficiency` is the speed per rank over that of the
     smallest size.
     """
 
@@ -86,13 +87,13 @@ class Measure:
 
     @property
     def ranks_speed(self) -> float:
-        """Returns the tokens per second of a rank."""
+        """Returns the tokens per second per rank."""
         return self.tokens_per_second / self.ranks
 
 
 def measures_of(runs: Iterable[tuple[Config, str, dict[str, object]]]) -> list[Measure]:
-    """Returns the measures of finished runs, given config, layout in words, and results.json; the
-    smallest first.
+    """Returns the measures of finished runs. Each run has a config, a layout in words, and
+    results.json; the smallest run comes first.
     """
     found: list[Measure] = []
     for config, layout, results in runs:

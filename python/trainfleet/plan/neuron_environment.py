@@ -1,8 +1,8 @@
-"""The environment variables for Neuron's software on a job's nodes: each value, and the page that
-documents it. Pure.
+"""Defines the environment variables for Neuron's software on a job's nodes, with the page that
+documents each value. The functions have no side effects.
 
-AWS's pages are those of awsdocs-neuron.readthedocs-hosted.com, by their names there. SDK 2.31 is
-the last that trains on Trn1 (2026-07-07), and 2.33 the newest of TorchNeuron (2026-10-19).
+Pages are those of awsdocs-neuron.readthedocs-hosted.com, by their names there. SDK 2.31 is the last
+that trains on Trn1 (2026-07-07), and 2.33 the newest of TorchNeuron (2026-10-19).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ RUNTIME = "nrt-configurable-parameters, 2.31"
 
 
 def settings(config: Config) -> tuple[Setting, ...]:
-    """Returns the variables that ranks on this platform need in addition to the fabric's
-    (fabric_environment.py); empty on platforms without Neuron.
+    """Returns the variables that ranks need in addition to the fabric's (fabric_environment.py).
+    They are empty on platforms without Neuron.
     """
     if is_xla(config):
         return (*_compiler(config), *_runtime(config), *_left_out())
@@ -31,22 +31,20 @@ def settings(config: Config) -> tuple[Setting, ...]:
 
 
 def environment(config: Config) -> dict[str, str]:
-    """Returns the variables that are set."""
+    """Returns the variables to set, with their values."""
     return {
         setting.name: setting.value for setting in settings(config) if setting.value is not None
     }
 
 
 def is_recorded(config: Config) -> bool:
-    """Tells whether ranks only record their computation, which neuron_parallel_compile then
-    compiles.
-    """
+    """Tells whether ranks only record their computation for neuron_parallel_compile to compile."""
     return is_xla(config) and config.train.compile_only
 
 
 def compiles_ahead(config: Config) -> bool:
-    """Tells whether compiling is a separate job before training, because it takes long, with a
-    cache for all nodes.
+    """Tells whether a separate job before training compiles the programs into a cache for all
+    nodes, because this takes long.
     """
     return is_xla(config) or (
         config.fleet.platform == NATIVE and not cache(config).startswith(s3.SCHEME)
@@ -54,7 +52,7 @@ def compiles_ahead(config: Config) -> bool:
 
 
 def cache(config: Config) -> str:
-    """Returns the address of compiled programs, for all nodes: a folder, or s3://bucket/prefix for
+    """Returns the location of compiled programs for all nodes: a folder, or s3://bucket/prefix for
     nodes without a shared disk.
     """
     shared, platform = config.fleet.shared_folder, config.fleet.platform

@@ -1,4 +1,4 @@
-"""The plan: the derived values, the estimate, and the exact commands. Pure: making it changes
+"""Makes a plan: the derived values, the estimate and the exact commands. Planning changes
 nothing.
 """
 
@@ -14,7 +14,9 @@ from .job import Request
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that apply will do, in order, with the facts that a user wants to know first."""
+    """Everything that a launch will do, in order, with the facts that a user wants to know
+    first.
+    """
 
     config: Config
     derived: tuple[Derived, ...]
@@ -33,10 +35,10 @@ def make_plan(
     experience: Experience | None = None,
     asked: str = "",
 ) -> Plan:
-    """Returns the plan of these requests, on machines with the costs of `bill` (None: unknown).
+    """Returns the plan for these requests, on machines with the costs of `bill` (None: unknown).
 
     Raises:
-        ConfigError: the estimate is over budget.max_usd, or the fleet's cost is unknown.
+        ConfigError: the estimate exceeds budget.max_usd, or the fleet's cost is unknown.
     """
     needs = estimate(config, bill, experience)
     if problem := _over_budget(config, needs):
@@ -49,8 +51,8 @@ def make_plan(
 
 
 def degrees(config: Config) -> str:
-    """Returns the degrees above 1, as a product: `32 data-parallel (state over 8, ZeRO 1) x 4
-    tensor`.
+    """Returns the parallelism degrees above 1 as a product: `32 data-parallel (state over 8, ZeRO
+    1) x 4 tensor`.
     """
     layout = config.train.parallelism
     state = f" (state over {layout.fsdp}, ZeRO {layout.zero_stage})" if layout.fsdp > 1 else ""
@@ -81,7 +83,7 @@ def _over_budget(config: Config, needs: Estimate) -> str:
             f"the limit of ${limit:,.2f}"
         )
     if needs.usd is None or needs.usd <= limit:
-        # a run with a price but no estimate is stopped at its limit (watch/budget.py)
+        # watch/budget.py stops a run without an estimate at its limit.
         return ""
     fit = int(config.train.steps * (limit - needs.around) / (needs.usd - needs.around))
     with_them = f", ${needs.around:,.2f} of it for set-up and idle time" if needs.around else ""

@@ -1,5 +1,5 @@
-"""Sizes a fleet: the nodes, time and dollars of a training over numbers of nodes, and the size that
-meets a wish.
+"""Sizes a fleet: computes the time and cost of a training for many numbers of nodes, and finds the
+size that meets a wish.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .estimate import LIKELY, Bill
 
 DAY = 86400.0
 LARGEST = 10_000  # nodes
-KNEE = 1.1  # cost of a token at the knee of the table, over the least cost
-# tokens per parameter that make the best use of a given compute (Hoffmann et al. 2022,
+KNEE = 1.1  # maximum cost per token at the table's knee, relative to the lowest cost
+# Tokens per parameter that make the best use of a given compute budget (Hoffmann et al. 2022,
 # arXiv:2203.15556)
 CHINCHILLA = 20
 
 
 @dataclass(frozen=True)
 class Wish:
-    """The user's limits; None: open."""
+    """The user's limits. None means no limit."""
 
     days: float | None = None
     usd: float | None = None
@@ -36,7 +36,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Size:
-    """A fleet's size: its best layout, tokens per second, the useful share of time, and the tokens,
+    """One size of the fleet: its best layout, tokens per second, MFU and goodput, and the tokens,
     days and dollars of a training.
     """
 
@@ -51,8 +51,8 @@ class Size:
 
     @property
     def each(self) -> float:
-        """Returns the cost of a token, in US dollars or, for free machines, in node-days: the
-        measure that compares sizes.
+        """Returns the cost per token, which compares sizes. It is in US dollars or, for free
+        machines, in node-days.
         """
         return (self.usd or self.nodes * self.days) / self.tokens
 
@@ -62,9 +62,10 @@ class Size:
 
 
 def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
-    """Returns the size for each number of nodes that holds the model, the fewest first.
+    """Returns a size for each number of nodes that can hold the model, smallest first.
 
-    Without TOKENS, USD and DAYS set the length of the training; without these, train.steps does.
+    Without TOKENS, USD and DAYS determine the length of the training. Without USD, train.steps
+    determines it.
 
     Raises:
         ConfigError: the device is unknown, or USD is given and the price is unknown.
@@ -118,12 +119,12 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
 def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
     """Returns the size that meets the wish.
 
-    With only TOKENS it is the `fleet` of that many nodes, or the knee if that does not hold the
-    model. With DAYS it is the cheapest in time, with USD and TOKENS the fastest, with USD and no
-    TOKENS the one with the most tokens.
+    With only TOKENS, returns the size with `fleet` nodes, or the knee if that size does not hold
+    the model. With USD and no TOKENS, returns the size that trains on the most tokens. Otherwise
+    returns the cheapest size with DAYS, and the fastest one with only USD.
 
     Raises:
-        ConfigError: no size meets it, with the nearest ones.
+        ConfigError: no size meets the wish; the message names the nearest sizes.
     """
     if wish.days is None and wish.usd is None:
         return next((size for size in found if size.nodes == fleet), knee(found))
@@ -133,14 +134,14 @@ def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
     if wish.tokens is None and wish.usd is not None:
         return max(meets, key=lambda size: size.tokens)
     if wish.days is not None:
-        # free machines: the fewest node-days
+        # Free machines are compared by node-days.
         return min(meets, key=lambda size: (size.usd or size.nodes * size.days, size.days))
     return min(meets, key=lambda size: size.days)
 
 
 def knee(found: Sequence[Size]) -> Size:
-    """Returns the fastest size with tokens that cost at most 10 % more than the cheapest (in
-    node-days for machines without a price).
+    """Returns the fastest size with a cost per token of at most 10 % above the lowest. Without a
+    price, the cost is in node-days.
     """
     least = min(size.each for size in found)
     return max(
@@ -150,11 +151,11 @@ def knee(found: Sequence[Size]) -> Size:
 
 
 def surely(found: Sequence[Size], wish: Wish) -> Size | None:
-    """Returns the size that is in time with 90 % confidence; None without DAYS and TOKENS, or if no
-    size is.
+    """Returns the size that is in time with 90 % confidence. Returns None without DAYS and TOKENS,
+    or if no size is.
 
-    Four of five runs take `1 - LIKELY` to `1 + LIKELY` times the prediction, so one of ten takes
-    longer.
+    Four of five runs take `1 - LIKELY` to `1 + LIKELY` times the predicted time, so one of ten
+    takes longer.
     """
     if wish.days is None or wish.tokens is None:
         return None
@@ -165,12 +166,12 @@ def surely(found: Sequence[Size], wish: Wish) -> Size | None:
 
 
 def shown(found: Sequence[Size], *chosen: Size) -> list[Size]:
-    """Returns the sizes for a table: powers of two, and the chosen ones."""
+    """Returns the sizes for a table: powers of two, and the chosen sizes."""
     return [size for size in found if size.nodes & (size.nodes - 1) == 0 or size in chosen]
 
 
 def remark(config: Config, tokens: float) -> str:
-    """Compares the tokens per parameter with the best use of a given compute."""
+    """Compares the tokens per parameter with the best use of a given compute budget."""
     ratio = tokens / count_parameters(config.model)
     return (
         f"{ratio:,.3g} tokens per parameter; {CHINCHILLA} give the best model for a given "
@@ -179,8 +180,8 @@ def remark(config: Config, tokens: float) -> str:
 
 
 def _counts(config: Config) -> Iterator[int]:
-    """Yields 1, 2, 3, 4, 6, 8, 12 ...: powers of two and the values halfway, and the fleet's
-    number.
+    """Yields the powers of two, the values halfway between them, and the fleet's number: 1, 2, 3,
+    4, 6, 8, 12 ...
     """
     powers = [2**power for power in range(LARGEST.bit_length())]
     counts = {count for power in powers for count in (power, power + power // 2)} | {
@@ -273,6 +274,6 @@ def _dollars(size: Size) -> float:
 
 
 def _up(value: float) -> str:
-    """Rounds up to three digits, so that the offered value can be met."""
+    """Rounds up to three digits, so that the suggested limit can be met."""
     digits = 10 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1
     return f"{math.ceil(value / digits) * digits:.12g}"

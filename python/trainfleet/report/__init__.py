@@ -1,8 +1,8 @@
-"""Shows a run: the live line, the plots, the one-page report and the closing summary. All read only
-the run folder.
+"""Presents a run: live line, plots, one-page report and final summary. All of them read only the
+run folder.
 """
 
 import logging
 
-# matplotlib warns about a read-only home, which it does not need
+# matplotlib warns about a read-only home directory, which it does not need.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)

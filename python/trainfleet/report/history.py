@@ -1,4 +1,4 @@
-"""The history of a run, read once from its folder, and the format of its numbers."""
+"""Reads the history of a run from its folder, and formats its numbers."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from ..trust import untrusted_input
 from ..trust.errors import ConfigError, InputError
 from ..watch.time_accounting import ledger
 
-# the events at which a curve may break, as they follow each other
+# Events at which a curve may break, in the order in which they occur
 BREAKS = ("fault", "stopped", "restarted", "resumed")
-# stages of results.json's seconds, in the order of a report
+# Stages of `seconds` in results.json, in the order of the report
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")
-TELLING = ("message", "who", "cause", "words")  # fields of an event that are shown without a name
+TELLING = ("message", "who", "cause", "words")  # event fields that are shown without their names
 UNKNOWN = "—"
-OPENING, LONGEST_OPENING = 3, 40  # most words and letters of a proposed prompt
+OPENING, LONGEST_OPENING = 3, 40  # maximum words and characters of a proposed prompt
 
 
 @dataclass(frozen=True)
 class History:
-    """One reading of a run folder. Missing values are empty or None, never an error."""
+    """The state of a run folder at the time of reading. Missing values are empty or None, never an
+    error.
+    """
 
     run: Run
     results: Record
-    # one per step, in the order of the steps; a repeated step has its last values
+    # One record per step, in order. A repeated step has its last values.
     metrics: list[Record]
     events: list[Record]
     status: str  # running, finished, failed, stopped, interrupted, or "not started"
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Returns the steps and values at which `key` was measured and finite."""
+        """Returns the steps at which `key` has a finite value, and these values."""
         pairs = [
             (int(line["step"]), value)
             for line in self.metrics
@@ -48,8 +50,8 @@ class History:
         return [step for step, _ in pairs], [value for _, value in pairs]
 
     def measured(self, key: str) -> float | None:
-        """Returns `key` from results.json, or else the newest metric; the other way round while the
-        run continues.
+        """Returns `key` from results.json, otherwise from the newest metric. While the run
+        continues, the newest metric takes precedence.
         """
         values = [*self.series(key)[1][-1:], None]
         summed = number(self.results.get(key))
@@ -69,7 +71,7 @@ class History:
 
     @cached_property
     def steps_total(self) -> int:
-        """Returns the steps that the run's config asks for, or the steps done, if that is more."""
+        """Returns the steps in the run's config, or the steps done if there are more."""
         from ..config import load_steps  # loads YAML
 
         return max(load_steps(self.run.config) or self.results.get("steps") or 0, self.step)
@@ -87,10 +89,11 @@ class History:
 
     @property
     def waits_for(self) -> str:
-        """Returns why the job does not run yet, in its engine's words, and when this was noted. ""
-        if it runs or the reason is unknown.
+        """Returns the engine's reason why the job does not run yet, and how long ago it was
+        recorded. Returns "" if the job runs or the reason is unknown.
 
-        A launcher notes a reason once. Without a launcher, a change of the reason is not noted.
+        A launcher records a reason once. Without a launcher, changes of the reason are not
+        recorded.
         """
         turns = [
             event
@@ -104,15 +107,15 @@ class History:
 
     @property
     def step(self) -> int:
-        """Returns the last logged step; for a stopped run, the step at which it stopped and
-        saved.
+        """Returns the last logged step. For a stopped run, returns the step at which the run
+        stopped and saved.
         """
         logged = int(self.metrics[-1]["step"]) if self.metrics else 0
         return max(logged, self.results.get("steps") or 0) if self.status == "stopped" else logged
 
     @property
     def tokens_per_step(self) -> float:
-        """Returns the tokens in one global batch; 0 while unknown."""
+        """Returns the tokens in one global batch, or 0 while they are unknown."""
         batch, length = (
             self.results.get("global_batch_sequences"),
             self.results.get("sequence_length"),
@@ -125,7 +128,9 @@ class History:
 
     @property
     def epochs(self) -> str:
-        """Returns the number of passes through the data, like `0.09 epochs`; "" while unknown."""
+        """Returns the number of passes through the data, like `0.09 epochs`, or "" while it is
+        unknown.
+        """
         tokens, whole = self.measured("tokens"), number(self.results.get("dataset_tokens"))
         return f"{few_digits(tokens / whole)} epochs" if tokens and whole else ""
 
@@ -152,7 +157,7 @@ class History:
 
     @property
     def is_lost(self) -> bool:
-        """Tells whether the newest loss is not finite; a run may recover."""
+        """Tells whether the newest loss is not finite. The run may still recover."""
         return (
             bool(self.metrics)
             and "loss" in self.metrics[-1]
@@ -161,8 +166,8 @@ class History:
 
     @property
     def rose(self) -> str:
-        """Returns a remark on a loss that ends above its start; "" for any other, or after too few
-        steps.
+        """Returns a remark if the loss is above its first value. Returns "" otherwise, or if there
+        are too few steps.
         """
         values = self.series("loss")[1]
         newest = median(values[-5:]) if len(values) >= 10 else None
@@ -175,8 +180,8 @@ class History:
 
     @property
     def unvalidated(self) -> str:
-        """Returns a remark on a run that ended without a validation loss, because it has no text
-        for it.
+        """Returns a remark if the run finished without a validation loss, because there is too
+        little text. Otherwise returns "".
         """
         if self.status != "finished" or not self.metrics or self.measured("valid_loss") is not None:
             return ""
@@ -185,7 +190,7 @@ class History:
 
     @property
     def silent(self) -> list[str]:
-        """Returns a remark on each service of train.loggers that has failed in the newest
+        """Returns a remark for each service in train.loggers that has failed since the newest
         launch.
         """
         launch = max(
@@ -210,14 +215,14 @@ class History:
 
     @cached_property
     def ledger(self) -> dict[str, float]:
-        """Returns the use of all seconds of the run so far; {} for a run from before these were
+        """Returns the seconds of the run so far, by use. Returns {} for a run from before uses were
         recorded.
         """
         return ledger(self.events, self.metrics, time.time() if self.status == "running" else None)
 
     @property
     def stages(self) -> dict[str, float]:
-        """Returns the seconds of each use or, for an older run, of each stage; no second is counted
+        """Returns the seconds per use or, for an older run, per stage. No second is counted
         twice.
         """
         if self.ledger:
@@ -227,7 +232,7 @@ class History:
             for name, raw in (self.results.get("seconds") or {}).items()
             if (value := number(raw)) is not None
         }
-        # with `started`, startup begins at the command and includes tokenizing
+        # If `started` is recorded, startup begins at the command and includes tokenizing.
         if self.results.get("started"):
             seconds["startup"] = max(
                 0.0, seconds.get("startup", 0.0) - seconds.get("tokenize", 0.0)
@@ -238,8 +243,8 @@ class History:
 
     @property
     def verdict(self) -> tuple[str, str] | None:
-        """Returns why the last attempt failed: who and the cause in one line, then the reasons and
-        the last words of that rank.
+        """Returns why the last attempt failed, or None. The first text names the failed rank or
+        host and the cause; the second contains the reasons and the traceback.
         """
         if self.status not in ("failed", "interrupted"):
             return None
@@ -247,7 +252,7 @@ class History:
             (index for index, event in enumerate(self.events) if event["event"] == "launched"),
             default=0,
         )
-        # the first of each kind
+        # First event of each kind
         first = {event["event"]: event for event in reversed(self.events[launch:])}
         fault, verdict = first.get("fault", {}), first.get("verdict", {})
         if not fault and not verdict:
@@ -285,13 +290,13 @@ class History:
             return [(f"{train} SET='train.steps={more}'", why), write]
         saved = self.steps_of("checkpointed")
         again = f"resumes from step {saved[-1]:,}" if saved else "starts it"
-        quiet = self.status in ("not started", "stopped")  # nothing is wrong
+        quiet = self.status in ("not started", "stopped")  # not a failure
         return ([] if quiet else [(logs, "shows what the ranks wrote")]) + [(train, again)]
 
 
 def opening(results: Record) -> str:
-    """Returns a prompt for the model to continue: some words of one line of the validation text
-    that began the run's own sample.
+    """Returns a prompt for the model to continue: some words of one line of the validation text in
+    the run's sample.
     """
     text = str((results.get("sample") or {}).get("prompt", ""))
     lines = [
@@ -308,7 +313,7 @@ def read(run: Run) -> History:
     """Reads the run folder as it is now."""
     results = run.read_results()
     status = str(results.get("status") or "not started")
-    # a run may also continue without a launcher on this machine
+    # A run may also continue without a launcher on this machine.
     goes_on = results.get("unattended") or read_holder(run.folder)
     if status == "running" and not goes_on and not is_locked(run.folder):
         status = "interrupted"  # its launcher died before it could record the run's end
@@ -319,11 +324,11 @@ def read(run: Run) -> History:
 
 
 def _which_config(run: Run) -> str:
-    """Returns the ` CONFIG=…` that a next command needs; "" if this run's config is the one here,
-    or does not exist yet.
+    """Returns the ` CONFIG=…` argument that a next command needs. Returns "" if config.yaml in this
+    folder names this run, or if the run has no config yet.
     """
     lines: list[str] = []
-    with suppress(FileNotFoundError, InputError):  # without a config, no run is named
+    with suppress(FileNotFoundError, InputError):  # without config.yaml, no run is named
         lines = untrusted_input.read_text(
             Path("config.yaml"), untrusted_input.MEBIBYTE
         ).splitlines()
@@ -332,8 +337,8 @@ def _which_config(run: Run) -> str:
 
 
 def _as_given(run: Run) -> str:
-    """Returns the ` CONFIG=…` that training needs to continue, if SET or NODES made this run differ
-    from config.yaml.
+    """Returns the ` CONFIG=…` argument that training needs to continue, if this run's config
+    differs from config.yaml because of SET or NODES.
     """
     from ..config import Settings, load, load_resolved  # loads YAML
 
@@ -344,8 +349,8 @@ def _as_given(run: Run) -> str:
 
 
 def describe(event: Record) -> str:
-    """Describes an event, like `step 200 · 0.4 s`: every plain field in its order, without times
-    and the kind.
+    """Describes an event, like `step 200 · 0.4 s`: all plain fields in order, except times and the
+    kind.
     """
     if event["event"] == "verdict":
         event = {key: value for key, value in event.items() if key in ("who", "cause", "words")}
@@ -366,18 +371,20 @@ def _field(key: str, value: str | int | float) -> str:
 
 
 def number(value: object) -> float | None:
-    """Returns a finite number, or None."""
+    """Returns `value` as a float if it is a finite number, otherwise None."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def predicted(history: History, what: str, write: Callable[[float], str]) -> str:
-    """Returns the plan's prediction of a measured value."""
+    """Returns the plan's prediction of a measured value as text, or ""."""
     predicted = number((history.results.get("predicted") or {}).get(what))
     return f" · predicted {write(predicted)}" if predicted else ""
 
 
 def quantity(value: float | None) -> str:
-    """Formats a number with three digits and a decimal prefix: 950, 12.4k, 3.21M; — for None."""
+    """Formats a number with three digits and a decimal prefix: 950, 12.4k, 3.21M. Formats None as
+    —.
+    """
     if value is None:
         return UNKNOWN
     size, prefix = next(
@@ -401,7 +408,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Formats seconds: 0.42 s, 45 s, 3 min 12 s, 2 h 05 min, 3 d 04 h; — for None."""
+    """Formats seconds: 0.42 s, 45 s, 3 min 12 s, 2 h 05 min, 3 d 04 h. Formats None as —."""
     if seconds is None:
         return UNKNOWN
     if seconds < 9.95:
@@ -418,7 +425,7 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """Formats seconds like a clock: 0:14, 12:03 or 2:05:44; — for None."""
+    """Formats seconds like a clock: 0:14, 12:03 or 2:05:44. Formats None as —."""
     if seconds is None:
         return UNKNOWN
     minutes, rest = divmod(round(seconds), 60)
@@ -449,7 +456,7 @@ def moment(seconds: float) -> str:
 
 
 def layout(degrees: Mapping[str, int]) -> str:
-    """Formats degrees, like `dp 4 tp 2`, without those of 1."""
+    """Formats the parallelism degrees above 1, like `dp 4 tp 2`."""
     return (
         " ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one rank"
     )
@@ -458,8 +465,8 @@ def layout(degrees: Mapping[str, int]) -> str:
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yields aligned lines, the head first. The columns in `words` are aligned left, all others,
-    which are numbers, right.
+    """Yields aligned lines, beginning with the head. Columns in `words` are left-aligned; the other
+    columns are numbers and right-aligned.
     """
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):

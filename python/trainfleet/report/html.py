@@ -1,4 +1,4 @@
-"""report.html: one self-contained page about a run, for a reader who does not know the run."""
+"""Writes report.html, a self-contained page about a run for readers who do not know the run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ SHOWN_EVENTS = 14
 REFRESH = 15  # seconds after which a browser reloads the page of a running run
 # statuses with a colour in page.html
 BADGES = ("running", "finished", "failed", "stopped", "interrupted")
-# one colour per use of time, the same in every report: by Okabe and Ito, a brown and a light grey
+# Colours for uses of time, the same in every report: the palette of Okabe and Ito, a brown and a
+# light grey
 COLOURS = {
     "useful": "#0072b2",
     "repeated": "#56b4e9",
@@ -62,7 +63,7 @@ CAPTIONS = {
 
 
 def write(run: Run) -> Path:
-    """Writes report.html of a run from its folder as it is now."""
+    """Writes report.html of a run from the current state of its folder."""
     history, rehearsed = read(run), rehearsal_table.read(run)
     formula = history.results.get("mfu_formula")
     formula = f"{escape(formula)}<br>" if formula else ""
@@ -101,7 +102,7 @@ def write(run: Run) -> Path:
 
 
 def escape(text: object) -> str:
-    """Returns foreign text that is safe in the page: no markup, no secret, no control character."""
+    """Makes foreign text safe for the page: no markup, no secrets and no control characters."""
     return html.escape(shown(text))
 
 
@@ -163,7 +164,7 @@ def _verdicts(history: History) -> list[str]:
 
 
 def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
-    """Returns the table of faults for a run that was broken on purpose."""
+    """Returns the table of faults for a rehearsal."""
     head = "".join(f"<th>{escape(name)}</th>" for name in rehearsal_table.HEAD)
     rows = (
         _cells(outcome.cells, "broken" if outcome.broken else "", outcome.what)
@@ -175,8 +176,8 @@ def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
 
 
 def _cells(cells: Iterable[str], kind: str, what: str) -> str:
-    """Returns a table row, with the fault's injection below its name; a cell also spans the empty
-    ones before it.
+    """Returns a table row, with the description of the fault below its name. A cell also spans the
+    empty cells before it.
     """
     row, empty = "", 1
     for cell in cells:
@@ -190,7 +191,7 @@ def _cells(cells: Iterable[str], kind: str, what: str) -> str:
 
 
 def _seen(history: History) -> str:
-    """Returns the run's passes through its data, and the skipped records."""
+    """Returns the number of passes through the data, and of skipped records."""
     skipped = history.results.get("dataset_skipped")
     return "; ".join(
         [
@@ -202,7 +203,7 @@ def _seen(history: History) -> str:
 
 
 def _tiles(history: History) -> str:
-    """Returns the key numbers, each with its meaning."""
+    """Returns the key figures, each with its meaning."""
     results, (first, last) = history.results, history.losses
     speed, tokens, world = (
         history.measured("tokens_per_second"),
@@ -260,14 +261,14 @@ def _tiles(history: History) -> str:
 
 def _memory(history: History) -> tuple[str, str]:
     bytes_ = history.measured("memory_bytes")
-    # a CPU's figure is that of the whole process
+    # On a CPU, this figure covers the whole process.
     if not bytes_ or history.results.get("device") == "cpu":
         return UNKNOWN, ""
     return size(bytes_), f"of the device, at its peak{predicted(history, 'memory_bytes', size)}"
 
 
 def _way(seconds: Mapping[str, object]) -> str:
-    """Returns the times of the start's stages, if the run has recorded them."""
+    """Returns the times of the startup stages, if the run has recorded them."""
     words = {"loaded": "torch was loaded", "met": "ranks had met", "built": "the model was built"}
     parts = [
         f"{text} after {duration(number(seconds[name]))}"
@@ -297,7 +298,7 @@ def _figures(drawn: Mapping[str, Figure], captions: Mapping[str, str]) -> list[s
 
 
 def _stages(history: History) -> str:
-    """Returns one divided bar of where the seconds went."""
+    """Returns a divided bar with the run's seconds by use."""
     if not history.stages:
         return ""
     bars, keys = "", ""
@@ -351,8 +352,8 @@ def _rows(title: str, rows: Iterable[tuple[str, ...]], kind: str = "facts") -> s
 
 
 def _settings(history: History) -> str:
-    """Returns the config as it was resolved, and no byte of the file itself, which may be
-    anything.
+    """Returns the resolved config. The page never contains the file itself, because the file may
+    contain anything.
     """
     from ..config import dump_known  # loads YAML
 

@@ -1,4 +1,6 @@
-"""The live line of a running job: a bar on a terminal, plain aligned lines in a pipe or a log."""
+"""Shows the progress of a running job: a bar on a terminal, plain aligned lines in a pipe or a
+log.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from ..data.progress import TokenizingProgress
 
-Part = tuple[str, str]  # a name, which may be empty, and its figure
+Part = tuple[str, str]  # name, which may be empty, and figure
 REMOTE_LOOK = 5.0  # seconds between two updates of progress in S3 (data/dataset_store.py)
 # events that are shown below the line of their step
 AFTER_A_STEP = ("checkpointed", "stopped", "finished")
@@ -47,7 +49,7 @@ STYLES = {
 
 
 class LiveLine:
-    """The area of a live line: it replaces itself on a terminal; elsewhere only `say` prints."""
+    """A line that is redrawn in place on a terminal. Without a terminal, only `say` prints."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -63,14 +65,16 @@ class LiveLine:
         self.unread = False  # whether the stream's reader has exited
 
     def say(self, text: str, style: str = "") -> None:
-        """Prints one permanent line, above the live one if there is one."""
+        """Prints one permanent line, above the live line if there is one."""
         if self.fancy:
             self.draw(lambda: self.console.print(shown(text), style=style or None, markup=False))
         else:
             self.draw(lambda: print(text, file=self.stream, flush=True))
 
     def draw(self, write: Callable[[], object]) -> None:
-        """Writes, and notices if a pipe's reader has exited or the terminal was closed."""
+        """Calls `write`. Stops output if the pipe's reader has exited or the terminal was
+        closed.
+        """
         try:
             write()
         except OSError as error:
@@ -81,8 +85,8 @@ class LiveLine:
                 discard(stream)
 
     def wait(self, what: str, seconds: float) -> None:
-        """Draws a spinner with the awaited event and the time so far; without a terminal prints the
-        event once.
+        """Draws a spinner with the awaited event and the elapsed time. Without a terminal, prints
+        the event once.
         """
         if self.fancy:
             from rich.text import Text
@@ -95,7 +99,7 @@ class LiveLine:
             self.say(what)
 
     def bar(self, done: float, total: float, parts: list[Part]) -> None:
-        """Draws a bar and as many of the parts, from the first, as fit the terminal's width."""
+        """Draws a bar, and as many of the first parts as fit on the terminal's line."""
         if self.fancy:
             self.draw(
                 lambda: self.area.update(_row(done, total, parts, self.console.width), refresh=True)
@@ -132,7 +136,7 @@ def _row(done: float, total: float, parts: list[Part], width: int) -> Table:
 
 
 class Shown(ABC):
-    """A job on a line from `with` to its end; the launcher calls `update` about five times a
+    """The display of a job, within a `with` block. The launcher calls `update` about five times a
     second.
     """
 
@@ -142,7 +146,7 @@ class Shown(ABC):
 
     @abstractmethod
     def update(self, waits_for: str = "") -> None:
-        """Reads new progress and draws it, or the awaited event if the job does not run yet."""
+        """Reads new progress and draws it. If the job does not run yet, draws the awaited event."""
 
     def __enter__(self) -> Self:
         if self.line.fancy:
@@ -159,8 +163,8 @@ class Shown(ABC):
 
 
 class Live(Shown):
-    """A training run: one line that is updated, or one line for each logged step; events stay as
-    lines above it.
+    """The display of a training run: one updated line, or one line for each logged step. Events
+    stay as lines above it.
     """
 
     def __init__(self, run: Run, steps_total: int, stream: TextIO | None = None) -> None:
@@ -170,8 +174,8 @@ class Live(Shown):
             Lines(run.metrics, check_metric),
             Feed(run.folder, from_end=True),
         )
-        # A resume cuts metrics.jsonl back, and Lines then starts over: earlier lines must not be
-        # shown again.
+        # A resume truncates metrics.jsonl, and Lines then reads it from the start. These lines must
+        # not be shown again.
         self.seen = set(map(json.dumps, self.metrics.new()))
         self.run, self.prepared = run, _written(run.results)
         self.page = Refresh(run)
@@ -179,7 +183,7 @@ class Live(Shown):
         self.valid: float | None = None
         self.failed = False
         self.pace: tuple[int, float] | None = (
-            None  # the first step seen and its time, from which the time left is measured
+            None  # first step seen and its time, to predict the time left
         )
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -203,8 +207,8 @@ class Live(Shown):
             step = max(self.newest["step"], self._steps_done())
             self.line.bar(step, self.steps_total, self._parts(self.newest, step))
         elif not self.failed:
-            # Rank 0 rewrites results.json when the ranks have met and the model and the data are
-            # loaded.
+            # Rank 0 rewrites results.json when all ranks are connected and the model and the data
+            # are loaded.
             stage = (
                 "starting ranks, loading data"
                 if _written(self.run.results) == self.prepared
@@ -213,8 +217,8 @@ class Live(Shown):
             self.line.wait(stage, time.monotonic() - self.started)
 
     def _steps_done(self) -> int:
-        """Returns the steps done by the newest heartbeat, as metrics come once in several steps; 0
-        without a bar to move.
+        """Returns the steps done according to the newest heartbeat, because metrics are logged only
+        every few steps. Returns 0 if there is no bar.
         """
         at = (
             newest_step(self.run.folder, fence.current(self.run.folder).order)
@@ -226,8 +230,8 @@ class Live(Shown):
     def _show(self, event: Record) -> None:
         kind = event["event"]
         if kind in ("verdict", "queued") or (kind == "fault" and self.failed):
-            # the verdict is printed when all have stopped, a wait is drawn, and one fault is shown
-            # for all, as every other rank then fails too
+            # The verdict is printed when all ranks have stopped, and the live line shows a wait.
+            # Only the first fault is shown, because every other rank fails after it.
             return
         self.failed = kind == "fault" or (self.failed and kind != "restarted")
         self.line.say(f"  {kind:<12} {describe(event)}".rstrip(), STYLES.get(kind, "dim"))
@@ -264,8 +268,8 @@ class Live(Shown):
         ]
 
     def _left(self, metric: Record) -> float | None:
-        """Returns the seconds to the last step at the pace since the first one seen, including
-        validation and checkpoints.
+        """Returns the seconds to the last step at the average pace since the first step seen. The
+        pace includes validation and checkpoints.
         """
         first, began = self.pace or (metric["step"], 0.0)
         if metric["step"] <= first:
@@ -276,13 +280,15 @@ class Live(Shown):
 
 
 def _written(path: Path) -> int:
-    """Returns when a file was last replaced, as a number to compare; 0 if it does not exist."""
+    """Returns a file's modification time as a number to compare, or 0 if the file does not
+    exist.
+    """
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
 class TokenizeLive(Shown):
-    """A tokenizing job, from the progress that its workers write to the dataset's folder, or to S3
-    at `address`.
+    """The display of a tokenizing job. It reads the progress that the workers write to the
+    dataset's folder, or to S3 at `address`.
     """
 
     def __init__(
@@ -292,16 +298,16 @@ class TokenizeLive(Shown):
         stream: TextIO | None = None,
         every: float = 2.0,
     ) -> None:
-        """Takes `every` as the seconds between two lines without a bar."""
+        """Prints a line every `every` seconds if there is no bar."""
         super().__init__(stream)
         self.folder, self.address, self.every = folder, address, every
         self.look_every, self.looked = REMOTE_LOOK if address else 0.0, -math.inf
         self.progress: TokenizingProgress | None = None
         self.said, self.ended = self.started, False
-        self.first: int | None = None  # bytes done when first seen, which an earlier job did
+        self.first: int | None = None  # bytes that an earlier job had done
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.looked = -math.inf  # the last update is not delayed
+        self.looked = -math.inf  # the last update must not be delayed
         super().__exit__(kind, *rest)
 
     def update(self, waits_for: str = "") -> None:
@@ -343,5 +349,5 @@ class TokenizeLive(Shown):
     def _look(self) -> None:
         from ..data.progress import read_progress
 
-        with suppress(S3Error):  # S3 is unavailable: the workers report that, and end the job
+        with suppress(S3Error):  # If S3 is unavailable, the workers report it and end the job.
             self.progress = read_progress(self.folder, self.address)

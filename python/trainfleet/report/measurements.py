@@ -1,5 +1,5 @@
-"""The results of make scaling and make profile: tables on the terminal, and of make scaling also
-files and a plot.
+"""Prints the results of `make scaling` and `make profile` as tables. For `make scaling`, also
+writes files and a plot.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ ROWS = 12
 
 
 def describe_profile(run: Run) -> Iterator[str]:
-    """Yields the parts of the steps, the collectives' share, and the operations that took longest,
-    each with its share.
+    """Yields the shares of the parts of a step, of communication, and of the longest operations.
 
     Raises:
         RunError: the run has no profile.
@@ -82,7 +81,7 @@ def results_of(run: Run) -> dict[str, Any]:
 
 
 def describe_scaling(measures: Sequence[Measure], weak: bool) -> list[str]:
-    """Returns the table as aligned lines."""
+    """Returns the scaling table as aligned lines."""
     lines = table(HEAD, [_row(measure) for measure in measures], ("layout",))
     return [WEAK if weak else STRONG, "", *lines]
 
@@ -104,9 +103,7 @@ def write(run: Run, measures: Sequence[Measure], weak: bool) -> None:
 
 
 def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
-    """Plots speed against nodes, both in powers of two, next to the ideal speed of as many
-    ranks.
-    """
+    """Plots the measured and the ideal speed against the number of nodes, on logarithmic axes."""
     import matplotlib
 
     nodes, speeds = (

@@ -1,6 +1,6 @@
-"""The smaller parts of report.html: plots of one quantity each (parts of a step, slowest rank,
-gradient norm, learning rate, memory), the provenance of a run (versions, devices, the keys that its
-config sets), and the state of its ranks.
+"""Makes the smaller parts of report.html. They are plots of one quantity each (parts of a step,
+slowest rank, gradient norm, learning rate, memory), the provenance of a run (versions, devices,
+config keys) and the state of its ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 HEIGHT = 2.6  # inches
-PARTS = {  # parts of a step, in its order, with the colours of Okabe and Ito
+PARTS = {  # parts of a step in order, with colours of Okabe and Ito
     "data": "#999999",
     "forward": "#0173b2",
     "backward": "#56b4e9",
@@ -43,7 +43,7 @@ CAPTIONS = {
 
 
 def panels(history: History) -> dict[str, Figure]:
-    """Returns the figures with measurements, by name."""
+    """Returns the figures that have measurements, by name."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -58,9 +58,7 @@ def panels(history: History) -> dict[str, Figure]:
 
 
 def _one(history: History, key: str, title: str, write: Callable[[float], str]) -> Figure | None:
-    """Plots each logged value: a mean would cut off the schedule's peak and the spikes of a
-    norm.
-    """
+    """Plots every logged value. A mean would flatten the schedule's peak and the norm's spikes."""
     steps, values = history.series(key)
     if not values:
         return None
@@ -74,7 +72,7 @@ def _one(history: History, key: str, title: str, write: Callable[[float], str]) 
 
 
 def _parts(history: History) -> Figure | None:
-    """Plots the parts of each timed step, stacked, with a legend."""
+    """Plots the parts of each timed step as stacked areas, with a legend."""
     by_part = {name: dict(zip(*history.series(f"{name}_seconds"), strict=True)) for name in PARTS}
     steps = sorted({step for values in by_part.values() for step in values})
     if len(steps) < 2:  # a single step has no width
@@ -96,11 +94,11 @@ def _parts(history: History) -> Figure | None:
 
 
 def _slowest(history: History) -> Figure | None:
-    """Plots the slowest rank's own work next to the median rank's, with the most frequent slowest
-    rank in the title.
+    """Plots the own work of the slowest rank next to the median rank's. The title names the rank
+    that is slowest most often.
     """
     steps, seconds = history.series("slowest_own")
-    if len(steps) < 2:  # a single step does not show who is slow
+    if len(steps) < 2:  # one step does not show which rank is slow
         return None
     rank, times = Counter(history.series("slowest_rank")[1]).most_common(1)[0]
     figure, axes = frame(
@@ -124,7 +122,7 @@ def _slowest(history: History) -> Figure | None:
 
 
 def _finish(figure: Figure, axes: Axes, named: list[str]) -> None:
-    """Scales seconds from zero on the left, and adds a legend below the plot."""
+    """Scales seconds from zero, and adds a legend below the plot."""
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(
         lambda value, _: (
@@ -172,8 +170,8 @@ def facts(history: History) -> Iterator[tuple[str, str]]:
 
 
 def ranks(history: History) -> Iterator[tuple[str, ...]]:
-    """Yields the ranks by their own work in the newest step, without waiting for others; none
-    without heartbeats.
+    """Yields the ranks by their own work in the newest step, without waiting time. Yields nothing
+    if there are no heartbeats.
     """
     if history.status != "running":
         return
@@ -187,7 +185,7 @@ def ranks(history: History) -> Iterator[tuple[str, ...]]:
 
 
 def given(run: Run) -> Iterator[tuple[str, str]]:
-    """Yields the keys with other values than their defaults."""
+    """Yields the config keys that differ from their defaults."""
     from ..config import yaml_lines
     from ..config.schema import load_schema
 

@@ -1,7 +1,8 @@
-"""The two plots of a run, as PNG files and as SVG with colours that a page can set.
+"""Draws the two plots of a run, as PNG files and as SVG with colours that a page can set.
 
-Colours are the blue and vermilion of Okabe and Ito, which people with any common colour vision can
-tell apart (jfly.uni-koeln.de/color). Lines are labelled at their ends, so no plot needs a legend.
+The colours are the blue and vermilion of Okabe and Ito, which people with any common colour vision
+can distinguish (jfly.uni-koeln.de/color). Lines are labelled at their ends, so plots need no
+legend.
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ STYLE: dict[Any, Any] = {
     "xtick.color": FAINT,
     "ytick.color": FAINT,
     "ytick.major.size": 0,
-    "svg.fonttype": "none",  # text stays text: crisp, searchable, in the font of the page
+    "svg.fonttype": "none",  # keep text, so that it is searchable and has the page's font
 }
-NAMED, LINE = 4, 12  # most breaks that are named; points between two such names
-# share of the axes' height for a line of text and of their width for a letter, both generous
+NAMED, LINE = 4, 12  # maximum breaks to label; points between two labels
+# Generous height of a line of text and width of a character, as shares of the axes
 ROW, LETTER = (0.08, 0.014)
-MANY = 2000  # points beyond which a line in an SVG is smaller as an image
-Label = tuple[float, str, str]  # the height of a line's end, its text and its colour
+MANY = 2000  # points above which a line in an SVG is smaller as an image
+Label = tuple[float, str, str]  # height of a line's end, text and colour
 
 
 def draw(run: Run) -> list[Path]:
-    """Draws plots/loss.png and plots/throughput.png of a run again; none before the first logged
+    """Draws plots/loss.png and plots/throughput.png of a run. Draws nothing before the first logged
     step.
     """
     history = read(run)
@@ -81,11 +82,11 @@ def draw(run: Run) -> list[Path]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a plot over the earlier one, never through a link: a run folder may be somebody
-    else's.
+    """Replaces a plot file. Never writes through a link, because a run folder may belong to another
+    user.
 
     Raises:
-        RunError: its folder is a link, or can't be written.
+        RunError: the folder is a link, or can't be written.
     """
     folder = path.parent
     if folder.is_symlink():
@@ -105,19 +106,19 @@ def figures(history: History) -> dict[str, Figure]:
 
 
 def quietly(draw: Callable[[], object]) -> None:
-    """Draws without matplotlib's warning that a nearly empty plot has no room for its layout."""
+    """Draws without matplotlib's warning that a nearly empty plot leaves no room for its layout."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         draw()
 
 
 def svg(figure: Figure, title: str) -> str:
-    """Returns a figure as one <svg> element that scales with the page, in its font, coloured by its
-    CSS variables.
+    """Returns a figure as one <svg> element that scales with the page, and has the page's font and
+    colours.
     """
     import matplotlib
 
-    # matplotlib parses it as a number and fails for other text; no date is kept here
+    # matplotlib fails if this variable is not a number. The SVG has no date, so it is not needed.
     os.environ.pop("SOURCE_DATE_EPOCH", None)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "svg.id": title}):
@@ -157,7 +158,7 @@ def _draw_throughput(history: History) -> Figure:
     if speeds:
         middle = median(
             speeds[1:] or speeds
-        )  # without the first, which warms up, like results.json
+        )  # excludes the first step, which warms up, as in results.json
         curve(axes, steps, speeds)
         axes.axhline(middle, color=FAINT, lw=1, ls=(0, (4, 3)))
         axes.set_title(
@@ -165,14 +166,14 @@ def _draw_throughput(history: History) -> Figure:
         )
         axes.set_ylim(0, 1.15 * max(speeds))
         _show_mfu(axes, history)
-    mark_breaks(axes, history, named=False)  # the plot of the loss names them
+    mark_breaks(axes, history, named=False)  # the loss plot labels them
     _mark_checkpoints(axes, history.steps_of("checkpointed"))
     return figure
 
 
 def _show_mfu(axes: Axes, history: History) -> None:
-    """Shows MFU on the right: as a second scale of the same line, or as a separate line if the two
-    are not proportional.
+    """Shows MFU on the right axis. If MFU is proportional to speed, the axis is a second scale of
+    the same line, otherwise MFU has a separate line.
     """
     steps, shares = history.series("mfu")
     pairs = [
@@ -186,9 +187,9 @@ def _show_mfu(axes: Axes, history: History) -> None:
     ratios = [share / speed for share, speed in pairs]
     if max(ratios) < 1.01 * min(ratios):
         right.set_ylim(0, axes.get_ylim()[1] * median(ratios))
-    # a restart on another world size or other hardware changed the MFU of a token per second
+    # A restart with another world size or hardware changed the ratio of MFU to speed.
     else:
-        right.set_ylim(0, 2.2 * max(shares))  # below the speeds
+        right.set_ylim(0, 2.2 * max(shares))  # keeps the MFU line below the speeds
         line(right, steps, shares, VERMILION)
         right.yaxis.label.set_color(VERMILION)
     right.set_ylabel("MFU")
@@ -200,7 +201,9 @@ def _show_mfu(axes: Axes, history: History) -> None:
 def sheet(
     title: str, width: float = 6.4, height: float = 3.8, pad: float = 8
 ) -> tuple[Figure, Axes]:
-    """Returns a figure with one plot, in inches; `pad` is the points below its title."""
+    """Returns a figure with one plot. Width and height are in inches; `pad` is the space below the
+    title in points.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -210,7 +213,7 @@ def sheet(
 
 
 def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Axes]:
-    """Returns a figure of steps, `height` inches high."""
+    """Returns a figure with steps on the x axis, `height` inches high."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = sheet(title, height=height)
@@ -222,7 +225,9 @@ def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Ax
 
 
 def curve(axes: Axes, steps: list[int], values: list[float]) -> None:
-    """Plots the logged values; with more than 50 points thin, with their moving mean on top."""
+    """Plots the logged values. With more than 50 points, the values are faint, with their moving
+    mean on top.
+    """
     noisy = len(values) > 50
     line(axes, steps, values, BLUE, alpha=0.3 if noisy else 1)
     if noisy:
@@ -257,7 +262,7 @@ def line(
 def note(
     axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any
 ) -> None:
-    """Writes small text, `shift` points from a place on the axes."""
+    """Writes small text, offset by `shift` points from a position on the axes."""
     look: dict[str, Any] = {"color": FAINT, "size": 9}
     axes.annotate(text, at, shift, textcoords="offset points", **(look | style))
 
@@ -275,7 +280,7 @@ def _smooth(values: list[float]) -> list[float]:
 
 
 def label_ends(axes: Axes, ends: list[Label]) -> None:
-    """Names lines to the right of the axes, in their colours. Each name is at the height of its
+    """Labels lines to the right of the axes, in their colours. Each label is at the height of its
     line's end, or as near as possible.
     """
     low, high = axes.get_ylim()
@@ -290,8 +295,8 @@ def label_ends(axes: Axes, ends: list[Label]) -> None:
 
 
 def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
-    """Draws a dotted line at each step where the run stopped, was resumed or restarted, or lost its
-    loss.
+    """Draws a dotted line at each fault, stop, restart and resume, and at the first loss that is
+    not finite.
     """
     marks = [(step, kind) for kind in BREAKS for step in history.steps_of(kind)]
     if named and history.broke_at is not None:
@@ -306,8 +311,8 @@ def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
 
 
 def _name_breaks(axes: Axes, breaks: dict[int, str]) -> None:
-    """Names each break, one row below the one before; extends the scale so that no curve reaches a
-    name.
+    """Labels each break, one row below the previous label. Extends the y axis so that no curve
+    reaches a label.
     """
     (low, high), end = axes.get_ylim(), axes.get_xlim()[1]
     for row, (step, text) in enumerate(breaks.items()):
@@ -328,24 +333,24 @@ def _name_breaks(axes: Axes, breaks: dict[int, str]) -> None:
 
 
 def _peak(axes: Axes, begin: float, until: float) -> float:
-    """Returns the highest point of a curve between two steps; -inf without a curve."""
+    """Returns the highest point of all curves between two steps, or -inf without a curve."""
     import numpy
 
     found = [-math.inf]
     for line in axes.get_lines():
-        if line.get_linestyle() != ":":  # the style of a break
+        if line.get_linestyle() != ":":  # line style of a break
             steps, values = (
                 numpy.asarray(line.get_xdata(), float),
                 numpy.asarray(line.get_ydata(), float),
             )
-            # a line between two logged steps counts too
+            # Include the interpolated line at both edges.
             edges = numpy.interp([begin, until], steps, values)
             found += [*edges, *values[(steps >= begin) & (steps <= until)]]
     return float(max(found))
 
 
 def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
-    """Draws a triangle on the axis at each checkpoint."""
+    """Marks each checkpoint on the axis."""
     if steps:
         few = len(steps) <= 30
         axes.plot(
@@ -362,7 +367,7 @@ def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
 
 
 def _count_tokens(axes: Axes, tokens_per_step: float) -> None:
-    """Adds a second scale on top with the tokens seen, to compare runs of other batch sizes."""
+    """Adds an axis with tokens on top, to compare runs with different batch sizes."""
     if tokens_per_step:
         top = axes.twiny()
         top.set_xlim(0, axes.get_xlim()[1] * tokens_per_step)
@@ -373,8 +378,8 @@ def _count_tokens(axes: Axes, tokens_per_step: float) -> None:
 
 
 def draw_lengths(name: str, manifest: Manifest, path: Path) -> None:
-    """Writes a PNG with a bar for each class of lengths; each class begins at twice the length of
-    the one before.
+    """Writes a PNG with a bar for each class of document lengths. Each class begins at twice the
+    length of the previous one.
     """
     from matplotlib import rc_context
 
@@ -406,5 +411,5 @@ def draw_lengths(name: str, manifest: Manifest, path: Path) -> None:
 
 
 def _power(number: int) -> str:
-    """Returns 2 to that power, like 512, 1k, 64k, 1M."""
+    """Formats 2 to the power of `number`, like 512, 1k, 64k, 1M."""
     return f"{2 ** (number % 10)}{['', 'k', 'M', 'G'][number // 10]}"

@@ -1,5 +1,5 @@
-"""Prints a plan, the derived values with their reasons and the requests, and writes it as files to
-a separate folder.
+"""Prints a plan: the derived values with their reasons, and the requests. Also writes the plan as
+files to a separate folder.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from ..run.run_folder import no_place, write_atomic
 from ..trust.errors import ConfigError
 from .history import duration
 
-# AWS's published training speeds (published.yaml): github.com/aws-neuron/aws-neuron-sdk,
-# about-neuron/benchmarks/trn1/training_data_{decoder,encoder}.csv, page of 2026-02-19 and its
-# history: the newest row of each model. AWS has never published any for Trn2 or Trn3.
+# Instance type of AWS's published training speeds. published.yaml contains the newest row of each
+# model from github.com/aws-neuron/aws-neuron-sdk,
+# about-neuron/benchmarks/trn1/training_data_{decoder,encoder}.csv (page of 2026-02-19 and its
+# history). AWS has never published a training speed for Trn2 or Trn3.
 MEASURED = "trn1.32xlarge"
 
 
 @dataclass(frozen=True)
 class PublishedSpeed:
-    """Sequences per second of a model on `nodes` MEASURED nodes. `sdk` is the Neuron version that
-    reached it.
+    """The speed of a model on `nodes` MEASURED nodes, in sequences per second. `sdk` is the Neuron
+    version of the measurement.
     """
 
     preset: str
@@ -53,8 +54,8 @@ ROWS = tuple(
 
 
 def beside(config: Config) -> str:
-    """Returns AWS's speed per node for this model on this type of node; "" if the nodes are not
-    Trainium's.
+    """Returns AWS's published speed per node for this model and type of node, or "" if the nodes
+    have no Trainium.
     """
     row = config.fleet.node_type
     if row is None or row.accelerator is None or row.accelerator.kind != "neuron":
@@ -82,7 +83,7 @@ def beside(config: Config) -> str:
 
 
 INDENT = "    "
-PARTS = {  # parts of a step, in words
+PARTS = {  # names of the parts of a step
     "products": "matrix products",
     "traffic": "memory traffic",
     "launches": "kernel launches",
@@ -97,12 +98,13 @@ PARTS = {  # parts of a step, in words
 }
 FILES = (
     r"config\.yaml|stack\.yaml|cluster\.yaml|policy(-\d)?\.json|([a-z]+-)?requests|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh"
-    r"|setup-[A-Za-z0-9._-]+\.sh|node\.sh|[a-z]+-job\.sbatch"  # files that OUT receives
+    # names of the files that a plan writes to OUT
+    r"|setup-[A-Za-z0-9._-]+\.sh|node\.sh|[a-z]+-job\.sbatch"
 )
 
 
 def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterator[str]:
-    """Yields aligned lines of everything that is known without asking any machine."""
+    """Yields everything that is known without querying a machine, as aligned lines."""
     fleet = config.fleet
     kind = f" ({fleet.node_type.name})" if fleet.node_type else ""
     plural = "s" * (fleet.nodes > 1), "s" * (fleet.ranks_per_node > 1)
@@ -130,7 +132,9 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
 
 
 def _row(head: str, text: str) -> Iterator[str]:
-    """Yields a line like `hung`; if its head takes most of the room, the text is below it."""
+    """Yields a line like `hung`. If the head takes most of the width, the text is on the next
+    line.
+    """
     if len(head) < columns() * 0.7:
         yield hung(head, text)
     else:
@@ -138,7 +142,7 @@ def _row(head: str, text: str) -> Iterator[str]:
 
 
 def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
-    """Yields the steps of make setup, by host."""
+    """Yields the steps of `make setup`, by host."""
     for artifact in changes:
         if not artifact.name.endswith(".sh"):
             yield from (
@@ -159,8 +163,8 @@ def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
 def describe_requests(
     requests: Sequence[Request], notes: tuple[str, ...], whole: bool = True
 ) -> Iterator[str]:
-    """Yields the exact artifacts, in the order in which they will run; unless `whole`, only their
-    number.
+    """Yields the exact artifacts in the order in which they will run. Without `whole`, yields only
+    their number.
     """
     yield from ["", "data", *(f"  {note}" for note in notes)] if notes else []
     if not whole:
@@ -181,8 +185,8 @@ def describe_requests(
 
 
 def hung(head: str, text: str) -> str:
-    """Returns a line that begins with `head`; text beyond the terminal's width continues below,
-    aligned with the text.
+    """Returns a line that begins with `head`. Text beyond the terminal's width continues on the
+    next line, aligned with the text above.
     """
     return textwrap.fill(
         text,
@@ -194,8 +198,8 @@ def hung(head: str, text: str) -> str:
 
 
 def columns() -> int:
-    """Returns the width of a line: the terminal's, 100 in a pipe, and at most 120 for
-    readability.
+    """Returns the width of a line: the terminal's, or 100 in a pipe. For readability, it is 120 at
+    most.
     """
     return max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
 
@@ -270,7 +274,9 @@ def _free(config: Config) -> str:
 
 
 def _node(config: Config) -> Iterator[str]:
-    """Yields the assumed parts of a node that is not an EC2 type, and their source."""
+    """Yields the assumed hardware of a node that is not an EC2 type, and the source of the
+    assumption.
+    """
     kind = config.fleet.node_type
     if kind is None or not kind.owned or kind.accelerator is None:
         return
@@ -289,17 +295,17 @@ def _node(config: Config) -> Iterator[str]:
 
 
 def _likely(config: Config) -> str:
-    """Returns the likely error of a rank's memory."""
+    """Returns the likely error of the predicted memory per rank."""
     device = config.fleet.rank_device
     if device is None:
-        return " in tensors"  # measured against torch's allocator, not against the process's memory
+        return " in tensors"  # compared with torch's allocator, not with the memory of the process
     if device.kind == "neuron":
         return ", assumed (AWS publishes none for Trainium)"
     return f", within {LIKELY_MEMORY:.0%} for four of five published runs"
 
 
 def _basis(config: Config, needs: Estimate) -> str:
-    """Returns the basis of the predicted speed, and its likely error."""
+    """Returns the basis of the predicted speed and its likely error."""
     if found := needs.experience:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
         by_parts = " (each part of a step separately)" if found.parts else ""
@@ -324,12 +330,12 @@ def shares(step: StepTime) -> list[str]:
 
 
 def rough(value: float) -> str:
-    """Formats with the three digits of an estimate: 492,000, 7,690, 1.25."""
+    """Formats an estimate with three digits: 492,000, 7,690, 1.25."""
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
-    """Writes the resolved config, the plan as data, and each artifact to `folder`. Returns the
+    """Writes the resolved config, the plan as JSON, and each artifact to `folder`. Returns the
     names of the files.
     """
     files = {
@@ -350,8 +356,8 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
 
 
 def require_own(folder: Path) -> None:
-    """Raises ConfigError for a folder with other files than an earlier plan's: your config.yaml
-    would be overwritten.
+    """Raises ConfigError if a folder contains files that no plan wrote. A plan could overwrite
+    them, such as your config.yaml.
     """
     why = no_place(folder)
     if folder.exists() and not folder.is_dir():

@@ -1,4 +1,6 @@
-"""The results of a rehearsal: rehearsal.json in its run folder, and the rows of its table."""
+"""Reads and writes the results of a rehearsal (rehearsal.json in its run folder), and makes the
+rows of its table.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ Seconds = Annotated[float, Range(0, 1e9)]
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """The outcome of one fault. `broken` has the broken promises; `skipped` says why the fault
+    """The outcome of one fault. `broken` contains the broken promises; `skipped` is why the fault
     could not be injected.
     """
 
@@ -40,14 +42,14 @@ class FaultOutcome:
     lost: Count = 0  # steps done twice
     again: Seconds | None = None  # seconds until ranks trained again
     equal: bool = True  # whether the losses equal those of the unbroken run
-    left: Count = 0  # leftover processes, hosts with some, or jobs
+    left: Count = 0  # number of leftover processes, of hosts with such processes, or of jobs
     broken: tuple[Name, ...] = ()
     skipped: Name = ""
-    what: Name = ""  # the injected fault in words
+    what: Name = ""  # description of the injected fault
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Returns the row of the table, by HEAD."""
+        """Returns the table row, with the columns of HEAD."""
         if self.skipped:
             return (self.name, *("",) * (len(HEAD) - 2), f"not tried here: {self.skipped}")
         return (
@@ -64,7 +66,7 @@ class FaultOutcome:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The backend, and the outcomes of the faults in their order."""
+    """A backend and the outcomes of its faults, in order."""
 
     backend: Name
     outcomes: tuple[FaultOutcome, ...]
@@ -98,8 +100,8 @@ def write(run: Run, unbroken: Path, backend: str, outcomes: Sequence[FaultOutcom
 
 
 def read(run: Run) -> Rehearsal | None:
-    """Returns the rehearsal of a run's folder, None if it has none; InputError if the file is
-    malformed.
+    """Returns the rehearsal of a run folder, or None if there is no rehearsal. Raises InputError if
+    the file is malformed.
     """
     record = run_folder.read_json(run.rehearsal)
     return (

@@ -1,10 +1,10 @@
-"""Serves a run's report to this machine's browser: one page, read again at each request, and no
+"""Serves a run's report to this machine's browser: one page, read again for each request, and no
 other file.
 
-The server listens only on the loopback interface, and answers only requests that name it: a page
-elsewhere with a name that resolves to it (DNS rebinding) can't read it. Other users can also reach
-the loopback, so a request must show the token of the printed address. The answer sets a cookie, so
-that the bare address works from then on.
+The server listens only on the loopback interface, and answers only requests with a loopback Host
+header. So a page from another host can't read the report through DNS rebinding. Other users can
+also reach the loopback interface, so a request must contain the token of the printed address. The
+response sets a cookie, so that the address works without the token afterwards.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..trust.safe_output import shown
 
 PORT = 8642
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.IGNORECASE)
-MOST = 16  # connections at once; one more ends the oldest
-LONGEST = 30.0  # most seconds of a connection: a page is read within milliseconds
+MOST = 16  # maximum open connections; a new one closes the oldest
+LONGEST = 30.0  # maximum seconds of a connection; reading a page takes milliseconds
 TOKEN = "token"
 ASKS = (
     "Open this page with the full address that <code>make watch</code> has printed: it ends "
@@ -38,20 +38,19 @@ ABSENT = "The report is missing at the moment; reload, or run <code>make report<
 
 
 class Server(ThreadingHTTPServer):
-    """The server of one page. `page` returns its bytes."""
+    """A server of one page. `page` returns the bytes of the page."""
 
     daemon_threads = True
-    # connections that wait to be accepted; the kernel delays further ones by a second
+    # Maximum connections that wait to be accepted; the kernel delays further connections by a
+    # second
     request_queue_size = 128
 
     def __init__(self, page: Callable[[], bytes], port: int | None = None) -> None:
-        """Listens on `port`; by default on PORT or, if that is in use, on any other. OSError if
-        `port` is in use.
+        """Listens on `port`. The default is PORT or, if PORT is in use, any free port. Raises
+        OSError if `port` is in use.
         """
         self.page, self.token = page, secrets.token_urlsafe(18)
-        self.begun = dict[
-            socket.socket, float
-        ]()  # the open connections, the oldest first, and their start
+        self.begun = dict[socket.socket, float]()  # open connections and their start, oldest first
         try:
             super().__init__((LOOPBACK, PORT if port is None else port), Answer)
         except OSError:
@@ -64,11 +63,11 @@ class Server(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/?{TOKEN}={self.token}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answers in one of MOST threads; the oldest connection is ended for a new one."""
+        """Answers in one of MOST threads. Closes the oldest connection if all threads are busy."""
         while len(self.begun) >= MOST:
             for oldest in list(self.begun)[:1]:
                 _end(oldest)
-            time.sleep(0.001)  # its thread leaves
+            time.sleep(0.001)  # wait until its thread exits
         self.begun[request] = time.monotonic()
         super().process_request(request, client_address)
 
@@ -77,14 +76,14 @@ class Server(ThreadingHTTPServer):
         self.begun.pop(request, None)
 
     def service_actions(self) -> None:
-        """Ends connections that take too long, even if they still send bytes."""
+        """Closes connections that take too long, even if they still send bytes."""
         for request, began in list(self.begun.items()):
             if time.monotonic() - began > LONGEST:
                 _end(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints one line for our own errors; nothing if a browser has disconnected. The terminal
-        is the user's.
+        """Prints one line for an error in our code, and nothing if a browser has disconnected.
+        Tracebacks would fill the user's terminal.
         """
         if not isinstance(error := sys.exception(), OSError):
             print(f"a request failed: {shown(repr(error))}", file=sys.stderr, flush=True)
@@ -94,13 +93,13 @@ def _end(request: socket.socket) -> None:
     """Wakes the thread that reads from a connection, which then closes it."""
     try:
         request.shutdown(socket.SHUT_RDWR)
-    except OSError:  # it has just been closed
+    except OSError:  # the connection has just been closed
         pass
 
 
 class Answer(BaseHTTPRequestHandler):
     server: Server
-    timeout = LONGEST  # between two bytes
+    timeout = LONGEST  # seconds between two bytes
 
     def do_GET(self) -> None:
         (path, _, query), hosts = self.path.partition("?"), self.headers.get_all("Host", [])
@@ -115,7 +114,7 @@ class Answer(BaseHTTPRequestHandler):
                 self._send(503, _note(ABSENT))
 
     def _is_known(self, token: str) -> bool:
-        """Tells whether the request shows the token, in its address or as its cookie."""
+        """Tells whether the request contains the token, in its address or its cookie."""
         try:
             cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
         except CookieError:
@@ -128,8 +127,8 @@ class Answer(BaseHTTPRequestHandler):
 
     @property
     def _cookie(self) -> str:
-        """Returns the cookie's name, with the port: browsers share cookies between ports, and a
-        user may watch several runs.
+        """Returns the cookie's name. The name contains the port, because browsers share cookies
+        between ports and a user may watch several runs.
         """
         return f"trainfleet-{self.server.server_port}"
 
@@ -156,7 +155,7 @@ class Answer(BaseHTTPRequestHandler):
         return "trainfleet"
 
     def log_message(self, format: str, *words: object) -> None:
-        """Prints nothing: the terminal is the user's."""
+        """Prints nothing, to keep the user's terminal clean."""
 
 
 def _note(words: str) -> bytes:

@@ -1,5 +1,5 @@
-"""Tables and a plot of time and money over numbers of nodes, and of the best layouts of one
-number.
+"""Makes tables and a plot of time and cost for several numbers of nodes, and a table of the best
+layouts for one number.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .history import duration, percent, quantity, table
 from .plots import BLUE, INK, STYLE, note, save
 from .proposal import PARTS, rough
 
-ALTERNATIVES = 5  # layouts that are shown
+ALTERNATIVES = 5  # layouts to show
 LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "per step", "cost", "limited by")
 SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "cost", "per billion tokens", "layout")
 LEFT = ("layout", "recompute", "limited by")
 
 
 def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | None) -> Iterator[str]:
-    """Yields the best layouts of this fleet, the fastest first, with the config's own marked."""
+    """Yields the best layouts for this fleet, fastest first. Marks the config's layout."""
     if not choices:
         return
     yield from ("", "layouts, the fastest first")
@@ -32,11 +32,11 @@ def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | Non
 
 
 def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> Iterator[str]:
-    """Yields the table over numbers of nodes, and the size that meets the wish; `out` receives the
-    plot.
+    """Yields the table over numbers of nodes, and the size that meets the wish. Writes the plot to
+    `out`.
 
     Raises:
-        ConfigError: no size meets it, or the device or price is unknown.
+        ConfigError: no size meets the wish, or the device or price is unknown.
     """
     found = sizing.sizes(config, wish, bill)
     chosen = sizing.answer(found, wish, config.fleet.nodes)
@@ -88,7 +88,7 @@ def indented(lines: Iterable[str]) -> Iterator[str]:
 
 
 def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:
-    """Plots days, dollars and goodput against nodes; marks the answer."""
+    """Plots time, cost and goodput against nodes, and marks the answer."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -1,5 +1,5 @@
-"""The summary of runs on the terminal: the block at a run's end, the output of `make status`, of
-`make runs` and of `make compare`.
+"""Summarizes runs on the terminal: at the end of a run, and for `make status`, `make runs` and
+`make compare`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ SKIPPED = "far above the usual (train.spike_sigmas) or not finite, so not applie
 
 
 def print_summary(run: Run, stream: TextIO | None = None) -> None:
-    """Prints how the run ended, the path of its report and, last, the next command."""
+    """Prints how the run ended, the path of its report, and finally the next command."""
     history = read(run)
     rows = [(run.name, _headline(history)), *_outcome(history), *_places(history), *_next(history)]
     print("\n" + _aligned(rows), file=stream or sys.stdout, flush=True)
 
 
 def status(run: Run, heard: str = "") -> str:
-    """Returns the run's state now, as aligned lines; the next command is the last.
+    """Returns the run's current state as aligned lines. The next commands come last.
 
-    `heard` is its engine's current message about a waiting job.
+    `heard` is the engine's current message about a waiting job.
     """
     history = read(run)
     rows = [*_outcome(history), *_freshness(history), *_led(history), *_next(history)]
@@ -90,7 +90,7 @@ def _outcome(history: History) -> list[Row]:
 
 
 def _data(history: History) -> list[Row]:
-    """Returns the share of the data that was seen, and its skipped records."""
+    """Returns the share of the data that the run has used, and the number of skipped records."""
     told = [
         f"{history.epochs}: {quantity(history.measured('tokens'))} of {quantity(whole)} tokens"
         for whole in [number(history.results.get("dataset_tokens"))]
@@ -102,8 +102,8 @@ def _data(history: History) -> list[Row]:
 
 
 def _costs(history: History) -> list[Row]:
-    """Returns memory per rank and dollars next to the plan's predictions. A CPU's memory is the
-    whole process's, which the plan does not predict.
+    """Returns memory per rank and cost, next to the plan's predictions. Omits memory on a CPU,
+    because the plan does not predict the memory of the whole process.
     """
     memory, usd = history.measured("memory_bytes"), number(history.results.get("usd"))
     rows = []
@@ -117,8 +117,8 @@ def _costs(history: History) -> list[Row]:
 
 
 def _parts(history: History) -> list[Row]:
-    """Returns the shares of the parts of a step, the largest first, over the steps with timed
-    parts.
+    """Returns each part's share of a step, largest first, from median times over the steps with
+    timed parts.
     """
     keys = sorted({key for line in history.metrics for key in line if key.endswith("_seconds")})
     middle = {
@@ -136,7 +136,7 @@ def _parts(history: History) -> list[Row]:
 
 
 def _left_out(history: History) -> list[Row]:
-    """Returns the skipped steps, if any, and those that overflowed fp16."""
+    """Returns the number of skipped steps, and of steps that overflowed fp16, if any."""
     last = history.metrics[-1]
     skipped, overflowed, scale = (
         number(last.get(name)) or 0 for name in ("skipped", "overflowed", "loss_scale")
@@ -185,7 +185,9 @@ def _freshness(history: History) -> list[Row]:
 
 
 def _led(history: History) -> list[Row]:
-    """Returns the leading host of a run on other machines, and its standby, if hosts have one."""
+    """Returns the host that leads a run on other machines. Includes its standby if the run uses
+    standbys.
+    """
     holder = newest_holder(history.run.folder)
     if history.status != "running" or holder is None or holder.code is not None:
         return []
@@ -215,19 +217,19 @@ def _aligned(rows: list[Row]) -> str:
 
 
 HEAD = ("run", "state", "step", "loss", "valid", "tokens/s", "cost", "age")
-NOTHING = ("name", "model.preset")  # keys with differences that other keys explain
-# by Okabe and Ito
+NOTHING = ("name", "model.preset")  # keys to ignore, because other keys explain their differences
+# Palette of Okabe and Ito
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def known(root: Path = RUNS) -> list[Run]:
-    """Returns the run folders here, by name."""
+    """Returns the run folders on this machine, by name."""
     return [Run(path.parent) for path in sorted(root.glob("*/results.json"))]
 
 
 def describe_runs(runs: Sequence[Run]) -> Iterator[str]:
-    """Yields one line per run, the latest at the end. A run on a fleet shows the last state known
-    here.
+    """Yields one line per run, latest last. For a run on a fleet, shows the last state that this
+    machine knows.
     """
     yield from table(
         HEAD,
@@ -237,7 +239,7 @@ def describe_runs(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _entry(run: Run) -> tuple[float, tuple[str, ...]]:
-    """Returns the time of a run's last news, and its row in the table."""
+    """Returns the time of a run's last update, and its row in the table."""
     try:
         history, heard = read(run), run.results.stat().st_mtime
     except (TrainfleetError, OSError) as error:
@@ -278,7 +280,7 @@ def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
-    """Returns the results of each run, one row per figure."""
+    """Returns a row per result, with the value of each run."""
     rows = {
         "state": [history.status for history in histories],
         "step": [f"{history.step:,}" for history in histories],
@@ -295,7 +297,7 @@ def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
 
 
 def _loss(history: History) -> str:
-    """Returns the newest loss, or nan."""
+    """Returns the newest loss, or "nan" if it is not finite."""
     return "nan" if history.is_lost else decimal(history.losses[1])
 
 
@@ -311,14 +313,14 @@ def _shown(value: object) -> str:
 
 
 def _short(name: str) -> str:
-    """Shortens a name to leave room for the curves: cuts the middle, as long names often differ at
-    an end.
+    """Shortens a name to leave room for the curves. Cuts the middle, because long names often
+    differ at one end.
     """
     return name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """Plots training loss against tokens, one line per run, with its name at its right."""
+    """Plots training loss against tokens, one line per run, with the run's name at its end."""
     import matplotlib
 
     from .plots import FAINT, STYLE, label_ends, save, sheet
