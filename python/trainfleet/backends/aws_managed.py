@@ -1,9 +1,9 @@
-"""Common part of the AWS Batch and SageMaker backends. A job is polled, and is stopped by a
+"""Common part of the AWS Batch and SageMaker backends, which poll a job and stop it by an API
 request.
 
-The entrypoint's log in S3 comes first: it is complete, seconds old, and next to the checkpoints. If
-a node died before its entrypoint started or could not write to S3, only the service has its output.
-Those lines go to logs/engine-<i>.log.
+The entrypoint's log in S3 is preferred, because it is complete, only seconds old, and next to the
+checkpoints. If a node died before its entrypoint started or could not write to S3, only the service
+has its output. Those lines go to logs/engine-<i>.log.
 
 Secrets are passed by reference, because no request may contain a value. A name in fleet.secrets
 with an ARN in fleet.secret_arns refers to that secret. Every other value is read on the launching
@@ -134,7 +134,7 @@ class Consoles:
     def _spoke(self, console: Console, address: str) -> set[int]:
         """Returns the nodes with logs in S3 that have grown since the containers started."""
         found = s3.list_objects(f"{address}/logs/node-")
-        since = int(console.began)  # S3's timestamps have whole seconds.
+        since = int(console.began)  # S3's timestamps have whole seconds
         return {
             int(match[1])
             for one in found

@@ -161,7 +161,7 @@ class Machines(Protocol):
     apply()        creates what is missing; returns the exit code of `make setup`
     left()         returns one line for each resource of this config; finds them only by tag
     costing()      returns one line for each resource that costs money and that a removal without
-                   `purge` deletes, then their dollars per hour
+                   `purge` deletes, then a line with their dollars per hour
     remove(purge)  removes the resources; with `purge`, also those that hold data. Then `left` must
                    be empty
     prospect()     returns what setup would do, for `make plan`, given the run's hours and its
@@ -217,7 +217,7 @@ class JobSteps(Protocol):
 
     def guard(self, folder: Path, remove: str) -> str:
         """Returns a shell script that cancels the folder's jobs when its standard input ends. The
-        script then runs `remove`, unless it has read a word.
+        script then runs `remove`, unless it has read a word from its input.
         """
         ...
 

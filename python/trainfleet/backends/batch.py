@@ -129,7 +129,8 @@ class Batch(Hosted):
         )
 
     def submit(self, request: Request) -> Handle:
-        """Returns the token's existing job. Otherwise checks that the job can run, and submits it.
+        """Returns the existing job with the request's token, or submits one after checking that it
+        can run.
 
         Raises:
             BackendError: the job can't run. The message has the reason.

@@ -24,7 +24,7 @@ from .node_script import entrypoint_words
 from .request_json import Body, environment, pairs
 
 ABSENT = 69  # exit code: a node never reached the barrier (node/barrier.py)
-KILLED = 137  # exit code after SIGKILL, which the kernel sends when memory runs out, or a person
+KILLED = 137  # exit code after SIGKILL, sent by the kernel when memory runs out, or by a person
 # Share of a node's memory for the container. The system and the ECS agent use the rest.
 SHARE = 0.92
 MARGIN = 10.0  # seconds that are reserved for a node's last log lines before its end

@@ -45,12 +45,12 @@ from .ec2_machines import Instances, keep_keys, require_plugin, say, told_of
 from .head import HEAD, Head
 from .ssh import Ssh
 
-SEALED = "/run/trainfleet-seal.sh"  # path of scripts/seal.sh while home folders are empty
+SEALED = "/run/trainfleet-seal.sh"  # copy of scripts/seal.sh that undoes the sealing
 TIMEOUT = 300.0  # seconds for sealing
 
 
 class Baking(Bake):
-    """Maker of an image (base.py) from one node of a stack. `head` reaches the nodes."""
+    """Image builder (base.py) for one node of a stack. `head` reaches the nodes."""
 
     def __init__(self, cloud: FleetStack, head: Head) -> None:
         self.cloud, self.head = cloud, head
@@ -136,8 +136,8 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
 
 @contextmanager
 def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
-    """Removes files that must not be in an image from the node's disk, for the duration of the
-    `with` block.
+    """Seals a node for the duration of the `with` block: removes the files that must not be in an
+    image from its disk.
     """
     transport, sudo = head.transport, "" if facts.user == "root" else "sudo -n "
     folder, failed = send_scripts(transport, [host])

@@ -145,11 +145,11 @@ def keys_in(text: str) -> list[str]:
     return list(dict.fromkeys(f"{kind} {key}" for kind, key in KEY.findall(text)))
 
 
-# Last progress of a resource → final state on the board.
+# Final event of a resource → final state on the progress board.
 STATES = {"made": "ok", "changed": "changed", "deleted": "changed", "kept": "ok", "done": "ok"}
 KEYS_IN = 600.0  # most seconds to wait for all host keys
 AGAIN = 10.0
-ROUNDS = 3  # rounds of a removal, because the first one may miss resources that were just created
+ROUNDS = 3  # rounds of a removal; the first one may miss resources that were just created
 
 
 @contextlib.contextmanager

@@ -110,7 +110,7 @@ class Hosts:
     def __exit__(self, *error: object) -> None:
         self.transport.close()
 
-    def lead(self) -> None: ...  # the fleet's head leads
+    def lead(self) -> None: ...  # does nothing, because the fleet's head leads the run
 
     def refresh(self) -> None:
         failures: dict[Host, HostFailure] = {}
@@ -122,7 +122,7 @@ class Hosts:
             failures[host] = answer
             if answer.kind == "exit":
                 self.entry = host
-                break  # The host answers but lacks the folder, so the other hosts lack it too.
+                break  # The host answers but lacks the folder, so the other hosts lack it too
         if any(failure.kind == "exit" for failure in failures.values()):
             return
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
@@ -170,8 +170,8 @@ class Hosts:
         self._said(SHOW, launching_text(launching), "rm -f stop" if obeyed else ":")
 
     def _said(self, script: str, stdin: str = "", obey: str = "") -> str:
-        """Returns the output of a launch script. If the host does not answer, returns "" and lets
-        the next call choose another host.
+        """Returns the output of a script that reads or writes a launch. If the host does not
+        answer, returns "" and lets the next call choose another host.
         """
         folder = quote(f"{self.folder}/runs/{self.run.name}")
         command = script.format(folder=folder, obey=obey)
@@ -285,7 +285,9 @@ class Head:
 
     @property
     def located(self) -> Config:
-        """Returns the config with the hosts that exist, which are the configured ones here."""
+        """Returns the config with the hosts that exist. For this class, these are the configured
+        hosts.
+        """
         return self.config
 
     @property

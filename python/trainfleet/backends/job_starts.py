@@ -17,8 +17,8 @@ LARGEST = 1 << 20  # most bytes to read from a file
 
 
 def claim(folder: Path, token: str) -> Path:
-    """Returns the file that identifies a token's job. The token's first job writes it, in the batch
-    script too (sbatch.py).
+    """Returns the file that identifies a token's job. The submitter or the token's first job writes
+    it (sbatch.py).
     """
     return contents.CLAIM.at(folder, token=token or "-")
 

@@ -3,8 +3,8 @@ log, and all agents rendezvous on 127.0.0.1.
 
 Tested: the tests run all of it for real. The host name need not resolve, because it is never used.
 Every process dies with the launcher, however the launcher dies. While the launcher lives, other
-processes can query and stop its jobs. For that, nodes/ in the job's folder has a file per node that
-identifies the node's process.
+processes can query and stop its jobs. They find each node's process in a file in nodes/ of the
+job's folder.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class ManagedMachines(Stacked):
             return False
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """Returns the plan's lines. If AWS refuses to answer, the account's part only reports
-        that.
+        """Returns the plan's lines. If AWS refuses to answer, the account section only reports the
+        refusal.
         """
         prices, account = (
             in_region(self.config),

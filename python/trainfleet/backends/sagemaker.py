@@ -132,7 +132,8 @@ class SageMaker(Hosted):
         return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
 
     def submit(self, request: Request) -> Handle:
-        """Returns the token's existing job. Otherwise checks that the job can run, and submits it.
+        """Returns the existing job with the request's token, or submits one after checking that it
+        can run.
 
         Raises:
             BackendError: the job can't run. The message has the reason.
@@ -261,9 +262,11 @@ class SageMaker(Hosted):
 
 
 def size_of(config: Config) -> int | None:
-    """a plan also works without the size"""
+    """Returns the bytes of the config's dataset in its store; None if the dataset does not
+    exist.
+    """
     manifest = None
-    with suppress(S3Error):  # a plan works without it
+    with suppress(S3Error):  # a plan also works without the size
         manifest = find(config.data)
     return None if manifest is None else manifest.tokens * ITEM_BYTES[manifest.dtype]
 

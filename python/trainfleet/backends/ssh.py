@@ -286,7 +286,9 @@ class Ssh(Backend):
         self._fence([host for node, host in enumerate(hosts) if node not in lost])
 
     def find(self, run: Run) -> Handle:
-        """Returns a handle for a run's processes on all hosts, which the run's mark identifies."""
+        """Returns a handle for all processes of a run, which the run's mark identifies on every
+        host.
+        """
         return Handle(
             self.name,
             f"{run.name}-train",
@@ -361,7 +363,7 @@ class Ssh(Backend):
             self._question(handle), timeout=8, hosts=looks.hosts
         ).items():
             self._hear(looks, host, settled(answer))
-        if handle.token:  # Jobs from `find` have no token, and are queried on each call.
+        if handle.token:  # jobs from `find` have no token, and are queried on each call
             self._look_after(handle, looks)
         return looks
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 Call = TypeVar("Call", bound=Callable[..., Any])
-# Operations with results that selective recomputation keeps on every device: matrix products.
-# Devices add their kernels of attention.
+# Operations with results that selective recomputation keeps on every device: matrix products. Each
+# device may add its attention kernels.
 COSTLY = frozenset(
     {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 )

@@ -31,8 +31,8 @@ TOKENS = 1024
 # Shapes of matrices: of a model slightly wider than the preset `tiny`, and of `small`.
 SHAPES = ((192, 512), (384, 1024))
 TURNS, LEAST = 4, 0.25  # least turns of each variant, and least seconds of all variants together
-# Ratio to the fastest variant in the first turn from which a format counts as having no
-# instructions.
+# If a format is this many times slower than the fastest one in the first turn, the CPU has no
+# instructions for it.
 HOPELESS = 4.0
 # Largest relative error of an exact fp32 product. fp32's own error is 3e-7, and TF32's and bf16's
 # are over 3e-4.
@@ -71,8 +71,8 @@ class Cpu(Usual):
 
     @cached_property
     def native_bf16(self) -> bool:
-        """Tells whether bf16 products were measured to be faster on this machine. Instructions for
-        bf16 alone may bring no gain.
+        """Tells whether bf16 products were measured to be faster on this machine, because
+        instructions for them may bring no gain.
         """
         return cpu_speed.of_this_machine().half
 
@@ -112,8 +112,8 @@ class Cpu(Usual):
 
 
 def by_onednn(whether: bool) -> None:
-    """Computes fp32 products with oneDNN if `whether`, instead of MKL, which takes a slow path on
-    CPUs of other makers.
+    """Makes torch compute fp32 products with oneDNN if `whether`. The alternative, MKL, takes a
+    slow path on CPUs of other makers.
 
     This is torch's (2.13) only switch for oneDNN, and it also allows bf16 inside. On CPUs where
     bf16 brings oneDNN no advantage, such as those without AMX, oneDNN still computes in fp32.
@@ -206,7 +206,7 @@ def all_cores(cores: int, format_: torch.dtype) -> dict[str, float]:
     """Returns the FLOP/s of all cores in one process, `together`, and in one process per core,
     `apart`; {} if other work takes too much of the cores' time.
 
-    Python's threads replace processes here, because they hold no lock while they multiply.
+    Python's threads simulate the processes, because they hold no lock while they multiply.
     """
     whole, parts = batch(format_), [batch(format_, cores) for _ in range(cores)]
     with ThreadPoolExecutor(cores) as pool:

@@ -1,7 +1,7 @@
 """Barrier that waits for all nodes of a job before torchrun starts, or names the missing nodes.
 torchrun would wait ten minutes and name no node.
 
-A scheduler starts nodes minutes apart, and may never start some of them. Node 0 listens at the
+A scheduler may start nodes minutes apart, and may never start some of them. Node 0 listens at the
 address where the ranks will rendezvous. Every other node connects, sends its number and waits for
 node 0's answer. This also tests the exact address and port that the ranks need. Standard library
 only.

@@ -97,7 +97,7 @@ class PlacementSource:
     them (`terms`).
 
     `has_started_this` tells whether the scheduler started this process. `name` is the scheduler's
-    name for the node's entry point.
+    name in the node's entry point.
     """
 
     name: str

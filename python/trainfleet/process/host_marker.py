@@ -2,7 +2,7 @@
 process lives.
 
 Names of abstract sockets are unique, are in /proc/net/unix for all to read, and vanish with their
-process. So everybody can see without privileges whose run it is, and only one of two runs that
+process. So every user can see whose run it is without privileges, and only one of two runs that
 start at once gets a name. On systems other than Linux, and for a process that is not a job on a
 fleet's host, this module does nothing.
 """

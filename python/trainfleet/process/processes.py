@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..trust.errors import RunError
 
-try:  # at import, because code between fork and exec must import nothing
+try:  # imported here, because code between fork and exec must import nothing
     import ctypes
 except ImportError:  # this Python was built without libffi, so it has no torch either
     ctypes = None  # type: ignore[assignment]

@@ -2,8 +2,8 @@
 decides when and where a job runs.
 
 This code runs in two places. A machine with sbatch (a login node, in a folder that every node sees)
-plans, submits, follows and stops jobs. Any other machine hands its commands to such a machine,
-which is in fleet.hosts (launch/remote_launch.py), like a machine that uses an ssh fleet's head.
+plans, submits, follows and stops jobs. Any other machine hands its commands to a machine with
+sbatch in fleet.hosts (launch/remote_launch.py), as it would to the head of an ssh fleet.
 
 A job continues without its launcher. Slurm restarts it after a node failure or preemption. Its
 batch script restarts it at its time limit, or after a failure that is worth a retry (sbatch.py).

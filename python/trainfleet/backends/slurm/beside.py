@@ -15,9 +15,9 @@ from ...trust.errors import ConfigError
 from ..base import LINKS, OWN_HEAD, Handle, JobSteps
 from .client import SlurmClient
 
-# Script that reads a word, or the end of its input if the guarded process has died. Only in the
-# second case it removes the folder. It retries a failed squeue, because the failure does not show
-# that no job is left.
+# Script that waits for a word on its standard input. If the input ends without a word, the guarded
+# process has died, and the script removes the folder. A failed squeue is retried, because it does
+# not prove that no job is left.
 GUARD = """read -r over
 for _ in $(seq 180); do
 said=$(squeue --me --noheader --format='%i %Z') || {{ sleep 2; continue; }}

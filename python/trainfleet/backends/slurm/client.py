@@ -113,8 +113,8 @@ class Said:
     error: str
 
 
-# Prefixes of variables by which a site or a user changes these commands: a squeue filter, a prompt
-# of scancel, or another job than planned (options.py reads those of sbatch).
+# Prefixes of variables by which a site or a user changes these commands, for example a squeue
+# filter or a scancel prompt. options.py reads those of sbatch.
 SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
 # Variables of this process that every job needs.
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
@@ -131,7 +131,7 @@ def ask_here(
     Raises:
         BackendError: the command does not exist, or does not answer.
     """
-    if HEAD in os.environ:  # No login shell started this process, and profiles set Slurm's path.
+    if HEAD in os.environ:  # No login shell started this process, and profiles set Slurm's path
         words = ["bash", "-lc", as_asked(words, 'exec "$@"'), "bash", *words]
     elif shutil.which(words[0]) is None:
         why = (
@@ -281,7 +281,8 @@ class SlurmClient:
         said = self.ask(
             ["squeue", "--noheader", "--states=all", *which, f"--Format={form}"], "", None
         )
-        # squeue fails if its only job is forgotten, but not if it is asked about several jobs.
+        # squeue fails if it has forgotten the only requested job, but not if several jobs are
+        # requested.
         if said.code and not FORGOTTEN.search(said.error):
             raise refused("squeue", said.error)
         return parse(said.out)
@@ -356,7 +357,7 @@ def user_of(uid: int) -> str:
 
 
 def refused(command: str, said: str) -> BackendError:
-    """Returns the error for a message of Slurm."""
+    """Returns the error for a message from Slurm."""
     line = said.strip().partition("\n")[0] or "it prints nothing"
     known = why_refused(said)
     if known is None:

@@ -47,7 +47,7 @@ def require(
     if not said.code or WAITS.search(said.error + said.out):
         return
     error = refused("sbatch", said.error + said.out)
-    # If nodes are down or drained, the job may only wait for them.
+    # Not an error if nodes are down or drained, because the job may wait for them.
     if error.where != "fleet.nodes" or not engine.unavailable(names):
         raise explained(engine, error)
 

@@ -48,8 +48,8 @@ BOUGHT = {
     "block": "CAPACITY_BLOCK",
 }
 CHANGES = ["NEW", "CHANGED", "DELETED"]
-# Type of a platform's kernel modules. ParallelCluster's images have only the open modules since
-# 3.8.
+# Type of kernel modules that ParallelCluster's images lack. Since 3.8, they have only the open
+# modules.
 CLOSED = "proprietary"
 # Mount points that ParallelCluster refuses (its ReservedMountDirValidator).
 RESERVED = {

@@ -2,7 +2,7 @@
 a site. A site sets options by variables such as SBATCH_ACCOUNT, which are read once, when a job is
 planned.
 
-sbatch applies such variables over the options in a script. So the client's commands run without
+In sbatch, such variables override the options of a script. So the client's commands run without
 them (client.py), and the script contains the options that apply. A plan therefore shows them, and
 every start of the job has them.
 

@@ -40,7 +40,7 @@ from . import cluster_file, cluster_parts
 
 EVERY = 15.0  # seconds between two polls of CloudFormation
 PATIENCE = 3600.0  # most seconds for CloudFormation
-TIMEOUT = 300.0  # seconds for pcluster's answer, because it validates first
+TIMEOUT = 300.0  # seconds for pcluster's answer; it validates first
 UNCHANGED = "No changes found"
 INSTALL = (
     "pipx install aws-parallelcluster; it also needs node "

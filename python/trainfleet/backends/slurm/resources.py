@@ -1,5 +1,5 @@
 """Hardware of a cluster's nodes, from sinfo's report (gres, features) and from one free node. Also
-has the machines of an existing cluster.
+defines the machines of an existing cluster.
 
 Sources: slurm.schedmd.com, sinfo.html (--format) and srun.html (--immediate). The output comes from
 another machine, so it is parsed here, with the free text last.
