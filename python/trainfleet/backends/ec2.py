@@ -5,8 +5,8 @@ A node is identified by its instance id, also in quarantine, because AWS may lat
 to another machine. Its host key comes from AWS (ec2_machines.py). The head does not query AWS,
 because the config that it received contains the hosts and the file system.
 
-`make image` seals one idle node of a fleet that is set up, and turns it into the image for later
-machines.
+`make image` seals one idle node of a fleet that is set up. It then makes an image of the node for
+later machines.
 
 Tested: everything that SSH does runs for real, on nodes in namespaces; AWS is a mock account
 (tests/aws). Not tested: EFA, FSx, and AWS itself.
@@ -136,8 +136,8 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
 
 @contextmanager
 def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
-    """Seals a node for the duration of the `with` block: removes the files that must not be in an
-    image from its disk.
+    """Seals a node for the duration of the `with` block: its disk then has no files that must not
+    be in an image.
     """
     transport, sudo = head.transport, "" if facts.user == "root" else "sudo -n "
     folder, failed = send_scripts(transport, [host])
@@ -177,8 +177,8 @@ class StackHosts(Head):
 
     @functools.cached_property
     def located(self) -> Config:
-        """Returns the config with AWS's current state: the running nodes in order, the SSH settings
-        to reach them, and the file system.
+        """Returns the config with AWS's current state: the running nodes in order, their SSH
+        settings, and the file system.
         """
         if not self.hands_over:
             return self.config

@@ -3,8 +3,8 @@ resources are gone.
 
 SSH uses host keys that come from AWS itself, never from the connection that they secure.
 Alternatively, the Session Manager plug-in provides SSH through SSM. cloud-init prints the keys on
-the console between two marker lines, and the console's text may appear minutes later (EC2 user
-guide, "Instance console output"). SSM needs its agent, which our images have.
+the console between two marker lines. The console's text may appear minutes later (EC2 user guide,
+"Instance console output"). SSM needs its agent, which our images have.
 """
 
 from __future__ import annotations

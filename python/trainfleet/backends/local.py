@@ -213,8 +213,8 @@ class Local(Backend):
         )
 
     def _code_of(self, pid: int) -> int:
-        """Returns the exit code of a node that wrote no exit file: the shell's code, or 137 if a
-        signal killed the shell or its code is unknown.
+        """Returns the exit code of a node that wrote no exit file: the shell's code. If a signal
+        killed the shell or its code is unknown, returns 137.
         """
         code = self._started[pid].returncode if pid in self._started else None
         return 137 if code is None or code < 0 else code

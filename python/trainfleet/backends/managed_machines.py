@@ -1,5 +1,5 @@
-"""Machines of AWS Batch and SageMaker: a stack with the account resources that the services need
-and the config does not name.
+"""Machines of AWS Batch and SageMaker: a stack with the account resources that the config does not
+name.
 """
 
 from __future__ import annotations

@@ -116,9 +116,7 @@ class BucketPlace:
         return bool(SHARED.fullmatch(name)) or not (self.leads and _is_launcher_s(name))
 
     def is_running(self) -> bool:
-        """Tells whether a launcher or a node has given a recent sign of life by S3's clock, or the
-        service has a job.
-        """
+        """Tells whether a launcher or a node is alive by S3's clock, or the service has a job."""
         return self._is_led() or self._is_new(f"{NODES}/", SILENT) or self.has_job()
 
     def _is_led(self) -> bool:
@@ -219,8 +217,8 @@ def unpacked(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def unshared(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (key, message) for each folder of the config that is not in S3, for backends with
-    nodes that share no disk.
+    """Yields (key, message) for each folder of the config that is not in S3. This is for backends
+    with nodes that share no disk.
     """
     for key, value, what in (
         ("fleet.shared_folder", config.fleet.shared_folder, "the run's small files"),

@@ -250,8 +250,8 @@ def body(
 
 
 def disk_gib(config: Config, size: int | None) -> int:
-    """Returns the size of a machine's disk in GiB: twice the bytes that File mode copies from a
-    dataset of `size` bytes.
+    """Returns a machine's disk size in GiB: twice the bytes that File mode copies of a dataset of
+    `size` bytes.
     """
     copied = (size or 0) if input_of(config, size).mode == "file" else 0
     return config.fleet.sagemaker.volume_gib or min(

@@ -2,9 +2,9 @@
 agents rendezvous on the first host.
 
 This code runs in two places. The machine where the command is typed plans, and hands the plan to
-the fleet's head (launch/remote_launch.py). On the head (TRAINFLEET_HEAD is set and the current
-folder is the shared one), it starts, watches and stops the nodes' processes. Any machine that
-reaches the hosts can query and stop a job by its handle.
+the fleet's head (launch/remote_launch.py). The head (TRAINFLEET_HEAD is set, and the current folder
+is the shared one) starts, watches and stops the nodes' processes. Any machine that reaches the
+hosts can query and stop a job by its handle.
 
 Tested: the links, sshd, torchrun, kills and reboots are real in the tests (tests/drills). Not
 tested: EFA and Lustre.

@@ -1,9 +1,9 @@
 """Measures the bandwidth between ranks, as a separate job: `torchrun ... -m
 trainfleet.devices.bandwidth DEVICE LARGEST LEAST`.
 
-Rank 0 prints one line with MARK and a JSON object: bandwidth (bus GB/s of an all-reduce), bytes
-(its size), nodes, and pairs ([node, node, GB/s] each). Pairs are measured only if the bandwidth is
-below LEAST GB/s.
+Rank 0 prints one line with MARK and a JSON object. Its keys are bandwidth (bus GB/s of an
+all-reduce), bytes (its size), nodes, and pairs ([node, node, GB/s] each). Pairs are measured only
+if the bandwidth is below LEAST GB/s.
 
 Bus bandwidth is NCCL's measure: bytes x 2 (n - 1) / n, divided by the seconds of the slowest rank.
 So it is comparable with a link's rate for any number of ranks (github.com/NVIDIA/nccl-tests,

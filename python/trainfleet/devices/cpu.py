@@ -2,9 +2,9 @@
 
 `measure` finds how fast each format and library multiplies matrices here, for
 hardware/cpu_speed.py. It times a small model's layer, forward and backward: three products of 1,024
-tokens by a matrix. The products run on one core and are timed in CPU seconds of its thread, so
-other work on the machine has little effect. The variants take turns, and the best turn of each
-variant counts.
+tokens by a matrix. The products run on one core and are timed in its thread's CPU seconds. So other
+work on the machine has little effect. The variants take turns, and the best turn of each variant
+counts.
 """
 
 from __future__ import annotations

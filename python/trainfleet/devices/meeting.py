@@ -29,7 +29,7 @@ def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
 
     That is necessary if no interface of this machine has the address (behind NAT). It is also
     necessary if only this machine resolves the name to its loopback address, as with Debian's
-    /etc/hosts, because other nodes could not reach that address.
+    /etc/hosts. Other nodes could not reach that address.
     """
     for family, kind, protocol, _, place in _places(meet, port):
         if (

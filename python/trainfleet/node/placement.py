@@ -1,5 +1,5 @@
-"""Placement of a node, in the same form on every backend: its number in a job, the address where
-the ranks rendezvous, and its torchrun command.
+"""Placement of a node: its number in a job, the rendezvous address of the ranks, and its torchrun
+command. The form is the same on every backend.
 
 Each scheduler passes these values to a node in a different way. Its module in placements/ builds a
 `Placement` from them. `torchrun` is a pure function of the placement, so `make plan` prints the
@@ -136,8 +136,8 @@ def require_numbers(*names: str) -> None:
 
 
 def lone_rank(placement: Placement) -> dict[str, str]:
-    """Returns the environment that torchrun would give a node's only rank, so that a job need not
-    wait for torchrun to start.
+    """Returns the environment that torchrun would give a node's only rank. A job then need not wait
+    for torchrun to start.
     """
     values = {
         "RANK": placement.node,

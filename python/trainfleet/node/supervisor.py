@@ -211,8 +211,8 @@ def said_file(file: Path) -> Path:
 
 
 def told(said: str) -> str:
-    """Returns why a node's part refused to run: the last error in its output outside the log, with
-    reason and remedy, in one line.
+    """Returns why a node's part refused to run: the last error outside its log, with reason and
+    remedy, as one line.
     """
     return " ".join(said.rpartition("error: ")[2].split())[:TOLD]
 
@@ -290,8 +290,8 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: 
 
     The log has the times, so that a verdict can tell that a node was killed early
     (watch/verdict.py). The ranks of a `run` are asked through its stop file. A torchrun that gets a
-    signal kills its ranks and skips the exit barrier, where the other nodes' torchruns then wait
-    for five minutes.
+    signal would kill its ranks and skip the exit barrier. The other nodes' torchruns would then
+    wait at the barrier for five minutes.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:

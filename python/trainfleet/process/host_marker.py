@@ -1,10 +1,10 @@
-"""Announces a run to all users of a host by the name of an abstract socket, as long as the run's
-process lives.
+"""Announces a run to all users of a host by the name of an abstract socket, while the run's process
+lives.
 
 Names of abstract sockets are unique, are in /proc/net/unix for all to read, and vanish with their
-process. So every user can see whose run it is without privileges, and only one of two runs that
-start at once gets a name. On systems other than Linux, and for a process that is not a job on a
-fleet's host, this module does nothing.
+process. So every user can see whose run it is, without privileges. If two runs start at once, only
+one of them gets a name. This module does nothing on systems other than Linux, or in a process that
+is not a job on a fleet's host.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def python_path(code: str | Path = CODE) -> dict[str, str]:
 
 
 def page(name: str) -> str:
-    """Returns the path of one of our pages, such as schema/README.md: in the current folder if it
-    exists there, else next to the program.
+    """Returns the path of one of our pages, such as schema/README.md: in the current folder if
+    present, else next to the program.
     """
     return name if Path(name).exists() else str(ROOT / name)
 

@@ -121,8 +121,8 @@ class Log:
 
 
 def say(log: Path, words: str, who: str = "node") -> None:
-    """Appends a line to a node's log from a process other than its supervisor, or from a signal
-    handler, which may interrupt another write.
+    """Appends a line to a node's log from a process other than its supervisor. Signal handlers also
+    use this, because they may interrupt another write.
     """
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)

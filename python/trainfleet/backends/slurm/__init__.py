@@ -3,7 +3,7 @@ decides when and where a job runs.
 
 This code runs in two places. A machine with sbatch (a login node, in a folder that every node sees)
 plans, submits, follows and stops jobs. Any other machine hands its commands to a machine with
-sbatch in fleet.hosts (launch/remote_launch.py), as it would to the head of an ssh fleet.
+sbatch in fleet.hosts (launch/remote_launch.py). The head of an ssh fleet works in the same way.
 
 A job continues without its launcher. Slurm restarts it after a node failure or preemption. Its
 batch script restarts it at its time limit, or after a failure that is worth a retry (sbatch.py).

@@ -1,6 +1,6 @@
-"""Checks whether a cluster can take a job before the job is submitted, because sbatch would refuse
-the job or let it wait forever. While a job runs, checks whether its nodes still answer, because
-Slurm notices a dead node only after SlurmdTimeout.
+"""Checks before a job is submitted whether the cluster can take it. Without this check, sbatch
+would refuse the job or let it wait forever. While a job runs, checks whether its nodes still
+answer, because Slurm notices a dead node only after SlurmdTimeout.
 
 Each check opens a TCP connection to a node's slurmd port. A refused connection is an answer too: it
 means that only slurmd has ended. A node counts as absent only if another node of the job answers.

@@ -1,13 +1,13 @@
 """Parts that a cluster uses but does not own: the network, and the file system that an earlier
-cluster of this config left. Setup creates the network before the cluster, and clean-up removes it
-after the cluster, unless the config names subnets.
+cluster left. Setup creates the network before the cluster, and clean-up removes it after the
+cluster, unless the config names subnets.
 
 The network belongs to the config that created the cluster. A second config on that cluster uses the
 same subnets.
 
-ParallelCluster creates the file system with DeletionPolicy Retain, so the file system and its
-security group remain when the cluster is deleted. The file system is found by tag, and the next
-cluster's file names it instead of a new one. The rules of its security group refer to groups of the
+ParallelCluster creates the file system with DeletionPolicy Retain. So the file system and its
+security group outlive the cluster. The file system is found by tag, and the file of the config's
+next cluster names it instead of a new one. The rules of its security group refer to groups of the
 deleted cluster. So the group is opened to its network, on Lustre's ports (FSx for Lustre user
 guide, "File system access control with Amazon VPC").
 

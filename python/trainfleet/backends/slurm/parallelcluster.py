@@ -67,9 +67,8 @@ KINDS = {
 
 @dataclass(frozen=True)
 class ClusterState:
-    """State of a cluster from describe-cluster: its status, the reason of a failure, the config
-    that created it, and the ARN of its stack. If the cluster has a head, also the head's address
-    and instance id.
+    """State of a cluster, from describe-cluster: status, reason of a failure, config that created
+    it, and ARN of its stack. If the cluster has a head, also the head's address and instance id.
     """
 
     status: str

@@ -83,8 +83,8 @@ def describe(rows: list[Nodes]) -> Iterator[str]:
 
 
 def devices_of(rows: list[Nodes]) -> Devices | None:
-    """Returns the value of fleet.accelerator that follows from sinfo: the accelerator that a gres
-    or a feature names, if all nodes have the same.
+    """Returns the value of fleet.accelerator according to sinfo: the accelerator in a gres or a
+    feature, if all nodes have the same.
     """
     gpus = {found for row in rows if (found := gpus_of(row.gres))}
     if len(gpus) != 1:

@@ -228,8 +228,8 @@ def _with_preflight(
 
 
 def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
-    """Returns the words of srun before the command: one task per node, with all cores and devices
-    that the job has on that node.
+    """Returns the words of srun before the command. srun starts one task per node, with all cores
+    and devices of the job there.
 
     --export passes sbatch's variables to the tasks. --cpu-bind=none prevents srun from binding a
     task to one core.
