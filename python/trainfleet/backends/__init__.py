@@ -1,5 +1,5 @@
-"""The backends, where jobs run. Only this package and launch/ know the config's backend and its
-abilities.
+"""Backends: the places where jobs run. Only this package and launch/ know which backend a config
+names and what that backend can do.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ OURS = {
 
 
 class Backends(Mapping[str, type[Backend]]):
-    """The class of each backend by its name, for ours and those of installed packages
+    """Mapping from backend name to class, including backends of installed packages
     (process/plugins.py).
 
-    A class is loaded when it is first used, as all together take 0.06 s.
+    A class is imported on first use, because importing all of them takes 0.06 s.
     """
 
     def __getitem__(self, name: str) -> type[Backend]:
@@ -72,31 +72,32 @@ BACKENDS = Backends()
 
 @functools.cache
 def backend_of(config: Config) -> Backend:
-    """Returns the backend that the config names; creates it once, because it keeps its
-    connections."""
+    """Returns the config's backend. The instance is cached because it keeps connections open."""
     return BACKENDS[config.fleet.backend](config)
 
 
 def terms_of(name: str) -> BackendTerms:
-    """Returns the rules that the named backend adds to a config's."""
+    """Returns the rules that a backend adds to config validation."""
     return replace(terms_to_examine(name), refuse=_refuse)
 
 
 def terms_to_examine(name: str) -> BackendTerms:
-    """Returns the same rules for `make doctor`, which identifies unknown nodes."""
+    """Returns the rules of `terms_of` without the check for unknown accelerators. `make doctor`
+    uses them because it identifies the accelerators.
+    """
     here = BACKENDS[name].is_here
     return BackendTerms(_node_here if here else _node_elsewhere, _refuse_known, here)
 
 
 def is_guest(config: Config) -> bool:
-    """Tells whether the machines belong to another config, the only one that makes, changes and
+    """Tells whether the machines belong to another config. Only that config creates, changes and
     removes them.
     """
     return config.fleet_name != config.name and Can.MACHINES in BACKENDS[config.fleet.backend].can
 
 
 def shared(config: Config) -> Config:
-    """Returns the config for runs of other names, on the machines that are made for this one."""
+    """Returns a config for runs under other names that use this config's machines."""
     from .supported_keys import honours
 
     if not honours(config, "fleet.aws.share_fleet_of"):
@@ -110,7 +111,9 @@ def shared(config: Config) -> Config:
 
 
 def _node_here(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
-    """Returns a node that this machine simulates: its share of the machine."""
+    """Returns the node that the local backend simulates: an equal share of this machine's
+    accelerators.
+    """
     if row is None or not row.owned:
         return node_types.node(row, nodes)
     return node_types.Node(
@@ -131,8 +134,8 @@ def _node_elsewhere(row: node_types.NodeType | None, nodes: int) -> node_types.N
 
 
 def _refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the config's settings that its backend refuses or can't do, and nodes with unknown
-    accelerators.
+    """Yields the settings that the backend refuses or does not support, and an error if the nodes'
+    accelerators are unknown.
     """
     fleet = config.fleet
     if (
@@ -157,7 +160,7 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
         counts = f"the {backend.name} backend uses AWS's prices"
         yield "fleet.accelerator.usd_per_hour", f"{own.usd_per_hour:g}: {counts}; remove it"
     if config.fleet.on_slow_node == "replace" and Can.LEAVE_OUT not in backend.can:
-        # a package's backend may not load
+        # Only built-in backends: a backend of an installed package may fail to import.
         able = ", ".join(name for name in OURS if Can.LEAVE_OUT in BACKENDS[name].can)
         yield (
             "fleet.on_slow_node",
@@ -167,7 +170,7 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_arm(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the parts that are only made for x86-64, for nodes with ARM processors (GB200,
+    """Yields the settings that need x86-64 builds, if the nodes have ARM processors (GB200 or
     GH200).
     """
     fleet, kind, backend = config.fleet, config.fleet.node_type, BACKENDS[config.fleet.backend]

@@ -1,12 +1,13 @@
-"""The common part of AWS Batch and SageMaker as backends: a job is polled, and stopped by a
-request. The service also keeps its own record of a job's output, for nodes without a log in the
-run's folder in S3. The entrypoint's log comes first: it is complete, seconds old, and next to the
-checkpoints. If a node died before its entrypoint, or could not write to S3, only the service has
-its output. Its lines go to logs/engine-<i>.log.
+"""Common part of the AWS Batch and SageMaker backends, which poll a job and stop it by an API
+request.
 
-Secrets are passed by reference, as no request may contain a value. A name of fleet.secrets with an
-ARN in fleet.secret_arns refers to that secret. The value of any other is read on the launching
-machine and kept in SSM as a SecureString, /trainfleet/<config>/<NAME>, until `make clean`.
+The entrypoint's log in S3 is preferred, because it is complete, only seconds old, and next to the
+checkpoints. If a node died before its entrypoint started or could not write to S3, only the service
+has its output. Those lines go to logs/engine-<i>.log.
+
+Secrets are passed by reference, because no request may contain a value. A name in fleet.secrets
+with an ARN in fleet.secret_arns refers to that secret. Every other value is read on the launching
+machine and stored in SSM as the SecureString /trainfleet/<config>/<NAME> until `make clean`.
 """
 
 from __future__ import annotations
@@ -38,23 +39,25 @@ from .node_script import values_of
 from .run_storage import Place
 from .s3_run import bucket_of, unpacked, unshared
 
-LONGEST = 4096  # bytes of a parameter of the standard tier
+LONGEST = 4096  # most bytes of an SSM parameter in the standard tier
 
 
 def folder(config: Config) -> str:
-    """Returns the prefix of a config's parameters."""
+    """Returns the prefix of a config's SSM parameters."""
     return f"/trainfleet/{config.fleet_name}"
 
 
 def references(config: Config, names: Iterable[str]) -> dict[str, str]:
-    """Returns name → the address of its value, which `keep` may still have to write."""
+    """Returns the address of each secret's value by name. `keep` writes the values that are not
+    stored yet.
+    """
     given = dict(entry.split("=", 1) for entry in config.fleet.secret_arns)
     return {name: given.get(name) or f"{folder(config)}/{name}" for name in names}
 
 
 def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
-    """Writes the values of the names without an ARN to SSM; BackendError if one is not set here, or
-    too long.
+    """Writes the values of secrets without an ARN to SSM. Raises BackendError if a value is not set
+    here or is too long.
     """
     own = {
         name: where for name, where in references(config, names).items() if where.startswith("/")
@@ -76,21 +79,20 @@ def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
             Overwrite=True,
         )
         marks = pairs(own_tags(config.fleet_name))
-        # PutParameter does not take tags together with Overwrite
+        # PutParameter does not accept tags together with Overwrite.
         calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)
 
 
-PATIENCE = 30.0  # seconds that a container gets to begin, before its console is read
+PATIENCE = 30.0  # seconds after a container's start before its console is read
 OBJECT = re.compile(r".+/node-(\d{1,9})\.log(?:/[^/]+)?")
 
 
 @dataclass(frozen=True)
 class Console:
-    """The service's record of containers' output: a group of CloudWatch Logs, and each node's
-    stream
-    in it.
+    """The service's record of the containers' output: a CloudWatch Logs group with one stream per
+    node.
 
-    `began` is the unix time at which the newest attempt's containers began.
+    `began` is the Unix time at which the containers of the newest attempt started.
     """
 
     began: float
@@ -101,16 +103,17 @@ class Console:
 
 @dataclass
 class Consoles:
-    """Brings the lines of nodes that left no log; each call brings the new ones."""
+    """Downloader of console lines for nodes without a log. Each call downloads only new lines."""
 
     calls: Calls
-    tokens: dict[str, str] = field(default_factory=dict)  # by stream: the position read so far
+    tokens: dict[str, str] = field(default_factory=dict)  # read position of each stream
 
     def bring(self, console: Console | None, folder: Path, address: str) -> None:
-        """Brings new lines to `folder`, the run's or the dataset's, which is at `address` in S3.
+        """Downloads new lines to `folder`, which is at `address` in S3. The folder is the run's or
+        the dataset's.
 
         Raises:
-            CloudError, S3Error: a service does not answer, or the credentials may not ask it.
+            CloudError, S3Error: a service does not answer, or denies access.
         """
         if console is None or not (console.ended or s3.clock(address) - console.began > PATIENCE):
             return
@@ -129,9 +132,9 @@ class Consoles:
                 sync_rules.write(folder, str(log.relative_to(folder)), size, text.encode())
 
     def _spoke(self, console: Console, address: str) -> set[int]:
-        """Returns the nodes with logs in S3 that have grown since the containers began."""
+        """Returns the nodes with logs in S3 that have grown since the containers started."""
         found = s3.list_objects(f"{address}/logs/node-")
-        since = int(console.began)  # S3's times have whole seconds
+        since = int(console.began)  # S3's timestamps have whole seconds
         return {
             int(match[1])
             for one in found
@@ -139,24 +142,26 @@ class Consoles:
         }
 
 
-ON_REQUEST = "ended on request"  # in a status: a user has asked the service to end the job
+# prefix of a status reason: a user asked the service to end the job
+ON_REQUEST = "ended on request"
 PACE = 3.0  # seconds between two polls of a job
 
 
 class Hosted(Backend):
-    """A managed service with jobs that run in an image, on nodes without a shared disk: the run
-    folder is in S3 (s3_run.py).
+    """Backend for a managed service that runs jobs in an image, on nodes without a shared disk. The
+    run folder is in S3 (s3_run.py).
     """
 
     name: str
-    title: str  # AWS's name for it
-    gone: float  # seconds that a job gets to end after the request to stop
+    title: str  # AWS's name for the service
+    gone: float  # seconds for a job to end after a stop request
     can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
     is_here, tried_on = False, "real nodes, fake AWS"
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._seen: dict[str, tuple[float, Status]] = {}  # by token: the time and the status
+        # time and result of the last poll, by token
+        self._seen: dict[str, tuple[float, Status]] = {}
         self._has_job: tuple[float, bool] = (0.0, False)
 
     @property
@@ -165,7 +170,7 @@ class Hosted(Backend):
 
     @classmethod
     def lacks(cls, config: Config) -> Iterator[tuple[str, str]]:
-        """Yields the config's settings that both services refuse."""
+        """Yields the settings that both services refuse."""
         yield from supported_keys.refuse(config)
         yield from unshared(config)
         yield from unpacked(config)
@@ -177,22 +182,22 @@ class Hosted(Backend):
 
     @abstractmethod
     def look(self, handle: Handle) -> Status:
-        """Asks the service for the job's status; ENDED if it has no such job."""
+        """Returns the job's status from the service; ENDED if the service has no such job."""
 
     @abstractmethod
     def end(self, handle: Handle) -> str:
-        """Asks the service to stop the job, which sends SIGTERM to its nodes. Returns the command
-        that shows its state.
+        """Asks the service to stop the job, which sends SIGTERM to the job's nodes. Returns a
+        command that shows the job's state.
         """
 
     @abstractmethod
     def console(self, handle: Handle) -> Console | None:
-        """Returns where the service keeps the output of the job's containers; None before they
-        begin.
+        """Returns the service's record of the containers' output; None before the containers
+        start.
         """
 
     def status(self, handle: Handle) -> Status:
-        """Returns the job's status from the service, at most `pace` old."""
+        """Returns the job's status from the service, at most `pace` seconds old."""
         when, status = self._seen.get(handle.token, (0.0, None))
         if status and (status.ended or 0 <= clock.now() - when < self.pace(handle)):
             return status
@@ -205,8 +210,8 @@ class Hosted(Backend):
         return PACE
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Sends SIGTERM to all nodes, so that ranks save and exit, then SIGKILL to the remaining
-        processes. `at_once` waits for that.
+        """Makes the service send SIGTERM to all nodes, so that ranks save and exit, and later
+        SIGKILL to the remaining processes. With `at_once`, waits for the job to end.
 
         Raises:
             BackendError: the job has not ended after `gone` seconds.
@@ -228,8 +233,8 @@ class Hosted(Backend):
             clock.sleep(PACE / 4)
 
     def has_job(self, run: Run) -> bool:
-        """Tells whether the service has a job of the run that has not ended, from a poll at most
-        PACE old.
+        """Tells whether the service has an unfinished job of the run, from a poll at most PACE
+        seconds old.
         """
         when, seen = self._has_job
         if not 0 <= clock.now() - when < PACE:
@@ -238,7 +243,7 @@ class Hosted(Backend):
         return seen
 
     def require(self, config: Config, job: Job, *chosen: Check) -> None:
-        """Raises CloudError if a job could not run, or its nodes' buckets are in another region."""
+        """Raises CloudError if the job could not run, or if a bucket is in another region."""
         sized = replace(config, fleet=replace(config.fleet, nodes=job.nodes))
         inputs = known(config, self.calls, self.name)[0]
         what = "the job can't run with this config"
@@ -249,8 +254,8 @@ class Hosted(Backend):
         """Returns the cost of a job on the config's nodes."""
 
     def stopping(self, grace: float) -> list[str]:
-        """Returns lines for `make plan` about a job that the service ends: its nodes get `grace`
-        seconds to save.
+        """Returns lines for `make plan` that report whether ranks can save within `grace` seconds
+        if the service ends the job.
         """
         saving, every = saving_of(self.config), self.config.checkpoint.every
         leaves = (
@@ -266,7 +271,7 @@ class Hosted(Backend):
         ]
 
     def bill(self) -> Bill | None:
-        """Returns the bill by the table's prices or, for other machines, by those of the Pricing
+        """Returns the bill, priced from the built-in table or, for other machines, from the Pricing
         API if it answers.
         """
         return self._whole(self.config)

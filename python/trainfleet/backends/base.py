@@ -1,24 +1,23 @@
-"""The contract of a backend: a few small classes and its declared capabilities. The rest of the
-program knows nothing else about a backend.
+"""The backend interface: a few small classes and the declared capabilities. The rest of the program
+depends on nothing else.
 
-refuse(config)           → (key, message) for each setting of the config that it can't do; pure
-plan(job, without)       → Request: named artifacts that a user can read and run; without the named
-                         hosts
-submit(request)          → Handle: the only call that starts anything; submitting a token twice
-                         starts one job
-status(handle)           → Status: cheap, at the backend's own pace behind a cache; may be called
-                         several times a second
-stop(handle, at_once)    idempotent. Not at once: asks the nodes to finish critical work, then to
-                         exit. At once: when it returns, no process of the job runs on any node that
-                         can be reached
-find(run)                → Handle of any job that may still run under the run's name: found on the
-                         nodes, not in local state
-place(run)               → Place: how the run's folder arrives here (run_storage.py)
+refuse(config)           → (key, message) for each setting that the backend does not support; pure
+plan(job, without)       → Request: named artifacts that a user can read and run; excludes the hosts
+                         in `without`
+submit(request)          → Handle: the only call that starts anything; submitting the same token
+                         twice starts one job
+status(handle)           → Status: cheap and cached; the backend polls at its own pace, so callers
+                         may call it several times a second
+stop(handle, at_once)    idempotent. Not at once: asks the nodes to finish critical work and exit.
+                         At once: returns when no process of the job runs on any reachable node
+find(run)                → Handle of any job that may still run under the run's name; checks the
+                         nodes, not local state
+place(run)               → Place: how the run's folder reaches this machine (run_storage.py)
 bill()                   → Bill: the cost of a run from set-up to teardown; None if unknown
-machines()               → Machines: the machines of jobs, set up and taken down again
+machines()               → Machines: sets up and tears down the machines that jobs run on
 
-An ability that only some backends have is an object that they return, or None: head(), harm(),
-purchase(), bake(), probe().
+An optional ability is an object, or None if the backend lacks it: head(), harm(), purchase(),
+bake(), probe().
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ from .run_storage import Place
 if TYPE_CHECKING:
     from .head import Head
 
-# needs of a rehearsal's faults: links that carry only the job, and a head
+# Requirements of injected faults: network links that carry only the job, and a head.
 LINKS, OWN_HEAD = ("links", "head")
-# in the run folder: the submitted job, and its request
+# Files in the run folder with the handle and the request of the submitted job.
 HANDLE, REQUEST = ("handle.json", "request.json")
 
 
 class Can(Enum):
-    """The abilities of a backend; the support table of docs/evidence is generated from these."""
+    """Capabilities of a backend. The support table in docs/evidence is generated from them."""
 
     SHARED = "its nodes see one run folder; elsewhere that goes through s3://"
     LEAVE_OUT = "hosts can be excluded from an attempt"
@@ -65,7 +64,7 @@ class Can(Enum):
 
 
 class Phase(Enum):
-    """The phase of a job. From RUNNING on, it costs money and is watched."""
+    """Phase of a job. From RUNNING on, the job costs money and is watched."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -76,17 +75,17 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a job, as its backend sees it.
+    """State of a job, as its backend reports it.
 
-    reason    the scheduler's own words for its state, most useful while it is queued
-    attempt   the number of the scheduler's attempt, from 1
-    exits     node → exit code of its part in this attempt; empty while the scheduler will retry
-    lost      node → why it can't be reached any more
-    hosts     the machines by node, if known
-    leaves    whether another attempt can exclude some of those, by these names
-    ended_by  what ended it, if a user asked the scheduler to, and no exit code shows whether the
-              ranks had saved
-    silent    the lost nodes that may still be running: their ranks' heartbeats decide
+    reason    the scheduler's message about this state, most useful while the job is queued
+    attempt   number of the scheduler's attempt, from 1
+    exits     node → exit code in this attempt; empty while the scheduler will retry
+    lost      node → why the node is unreachable
+    hosts     machine of each node, if known
+    leaves    whether another attempt can exclude some of these hosts by name
+    ended_by  the request with which a user made the scheduler end the job, if no exit code shows
+              whether the ranks saved
+    silent    lost nodes that may still be running; the heartbeats of their ranks decide
     """
 
     phase: Phase
@@ -110,11 +109,11 @@ class Status:
 
 @dataclass(frozen=True)
 class Handle:
-    """A submitted job, as plain data: with the run folder or the account, any process can query,
-    follow and stop it.
+    """A submitted job as plain data. Any process with access to the run folder or the account can
+    query, follow and stop the job.
 
-    `id` is the scheduler's name for it, `token` the request's. `hosts` are the machines by node, if
-    the plan chose them.
+    `id` is the scheduler's identifier, and `token` the request's. `hosts` lists the machine of each
+    node if the plan chose the machines.
     """
 
     backend: Name
@@ -126,7 +125,7 @@ class Handle:
 
 @dataclass(frozen=True)
 class Probe:
-    """Findings about the nodes: in words, and the facts of the examined ones, by name."""
+    """Findings about the nodes: readable lines, and the facts of the examined nodes by name."""
 
     lines: tuple[str, ...]
     facts: Mapping[str, Facts]
@@ -134,15 +133,15 @@ class Probe:
 
 @dataclass(frozen=True)
 class Prospect:
-    """The changes that `make setup` would make to machines, and what a plan can know before that.
+    """Changes that `make setup` would make, and what a plan can know before setup.
 
-    lines    the changes and their cost, in words
+    lines    readable description of the changes and their cost
     changes  the exact requests
-    awaited  whether setup still has to make the service's resources, or no credentials are
-             available to ask for them
-    unasked  whether machines would be made in an account that can't be asked, so no machine is
-        known
-    exact    whether a job's request names no machine, so it is known before there are any
+    awaited  whether setup must still create the service's resources, or credentials to check for
+             them are missing
+    unasked  whether setup would create machines in an account that can't be queried, so no machine
+             is known
+    exact    whether a job's request names no machine, so the request is known before setup
     """
 
     lines: tuple[str, ...] = ()
@@ -155,20 +154,18 @@ class Prospect:
 class Machines(Protocol):
     """The machines that jobs run on.
 
-    made           whether setup makes them, so that they cost money until they are removed
-    system         their operating system, if setup installs something on machines that it makes
+    made           whether setup creates the machines, so they cost money until they are removed
+    system         their operating system, if setup installs software on machines that it creates
                    (docker/platforms.lock.yaml)
-    changes()      returns the artifacts of what `apply` would do now; empty if nothing is missing
-    apply()        makes what is missing; returns the exit code of `make setup`
-    left()         returns one line for each resource of this config, found only by tag
-    costing()      returns one line for each of these that costs money and goes without a purge,
-        then
-                   dollars per hour
-    remove(purge)  takes them down; with `purge` also those that hold data. Then `left` must be
-        empty
-    prospect()     returns what setup would do, for `make plan`, given the run's hours and tokens
-        per
-                   second if known
+    changes()      returns the changes that `apply` would make now, as artifacts; empty if none
+    apply()        creates what is missing; returns the exit code of `make setup`
+    left()         returns one line for each resource of this config; finds them only by tag
+    costing()      returns one line for each resource that costs money and that a removal without
+                   `purge` deletes, then a line with their dollars per hour
+    remove(purge)  removes the resources; with `purge`, also those that hold data. Then `left` must
+                   be empty
+    prospect()     returns what setup would do, for `make plan`, given the run's hours and its
+                   tokens per second if known
     """
 
     made: bool = False
@@ -187,16 +184,18 @@ class Machines(Protocol):
 
 
 class Purchase(Protocol):
-    """Machines that are bought in advance."""
+    """Capacity that is bought in advance."""
 
     def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """Buys capacity if `may_buy`; returns lines about it, and whether it can be used now."""
+        """Buys the capacity if `may_buy`. Returns lines that describe it, and whether it is usable
+        now.
+        """
         ...
 
 
 class JobSteps(Protocol):
-    """A scheduler that can run a command next to the ranks of a job. `lacking` names the needs of
-    faults that it can't meet, and why.
+    """Interface to a scheduler that can run commands next to a job's ranks. `lacking` maps each
+    fault requirement that the scheduler can't meet to the reason.
     """
 
     folder: str
@@ -205,7 +204,7 @@ class JobSteps(Protocol):
     lacking: Mapping[str, str]
 
     def require(self) -> None:
-        """Raises ConfigError if no such command can run from here."""
+        """Raises ConfigError if this machine can't run such commands."""
         ...
 
     def run_beside(self, handle: Handle, node: int, words: Sequence[str]) -> str | None:
@@ -213,19 +212,19 @@ class JobSteps(Protocol):
         ...
 
     def jobs_in(self, folder: Path) -> list[str]:
-        """Returns the jobs of a folder that are in the queue."""
+        """Returns the jobs in the queue that belong to a folder."""
         ...
 
     def guard(self, folder: Path, remove: str) -> str:
-        """Returns a shell script that ends the folder's jobs when its input ends, and runs `remove`
-        unless it has read a word.
+        """Returns a shell script that cancels the folder's jobs when its standard input ends. The
+        script then runs `remove`, unless it has read a word from its input.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Harm:
-    """The way in which a rehearsal reaches the processes that it breaks: over SSH, by a scheduler's
+    """Access of a rehearsal to the processes that it disrupts: over SSH, through a scheduler's
     steps, or else on this machine.
     """
 
@@ -234,37 +233,37 @@ class Harm:
 
 
 class Bake(Protocol):
-    """Machines of which one can become the image of the next ones."""
+    """Machines that can be turned into an image for later machines."""
 
     def make(self) -> int:
-        """Makes the image, unless one with these versions exists; returns the exit code of `make
+        """Creates the image unless one with these versions exists. Returns the exit code of `make
         image`.
         """
         ...
 
 
 class Backend(Protocol):
-    """The interface that launch/ and watch/ use for the place where a job runs; the module's
-    docstring describes each call.
+    """Interface through which launch/ and watch/ run jobs. The module's docstring describes each
+    call.
 
-    A backend is a subclass. Each ability that only some backends have has a default here: None.
+    Backends subclass it. Optional abilities return None here by default.
     """
 
     name: str
     can: frozenset[Can]
-    is_here: bool  # this machine is its nodes
-    # how its nodes learn their placement, and how it treats them (node/placements/)
+    is_here: bool  # whether this machine simulates the nodes
+    # How nodes learn their placement, and how the scheduler treats them (node/placements/).
     placement: PlacementSource
-    tried_on: str  # what it runs on in the tests, for the support table: real, or a fake
-    # fakes of single rows of the support table
+    tried_on: str  # what the tests run it on, real or fake, for the support table
+    # Capabilities that the tests cover only with a fake, for the support table.
     pretended: Mapping[Can, str] = MappingProxyType({})
-    # its jobs are launched from another machine, which takes over commands typed here
+    # Whether another machine launches the jobs and takes over commands typed here.
     hands_over: bool = False
-    owned: bool = False  # its machines are the user's, so only the config can describe them
+    owned: bool = False  # whether the user owns the machines, so only the config can describe them
     inherits: tuple[
         str, ...
-    ] = ()  # variables that a job gets from the environment in which it is submitted
-    image_arguments: tuple[tuple[str, str], ...] = ()  # build arguments of an image for its nodes
+    ] = ()  # variables that a job inherits from the environment that submits it
+    image_arguments: tuple[tuple[str, str], ...] = ()  # build arguments of images for the nodes
 
     def __init__(self, config: Config) -> None: ...
 
@@ -290,64 +289,64 @@ class Backend(Protocol):
 
     @property
     def terms(self) -> Terms:
-        """Returns how its scheduler treats the nodes of a job."""
+        """Returns how the scheduler treats a job's nodes."""
         return self.placement.terms
 
     @property
     def lingers(self) -> bool:
-        """Tells whether a run may be running on its nodes; False while it has no nodes."""
+        """Tells whether a run may be active on the nodes; False while there are no nodes."""
         return True
 
     def head(self) -> Head | None:
-        """Returns the hosts that are reached by SSH, with the head that takes over commands; None
-        without such hosts.
+        """Returns the hosts that are reached over SSH and the head that takes over commands; None
+        if the backend has no such hosts.
         """
         return None
 
     def harm(self) -> Harm | None:
-        """Returns how a rehearsal reaches the processes of a job; None if it can't."""
+        """Returns how a rehearsal reaches a job's processes; None if it can't reach them."""
         return None
 
     def purchase(self) -> Purchase | None:
-        """Returns the object that buys its machines in advance; None if it buys none."""
+        """Returns the object that buys machines in advance; None if the backend buys none."""
         return None
 
     def bake(self) -> Bake | None:
-        """Returns the object that makes an image of one of its nodes; None if machines are not made
-        from images.
+        """Returns the object that makes an image of a node; None if machines are not created from
+        images.
         """
         return None
 
     def probe(self) -> Probe | None:
-        """Returns its nodes' own reports of their hardware; None if no node can be asked, or make
-        doctor asks each.
+        """Returns the hardware that the nodes report. None if no node can be queried, or if make
+        doctor queries each node itself.
         """
         return None
 
     def learn(self, run: Run) -> None:
-        """Keeps the findings of a run's newest launch against hosts."""
+        """Records the problems with hosts that a run's newest launch found."""
 
     def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
-        """Returns the nodes of a job on these machines that do not answer now, with why; empty if
+        """Returns node → reason for each node on these machines that does not answer now. Empty if
         `status` already reports them.
         """
         return {}
 
     def cut_off(self, handle: Handle) -> str:
-        """Returns this machine's name among a job's hosts if it reaches no other one, and another
-        can lead in its place; else "".
+        """Returns this machine's name if it reaches no other host of the job and another host can
+        lead instead; else "".
         """
         return ""
 
 
 def save_job(run: Run, handle: Handle, request: Request) -> None:
-    """Writes the job to the run folder, so that another process can query, follow and stop it."""
+    """Writes the job to the run folder, so that other processes can query, follow and stop it."""
     run_folder.write_json(run.folder / REQUEST, request.record())
     run_folder.write_json(run.folder / HANDLE, asdict(handle))
 
 
 def load_job(run: Run) -> tuple[Handle, Request] | None:
-    """Returns the last job that was submitted for the run, running or not; None before the first.
+    """Returns the run's most recently submitted job, running or not; None before the first.
 
     Raises:
         RunError: the files are malformed.

@@ -1,9 +1,9 @@
-"""AWS Batch: a job is one multi-node parallel job on nodes without a shared disk; its run folder is
-in S3 (s3_run.py).
+"""AWS Batch backend: runs each job as one multi-node parallel job, on nodes without a shared disk.
+The run folder is in S3 (s3_run.py).
 
-A submission is looked up by the job's name, which includes the request's token, before and after it
-is made: SubmitJob has no client token, and a request whose answer was lost is sent again. Any
-machine that has the config can query and stop a job.
+SubmitJob has no client token, so a request with a lost answer is sent again. The job's name
+therefore includes the request's token, and a submission looks for that name before and after it
+submits. Any machine that has the config can query and stop a job.
 
 Tested: requests against botocore's models, and a fake of Batch with containers that really run
 (tests/aws/batch.py). Not tested: Batch itself, EFA in its containers, the ECS agent.
@@ -38,12 +38,12 @@ from .managed_machines import ManagedMachines, filled
 from .queue_reasons import QueueReasons
 from .request_json import TOKEN, artifact, bodies, pairs
 
-GROUP = "/aws/batch/job"  # default group of CloudWatch Logs
-# keys of fleet.aws without effect on your own queue
+GROUP = "/aws/batch/job"  # Batch's default CloudWatch Logs group
+# Keys of fleet.aws that have no effect on the user's own queue.
 OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "ami")
-# role of a container, which may be the user's → the policy statements that a run needs
+# Container role → the policy statements that a run needs from it. The user may provide the role.
 ROLES = {"jobRoleArn": statements, "executionRoleArn": engine_template.of_a_start}
-AT_ONCE = 100  # most jobs of one DescribeJobs
+AT_ONCE = 100  # most jobs in one DescribeJobs request
 GONE = 60.0  # seconds for a terminated job to end: SIGTERM, 30 s, SIGKILL, and ECS's report
 PHASES = {
     "SUBMITTED": Phase.QUEUED,
@@ -59,7 +59,7 @@ JobRecord = dict[str, Any]
 
 
 class Batch(Hosted):
-    """AWS Batch, as a backend (base.py)."""
+    """Backend that runs jobs on AWS Batch (base.py)."""
 
     name, title, gone, placement = "batch", "AWS Batch", GONE, PLACEMENT
 
@@ -73,7 +73,7 @@ class Batch(Hosted):
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Returns the queue, and that of the machines for tokenizing if the config has any."""
+        """Returns the queue, and the tokenizing queue if the config has machines for tokenizing."""
         return (
             (self.queue, tokenizing_queue(self.config))
             if self.config.data.tokenize_instance_type
@@ -111,8 +111,8 @@ class Batch(Hosted):
             yield "fleet.batch.priority", "applies within a share; set fleet.batch.share"
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns a job definition and its submission. Batch chooses the machines, so `without` has
-        no effect.
+        """Returns a job definition and its submission. `without` has no effect, because Batch
+        chooses the machines.
         """
         secrets, config = (
             aws_managed.references(self.config, job.secrets),
@@ -129,11 +129,11 @@ class Batch(Hosted):
         )
 
     def submit(self, request: Request) -> Handle:
-        """Returns the existing job of that token, or submits one, after checking everything that
-        could keep it from running.
+        """Returns the existing job with the request's token, or submits one after checking that it
+        can run.
 
         Raises:
-            BackendError: the job could not run, and why.
+            BackendError: the job can't run. The message has the reason.
         """
         name = self._name(request)
         if there := self._named(name):
@@ -169,8 +169,8 @@ class Batch(Hosted):
         return f"{slug(self.config.name, 60)}-{request.job.kind}-{request.token}"
 
     def _named(self, name: str) -> list[JobRecord]:
-        """Returns the jobs with this name, or with this prefix if it ends with *; the oldest
-        first.
+        """Returns the jobs with this name, the oldest first. A trailing * in the name matches any
+        suffix.
         """
         return sorted(
             (job for queue in self.queues for job in self._listed(queue, name)),
@@ -191,7 +191,9 @@ class Batch(Hosted):
             raise
 
     def _handle(self, request: Request, jobs: list[JobRecord]) -> Handle:
-        """Returns the first job's handle. Ends the others, which came from a repeated request."""
+        """Returns the handle of the oldest job. Terminates the others, which a repeated request
+        started.
+        """
         for job in jobs[1:]:
             self.calls(
                 "batch",
@@ -202,28 +204,28 @@ class Batch(Hosted):
         return Handle(self.name, str(jobs[0]["jobId"]), request.token, request.job.nodes)
 
     def pace(self, handle: Handle) -> float:
-        # one DescribeJobs takes AT_ONCE jobs
+        # A DescribeJobs request takes at most AT_ONCE jobs, so larger jobs are polled less often.
         return aws_managed.PACE * max(1.0, handle.nodes / AT_ONCE)
 
     def look(self, handle: Handle) -> Status:
         jobs = self._described(handle)
         job = jobs.get(handle.id)
         if job is None or not str(job["jobName"]).endswith(handle.token):
-            return Status(Phase.ENDED)  # Batch removes a job a week after its end
+            return Status(Phase.ENDED)  # Batch deletes the record a week after the job's end
         parts = {
             node: part for node in range(handle.nodes) if (part := jobs.get(f"{handle.id}#{node}"))
         }
         return status_of(job, parts, self._why(job))
 
     def _why(self, job: JobRecord) -> str:
-        """Returns why a job waits, from its queue."""
+        """Returns why the job waits, according to its queue."""
         queue = next(
             (queue for queue in self.queues if str(job.get("jobQueue")).endswith(queue)), self.queue
         )
         return self._waiting[queue].why(job)
 
     def _described(self, handle: Handle) -> dict[str, JobRecord]:
-        """Returns the job and its nodes' parts, by id."""
+        """Returns the records of the job and of its nodes, by id."""
         ids = (
             [handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))]
             if handle.id
@@ -262,7 +264,7 @@ class Batch(Hosted):
         return f"aws batch describe-jobs --jobs {handle.id}"
 
     def find(self, run: Run) -> Handle:
-        """Returns the newest of the run's jobs that has not ended, or else the newest."""
+        """Returns the run's newest unfinished job, or the newest job if all have ended."""
         named = rf"{re.escape(slug(run.name, 60))}-(train|tokenize)-{TOKEN}"
         mine = [
             job
@@ -317,8 +319,8 @@ def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:
-    """Returns the status of a job, from DescribeJobs about it and its nodes. `waits` explains why
-    it has not started.
+    """Returns a job's status from DescribeJobs' records of the job and its nodes. `waits` explains
+    why the job has not started.
 
     Ignores the exit codes of an attempt that Batch will retry.
     """
@@ -343,7 +345,7 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
     if exits.get(0) in (ELSEWHERE, AGAIN) and (
         lost or any(code for node, code in exits.items() if node)
     ):
-        exits[0] = 0  # another node failed
+        exits[0] = 0  # the main node only reports another node's failure
     if job["status"] == "FAILED" and not any(exits.values()) and not lost and not _asked(job):
         exits[0] = 1
     why = (
@@ -358,7 +360,9 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
 
 
 def _exit(part: JobRecord) -> int:
-    """Returns a node's exit code; for a node that never ran, 0 unless Batch itself failed it."""
+    """Returns a node's exit code. For a node that never ran, returns 0 unless Batch itself failed
+    it.
+    """
     code = part.get("container", {}).get("exitCode")
     return (
         int(code) if code is not None else int(part.get("status") == "FAILED" and not _asked(part))

@@ -1,7 +1,7 @@
-"""Builds requests to AWS Batch: a multi-node job definition, and the submission of a job. Pure.
+"""Builds requests to AWS Batch: multi-node job definitions and job submissions. Pure.
 
-One node range holds all nodes: Batch allows at most five ranges, so one range per node would limit
-jobs to five nodes
+One node range contains all nodes. Batch allows at most five ranges, so one range per node would
+limit jobs to five nodes
 (https://docs.aws.amazon.com/batch/latest/userguide/create-multi-node-job-definition.html, and
 pytorch/torchx #700).
 """
@@ -23,20 +23,20 @@ from .managed_machines import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP
 from .node_script import entrypoint_words
 from .request_json import Body, environment, pairs
 
-ABSENT = 69  # a node of the job never arrived (node/barrier.py)
-KILLED = 137  # by SIGKILL: from the kernel when memory runs out, or from a person
-# share of a node's memory for a container; the system and the ECS agent have the rest
+ABSENT = 69  # exit code: a node never reached the barrier (node/barrier.py)
+KILLED = 137  # exit code after SIGKILL, sent by the kernel when memory runs out, or by a person
+# Share of a node's memory for the container. The system and the ECS agent use the rest.
 SHARE = 0.92
-MARGIN = 10.0  # seconds before a node's end, kept for its last log lines
-MOST_SHARED = 64  # GiB of /dev/shm
-DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks of one /dev/neuron<i>
+MARGIN = 10.0  # seconds that are reserved for a node's last log lines before its end
+MOST_SHARED = 64  # most GiB of /dev/shm
+DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks per device file /dev/neuron<i>
 MIB_A_GIB = 1024
 PERMISSIONS = ["READ", "WRITE", "MKNOD"]
 
 
 def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str]) -> Body:
-    """Returns RegisterJobDefinition's body. Its name has a hash of the rest, so that an existing
-    definition is not registered again.
+    """Returns the body of RegisterJobDefinition. The name contains a hash of the other fields, so
+    an existing definition is not registered again.
     """
     body: Body = {
         "type": "multinode",
@@ -62,7 +62,7 @@ def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str])
 
 
 def held(config: Config) -> Body:
-    """Returns the consumable resources that each node holds."""
+    """Returns the consumable resources that each node requires."""
     entries = [entry.split("=") for entry in config.fleet.batch.consumable_resources]
     if not entries:
         return {}
@@ -71,8 +71,8 @@ def held(config: Config) -> Body:
 
 
 def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
-    """Returns each node's container, without its command: the entire machine, with all its
-    devices.
+    """Returns each node's container, without its command. The container gets the entire machine
+    with all devices.
     """
     row, batch = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], config.fleet.batch
     shared = batch.shared_memory_gib or min(MOST_SHARED, row.memory_gib // 4)
@@ -103,14 +103,14 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
         "secrets": [{"name": name, "valueFrom": where} for name, where in sorted(secrets.items())],
         **mounts(config),
     }
-    # the stack's own role may write to the stack's log group, which is removed with the stack
+    # The stack's own role may write to the stack's log group, which is deleted with the stack.
     if not batch.execution_role:
         body["logConfiguration"] = {"logDriver": "awslogs", "options": {"awslogs-group": LOG_GROUP}}
     return {name: value for name, value in body.items() if value}
 
 
 def devices(row: node_types.NodeType) -> list[str]:
-    """Returns the device files of a node that a container needs; Batch adds GPUs itself."""
+    """Returns the device files that a container needs, except GPUs, which Batch adds."""
     found = [f"/dev/infiniband/uverbs{number}" for number in range(row.efa)]
     if row.accelerator and row.accelerator.kind == "neuron":
         found += [
@@ -121,7 +121,7 @@ def devices(row: node_types.NodeType) -> list[str]:
 
 
 def mounts(config: Config) -> Body:
-    """Returns the mount of the FSx file system, which the launch template mounts on the node."""
+    """Returns the mount of the FSx file system. The launch template mounts it on the node."""
     if config.fleet.fsx.dns_name is None:
         return {}
     folder = config.fleet.fsx.mount_point
@@ -132,11 +132,11 @@ def mounts(config: Config) -> Body:
 
 
 def retries(attempts: int) -> Body:
-    """Returns the conditions under which Batch retries the job: after failures of machines, never
-    after errors that the program would repeat.
+    """Returns the conditions under which Batch retries the job: after machine failures, but never
+    after errors that would recur.
 
-    In a multi-node job the main node decides. If a child is lost, the main node's ranks fail as its
-    victims, and its exit code is AGAIN (watch/node_verdict.py).
+    The main node of a multi-node job decides. If another node is lost, the main node's ranks fail
+    as a consequence, and its exit code is AGAIN (watch/node_verdict.py).
     """
     again = [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
@@ -147,14 +147,14 @@ def retries(attempts: int) -> Body:
 
 
 def grace(config: Config) -> float:
-    """Returns the seconds that ranks get to save when Batch ends a node: more on instances that
-    setup has prepared for that.
+    """Returns the seconds that ranks get to save when Batch ends a node. Instances that setup has
+    prepared give ranks more time.
     """
     return PLACEMENT.terms.grace if config.fleet.batch.queue else STOPS - MARGIN
 
 
 def submission(config: Config, job: Job, queue: str, definition: str) -> Body:
-    """Returns SubmitJob's body, without the name of the job and the environment of its attempt."""
+    """Returns the body of SubmitJob, without the job's name and the environment of its attempt."""
     batch = config.fleet.batch
     words = entrypoint_words(job, PLACEMENT)
     variables = environment(config, job) | ({} if batch.queue else {GRACE: f"{grace(config):g}"})

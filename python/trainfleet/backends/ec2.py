@@ -1,12 +1,12 @@
-"""EC2 instances: the SSH fleet, with hosts found by tag and machines made by a CloudFormation
-stack.
+"""EC2 backend: an SSH fleet of instances that a CloudFormation stack creates. The instances are
+found by tag.
 
-A node is known by its instance id, also in quarantine, as AWS later gives its address to another
-machine. Its host key comes from AWS (ec2_machines.py). On the head, the config that it received has
-the hosts and the file system, so it asks AWS nothing.
+A node is identified by its instance id, also in quarantine, because AWS may later give its address
+to another machine. Its host key comes from AWS (ec2_machines.py). The head does not query AWS,
+because the config that it received contains the hosts and the file system.
 
-`make image` seals one node of a fleet that is set up and idle, and makes it the image of the next
-machines.
+`make image` seals one idle node of a fleet that is set up. It then makes an image of the node for
+later machines.
 
 Tested: everything that SSH does runs for real, on nodes in namespaces; AWS is a mock account
 (tests/aws). Not tested: EFA, FSx, and AWS itself.
@@ -45,12 +45,12 @@ from .ec2_machines import Instances, keep_keys, require_plugin, say, told_of
 from .head import HEAD, Head
 from .ssh import Ssh
 
-SEALED = "/run/trainfleet-seal.sh"  # path of scripts/seal.sh while homes are empty
+SEALED = "/run/trainfleet-seal.sh"  # copy of scripts/seal.sh that undoes the sealing
 TIMEOUT = 300.0  # seconds for sealing
 
 
 class Baking(Bake):
-    """Makes an image (base.py) of one node of a stack; `head` reaches the nodes."""
+    """Image builder (base.py) for one node of a stack. `head` reaches the nodes."""
 
     def __init__(self, cloud: FleetStack, head: Head) -> None:
         self.cloud, self.head = cloud, head
@@ -59,8 +59,8 @@ class Baking(Bake):
         """Makes the image.
 
         Raises:
-            BackendError, CloudError: no node is fit and idle, it can't be sealed, or EC2 can't make
-                an image of it.
+            BackendError, CloudError: no node is healthy and idle, the node can't be sealed, or EC2
+                can't make an image of it.
         """
         return _bake(self.head, Oven(self.head.config, self.cloud.calls))
 
@@ -88,7 +88,7 @@ def _bake(head: Head, oven: Oven) -> int:
 
 
 def _baked(head: Head, oven: Oven) -> str:
-    """Returns the id of a new image of one node; it may not be available yet."""
+    """Returns the id of a new image of one node. The image may not be available yet."""
     if head.by_agent:
         require_plugin()
     host, facts = _at_rest(head)
@@ -101,11 +101,11 @@ def _baked(head: Head, oven: Oven) -> str:
 
 
 def _at_rest(head: Head) -> tuple[Host, Facts]:
-    """Returns a node that is set up, has passed its checks and has no run: the last such node,
-    because the first leads runs.
+    """Returns an idle node that is set up and has passed its checks. Chooses the last such node,
+    because the first node leads runs.
 
     Raises:
-        BackendError: there is no such node, with each node's problem.
+        BackendError: there is no such node. Lists each node's problem.
     """
     transport = head.transport
     report = preflight.examine(transport, head.located, fabric=False)
@@ -136,8 +136,8 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
 
 @contextmanager
 def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
-    """Removes files that must not be in an image from the node's disk, for the duration of the
-    `with`.
+    """Seals a node for the duration of the `with` block: its disk then has no files that must not
+    be in an image.
     """
     transport, sudo = head.transport, "" if facts.user == "root" else "sudo -n "
     folder, failed = send_scripts(transport, [host])
@@ -165,11 +165,11 @@ def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
             )
 
 
-USER = "ubuntu"  # user of the images that the stack lock names
+USER = "ubuntu"  # default user of the images in the stack lock
 
 
 class StackHosts(Head):
-    """The hosts that AWS has now, in the stack that `cloud` returns."""
+    """Hosts that currently exist in the stack that `cloud` returns."""
 
     def __init__(self, config: Config, cloud: Callable[[], FleetStack]) -> None:
         super().__init__(config)
@@ -177,8 +177,8 @@ class StackHosts(Head):
 
     @functools.cached_property
     def located(self) -> Config:
-        """Returns the config with AWS's current state: the running nodes in their order, the way to
-        them, and the file system.
+        """Returns the config with AWS's current state: the running nodes in order, their SSH
+        settings, and the file system.
         """
         if not self.hands_over:
             return self.config
@@ -220,7 +220,7 @@ class StackHosts(Head):
 
     @property
     def by_agent(self) -> bool:
-        """Tells whether SSH goes through SSM Session Manager, because no port is open."""
+        """Tells whether SSH goes through SSM Session Manager because no port is open."""
         return self.hands_over and self.fleet.aws.ssm_only
 
     def address(self, node: StackNode) -> str:
@@ -232,7 +232,7 @@ class StackHosts(Head):
 
 
 class Ec2(Ssh):
-    """The instances of the config's stack, as a backend (base.py)."""
+    """Backend that runs jobs on the instances of the config's stack (base.py)."""
 
     name = "ec2"
     can = Ssh.can | {Can.MACHINES}
@@ -248,8 +248,8 @@ class Ec2(Ssh):
 
     @functools.cached_property
     def ahead(self) -> Blocks | None:
-        """Returns the capacity block that make setup finds, buys and uses; None if the config asks
-        for none, and on the head.
+        """Returns the capacity block that make setup finds, buys and uses. None on the head, and if
+        the config requests no block.
         """
         hours = self.fleet.aws.block_hours
         if hours is None or not self.hands_over:
@@ -273,7 +273,7 @@ class Ec2(Ssh):
         if self.ahead is None:
             return [], True
         found = self.ahead.obtain(may_buy, self._whole())
-        for name in ("cloud", "paid"):  # these depend on the capacity that is held
+        for name in ("cloud", "paid"):  # cached values that depend on the purchased capacity
             self.__dict__.pop(name, None)
         self._head.look_again()
         return found
@@ -293,8 +293,8 @@ class Ec2(Ssh):
             )
 
     def extras(self, job: Job) -> dict[str, str]:
-        """Returns where nodes send their logs, and whether they first copy the dataset to their
-        disks.
+        """Returns variables that tell nodes where to send their logs, and whether to copy the
+        dataset to their disks first.
         """
         logs = {LOGS: f"{region_of(self.config)} {log_group(self.config)}"}
         return logs | (

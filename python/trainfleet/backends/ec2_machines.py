@@ -1,10 +1,10 @@
-"""The machines of the ec2 backend: make setup creates a stack, and make clean checks that all of it
-is gone.
+"""Machines of the EC2 backend: make setup creates a stack, and make clean checks that all of its
+resources are gone.
 
-They are reached by host keys that come from AWS itself, never from the connection that they secure,
-or by the plug-in for SSH through SSM. cloud-init prints the keys on the console between two marker
-lines, and the console's text may appear minutes later (EC2 user guide, "Instance console output").
-SSM needs its agent, which our images have.
+SSH uses host keys that come from AWS itself, never from the connection that they secure.
+Alternatively, the Session Manager plug-in provides SSH through SSM. cloud-init prints the keys on
+the console between two marker lines. The console's text may appear minutes later (EC2 user guide,
+"Instance console output"). SSM needs its agent, which our images have.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ KEY = re.compile(
     r"([A-Za-z0-9+/]{40,2000}={0,3})(?![A-Za-z0-9+/=])"
 )
 PRINT = "cat /etc/ssh/ssh_host_*_key.pub"
-POLL_EVERY, ANSWERS = 2.0, 15  # seconds between two polls for SSM's answer, and their number
+POLL_EVERY, ANSWERS = 2.0, 15  # seconds between polls for SSM's answer, and most polls
 
 
 def require_plugin() -> None:
@@ -60,9 +60,9 @@ def require_plugin() -> None:
 def keep_keys(
     fleet: FleetStack, nodes: Sequence[StackNode], by_agent: bool
 ) -> tuple[Path, set[str]]:
-    """Returns the known_hosts file of these nodes, and which of them are in it.
+    """Returns the known_hosts file of these nodes, and the ids of the nodes in it.
 
-    Keys are learnt once per instance, and written under its present address.
+    Keys are fetched once per instance, and are written under the instance's current address.
     """
     folder = STATE / fleet.stack.name
     keys = read_keys(folder / "keys.json")
@@ -93,8 +93,8 @@ def read_keys(path: Path) -> dict[str, list[str]]:
 
 
 def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
-    """Returns instance id → its keys, in the format of known_hosts, for the instances that AWS
-    knows.
+    """Returns instance id → host keys in known_hosts format, for the instances with keys that AWS
+    reports.
     """
     found = {}
     for id_ in ids:
@@ -104,7 +104,7 @@ def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
 
 
 def from_console(calls: Calls, id_: str) -> list[str]:
-    """Returns the keys on the console; empty until they appear."""
+    """Returns the host keys on the console; empty until they appear."""
     text = ""
     with passing("InvalidInstanceID.NotFound", "UnsupportedOperation", "UnauthorizedOperation"):
         text = str(calls("ec2", "GetConsoleOutput", InstanceId=id_).get("Output", ""))
@@ -112,7 +112,7 @@ def from_console(calls: Calls, id_: str) -> list[str]:
 
 
 def from_agent(calls: Calls, id_: str) -> list[str]:
-    """Returns the keys from the instance's SSM agent; empty if it does not answer."""
+    """Returns the host keys from the instance's SSM agent; empty if the agent does not answer."""
     with passing(
         "InvalidInstanceId", "AccessDenied", "AccessDeniedException", "InvocationDoesNotExist"
     ):
@@ -141,20 +141,20 @@ def from_agent(calls: Calls, id_: str) -> list[str]:
 
 
 def keys_in(text: str) -> list[str]:
-    """Returns every public key in a text, once: `ssh-ed25519 AAAA...`."""
+    """Returns each public key in a text once, as `ssh-ed25519 AAAA...`."""
     return list(dict.fromkeys(f"{kind} {key}" for kind, key in KEY.findall(text)))
 
 
-# final states of the board
+# Final event of a resource → final state on the progress board.
 STATES = {"made": "ok", "changed": "changed", "deleted": "changed", "kept": "ok", "done": "ok"}
-KEYS_IN = 600.0  # most seconds until the last console has its host keys
+KEYS_IN = 600.0  # most seconds to wait for all host keys
 AGAIN = 10.0
-ROUNDS = 3  # of a removal, as the first may not see resources that were just made
+ROUNDS = 3  # rounds of a removal; the first one may miss resources that were just created
 
 
 @contextlib.contextmanager
 def told_of(what: str, then: str) -> Iterator[None]:
-    """Prints, after Ctrl-C, that AWS continues: Ctrl-C ends only this program."""
+    """Reports on Ctrl-C that AWS continues, because Ctrl-C ends only this program."""
     try:
         yield
     except KeyboardInterrupt:
@@ -167,17 +167,19 @@ def told_of(what: str, then: str) -> Iterator[None]:
 
 
 def policies(config: Config, inputs: Inputs) -> Iterator[Artifact]:
-    """Yields IAM policies that are enough to create, use and remove the config's machines."""
+    """Yields IAM policies that are sufficient to create, use and remove the config's machines."""
     for number, found in enumerate(permissions.documents(permissions.policy(config, inputs)), 1):
         name = "policy.json" if number == 1 else f"policy-{number}.json"
         yield Artifact(name, json.dumps(found, indent=2) + "\n")
 
 
 class Stacked(Machines):
-    """Machines (base.py) in a stack: it does everything except the work on existing instances."""
+    """Machines (base.py) in a CloudFormation stack. Handles everything except the work on existing
+    instances.
+    """
 
     made = True
-    paid = NOTHING  # advance payments for their nodes
+    paid = NOTHING  # advance payments for the nodes
 
     def __init__(self, cloud: FleetStack) -> None:
         self.cloud = cloud
@@ -191,12 +193,14 @@ class Stacked(Machines):
 
     @functools.cached_property
     def foreseen(self) -> Foreseen:
-        """Returns the planned requests, asked once, so that a plan shows what it writes."""
+        """Returns the planned requests. The cache ensures that a plan shows the same requests that
+        it writes.
+        """
         return self.cloud.foresee(self.bad())
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Returns the exact request that would make or change the stack, and a policy that allows
-        it.
+        """Returns the exact requests that would create or change the stack, and a policy that
+        allows them.
         """
         planned = self.foreseen.requests
         if not planned:
@@ -214,7 +218,7 @@ class Stacked(Machines):
         return set()
 
     def make(self) -> None:
-        """Makes or changes the stack, and shows the progress."""
+        """Creates or changes the stack, and shows the progress."""
         with (
             told_of(
                 "AWS continues with the stack",
@@ -246,11 +250,11 @@ class Stacked(Machines):
 
     @told_of("some resources still exist", "run make clean again")
     def remove(self, purge: bool) -> None:
-        """Takes everything down, names the resources that stay because they hold data, and checks
-        that nothing else is left.
+        """Removes all resources, reports those that stay because they hold data, and checks that no
+        others are left.
 
         Raises:
-            BackendError: other resources are left, with their cost.
+            BackendError: other resources are left. The message has their cost.
         """
         for _ in range(ROUNDS):
             stay = self.cloud.remove(purge, say)
@@ -281,7 +285,7 @@ class Instances(Stacked):
         return set(self.head.quarantine.entries())
 
     def apply(self) -> int:
-        """Makes the stack, waits for its nodes, and sets them up."""
+        """Creates the stack, waits for its nodes, and sets them up."""
         if self.head.by_agent:
             require_plugin()
         bad = self.bad()
@@ -293,8 +297,8 @@ class Instances(Stacked):
         return host_setup.main(self.head.located)
 
     def await_keys(self, nodes: list[StackNode]) -> None:
-        """Returns when every node's host key is known from AWS; BackendError if AWS does not report
-        one.
+        """Waits until AWS reports every node's host key. Raises BackendError if AWS does not report
+        one in time.
         """
         deadline, said = clock.now() + KEYS_IN, False
         while missing := sorted(
@@ -330,12 +334,12 @@ def prove_gone(
     calls: Calls,
     troubles: Mapping[str, str],
 ) -> None:
-    """Names the resources of a config that were kept because they hold data, and checks that
-    nothing else is left, with two agreeing queries.
+    """Reports the resources of a config that were kept because they hold data. Checks with two
+    agreeing queries that no others are left.
 
     Raises:
-        BackendError: other resources are left, with their cost; or these credentials may not list
-            all kinds of resources.
+        BackendError: other resources are left, and the message has their cost; or the credentials
+            may not list every kind of resource.
     """
     kept = list(weighed(calls, [one for one in found if one.id in stay]))
     for one in kept:
@@ -343,7 +347,8 @@ def prove_gone(
             say(f"kept {one.line()}")
     if kept:
         say(f"the kept resources cost {total(kept)}; make clean PURGE=1 removes it too")
-    left = [one for one in found if one.id not in stay]  # a kind that could not be asked has no id
+    # An entry without an id is a kind of resource that could not be queried.
+    left = [one for one in found if one.id not in stay]
     if any(one.id for one in left):
         raise _left(left, calls, troubles)
     require_seen(found, calls.region, "make clean")
@@ -354,7 +359,7 @@ def prove_gone(
 
 
 def _left(left: list[OwnedResource], calls: Calls, troubles: Mapping[str, str]) -> BackendError:
-    """Returns the error with the leftover resources, the reasons, and their cost."""
+    """Returns the error with the remaining resources, the reasons, and their cost."""
     rows = [f"  {one.line()}{f': {why}' if (why := troubles.get(one.id)) else ''}" for one in left]
     rows += [f"  {line}" for line in strangers(calls, left)]
     there = [one for one in left if one.id]

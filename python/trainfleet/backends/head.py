@@ -1,10 +1,10 @@
-"""Hosts that are reached by SSH, and the head of a fleet: the first host, which launches commands
-that were typed elsewhere.
+"""Hosts that are reached over SSH, and the head of a fleet: the first host, which launches commands
+typed elsewhere.
 
-This runs in two places. On the machine where a command is typed, the head is another machine, to
-which launch/remote_launch.py hands the command. On the head itself (TRAINFLEET_HEAD is set, the
-current folder is the shared one) it reaches the other hosts. `Hosts` is the way to the fleet's runs
-(Place) for a machine that does not share their disk.
+This code runs in two places. On the machine where a command is typed, the head is another machine,
+and launch/remote_launch.py hands the command to it. On the head itself (TRAINFLEET_HEAD is set and
+the current folder is the shared one), it reaches the other hosts. `Hosts` is the Place of a fleet's
+run for machines that do not share the fleet's disk.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ from ..run.claims import ROOM
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 
-# seconds for a host to answer about a launch; number of hosts that are asked for an answer
+# Timeout in seconds of a query about a launch; number of hosts to try.
 NOTICE, FEW = (20.0, 4)
-REMOVAL = 600.0  # seconds: checkpoints are many files, and large
-LARGEST = 1 << 20  # bytes of a config
-# commands that read and write a launch in head.json (health/lease.py)
+REMOVAL = 600.0  # seconds; checkpoints have many large files
+LARGEST = 1 << 20  # most bytes of a config
+# Shell scripts that read and write a launch in head.json (health/lease.py).
 LOOK = f"""cd -- {{folder}} 2> /dev/null || exit 0
 [ -e stop ] && ! grep -qs ^engine: stop && echo asked || echo -
 cat {FILE} 2> /dev/null || true"""
@@ -73,12 +73,12 @@ SHOW = f"""mkdir -p -- {{folder}} && cd -- {{folder}} && {{obey}} || exit
 dd of={FILE} bs={ROOM} seek=1 conv=notrunc 2> /dev/null || exit
 grep -q '{{{{' {FILE} || rm -f {FILE}
 rmdir -- {{folder}} 2> /dev/null || true"""
-HANDED = ".handed-"  # prefix of an exported model's folder, which is removed after the download
+HANDED = ".handed-"  # prefix of the temporary folder for an exported model
 
 
 def _sweep(made: str) -> str:
-    """Returns the command that removes an exported model after its download, and those that a lost
-    connection left over a day ago.
+    """Returns the command that removes a downloaded export, and exports older than a day that lost
+    connections left behind.
     """
     parent = quote(made.rpartition("/")[0])
     old = f"find {parent} -mindepth 1 -maxdepth 1 -name '{HANDED}*' -mmin +1440 -exec rm -rf {{}} +"
@@ -86,8 +86,8 @@ def _sweep(made: str) -> str:
 
 
 class Hosts:
-    """A run on a fleet, for a machine that does not share the fleet's disk: a mirror of its small
-    files, from any host.
+    """A fleet's run, for a machine without the fleet's disk. Mirrors the run's small files from any
+    host.
     """
 
     words, pace, lag = " on the fleet", 1.0, 0.0
@@ -101,7 +101,7 @@ class Hosts:
         self.mirror = Mirror(transport, self.folder, code, python, run.folder)
         self.now = 0.0  # the fleet's clock at the last refresh
         self.entry: Host | None = None  # the host that answered last
-        # the last beats, if no newer ones followed
+        # Heartbeats that did not change while `is_running` waited for newer ones.
         self.silent: tuple[Holder | None, Standby | None] = (None, None)
 
     def __enter__(self) -> Self:
@@ -110,7 +110,7 @@ class Hosts:
     def __exit__(self, *error: object) -> None:
         self.transport.close()
 
-    def lead(self) -> None: ...  # the fleet's head does this
+    def lead(self) -> None: ...  # does nothing, because the fleet's head leads the run
 
     def refresh(self) -> None:
         failures: dict[Host, HostFailure] = {}
@@ -122,21 +122,23 @@ class Hosts:
             failures[host] = answer
             if answer.kind == "exit":
                 self.entry = host
-                break  # it answers, but has no such folder, so others have none either
+                break  # The host answers but lacks the folder, so the other hosts lack it too
         if any(failure.kind == "exit" for failure in failures.values()):
             return
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
 
     def read(self, name: str) -> str:
-        """Returns the text of a file of the run's folder on the fleet; "" if it does not exist."""
+        """Returns the text of a file in the run's folder on the fleet; "" if the file does not
+        exist.
+        """
         path = quote(f"{self.folder}/runs/{self.run.name}/{name}")
         return self._at_the_door(f"[ ! -f {path} ] || head -c {LARGEST} {path}")
 
     def supplement(self, folder: Path) -> None: ...
 
     def is_running(self) -> bool:
-        """Tells whether a launcher leads the run, or another is about to: at once if clocks agree,
-        else from changes.
+        """Tells whether a launcher leads the run or a standby is about to. Answers at once if the
+        lease is fresh by the fleet's clock; otherwise waits up to GLANCE for a renewal.
         """
         found = self._beats()
         if is_held(found[0], self.now):
@@ -162,14 +164,14 @@ class Hosts:
         return replace(found, asked=asked == "asked") if found else None
 
     def show(self, launching: Launching | None, obeyed: bool = False) -> None:
-        """Does nothing if no host answers, or the shared folder can't be written: the launch itself
-        reports that, by host.
+        """Does nothing if no host answers or the shared folder is not writable. The launch itself
+        reports these errors by host.
         """
         self._said(SHOW, launching_text(launching), "rm -f stop" if obeyed else ":")
 
     def _said(self, script: str, stdin: str = "", obey: str = "") -> str:
-        """Returns the output of a script about a launch; "" if it is unknown, and another host is
-        asked next time.
+        """Returns the output of a script that reads or writes a launch. If the host does not
+        answer, returns "" and lets the next call choose another host.
         """
         folder = quote(f"{self.folder}/runs/{self.run.name}")
         command = script.format(folder=folder, obey=obey)
@@ -180,8 +182,8 @@ class Hosts:
         return answer.stdout
 
     def _first(self) -> Host:
-        """Returns a host that answers: the last one that did, or else one of the first few; the
-        first if none does.
+        """Returns the host that answered last, or else one of the first few that answers. If none
+        answers, returns the first host.
         """
         if self.entry is None:
             few = self.transport.hosts[:FEW]
@@ -213,8 +215,8 @@ class Hosts:
             raise BackendError(str(implausible(error, "what find prints")), where=where) from error
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """Runs the verb on the first host that answers, in the shared folder; an exported model is
-        downloaded.
+        """Runs the verb in the shared folder on the first host that answers. After an export,
+        downloads the model.
         """
         host = self._answering()
         if verb != "export":
@@ -247,7 +249,7 @@ class Hosts:
         return ended
 
     def _answering(self) -> Host:
-        """Returns the first host that answers; BackendError if none does."""
+        """Returns the first host that answers; raises BackendError if none does."""
         failures: dict[Host, HostFailure] = {}
         for host in self.transport.hosts:
             if not (failure := reason(self.transport.ask(host, "true", timeout=20))):
@@ -256,7 +258,7 @@ class Hosts:
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
 
     def _at_the_door(self, command: str) -> str:
-        """Returns a command's output from the host that answered last."""
+        """Returns the output of a command on the host that answered last."""
         host = self.entry or self.transport.hosts[0]
         answer = settled(self.transport.ask(host, command, timeout=REMOVAL))
         if isinstance(answer, HostFailure):
@@ -264,14 +266,14 @@ class Hosts:
         return answer.stdout
 
 
-HEAD = "TRAINFLEET_HEAD"  # set for processes on the head
-PLAIN = "ssh"  # backend that uses such hosts as they are
+HEAD = "TRAINFLEET_HEAD"  # variable that is set for processes on the head
+PLAIN = "ssh"  # name of the backend that uses existing hosts unchanged
 FENCE_TIMEOUT = 20.0
 
 
 class Head:
-    """The hosts of fleet.hosts, with the connection to them, their facts, and a list of those that
-    can take a job.
+    """The hosts in fleet.hosts, with their connections and facts. Finds the hosts that can take a
+    job.
     """
 
     def __init__(self, config: Config) -> None:
@@ -283,37 +285,41 @@ class Head:
 
     @property
     def located(self) -> Config:
-        """Returns the config with the hosts that exist: here, the hosts that the config names."""
+        """Returns the config with the hosts that exist. For this class, these are the configured
+        hosts.
+        """
         return self.config
 
     @property
     def by_agent(self) -> bool:
-        """Tells whether SSH goes through an agent, because the hosts open no port."""
+        """Tells whether SSH goes through the SSM agent, because the hosts open no port."""
         return False
 
     @property
     def ends(self) -> float | None:
-        """Returns the unix time at which all machines are reclaimed; None if they are not."""
+        """Returns the Unix time at which all machines are reclaimed; None if they are never
+        reclaimed.
+        """
         return None
 
     @property
     def leads(self) -> bool:
-        """Tells whether this machine is a head that can be lost, with another host on standby."""
+        """Tells whether this machine is a head that a standby host can replace."""
         return not self.hands_over
 
     @functools.cached_property
     def transport(self) -> Transport:
-        """Returns the transport to all hosts; it connects at its first use."""
+        """Returns the transport to all hosts, which connects on first use."""
         return open_fleet(self.located)
 
     def look_again(self) -> None:
-        """Forgets the hosts and the connection to them, which make setup has changed."""
+        """Discards the cached hosts and connections after make setup has changed the hosts."""
         for name in ("located", "transport"):
             self.__dict__.pop(name, None)
 
     @property
     def code(self) -> str:
-        """Returns the folder on the nodes with this exact code."""
+        """Returns the nodes' folder with exactly this version of the code."""
         return (
             f"{self.folder}/code/{content_hash(code_files(self.fleet.backend))}"
             if self.hands_over
@@ -322,27 +328,26 @@ class Head:
 
     @property
     def interpreter(self) -> str:
-        """Returns the nodes' Python."""
+        """Returns the nodes' Python interpreter."""
         return wanted_of(self.config).interpreter
 
     @property
     def mark(self) -> str:
-        """Returns the mark of this run's processes on any node."""
+        """Returns the mark that identifies this run's processes on every node."""
         return host_commands.mark_of(self.folder, self.config.name)
 
     def place(self, run: Run) -> Hosts:
-        """Returns a mirror of the run's folder, for a machine that does not share the hosts'
-        disk.
-        """
+        """Returns a mirror of the run's folder, for a machine without the hosts' disk."""
         return Hosts(self.transport, self.located, self.interpreter, self.code, run)
 
     def survey(
         self, hosts: Iterable[Host], again: bool = False
     ) -> tuple[list[Host], dict[Host, str]]:
-        """Returns the hosts that can take a job, in their order, and why the others can't.
+        """Returns the hosts that can take a job, in order, and the reason why each other host
+        can't.
 
-        Facts are read once. With `again`, known hosts are only asked whether they still answer and
-        have the shared folder.
+        Facts are read once per host. With `again`, known hosts are checked only for an answer and a
+        writable shared folder.
         """
         hosts = tuple(hosts)
         unsound = {
@@ -361,7 +366,7 @@ class Head:
             host: str(answer) for host, answer in answers.items() if isinstance(answer, HostFailure)
         }
         file = f"{quote(self.folder)}/.token.$$"
-        # a stale client cache may still show the folder, but can't write a file
+        # Writes a file, because a stale client cache may still show a folder that is gone.
         look = f": > {file} && rm -f {file}"
         unsound |= {
             host: str(why)
@@ -370,11 +375,11 @@ class Head:
         return [host for host in hosts if host not in unsound], unsound
 
     def known(self, name: str) -> Host | None:
-        """Returns the host of this name, if the fleet has it."""
+        """Returns the fleet's host of this name, or None."""
         return next((host for host in self.transport.hosts if host.name == name), None)
 
     def name_of(self, host: Host) -> str:
-        """Returns a host's own name, if known."""
+        """Returns the name that a host reports, or its configured name if its facts are unknown."""
         return self.facts[host].hostname if host in self.facts else host.name
 
     def refuse_other_runs(self, hosts: Iterable[Host]) -> None:
@@ -401,6 +406,6 @@ class Head:
 
 
 def hours_alone(config: Config) -> Bill | None:
-    """Returns the bill for your own hosts: only their hours."""
+    """Returns the bill for the user's own hosts, which counts only their hourly price."""
     price = list_price(config)
     return None if price is None else Bill(price)

@@ -1,5 +1,5 @@
-"""The starts of a job, from its folder: nodes/<token> names the job; nodes/slurm-<id>-<start>/ has
-the nodes' exit codes.
+"""Reads the starts of a Slurm job from the job's folder. nodes/<token> identifies the job, and
+nodes/slurm-<id>-<start>/ contains the nodes' exit codes.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from ..run import contents, run_folder
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 
-# exit code of a node that left none: killed, or ended by the scheduler with others
+# Exit codes for nodes that wrote none: killed, or ended by the scheduler together with others.
 KILLED, ENDED = (137, 143)
-LARGEST = 1 << 20  # most bytes read of a file
+LARGEST = 1 << 20  # most bytes to read from a file
 
 
 def claim(folder: Path, token: str) -> Path:
-    """Returns the file that names the job of a token: the first job writes it (as does
-    sbatch.py).
+    """Returns the file that identifies a token's job. The submitter or the token's first job writes
+    it (sbatch.py).
     """
     return contents.CLAIM.at(folder, token=token or "-")
 
 
 def number(folder: Path, token: str) -> str:
-    """Returns the job that a token's claim names; "" without a claim."""
+    """Returns the job id in a token's claim file; "" without a claim."""
     text = _text(claim(folder, token)).strip()
     return text if untrusted_input.whole(text) else ""
 
 
 def exits(folder: Path, job: str) -> tuple[int, dict[int, int]]:
-    """Returns the newest start of a job, from 0, and its nodes' exit codes; -1 before the first."""
+    """Returns the number of a job's newest start and the exit codes of its nodes; -1 before the
+    first start.
+    """
     started = contents.START.at(folder, job=job, start="*")
     names = [path.name.rpartition("-")[2] for path in started.parent.glob(started.name)]
     newest = max(
@@ -40,7 +42,7 @@ def exits(folder: Path, job: str) -> tuple[int, dict[int, int]]:
 
 
 def exits_of(start: Path) -> dict[int, int]:
-    """Returns node → exit code of those that have ended in a start."""
+    """Returns node → exit code for the nodes of a start that have ended."""
     codes = {
         path.stem.removeprefix("node-"): untrusted_input.whole(_text(path).strip(), 255)
         for path in start.glob("node-*.exit")
@@ -53,7 +55,9 @@ def exits_of(start: Path) -> dict[int, int]:
 
 
 def lengths(start: Path) -> dict[Path, int]:
-    """Returns the lengths of the logs when a start began, which the batch script wrote (wc -c)."""
+    """Returns the size of each log at the beginning of a start, as the batch script recorded it (wc
+    -c).
+    """
     found = {}
     for line in _text(start / "logs").splitlines():
         size, _, name = line.strip().partition(" ")
@@ -63,18 +67,18 @@ def lengths(start: Path) -> dict[Path, int]:
 
 
 def facts_of(start: Path, node: int) -> Path:
-    """Returns the file with a node's facts, in a start's folder."""
+    """Returns the file with a node's facts in the folder of a start."""
     return start / f"facts-{node}"
 
 
 def preflight_folder(start: Path) -> Path:
-    """Returns the folder of the preflight's bandwidth test, in a start's folder."""
+    """Returns the folder of the preflight's bandwidth test in the folder of a start."""
     return start / "gate"
 
 
 def why_cancelled(folder: Path, job: str, start: int) -> str:
-    """Returns why Slurm ended a start of a job, from its daemon's message on the first node; "" if
-    it did not.
+    """Returns why Slurm ended a start of a job, from slurmstepd's message on the first node; "" if
+    Slurm did not end it.
     """
     words = rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO [A-Z, ]+)? \*\*\*"
     said = re.findall(rf"(?m)^slurmstepd\S*: error: ({words})$", _said(folder, job, start))
@@ -82,11 +86,11 @@ def why_cancelled(folder: Path, job: str, start: int) -> str:
 
 
 def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
-    """Returns the end of each node that left no exit code, from srun's messages: its code, or
-    KILLED if srun reports none.
+    """Returns an exit code for each node that wrote none, from srun's messages. The code is KILLED
+    if srun reports none.
 
-    If srun ended the others for a failed one (--kill-on-bad-exit), all nodes without a code until
-    then get ENDED.
+    If srun ended the other nodes because one failed (--kill-on-bad-exit), nodes without a code get
+    ENDED.
     """
     text, ending, _ = _said(folder, job, start).partition(f"Terminating StepId={job}.")
     codes: dict[int, int] = {}
@@ -96,14 +100,14 @@ def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
         code = re.match("Exited with exit code ([0-9]{1,3})$", words)
         for first, last in re.findall(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", tasks):
             for node in range(int(first), min(int(last or first) + 1, nodes)):
-                # the first code counts: a later step only asks whether to continue
+                # The first code counts, because a later step only checks whether to continue.
                 codes.setdefault(node, int(code[1]) if code else KILLED)
     return [codes.get(node, ENDED if ending else KILLED) for node in range(nodes)]
 
 
 def _said(folder: Path, job: str, start: int) -> str:
-    """Returns Slurm's messages about a start of a job; "" before its first. The log also has other
-    jobs' messages.
+    """Returns Slurm's messages about a start of a job; "" before the first start. The log also
+    contains the messages of other jobs.
     """
     if start < 0:
         return ""

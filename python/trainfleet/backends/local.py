@@ -1,10 +1,10 @@
-"""This machine simulates every node: N torchrun agents that meet on 127.0.0.1, each a node with its
-own log.
+"""Local backend: this machine simulates every node. Each node is a torchrun agent with a separate
+log, and all agents rendezvous on 127.0.0.1.
 
-Tested: all of it runs for real, in the tests too. The host's name need not resolve, as it is never
-used. Every process dies with the launcher, however the launcher dies. While the launcher lives,
-other processes can query and stop its jobs: each node has a file in nodes/ of the job's folder that
-names its process.
+Tested: the tests run all of it for real. The host name need not resolve, because it is never used.
+Every process dies with the launcher, however the launcher dies. While the launcher lives, other
+processes can query and stop its jobs. They find each node's process in a file in nodes/ of the
+job's folder.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from .run_storage import Here, Place
 
 KILL_GRACE = 5.0  # seconds for SIGKILLed processes to end
 MOST_NODES = 64
-WSL = Path("/dev/dxg")  # the GPU of Windows, below its Subsystem for Linux
+WSL = Path("/dev/dxg")  # device file of the Windows GPU under WSL
 
 
 class Local(Backend):
-    """This machine, as a backend (base.py)."""
+    """Backend that runs jobs on this machine (base.py)."""
 
     name = "local"
     can = frozenset({Can.SHARED})
@@ -59,7 +59,7 @@ class Local(Backend):
     def __init__(self, config: Config | None = None) -> None:
         self.nodes = config.fleet.nodes if config else 1
         self._bill = Bill((list_price(config) if config else None) or 0.0)
-        self._started: dict[int, subprocess.Popen[bytes]] = {}  # by pid: children to reap
+        self._started: dict[int, subprocess.Popen[bytes]] = {}  # child processes to reap, by pid
         self._asked: set[str] = set()
 
     @staticmethod
@@ -95,12 +95,11 @@ class Local(Backend):
             )
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns a script for each node. This machine has no other nodes, so `without` has no
-        effect.
+        """Returns a script for each node. `without` has no effect, because every node is this
+        machine.
 
         Raises:
-            BackendError: the port that the config asks for is in use, or the nodes outnumber the
-                accelerators.
+            BackendError: the configured port is in use, or there are more ranks than accelerators.
         """
         port = (_check_port(job.port) if job.port else _free_port()) if job.torchrun else 0
         return Request(job, tuple(self._script(job, node, port) for node in range(job.nodes)))
@@ -164,7 +163,7 @@ class Local(Backend):
         script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
         exit_file.unlink(missing_ok=True)
         replace_file(script, artifact.text.encode())
-        # its output before it has a log, or outside it
+        # Output that the node prints before its log exists, or outside its log.
         with open(said_file(file), "wb", opener=untrusted_input.opener) as said:
             process = subprocess.Popen(
                 ["/bin/sh", str(script)],
@@ -199,14 +198,14 @@ class Local(Backend):
         )
 
     def _exit(self, handle: Handle, file: Path) -> int | None:
-        """Returns the exit code of a node, None while it runs. A node without a code counts as
-        killed.
+        """Returns a node's exit code, or None while the node runs. A dead node without an exit code
+        counts as killed.
         """
         if not _is_of(handle, file):
             return 137
         pid, said, _ = process_in(file)
         if pid in self._started:
-            self._started[pid].poll()  # reaps it
+            self._started[pid].poll()  # reaps the process if it has ended
         alive = identity(pid) == said
         code = read(file.with_name(f"{file.name}.exit"))
         return (
@@ -214,14 +213,16 @@ class Local(Backend):
         )
 
     def _code_of(self, pid: int) -> int:
-        """Returns the exit code of a process that wrote none: the shell's own, if it got no
-        further.
+        """Returns the exit code of a node that wrote no exit file: the shell's code. If a signal
+        killed the shell or its code is unknown, returns 137.
         """
         code = self._started[pid].returncode if pid in self._started else None
         return 137 if code is None or code < 0 else code
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Sends SIGTERM or SIGKILL to every node: a supervisor's death ends its command too."""
+        """Sends SIGTERM, or SIGKILL if `at_once`, to every node. A supervisor's command dies with
+        the supervisor.
+        """
         self._asked.add(handle.token)
         files = [
             file for node in range(handle.nodes) if _is_of(handle, file := _file(handle, node))
@@ -238,8 +239,8 @@ class Local(Backend):
                     process.wait(KILL_GRACE)
 
     def find(self, run: Run) -> Handle:
-        """Returns the newest job of the run's folder: its processes end with its launcher, so a job
-        can be nowhere else.
+        """Returns the newest job in the run's folder. Its processes end with its launcher, so no
+        job can run elsewhere.
         """
         nodes = sorted(contents.NODE.at(run.folder, node=0).parent.glob("node-*[0-9]"))
         token = process_in(nodes[0])[2] if nodes else ""
@@ -258,8 +259,8 @@ class Local(Backend):
         return Harm()
 
     def probe(self) -> Probe | None:
-        """Returns this machine's hardware; None if it reports none, like systems other than
-        Linux.
+        """Returns this machine's hardware; None if it can't be read, for example on systems other
+        than Linux.
         """
         try:
             found = reading.read_here()
@@ -271,12 +272,12 @@ class Local(Backend):
 
 
 def _file(handle: Handle, node: int) -> Path:
-    """Returns the file that names the node's process: `pid start boot token`."""
+    """Returns the file that identifies the node's process: `pid start boot token`."""
     return contents.NODE.at(handle.id, node=node)
 
 
 def _read_said(handle: Handle, node: int) -> str:
-    """Returns a node's output outside its log; "" if it can't be read."""
+    """Returns the output that a node printed outside its log; "" if it can't be read."""
     with suppress(OSError, InputError):
         return read(said_file(_file(handle, node)))
     return ""
@@ -287,14 +288,14 @@ def _is_of(handle: Handle, file: Path) -> bool:
 
 
 def _alive(file: Path) -> int:
-    """Returns the pid of a node with a running process; 0 if it has none."""
+    """Returns the pid of a node's process; 0 if the process is not running."""
     pid, said, _ = process_in(file)
     return pid if pid and identity(pid) == said else 0
 
 
 def _other(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields where fleet.accelerator differs from this machine's drivers; in WSL these leave no
-    files to read.
+    """Yields the settings of fleet.accelerator that contradict this machine's drivers. Skips WSL,
+    because drivers leave no files to read there.
     """
     kind, devices, row = (
         config.fleet.node_type,
@@ -325,7 +326,7 @@ def _other(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _accelerators(job: Job, node: int) -> dict[str, str]:
-    """Returns which devices are this node's, if the machine has any."""
+    """Returns CUDA_VISIBLE_DEVICES for a node; empty if the machine has no accelerators."""
     devices = node_types.local_accelerators()
     if not devices or not job.torchrun:
         return {}
@@ -337,8 +338,8 @@ def _accelerators(job: Job, node: int) -> dict[str, str]:
 
 
 def _loopback() -> str:
-    """Returns the loopback interface's name (`lo`, on macOS `lo0`): otherwise gloo resolves the
-    host name.
+    """Returns the name of the loopback interface (`lo`, or `lo0` on macOS). Without it, gloo would
+    resolve the host name.
     """
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 

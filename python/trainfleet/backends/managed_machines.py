@@ -1,5 +1,5 @@
-"""The machines of AWS Batch and SageMaker: a stack for everything that they need in the account,
-unless the config names it.
+"""Machines of AWS Batch and SageMaker: a stack with the account resources that the config does not
+name.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .ec2_machines import Stacked, say
 from .request_json import Body
 
 Costs = Callable[[Config, Prices], spending.Spending]
-# Placeholders in a body for the stack's resources.
+# Placeholders in a request body → outputs of the stack that replace them.
 OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole", "${LogGroup}": "LogGroup"}
 JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
 
 
 def filled(cloud: EngineFleet, body: Body) -> Body:
-    """Returns a body with the stack's resources in place of its placeholders; CloudError without a
-    stack.
+    """Returns a request body with the stack's resources instead of placeholders. Raises CloudError
+    if the stack does not exist.
     """
     text = json.dumps(body)
     wanted = [name for name in OUTPUTS if name in text]
@@ -40,7 +40,7 @@ def filled(cloud: EngineFleet, body: Body) -> Body:
 def priced(
     costs: spending.Spending, nodes: int, prices: Prices, hours: float | None, paid: Paid = NOTHING
 ) -> Iterator[str]:
-    """Yields both tables of a service's costs: per hour, and from set-up to teardown."""
+    """Yields both cost tables of a service: per hour, and from set-up to teardown."""
     yield from ("dollars an hour, while a job runs", *spending.describe(costs.rows, hours))
     if prices.trouble:
         yield f"  the Pricing API could not be used: {prices.trouble}"
@@ -48,10 +48,11 @@ def priced(
 
 
 class ManagedMachines(Stacked):
-    """Machines (base.py) of a managed service, which makes them for each job.
+    """Machines (base.py) of a managed service, which creates them for each job.
 
-    `needed`: whether the config leaves something to a stack. `costs` returns a job's cost by these
-    prices. `notes` returns more lines of a plan. `ahead` is the capacity that is bought in advance.
+    `needed` tells whether a stack must provide resources that the config does not name. `costs`
+    returns a job's cost at given prices. `notes` returns additional lines of a plan. `ahead` is the
+    capacity that is bought in advance.
     """
 
     def __init__(
@@ -77,14 +78,16 @@ class ManagedMachines(Stacked):
         return super().changes() if self.needed else ()
 
     def is_there(self) -> bool:
-        """Tells whether the stack is ready for jobs; without credentials it is not."""
+        """Tells whether the stack is ready for jobs; False without credentials."""
         try:
             return not self.needed or bool(self.own.outputs())
         except CloudError:
             return False
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """Returns the plan's lines; if AWS refuses to answer, only a line about that."""
+        """Returns the plan's lines. If AWS refuses to answer, the account section only reports the
+        refusal.
+        """
         prices, account = (
             in_region(self.config),
             ["account: queue and roles are your own, so setup creates nothing"],

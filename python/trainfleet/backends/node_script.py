@@ -1,4 +1,4 @@
-"""Builds a node's script, and the values of secrets, which no script contains."""
+"""Builds a node's script, and reads the values of secrets, which no script contains."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from ..run import run_folder
 from ..trust.errors import BackendError
 from ..trust.redaction import NAMES
 
-# variables that a node gets in addition to its script
+# Variables that a node gets in addition to those in its script.
 PASSED = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)
-# Passes the devices that exist at start, as their number depends on the instance type, and the
-# node's disk if the dataset is copied to it (runs.COPY). Files belong to the user who trains.
+# Passes the devices that exist when the container starts, because their number depends on the
+# instance type. Also passes the node's disk if the dataset is copied to it (run_folder.COPY). The
+# container runs as the user who trains, so that user owns the files.
 RUN = (
     'for device in /dev/neuron[0-9]* /dev/infiniband; do [ -e "$device" ] && set -- '
     '"--device=$device" "$@"; done; '
@@ -39,11 +40,11 @@ def node_script(
     host: str = "",
     platform: str = "",
 ) -> Artifact:
-    """Returns a node's script: it sets the placement, from which the node builds its torchrun line.
-    A comment shows that line.
+    """Returns a node's script. It exports the placement, from which the node builds its torchrun
+    command. A comment shows that command.
 
-    `platform` is the image's, if the job has one. The code is still the launcher's, from the nodes'
-    shared folder.
+    `platform` is the image's platform, if the job has an image. The code still comes from the
+    launcher, through the nodes' shared folder.
     """
     log = run_folder.node_log(job.folder, placement.node)
     heading = [
@@ -64,8 +65,8 @@ def node_script(
 
 
 def entrypoint_words(job: Job, engine: PlacementSource) -> list[str]:
-    """Returns the words that start every node of a job after `python -m`, which images run with
-    their arguments.
+    """Returns the arguments of `python -m` that start every node of a job, on hosts and in
+    images.
     """
     ranks = ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
     how = ["--ahead"] if job.ahead else []
@@ -84,8 +85,8 @@ def entrypoint_words(job: Job, engine: PlacementSource) -> list[str]:
 
 
 def values_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns the values from this process's environment, and their names, which the supervisor
-    masks in its logs.
+    """Returns the secrets' values from this process's environment. Also returns their names, so
+    that the supervisor masks the values in its logs.
 
     Raises:
         BackendError: a variable is not set.
@@ -105,12 +106,12 @@ def values_of(names: Iterable[str]) -> dict[str, str]:
 def container_words(
     image: str, folder: str, platform: str, names: Iterable[str], words: Sequence[str]
 ) -> list[str]:
-    """Returns the command that runs `python -m words` in an image, in `folder`, the only folder of
-    the host that it sees.
+    """Returns the command that runs `python -m words` in an image, with `folder` of the host as
+    working folder.
 
-    `names` are the variables that it gets; no word has their values. The network, shared memory and
-    locked memory are the host's, as EFA and NCCL need them. Docker passes signals on to the
-    container.
+    The container gets the variables in `names`, but the command does not contain their values. The
+    container uses the host's network and shared memory, and may lock memory without limit, because
+    EFA and NCCL need that. Docker forwards signals to the container.
     """
     own = [
         "--rm",

@@ -1,8 +1,9 @@
-"""Existing machines: this one, and the user's own hosts, which setup fixes and nothing takes down.
+"""Existing machines: this one, and the user's own hosts. Setup fixes the hosts, and no command
+takes them down.
 
-make clean PURGE=1 lists the files that setup and runs leave on them, except runs and datasets, and
-PURGE=all removes them. Drivers, EFA, Lustre and packages are neither listed nor removed, as other
-programs may use them by now.
+make clean PURGE=1 lists the files that setup and runs left on the hosts, except runs and datasets.
+PURGE=all removes those files. Drivers, EFA, Lustre and packages are neither listed nor removed,
+because other programs may use them by now.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .base import Machines
 
 
 class Standing(Machines):
-    """Machines (base.py) that already exist: setup only prints them, and make clean has nothing to
+    """Machines (base.py) that already exist. Setup only prints them, and make clean has nothing to
     remove.
     """
 
@@ -58,8 +59,8 @@ class ThisMachine(Standing):
         self.nodes = nodes
 
     def apply(self) -> int:
-        """Prints the devices to train on. BackendError if simulated nodes could not reach each
-        other.
+        """Prints the devices to train on. Raises BackendError if simulated nodes could not reach
+        each other.
         """
         if fault := unlinked():
             raise BackendError(fault, next=LINK)
@@ -85,11 +86,11 @@ class ThisMachine(Standing):
         return 0
 
 
-REMOVAL = 600.0  # seconds: a folder of files may be large
+REMOVAL = 600.0  # seconds; the folders may be large
 IN_SHARED = tuple(kind.name.rstrip("/") for kind in contents.kinds(contents.SHARED))
 HOME = "~/.trainfleet"
 KEYS = "~/.ssh/authorized_keys"
-OURS = " trainfleet head "  # part of the comment of a head's key
+OURS = " trainfleet head "  # part of the comment in a head's SSH key
 WORDS = {
     "shared": "{what} in the shared folder",
     "key": f"{KEY}, a head's key",
@@ -100,13 +101,15 @@ WORDS = {
 
 
 class OwnHosts(Machines):
-    """Machines (backends/base.py) of the user: setup fixes them, and nothing takes them down."""
+    """Machines (backends/base.py) that the user owns. Setup fixes them, and no command takes them
+    down.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Returns the script of each host's missing steps."""
+        """Returns the script with each host's missing steps."""
         from ..hosts.host_setup import commands
 
         return (
@@ -116,14 +119,14 @@ class OwnHosts(Machines):
         )
 
     def apply(self) -> int:
-        """Reads the hosts again, as they change, and runs the missing steps."""
+        """Reads the hosts again, because they change, and runs the missing steps."""
         from ..hosts import host_setup
 
         return host_setup.main(self.config)
 
     def left(self) -> list[str]:
-        """Returns the files that setup and runs have left on the hosts, except runs and datasets,
-        by host.
+        """Returns the files that setup and runs left on the hosts, by host. Excludes runs and
+        datasets.
         """
         if not self.config.fleet.hosts:
             return []
@@ -159,8 +162,8 @@ def _traces(answer: Result | HostFailure) -> list[str]:
 
 
 def find(shared: str = "") -> str:
-    """Returns the command that prints one line for each leftover file: its kind and name. `shared`
-    is only checked by one host.
+    """Returns the command that prints the kind and name of each leftover file, one per line. Only
+    one host checks `shared`.
     """
     names = " ".join(IN_SHARED)
     look = f"""cd {shlex.quote(shared)} 2> /dev/null && for name in {names}; do
@@ -175,7 +178,7 @@ for path in {HARDENING} {LIMITS}; do [ ! -e "$path" ] || echo "file $path"; done
 
 
 def read(text: str) -> list[str]:
-    """Parses the output of `find` into words; Implausible if it is anything else."""
+    """Parses the output of `find` into readable lines; raises Implausible for any other text."""
     found = []
     for line in filter(None, text.split("\n")):
         kind, _, what = line.partition(" ")
@@ -186,8 +189,8 @@ def read(text: str) -> list[str]:
 
 
 def remove(shared: str, is_root: bool) -> str:
-    """Returns the command that removes all of it, except the key of this connection, which is the
-    user's own.
+    """Returns the command that removes all leftover files, except the user's own key that this
+    connection uses.
     """
     sudo = "" if is_root else "sudo -n "
     removal = "rm -rf --one-file-system --"

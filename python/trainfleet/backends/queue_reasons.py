@@ -1,5 +1,5 @@
-"""Explains why a Batch job waits, or would wait for ever: Batch's reason for the head of the queue,
-or else the state of its queue and environment.
+"""Explains why a Batch job waits, or would wait forever. Uses Batch's reason for the first job of
+the queue, or else the state of the queue and its compute environment.
 
 Codes and their causes:
 https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
@@ -38,7 +38,7 @@ CODES = {
 
 
 class QueueReasons:
-    """The reasons why the jobs of a queue wait. The queue is polled every PACE seconds."""
+    """Reasons why the jobs of a queue wait. The queue is polled at most every PACE seconds."""
 
     def __init__(self, calls: Callable[[], Calls], queue: str) -> None:
         self.calls, self.queue = calls, queue
@@ -65,7 +65,7 @@ class QueueReasons:
 
 
 def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
-    """Yields the causes that keep a queue's jobs waiting, the likeliest first."""
+    """Yields the reasons that keep a queue's jobs waiting, the likeliest first."""
     queues = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues") or [{}]
     if queues[0].get("state") == "DISABLED":
         yield f"the queue {queue} is disabled; {enabling(queue)}"
@@ -103,7 +103,9 @@ def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether the queue takes jobs, and has an environment for that many such nodes."""
+    """Yields obstacles if the queue does not accept jobs, or has no compute environment for the
+    config's nodes.
+    """
     found = calls("batch", "DescribeJobQueues", jobQueues=[name]).get("jobQueues", ())
     if not found:
         then = "run make setup, or set fleet.batch.queue to yours"
@@ -118,7 +120,9 @@ def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[O
 
 
 def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[Obstacle]:
-    """Checks whether one of these environments can run the job, on that many nodes."""
+    """Yields an obstacle if no compute environment can run the job on the config's number of
+    nodes.
+    """
     unfit = [(one, unfitness(config, one)) for one in found]
     nodes, vcpus = (
         config.fleet.nodes,

@@ -1,8 +1,8 @@
-"""The bodies of requests to AWS Batch and SageMaker, as artifacts, so that a plan prints the exact
+"""Request bodies for AWS Batch and SageMaker, as artifacts, so that a plan prints the exact
 requests.
 
-Three values are added when a body is sent, as they are unknown before: the name of the job, made of
-the request's token; the environment of this attempt; and the job's number in its launch. Pure.
+Three values are unknown until a body is sent: the job's name, which contains the request's token;
+the environment of the attempt; and the job's number in its launch. Pure.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..storage.s3_sync_agent import BUCKET, RUN
 from ..trust import untrusted_input
 from ..trust.redaction import NAMES
 
-# a container's interface: Batch gives each container of a multi-node job its own (awsvpc), and
-# SageMaker documents the name
+# Network interface of a container. Batch gives each container of a multi-node job a separate
+# interface (awsvpc), and SageMaker documents this name.
 CARD = "eth0"
 TOKEN = r"[0-9a-f]{16}"
 Body = dict[str, Any]
 
 
 def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
-    """Returns a body as a file, which `aws <service> <operation> --cli-input-json` accepts once it
-    has a job's name.
+    """Returns a body as a file. `aws <service> <operation> --cli-input-json` accepts the file once
+    it has a job's name.
     """
     return Artifact(
         f"requests/{number:02}-{service}-{operation}.json",
@@ -49,7 +49,7 @@ def bodies(request: Request) -> tuple[Body, ...]:
 
 
 def environment(config: Config, job: Job) -> dict[str, str]:
-    """Returns the variables of every node of a job, regardless of its placement."""
+    """Returns the variables that every node of a job gets, regardless of its placement."""
     row = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""]
     own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
     if job.torchrun:

@@ -1,4 +1,4 @@
-"""Access to a run's folder from this machine: all of its traffic between machines goes through a
+"""Access to a run's folder from this machine. All traffic of a run between machines goes through a
 Place.
 """
 
@@ -28,28 +28,28 @@ from ..run.run_folder import Run, is_locked
 
 
 class Place(Protocol):
-    """The place of a run's folder, as a context that closes its connections. The local run folder
-    has the state of the last `refresh`.
+    """Location of a run's folder, as a context manager that closes its connections. The local run
+    folder has the state of the last `refresh`.
 
     words         " on this machine", " on the fleet": printed after "is not running"
     pace          seconds between two useful refreshes
-    lag           most seconds by which the ranks' state here may be old
-    lead          makes this process the run's launcher: its files go where nodes see them, with
-                  each refresh; BackendError if another launcher leads
-    refresh       brings the run folder here up to date; BackendError if no machine that has it
-                  answers
-    supplement    brings the scheduler's record of nodes without a log into a folder, the run's or
-                  its dataset's; BackendError if the scheduler does not answer
+    lag           most seconds by which the local copy of the ranks' state may be old
+    lead          makes this process the run's launcher, so that each refresh sends its files to the
+                  nodes; raises BackendError if another launcher leads
+    refresh       updates the local run folder; raises BackendError if no machine that has the
+                  run's folder answers
+    supplement    copies the scheduler's record of nodes without a log into a folder, the run's or
+                  its dataset's; raises BackendError if the scheduler does not answer
     is_running    tells whether a launcher led the run at the last refresh
-    launching     returns the launch that is shown there now, or None
-    show          shows there that a launch has begun, or that none has; with `obeyed` it also
-                  withdraws requests to stop
-    ask_to_stop   writes the request that ranks check at every step
-    folders       returns the run's folders there that are not here: folder → bytes
-    remove        deletes such folders, of a dataset's only the program's files; returns the
+    launching     returns the launch that is recorded there now, or None
+    show          records there that a launch has begun, or that no launch is active; with `obeyed`,
+                  also withdraws stop requests
+    ask_to_stop   writes the stop request, which ranks check at every step
+    folders       returns the run's folders that are not on this machine: folder → bytes
+    remove        deletes those folders, but of a dataset only the program's files; returns the
                   remaining files of others
-    forward       runs a verb that needs the run's files where these are, and shows its output here;
-                  returns its exit code, or None if the files are here. `config` is the run's
+    forward       runs a verb where the run's files are, and shows its output here; returns its
+                  exit code, or None if the files are here. `config` is the run's
     """
 
     words: str
@@ -71,7 +71,7 @@ class Place(Protocol):
 
 
 class Here:
-    """A run of this machine, with its only copy here."""
+    """A run with its only copy on this machine."""
 
     words, pace, lag = " on this machine", 0.3, 0.0
 
@@ -112,7 +112,7 @@ class Here:
 
 
 class OnHead(Here):
-    """A run on the head of a fleet, in the folder that all hosts see: any of them may lead it, one
+    """A run on the head of a fleet, in the folder that all hosts share. Any host may lead it, one
     at a time (health/lease.py).
     """
 
@@ -124,11 +124,11 @@ class OnHead(Here):
 
 
 class Shared(Here):
-    """A run in the shared folder; `has_job` tells whether the scheduler has a job of it that has
-    not ended.
+    """A run in the shared folder. `has_job` tells whether the scheduler has an unfinished job of
+    the run.
     """
 
-    # Lustre and NFS show other machines' writes some seconds later
+    # Lustre and NFS show other machines' writes with a delay of some seconds.
     words, pace, lag = (" on the cluster", 1.0, 5.0)
 
     def __init__(self, run: Run, has_job: Callable[[], bool]) -> None:
@@ -147,8 +147,8 @@ class Shared(Here):
 
 
 def _is_alive(run: Run, holder: Holder) -> bool:
-    """Tells whether a launcher holds the lease: known at once on its own machine, elsewhere by its
-    clock or its next renewal.
+    """Tells whether a launcher holds the lease. Checks its process if it runs on this machine, then
+    the age of the lease or its next renewal.
     """
     if holder.host == platform.node() and holder.pid != os.getpid() and not identity(holder.pid):
         return False

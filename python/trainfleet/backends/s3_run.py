@@ -1,5 +1,5 @@
-"""A run with its folder in S3, as its nodes share no disk: any machine with access to the bucket
-can read and stop it.
+"""A run with its folder in S3, because its nodes share no disk. Any machine with access to the
+bucket can read and stop the run.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ..storage.s3_sync_agent import NODES, SIGN, is_asked, is_node_s
 from ..trust.errors import BackendError, S3Error
 from ..trust.untrusted_input import show
 
-# files that both the launcher and ranks write, in turn
+# Files that both the launcher and ranks write, in turn.
 SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")
-VACANT = 15.0  # seconds without a renewal of a launcher's lease in S3 until another may lead
-SILENT = 6 * SIGN  # seconds without a sign of any node until the run counts as ended
+VACANT = 15.0  # seconds without a lease renewal in S3 until another launcher may lead
+SILENT = 6 * SIGN  # seconds without a sign of life from any node until the run counts as ended
 
 
 class BucketPlace:
-    """A run below `root`, s3://bucket/prefix: its folder is <root>/runs/<name>, its dataset's logs
-    are below <root>/data/.
+    """A run below `root` (s3://bucket/prefix). Its folder is <root>/runs/<name>, and its dataset's
+    logs are below <root>/data/.
 
-    The dataset is in <store>/<dataset>; `others` are the run's other addresses in S3, its
-    checkpoints. `has_job` tells whether the service has a job of the run that has not ended; it may
-    be queued. `consoles` brings the service's record of nodes without a log into a folder here,
-    which is at that address.
+    The dataset is in <store>/<dataset>. `others` lists the run's other addresses in S3, where its
+    checkpoints are. `has_job` tells whether the service has an unfinished job of the run, which may
+    be queued. `consoles` copies the service's record of nodes without a log into a local folder.
+    Its arguments are that folder and the folder's address.
     """
 
     words, pace, lag = " in its bucket", 2.0, 30.0
@@ -77,8 +77,8 @@ class BucketPlace:
     def __exit__(self, *error: object) -> None: ...
 
     def lead(self) -> None:
-        """Makes this process the launcher: its files, such as the config that nodes read, go to S3
-        too.
+        """Makes this process the launcher, so that `refresh` also uploads its files, such as the
+        config that nodes read.
 
         Raises:
             BackendError: another launcher leads, or S3 does not answer.
@@ -89,7 +89,7 @@ class BucketPlace:
         self.leads = True
 
     def refresh(self) -> None:
-        """Brings the files of nodes and launcher, unless a launcher on this machine already does
+        """Downloads the files of nodes and launcher, unless a launcher on this machine already does
         so.
 
         Raises:
@@ -108,23 +108,22 @@ class BucketPlace:
             self.consoles(folder, f"{self.root}/{folder}")
 
     def _is_wanted(self, name: str) -> bool:
-        """Tells whether to bring a file here. An existing config stays: it describes the run on
-        this machine.
+        """Tells whether to download a file. An existing config is kept, because it describes the
+        run on this machine.
         """
         if name.endswith(".yaml") and (self.run.folder / name).exists():
             return False
         return bool(SHARED.fullmatch(name)) or not (self.leads and _is_launcher_s(name))
 
     def is_running(self) -> bool:
-        """Tells whether a launcher or a node has given a recent sign of life, by S3's clock, or the
-        service has a job.
-        """
+        """Tells whether a launcher or a node is alive by S3's clock, or the service has a job."""
         return self._is_led() or self._is_new(f"{NODES}/", SILENT) or self.has_job()
 
     def _is_led(self) -> bool:
-        """Tells whether a launcher holds the run, by the lease of the last refresh."""
+        """Tells whether a launcher leads the run, according to the lease at the last refresh."""
         holder = read_holder(self.run.folder)
-        # otherwise it is from a launch: a launcher's next renewal would have blanked it
+        # A recorded launch means that no launcher leads yet, because a launcher's next renewal
+        # would clear the record.
         led = holder is not None and holder.code is None and not read_launching(self.run)
         return led and self._is_new(FILE, VACANT)
 
@@ -140,7 +139,9 @@ class BucketPlace:
         return replace(found, asked=asked) if (found := parse_launching(text)) else None
 
     def show(self, launching: Launching | None, obeyed: bool = False) -> None:
-        """Does nothing if another machine writes at the same time: the next query shows it."""
+        """Does nothing if another machine writes at the same time, because the next query shows
+        that write.
+        """
         address = f"{self.address}/{FILE}"
         with _as_backend():
             if obeyed:
@@ -157,7 +158,7 @@ class BucketPlace:
             s3.write(f"{self.address}/asked/stop", str(time.time()).encode())
 
     def folders(self) -> dict[str, int]:
-        """Returns the run's folder, and its other addresses in S3, with their bytes."""
+        """Returns the bytes of the run's folder, and of the run's other addresses in S3."""
         with _as_backend():
             sizes = {
                 address: sum(found.size for found in s3.list_objects(f"{address}/"))
@@ -183,8 +184,8 @@ class BucketPlace:
         return [object_ for object_, name in named.items() if name in strange]
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """Returns None, because the files are in S3. A machine that has not seen the run brings its
-        small files first.
+        """Returns None, because the files are in S3. If this machine has not seen the run,
+        downloads the run's small files first.
         """
         if not self.run.config.exists():
             self.refresh()
@@ -199,7 +200,7 @@ def _is_launcher_s(name: str) -> bool:
 
 @contextmanager
 def _as_backend() -> Iterator[None]:
-    """Turns an S3Error into a BackendError, after which a poll may use the last state."""
+    """Converts an S3Error into a BackendError, so that a poll may use the last state."""
     try:
         yield
     except S3Error as error:
@@ -207,7 +208,7 @@ def _as_backend() -> Iterator[None]:
 
 
 def unpacked(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (key, message) for a config without an image, if its nodes only run images."""
+    """Yields (key, message) if the config has no image, for backends that run only images."""
     if config.fleet.container == "none":
         yield (
             "fleet.container",
@@ -216,8 +217,8 @@ def unpacked(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def unshared(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (key, message) for each folder of a config that is not in S3, if its nodes share no
-    disk.
+    """Yields (key, message) for each folder of the config that is not in S3. This is for backends
+    with nodes that share no disk.
     """
     for key, value, what in (
         ("fleet.shared_folder", config.fleet.shared_folder, "the run's small files"),

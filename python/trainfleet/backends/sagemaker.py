@@ -1,9 +1,9 @@
-"""SageMaker: a job is one training job on hosts without a shared disk; its run folder is in S3
-(s3_run.py).
+"""SageMaker backend: runs each job as one training job, on hosts without a shared disk. The run
+folder is in S3 (s3_run.py).
 
-The job's name is made of the request's token, and SageMaker accepts a name once, so submitting
-twice makes one job. SageMaker reports one exit code. The entrypoint writes the failed host and the
-reason to /opt/ml/output/failure, which becomes FailureReason.
+The job's name contains the request's token. SageMaker accepts a name only once, so submitting twice
+starts one job. SageMaker reports a single exit code. So the entrypoint writes the failed host and
+the reason to /opt/ml/output/failure, which becomes FailureReason.
 
 Tested: requests against botocore's models, and a fake of SageMaker with containers that really run
 (tests/aws/sagemaker.py). Not tested: SageMaker itself, EFA in its containers, managed spot.
@@ -41,7 +41,7 @@ from .managed_machines import JOB_ROLE, ManagedMachines, filled
 from .request_json import TOKEN, artifact, bodies
 
 GONE = 180.0  # seconds for a stopped job to end: SIGTERM, 120 s, SIGKILL, and the upload
-NAME = 46  # characters of a run's name in a job's, which has 63
+NAME = 46  # most characters of a run's name in a job's name, which has at most 63
 PHASES = {
     "Pending": Phase.QUEUED,
     "Starting": Phase.QUEUED,
@@ -78,23 +78,23 @@ OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
 class SageMaker(Hosted):
-    """SageMaker training jobs, as a backend (base.py)."""
+    """Backend that runs jobs as SageMaker training jobs (base.py)."""
 
     name, title, gone, placement = "sagemaker", "SageMaker", GONE, PLACEMENT
-    # only root may write to /opt/ml, SageMaker's folder for input and output
+    # Only root may write to /opt/ml, SageMaker's folder for input and output.
     image_arguments = (("RUN_AS", "root"),)
 
     @functools.cached_property
     def ahead(self) -> TrainingPlans | None:
-        """Returns the training plan that make setup finds, buys and uses; None if the config asks
-        for none.
+        """Returns the training plan that make setup finds, buys and uses; None if the config
+        requests no plan.
         """
         hours = self.config.fleet.sagemaker.plan_hours
         return None if hours is None else TrainingPlans(self.config, self.calls, hours)
 
     @property
     def placed(self) -> Config:
-        """Returns the config with the training plan that is held for it."""
+        """Returns the config with the training plan that was bought for it, if any."""
         return self.ahead.placed() if self.ahead else self.config
 
     def purchase(self) -> Purchase | None:
@@ -121,7 +121,9 @@ class SageMaker(Hosted):
         yield from sagemaker_request.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns the training job. SageMaker chooses the machines, so `without` has no effect."""
+        """Returns the request for the training job. `without` has no effect, because SageMaker
+        chooses the machines.
+        """
         secrets = aws_managed.references(self.config, job.secrets)
         role = self.config.fleet.sagemaker.role or JOB_ROLE
         body = sagemaker_request.body(
@@ -130,11 +132,11 @@ class SageMaker(Hosted):
         return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
 
     def submit(self, request: Request) -> Handle:
-        """Returns the existing job of that token, or submits one, after checking everything that
-        could keep it from running.
+        """Returns the existing job with the request's token, or submits one after checking that it
+        can run.
 
         Raises:
-            BackendError: the job could not run, and why.
+            BackendError: the job can't run. The message has the reason.
         """
         if self.ahead and not self.ahead.held:
             why = (
@@ -165,7 +167,8 @@ class SageMaker(Hosted):
         except CloudError as error:
             if error.code != "ResourceInUse":
                 raise
-            if self._described(name) is None:  # otherwise it is this request, after a lost answer
+            # otherwise this request succeeded, but its answer was lost
+            if self._described(name) is None:
                 why, then = (
                     error.why,
                     "set another name in config.yaml, or wait until that job is deleted",
@@ -200,7 +203,7 @@ class SageMaker(Hosted):
         newest: dict[int, str] = {}
         for name in streams(self.calls, LOGS, f"{handle.id}/algo-"):
             if match := STREAM.fullmatch(name):
-                # a restart has a later number
+                # The stream of a restart has a later number.
                 newest[int(match[1]) - 1] = max(name, newest.get(int(match[1]) - 1, ""))
         return Console(
             record["TrainingStartTime"].timestamp(),
@@ -210,13 +213,13 @@ class SageMaker(Hosted):
         )
 
     def end(self, handle: Handle) -> str:
-        with passing("ValidationException"):  # it has ended in the meantime
+        with passing("ValidationException"):  # the job has ended in the meantime
             self.calls("sagemaker", STOP, TrainingJobName=handle.id)
         return f"aws sagemaker describe-training-job --training-job-name {handle.id}"
 
     def find(self, run: Run) -> Handle:
-        """Returns the newest of the run's jobs; one of that name with another run folder belongs to
-        another user.
+        """Returns the run's newest job. Skips jobs of this name with another run folder, which
+        belong to other users.
         """
         start = slug(run.name, NAME)
         newest = {"NameContains": start, "SortBy": "CreationTime", "SortOrder": "Descending"}
@@ -246,12 +249,12 @@ class SageMaker(Hosted):
         return ManagedMachines(self.config, self.name, needed, costs, self._notes, self.ahead)
 
     def costs(self, config: Config, prices: Prices) -> Spending:
-        """Returns the cost with the smallest disk, as the size of the dataset is unknown."""
+        """Returns the cost with the smallest disk, because the size of the dataset is unknown."""
         return of_sagemaker(config, prices, sagemaker_request.disk_gib(config, None))
 
     def _notes(self) -> list[str]:
-        """Returns lines for `make plan`: how nodes get the dataset, and the end of a job that is
-        stopped.
+        """Returns lines for `make plan` about how nodes get the dataset, and how a stopped job
+        ends.
         """
         channel = sagemaker_request.input_of(self.config, size_of(self.config))
         data = f"  {channel.mode}, about {channel.seconds:.0f} s to the first batch: {channel.why}"
@@ -259,9 +262,11 @@ class SageMaker(Hosted):
 
 
 def size_of(config: Config) -> int | None:
-    """Returns the bytes of the config's dataset in its store; None if it does not exist."""
+    """Returns the bytes of the config's dataset in its store; None if the dataset does not
+    exist.
+    """
     manifest = None
-    with suppress(S3Error):  # a plan works without it
+    with suppress(S3Error):  # a plan also works without the size
         manifest = find(config.data)
     return None if manifest is None else manifest.tokens * ITEM_BYTES[manifest.dtype]
 
@@ -289,6 +294,6 @@ def status_of(record: dict[str, Any], nodes: int) -> Status:
 
 
 def exits_of(reason: str) -> dict[int, int]:
-    """Returns node → exit code, from the reason of a failure; node 0 if it names none."""
+    """Returns node → exit code from a failure's reason. Uses node 0 if the reason names no node."""
     node, code = NODE.search(reason), EXIT.search(reason)
     return {int(node[1]) if node else 0: int(code[1]) or 1 if code else 1}

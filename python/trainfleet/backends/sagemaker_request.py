@@ -1,8 +1,8 @@
-"""Builds CreateTrainingJob's body for SageMaker, and decides how nodes get the dataset. Pure.
+"""Builds the body of CreateTrainingJob, and decides how nodes get the dataset. Pure.
 
 Sources: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html; for
-the modes of input, https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html
-and the article that the README's table follows.
+the input modes, https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html and
+the article that the README's table follows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from .request_json import Body, environment
 
 GIB = 2**30
 CHANNEL = "dataset"
-# bytes/s at which File mode fills a node's disk from S3, so that the article's few hundred GB take
-# minutes
+# Assumed bytes/s at which File mode copies from S3 to a node's disk. At this rate, the few hundred
+# GB of the article take minutes.
 COPIES = 1.0e9
-PATIENCE = 60.0  # most seconds that accelerators wait for a copy, unless input_mode is set
+PATIENCE = 60.0  # most seconds that accelerators may wait for a copy, unless input_mode is set
 LEAST_DISK, MOST_DISK = 100, 16384  # GiB
 LONGEST = 672  # hours: 28 days, SageMaker's limit
-WORDS, VALUES = 256, 512  # letters of an argument, and of a value in the environment
-# A logged step in a node's log (engine/record.py), as CloudWatch's metrics of the job.
+WORDS, VALUES = 256, 512  # most characters of an argument, and of an environment variable's value
+# Regular expressions by which CloudWatch reads the job's metrics from the steps in a node's log
+# (engine/record.py).
 METRICS = {
     "loss": r"step [0-9,]+  loss ([0-9.]+)",
     "tokens_per_second": r"  ([0-9.]+) tokens/s",
@@ -41,8 +42,8 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Input:
-    """The way in which nodes get the dataset: `mode` is one of fleet.sagemaker.input_mode,
-    `seconds` pass until the first batch.
+    """Method by which nodes get the dataset. `mode` is one of fleet.sagemaker.input_mode, and
+    `seconds` is the time until the first batch.
     """
 
     mode: str
@@ -51,8 +52,8 @@ class Input:
 
 
 def input_of(config: Config, size: int | None) -> Input:
-    """Returns how nodes of a training job get a dataset of `size` bytes (None: it does not exist
-    yet, or its size is unknown).
+    """Returns how the nodes of a training job get a dataset of `size` bytes. None means that the
+    size is unknown or the dataset does not exist yet.
     """
     asked, copying = config.fleet.sagemaker.input_mode, (size or 0) / COPIES
     words = {
@@ -95,7 +96,7 @@ def input_of(config: Config, size: int | None) -> Input:
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (key, message) for combinations of fleet.sagemaker's keys that do not work."""
+    """Yields (key, message) for invalid combinations of fleet.sagemaker's keys."""
     own, row = config.fleet.sagemaker, config.fleet.node_type
     if row and not row.owned and not row.sagemaker:
         yield (
@@ -160,7 +161,7 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_purchase(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the settings that keep a training plan from being bought."""
+    """Yields the settings that prevent the purchase of a training plan."""
     own, kind, key = (
         config.fleet.sagemaker,
         config.fleet.instance_type,
@@ -188,12 +189,14 @@ def _refuse_purchase(config: Config) -> Iterator[tuple[str, str]]:
 def body(
     config: Config, job: Job, image: str, references: Mapping[str, str], role: str, size: int | None
 ) -> Body:
-    """Returns CreateTrainingJob's body, without the job's name and the environment of its attempt.
+    """Returns the body of CreateTrainingJob, without the job's name and the environment of its
+    attempt.
 
-    `references` has the addresses of secrets' values, by name. `size` is the dataset's bytes.
+    `references` has the address of each secret's value by name. `size` is the dataset's size in
+    bytes.
 
     Raises:
-        BackendError: SageMaker does not accept a word or a value.
+        BackendError: SageMaker does not accept an argument or a value.
     """
     own, spot = config.fleet.sagemaker, config.fleet.spot
     channel = input_of(config, size) if job.torchrun else Input("stream", 0.0, "")
@@ -247,7 +250,7 @@ def body(
 
 
 def disk_gib(config: Config, size: int | None) -> int:
-    """Returns the GiB of a machine's disk: twice the bytes that are copied to it of a dataset of
+    """Returns a machine's disk size in GiB: twice the bytes that File mode copies of a dataset of
     `size` bytes.
     """
     copied = (size or 0) if input_of(config, size).mode == "file" else 0
@@ -259,7 +262,7 @@ def disk_gib(config: Config, size: int | None) -> int:
 def _machines(config: Config, job: Job, disk: int) -> Body:
     own = config.fleet.sagemaker
     row = config.fleet.node_type
-    # NVMe disks have their own keys
+    # NVMe disks have their own keys, so VolumeKmsKeyId is only for other machines.
     return {
         "InstanceType": f"ml.{config.fleet.instance_type}",
         "InstanceCount": job.nodes,
@@ -275,7 +278,7 @@ def _machines(config: Config, job: Job, disk: int) -> Body:
 
 
 def _inputs(config: Config, channel: Input) -> Body:
-    """Returns the channel of the dataset; empty if the ranks themselves read from S3."""
+    """Returns the dataset's input channel; empty if the ranks read from S3 directly."""
     if channel.mode == "stream":
         return {}
     address = f"{(config.data.tokenized_path or '').rstrip('/')}/{config.data.name}/"

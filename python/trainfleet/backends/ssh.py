@@ -1,10 +1,10 @@
-"""The user's own hosts: a torchrun agent on each, started over SSH and left running there, which
-meet on the first host.
+"""SSH backend: starts a torchrun agent on each of the user's hosts and leaves it running. The
+agents rendezvous on the first host.
 
-This runs in two places. On the machine where the command was typed it plans, and hands the plan to
-the head of the fleet (launch/remote_launch.py). On the head (TRAINFLEET_HEAD is set, the current
-folder is the shared one) it starts, watches and stops the nodes' processes. Any machine that
-reaches the hosts can query and stop a job by its handle.
+This code runs in two places. The machine where the command is typed plans, and hands the plan to
+the fleet's head (launch/remote_launch.py). The head (TRAINFLEET_HEAD is set, and the current folder
+is the shared one) starts, watches and stops the nodes' processes. Any machine that reaches the
+hosts can query and stop a job by its handle.
 
 Tested: the links, sshd, torchrun, kills and reboots are real in the tests (tests/drills). Not
 tested: EFA and Lustre.
@@ -57,19 +57,19 @@ from .node_script import node_script, values_of
 from .own_machines import OwnHosts
 from .run_storage import OnHead, Place
 
-PORTS = 200  # number of ports in turn: each attempt uses the next, as the last may still be in use
+# Number of ports to cycle through: an attempt uses the next port because the last one may still be
+# in use.
+PORTS = 200
 START_TIMEOUT = 60.0
-PULL_TIMEOUT = 1800.0  # an image of CUDA has several GB
+PULL_TIMEOUT = 1800.0  # seconds; a CUDA image has several GB
 LABELS = """{{.Architecture}} {{index .Config.Labels "trainfleet.lock"}}"""
 LOOK = f"docker image inspect --format '{LABELS}'"
-NOBODY = ("", "<no value>")  # lock of an image that was not built here
+NOBODY = ("", "<no value>")  # lock labels of an image that trainfleet did not build
 
 
 @dataclass
 class Looks:
-    """The known state of a job's nodes: the last answer of each and its time, and why others do not
-    answer.
-    """
+    """Last known state of a job's nodes: each host's last answer, its time, and the last error."""
 
     hosts: tuple[Host, ...]
     said: dict[Host, PartState] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Looks:
 
 
 class Ssh(Backend):
-    """The hosts of fleet.hosts, as a backend (base.py)."""
+    """Backend that runs jobs on the hosts in fleet.hosts (base.py)."""
 
     name = "ssh"
     can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.EXAMINE, Can.OUTLIVES, Can.IMAGE})
@@ -125,19 +125,19 @@ class Ssh(Backend):
             yield "fleet.nodes", f"one head can't watch {fleet.nodes} nodes over SSH: {most}"
         try:
             hosts = parse_hosts(fleet.hosts)
-        except ValueError:  # a rule of the config reports it
+        except ValueError:  # config validation reports it
             return
-        # without hosts, a fleet can only be planned (hosts/fleet.py)
+        # Without hosts, a fleet can only be planned (hosts/fleet.py).
         if 0 < len(hosts) < fleet.nodes:
             works = f"set NODES={len(hosts)}, or add hosts"
             yield "fleet.nodes", f"{fleet.nodes} nodes on {len(hosts)} hosts (fleet.hosts); {works}"
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns a script per host, on the first sound hosts; skips those in quarantine or out of
-        reach.
+        """Returns one script per node, for the first healthy hosts. Skips hosts that are in
+        quarantine or unreachable.
 
         Raises:
-            BackendError: too few hosts are sound, with all problems by host.
+            BackendError: too few hosts are healthy. Lists all problems by host.
         """
         hosts = self.transport.hosts
         sound, unsound = self._head.survey(
@@ -183,12 +183,12 @@ class Ssh(Backend):
         )
 
     def extras(self, job: Job) -> dict[str, str]:
-        """Returns further variables of a job's nodes."""
+        """Returns additional environment variables for a job's nodes."""
         return {}
 
     def submit(self, request: Request) -> Handle:
-        """Starts every node, after a fence that ends all processes of an earlier attempt. If one
-        can't be started, none runs.
+        """Ends all processes of an earlier attempt, then starts every node. If one node fails to
+        start, ends the others.
         """
         handle = Handle(
             self.name,
@@ -239,8 +239,8 @@ class Ssh(Backend):
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """Returns the nodes' last answers; a node that is silent for long counts as lost
-        (hosts/fleet.py). The first query of a job waits.
+        """Returns the status from the nodes' last answers. A node that is silent for too long
+        counts as lost (hosts/fleet.py). The first call for a job waits for answers.
         """
         looks = self._looks.get(handle.token) or self._look_first(handle)
         exits, lost, unheard, words, now = {}, {}, set[int](), "", time.monotonic()
@@ -269,8 +269,8 @@ class Ssh(Backend):
         return Status(phase, words, exits=exits, lost=lost, silent=frozenset(unheard), hosts=hosts)
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Stops the nodes. On hosts that can't be reached, ranks continue until they see that
-        another attempt has begun, and exit.
+        """Stops the nodes. Ranks on unreachable hosts continue until they detect that another
+        attempt has begun.
         """
         hosts, looks = self._hosts(handle), self._looks.get(handle.token)
         if looks:
@@ -286,7 +286,9 @@ class Ssh(Backend):
         self._fence([host for node, host in enumerate(hosts) if node not in lost])
 
     def find(self, run: Run) -> Handle:
-        """Finds a run's processes on all hosts, by their common mark."""
+        """Returns a handle for all processes of a run, which the run's mark identifies on every
+        host.
+        """
         return Handle(
             self.name,
             f"{run.name}-train",
@@ -296,8 +298,8 @@ class Ssh(Backend):
         )
 
     def cut_off(self, handle: Handle) -> str:
-        """Returns this machine's name among the hosts of a job if none of the others answers; waits
-        until that is known. Else "".
+        """Returns this machine's host name if no other host of the job answers; else "". Waits
+        until the result is certain.
         """
         if not self._head.leads:
             return ""
@@ -306,7 +308,7 @@ class Ssh(Backend):
         others = [host for host in looks.hosts if host != here] if looks else []
         while looks and others and here:
             heard, now = max(looks.heard.get(host, 0.0) for host in others), time.monotonic()
-            # hosts with an ended part are not asked any more
+            # Hosts with an ended part are no longer polled, so they are queried here.
             ended = [host for host in others if looks.said.get(host, RUNNING) != RUNNING]
             if heard > began - 2 * look_every(len(looks.hosts)) or (
                 ended and self._any_answers(ended)
@@ -325,11 +327,13 @@ class Ssh(Backend):
         return bool(self.transport.run("true", timeout=8, hosts=hosts).ok)
 
     def place(self, run: Run) -> Place:
-        """Returns the folder itself on the head; elsewhere a mirror of it."""
+        """Returns the folder itself on the head, and a mirror of it elsewhere."""
         return self._head.place(run) if self.hands_over else OnHead(run)
 
     def learn(self, run: Run) -> None:
-        """Records findings where the command was typed: that machine plans the next launch."""
+        """Records the hosts' problems on the machine where the command was typed, because it plans
+        the next launch.
+        """
         if self.hands_over:
             self._head.quarantine.learn(run.read_events(), self._head.known)
 
@@ -341,7 +345,9 @@ class Ssh(Backend):
 
     @property
     def _first_port(self) -> int:
-        """Returns this run's first port: a separate one if several runs may meet on one host."""
+        """Returns this run's port offset, which depends on the run's name if several runs may share
+        a host.
+        """
         return 0 if self.fleet.exclusive else crc32(self._head.mark.encode())
 
     def _hosts(self, handle: Handle) -> tuple[Host, ...]:
@@ -349,21 +355,21 @@ class Ssh(Backend):
         return tuple(named[name] for name in handle.hosts if name in named)
 
     def _look_first(self, handle: Handle) -> Looks:
-        """Starts polling a job that another process has submitted: a host that does not answer
-        counts as lost until it does.
+        """Starts polling a job that another process submitted. A host counts as lost until it
+        answers.
         """
         looks = Looks(self._hosts(handle))
         for host, answer in self.transport.run(
             self._question(handle), timeout=8, hosts=looks.hosts
         ).items():
             self._hear(looks, host, settled(answer))
-        if handle.token:  # a job from `find` has no token, and is queried each time
+        if handle.token:  # jobs from `find` have no token, and are queried on each call
             self._look_after(handle, looks)
         return looks
 
     def _question(self, handle: Handle) -> str:
-        """Returns the command that prints the state of a host's part; for a job from `find`,
-        whether any process of the run is there.
+        """Returns the command that prints the state of a host's part. For a job from `find`, it
+        prints whether any process of the run is on the host.
         """
         return (
             host_commands.look(handle.id, handle.token)
@@ -372,7 +378,7 @@ class Ssh(Backend):
         )
 
     def _look_after(self, handle: Handle, looks: Looks) -> None:
-        """Starts a thread for every host that polls its part."""
+        """Starts a polling thread for each host."""
         self._looks[handle.token] = looks
         for host in looks.hosts:
             threading.Thread(
@@ -383,7 +389,7 @@ class Ssh(Backend):
             ).start()
 
     def _keep_looking(self, handle: Handle, looks: Looks, host: Host) -> None:
-        """Polls one host's part until it has ended or the job is no longer followed."""
+        """Polls one host's part until the part ends or the job is no longer followed."""
         pause = look_every(len(looks.hosts))
         while looks.said.get(host, RUNNING) == RUNNING and not looks.closed.wait(pause):
             self._hear(
@@ -403,7 +409,7 @@ class Ssh(Backend):
             looks.trouble[host] = implausible(error, "the state of its part").message
 
     def _fence(self, hosts: Iterable[Host]) -> None:
-        # on the head, spares the launcher itself
+        # A fence from the head must not end the launcher, which runs there.
         fence = host_commands.fence(self._head.mark, launchers=self.hands_over)
         failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=hosts).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
@@ -428,12 +434,12 @@ class Ssh(Backend):
 
 
 def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) -> None:
-    """Returns when every host has the image. AWS's token goes through stdin, and is in no word and
-    no lasting file.
+    """Pulls the image on every host that lacks it. The ECR token is passed through stdin, so no
+    command line or lasting file contains it.
 
     Raises:
-        BackendError: a host can't pull it, or it does not match the config's platform; with all
-            problems by host.
+        BackendError: a host can't pull the image, or the image does not match the config's
+            platform. Lists all problems by host.
     """
     registry = Registry.of(image)
     _, token = registry.token() if registry else ("", "")
@@ -471,7 +477,7 @@ def pull_words(image: str, registry: str) -> str:
 
 
 def misfit(words: str, lock: str) -> str:
-    """Returns why an image with this processor and lock can't be used; "" if it can."""
+    """Returns why an image with this architecture and lock is unusable; "" if it is usable."""
     architecture, _, theirs = words.partition(" ")
     if architecture != ARCHITECTURE:
         return f"it is for {architecture or 'no known processor'}, the hosts are {ARCHITECTURE}"

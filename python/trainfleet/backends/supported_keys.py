@@ -1,7 +1,7 @@
-"""The keys that each backend uses, from the schema (`backends`): a key without effect is refused,
+"""Keys that each backend uses, from `backends` in the schema. A key without effect is refused,
 never ignored.
 
-The local backend refuses no key: a config may describe other machines while it trains here.
+The local backend refuses no key, because a config may describe other machines while it trains here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..config.schema import is_group, load_schema, walk
 from ..config.yaml_lines import dotted
 from ..trust.untrusted_input import show
 
-LOCAL, CREATED = "local", "parallelcluster"  # CREATED: slurm, on a cluster that setup makes
+LOCAL, CREATED = "local", "parallelcluster"  # CREATED: Slurm on a cluster that setup creates
 
 
 def kind_of(config: Config) -> str:
@@ -30,8 +30,8 @@ def kind_of(config: Config) -> str:
 
 @cache
 def table() -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Returns key → backends and default, for each key that only some backends use. A key without
-    its own list has its group's.
+    """Returns key → backends and default, for each key that only some backends use. A key without a
+    list inherits its group's list.
     """
     rows, groups = (
         dict[str, tuple[tuple[str, ...], Any]](),
@@ -47,13 +47,13 @@ def table() -> dict[str, tuple[tuple[str, ...], Any]]:
 
 
 def honours(config: Config, key: str) -> bool:
-    """Tells whether the config's backend uses that key."""
+    """Tells whether the config's backend uses this key."""
     return key not in table() or kind_of(config) in table()[key][0]
 
 
 def refuse(config: Config, uses: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
-    """Yields (key, message) for each key without effect. `uses` are the keys of a backend of
-    another package.
+    """Yields (key, message) for each key without effect. `uses` lists the keys that another
+    package's backend uses.
     """
     kind = kind_of(config)
     for key, (backends, default) in {} if kind == LOCAL else table().items():

@@ -1,4 +1,4 @@
-"""Parses fleet.options for a backend of another package, as a frozen dataclass of that package."""
+"""Parses fleet.options for another package's backend, into a frozen dataclass of that package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 def told(config: Config, kind: type[T]) -> T:
-    """Returns the options as `kind`. Its annotations and defaults define the options.
+    """Returns the options as an instance of `kind`, which defines them by its annotations and
+    defaults.
 
     Raises:
         InputError: an option is unknown, missing, given twice, or has a value of another type.

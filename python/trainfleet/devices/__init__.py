@@ -1,7 +1,7 @@
-"""The devices that ranks compute on, one file each, and other platforms' devices
+"""Devices that ranks compute on: one file per kind, and the devices of other platforms
 (config/platforms.py).
 
-No code outside this package chooses one, or asks which kind it has.
+No code outside this package chooses a device, or checks its kind.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ KINDS: dict[str, Callable[[int], Device]] = {device.kind: device for device in (
 
 
 def planned(kind: str) -> Device:
-    """Returns this rank's device, not yet started: number LOCAL_RANK of its node, of the plan's
-    kind (`fleet.platform`).
+    """Returns this rank's device, not yet started. Its kind is the plan's (`fleet.platform`), and
+    its number on the node is LOCAL_RANK.
 
     Raises:
         RunError: the node has no such device, its driver is missing, or this torch can't use it. No
@@ -47,8 +47,8 @@ def planned(kind: str) -> Device:
 
 
 def nearest() -> Device:
-    """Starts the fastest device that this process finds: for a process that reads a model, and has
-    no planned device.
+    """Starts and returns the fastest device that this process finds. This is for processes that
+    read a model and have no planned device.
     """
     device = Cuda(index()) if Cuda.found() else Cpu()
     device.start()

@@ -1,5 +1,5 @@
-"""Defines the engine's interface to a device. No code outside this package knows which one it is
-on.
+"""The engine's interface to a device. No code outside this package knows which kind of device it
+uses.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 Call = TypeVar("Call", bound=Callable[..., Any])
-# Selective recomputation keeps these results on any device: products and attention. The device
-# chooses attention's kernel.
+# Operations with results that selective recomputation keeps on every device: matrix products. Each
+# device may add its attention kernels.
 COSTLY = frozenset(
     {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 )
 
 
 class Dice(Protocol):
-    """The saved part of a random number generator."""
+    """Random number generator with a state that is saved."""
 
     def get_state(self) -> Tensor: ...
     def set_state(self, state: Tensor, /) -> object: ...
@@ -30,38 +30,42 @@ class Dice(Protocol):
 
 
 class Device(Protocol):
-    """One rank's device."""
+    """Device of one rank."""
 
     kind: str  # cpu, cuda, neuron or neuron_xla
     backend: str  # torch.distributed's backend for tensors on the device
     torch_device: torch.device
-    costly: frozenset[object]  # operations with a result that selective recomputation keeps
-    single: str  # the format of fp32 products; 10 bits of a factor may be enough (tf32)
-    gradient_sums: torch.dtype  # the format in which gradients of several ranks are added up
-    loss_sums: torch.dtype  # format in which losses of a validation are added up
-    fused_adamw: bool  # torch's fused AdamW, which can skip a step, runs on it
-    # fp32 weights are cast for each product of bf16; otherwise once per step, as ranks gather them
+    costly: frozenset[object]  # operations with results that selective recomputation keeps
+    single: str  # format of fp32 products; tf32 keeps only 10 bits of a factor
+    gradient_sums: torch.dtype  # format in which gradients of several ranks are summed
+    loss_sums: torch.dtype  # format in which validation losses are summed
+    fused_adamw: bool  # whether torch's fused AdamW, which can skip a step, runs on the device
+    # Whether fp32 weights are cast for each product in bf16. Otherwise they are cast once per step,
+    # when ranks gather them.
     casts: bool
-    lazy: bool  # the device is a `Lazy` one
-    # `clock` times the device's work; otherwise the host's recording of it, and no rank is judged
-    # by it
+    lazy: bool  # whether the device is a `Lazy` device
+    # Whether `clock` times the device's work. Otherwise it times how the host records that work,
+    # and no rank is judged by it.
     tells_time: bool
-    # False if programs are only recorded, to be compiled ahead: values read back are meaningless
+    # False if programs are only recorded, to be compiled ahead. Values read back are then
+    # meaningless.
     executes: bool
 
     def start(self) -> None:
-        """Takes the device for this process; called once, before the process group is made."""
+        """Acquires the device for this process. Called once, before the process group is
+        created.
+        """
         ...
 
     def joined(self, rank: int, size: int) -> None:
-        """Checks the device once the process group is made. Raises RunError if the device assigns
-        this process another rank, or none.
+        """Checks the device after the process group was created. Raises RunError if the device
+        assigns this process another rank or no rank.
         """
         ...
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        """Compiles a computation for the device when it is called; `dynamic` serves all shapes with
-        one code.
+        """Returns a computation that is compiled for the device when it is called. With `dynamic`,
+        one program serves all shapes.
         """
         ...
 
@@ -71,12 +75,12 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """Its maker's name for it."""
+        """Returns the manufacturer's name for the device."""
         ...
 
     @property
     def native_bf16(self) -> bool:
-        """Tells whether it has instructions for bf16 products."""
+        """Tells whether the device has instructions for bf16 products."""
         ...
 
     @property
@@ -86,19 +90,19 @@ class Device(Protocol):
 
     @property
     def native_fp8(self) -> bool:
-        """Tells whether it has instructions for fp8 products."""
+        """Tells whether the device has instructions for fp8 products."""
         ...
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Returns nominal FLOP/s of this rank's share of the device, without sparsity."""
+        """Returns the nominal FLOP/s of this rank's share of the device, without sparsity."""
         ...
 
     def upload(self, array: np.ndarray) -> Tensor:
-        """Copies an array to the device; the copy may still be under way when this returns."""
+        """Copies an array to the device. The copy may be unfinished when this returns."""
         ...
 
     def memory_bytes(self) -> int:
-        """Returns the bytes that the rank can use at most."""
+        """Returns the most bytes that the rank can use."""
         ...
 
     def memory_used(self) -> int:
@@ -110,28 +114,30 @@ class Device(Protocol):
         ...
 
     def clock(self) -> Callable[[], float]:
-        """Records an event in the device's queue. The returned function gives its time in seconds,
-        once the device is past it.
+        """Records an event in the device's queue. The returned function gives the event's time in
+        seconds, once the device has passed the event.
         """
         ...
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        """Returns a contiguous tensor of that shape and type on the host, which the device can fill
-        at its full speed.
+        """Returns a contiguous host tensor of the same shape and type, which the device can fill at
+        full speed.
         """
         ...
 
     def meters(self) -> dict[str, float]:
-        """Returns further metrics of the node's devices; {} without a tool that measures them."""
+        """Returns additional metrics of the node's devices; {} if no tool measures them."""
         ...
 
     def generators(self) -> Sequence[Dice]:
-        """Returns the generators that training on it may draw from: the host's first."""
+        """Returns the generators that training on the device may use, the host's generator
+        first.
+        """
         ...
 
 
 class Usual:
-    """The common part of most devices, for the classes of `Device`."""
+    """Defaults that most classes of `Device` share."""
 
     single = "float32"
     gradient_sums, loss_sums = torch.float32, torch.float64
@@ -145,12 +151,12 @@ class Usual:
         return cast(Call, torch.compile(call, dynamic=dynamic))
 
     def generator(self, seed: int) -> torch.Generator:
-        """Returns the host's: first values are then the same as on a CPU."""
+        """Returns a generator on the host, so that initial values are the same as on a CPU."""
         return torch.Generator().manual_seed(seed)
 
     def clock(self) -> Callable[[], float]:
-        """Reads the host's clock. If operations are only recorded, it times the recording: the
-        profiler has the device's own times.
+        """Reads the host's clock. If operations are only recorded, the clock times the recording;
+        the profiler has the device's own times.
         """
         moment = time.perf_counter()
         return lambda: moment
@@ -166,13 +172,15 @@ class Lazy(Device, Protocol):
     """A device that only records operations, and runs all recorded ones as one compiled program."""
 
     def settle(self) -> None:
-        """Ends the program that is being recorded, and starts it; returns before it has run."""
+        """Ends the program that is being recorded and starts it, without waiting until it has
+        run.
+        """
         ...
 
     def compilations(self) -> int:
-        """Returns how many programs were compiled so far."""
+        """Returns the number of programs that were compiled so far."""
         ...
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
-        """Returns a context in which products of fp32 numbers are computed in that format."""
+        """Returns a context in which products of fp32 numbers are computed in `dtype`."""
         ...

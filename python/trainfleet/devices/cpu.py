@@ -1,9 +1,10 @@
-"""A CPU as a training device: gloo, and OMP_NUM_THREADS cores for the rank.
+"""A CPU as a training device: gloo, and OMP_NUM_THREADS cores per rank.
 
 `measure` finds how fast each format and library multiplies matrices here, for
-hardware/cpu_speed.py: a small model's layer, forward and backward, three products of 1,024 tokens
-by a matrix. They run on one core, in CPU seconds of its thread, so that other work on the machine
-counts little. Ways take turns, and the best turn of each counts.
+hardware/cpu_speed.py. It times a small model's layer, forward and backward: three products of 1,024
+tokens by a matrix. The products run on one core and are timed in its thread's CPU seconds. So other
+work on the machine has little effect. The variants take turns, and the best turn of each variant
+counts.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from ..hardware.cpu_speed import CpuSpeed, here
 from .base import COSTLY, Usual
 
 TOKENS = 1024
-# shapes of matrices: of a model a little wider than the preset `tiny`, and of `small`
+# Shapes of matrices: of a model slightly wider than the preset `tiny`, and of `small`.
 SHAPES = ((192, 512), (384, 1024))
-TURNS, LEAST = 4, 0.25  # turns of each way, and seconds of all ways together, at least
-# times as long as the fastest, in the first turn: the format has no instructions
+TURNS, LEAST = 4, 0.25  # least turns of each variant, and least seconds of all variants together
+# If a format is this many times slower than the fastest one in the first turn, the CPU has no
+# instructions for it.
 HOPELESS = 4.0
-# relative error of a product: fp32's own is 3e-7, and TF32's and bf16's are over 3e-4
+# Largest relative error of an exact fp32 product. fp32's own error is 3e-7, and TF32's and bf16's
+# are over 3e-4.
 FP32_ERROR = 2e-6
-# share of the cores' time that the measurement must get to compare processes and threads
+# Share of the cores' time that the measurement must get to compare processes with threads.
 BUSY = 0.8
 Batch = list[tuple[Tensor, Tensor, Tensor]]
 Clock = Callable[[], float]
@@ -50,7 +53,7 @@ class Cpu(Usual):
     casts = True  # elementwise operations on bf16 are slow without compilation
 
     def __init__(self, index: int = 0) -> None:
-        """Opens the CPU; all ranks of a node share its CPUs."""
+        """Opens the CPU, which all ranks of a node share."""
         self.torch_device = torch.device("cpu")
 
     def start(self) -> None:
@@ -68,8 +71,8 @@ class Cpu(Usual):
 
     @cached_property
     def native_bf16(self) -> bool:
-        """Tells whether bf16 products were measured to be faster here: instructions for them may
-        bring no gain.
+        """Tells whether bf16 products were measured to be faster on this machine, because
+        instructions for them may bring no gain.
         """
         return cpu_speed.of_this_machine().half
 
@@ -79,8 +82,8 @@ class Cpu(Usual):
         return path.read_text() if path.exists() else ""
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Returns the speed of its threads in products of a small model's size
-        (hardware/cpu_speed.py); no CPU comes near its nominal figure.
+        """Returns the measured speed of the rank's threads in products of a small model's size
+        (hardware/cpu_speed.py). No CPU comes near its nominal figure.
         """
         return (
             cpu_speed.of_this_machine().rate("bf16" if dtype == torch.bfloat16 else "fp32")
@@ -94,7 +97,7 @@ class Cpu(Usual):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def memory_used(self) -> int:
-        """Returns the largest resident set; ru_maxrss counts bytes on macOS and KiB elsewhere
+        """Returns the largest resident set size. ru_maxrss counts bytes on macOS and KiB elsewhere
         (getrusage(2)).
         """
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
@@ -109,11 +112,11 @@ class Cpu(Usual):
 
 
 def by_onednn(whether: bool) -> None:
-    """Computes fp32 products by oneDNN instead of MKL, which takes a slow path on CPUs of other
-    makers.
+    """Makes torch compute fp32 products with oneDNN if `whether`. The alternative, MKL, takes a
+    slow path on CPUs of other makers.
 
-    This is torch's (2.13) only switch for it, and it allows bf16 inside. On a CPU on which bf16
-    products bring oneDNN no advantage, like those without AMX, oneDNN still computes in fp32:
+    This is torch's (2.13) only switch for oneDNN, and it also allows bf16 inside. On CPUs where
+    bf16 brings oneDNN no advantage, such as those without AMX, oneDNN still computes in fp32.
     `is_exact` checks that.
     """
     matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
@@ -121,7 +124,7 @@ def by_onednn(whether: bool) -> None:
 
 
 def is_exact() -> bool:
-    """Tells whether products by oneDNN are as exact as fp32, forward and backward."""
+    """Tells whether oneDNN's products are as exact as fp32, forward and backward."""
     by_onednn(True)
     try:
         return max(error_of(*each) for each in batch(torch.float32)) < FP32_ERROR
@@ -130,7 +133,7 @@ def is_exact() -> bool:
 
 
 def error_of(x: Tensor, weight: Tensor, gradient: Tensor) -> float:
-    """Returns the relative distance of products from those in fp64."""
+    """Returns the largest relative error of the products, compared with fp64."""
     pairs = zip(
         products(x, weight, gradient),
         products(x.double(), weight.double(), gradient.double()),
@@ -140,7 +143,7 @@ def error_of(x: Tensor, weight: Tensor, gradient: Tensor) -> float:
 
 
 def products(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns a layer's forward pass, its input's gradient and its weight's."""
+    """Returns a layer's forward pass, the gradient of its input and the gradient of its weight."""
     return torch.nn.functional.linear(x, weight), gradient @ weight, gradient.T @ x
 
 
@@ -154,7 +157,7 @@ def batch(format_: torch.dtype, parts: int = 1) -> Batch:
 
 
 def multiply(given: Batch, threads: int) -> None:
-    torch.set_num_threads(threads)  # sets those of this Python thread
+    torch.set_num_threads(threads)  # sets the threads of this Python thread
     for each in given:
         products(*each)
 
@@ -164,14 +167,14 @@ def flops() -> float:
 
 
 def best_seconds(ways: dict[str, Callable[[], Any]], clock: Clock) -> dict[str, float]:
-    """Returns the seconds of each way's best turn."""
+    """Returns the seconds of each variant's best turn."""
 
     def seconds(name: str) -> float:
         began = clock()
         ways[name]()
         return clock() - began
 
-    best = {name: min(seconds(name), seconds(name)) for name in ways}  # the first time warms up
+    best = {name: min(seconds(name), seconds(name)) for name in ways}  # the first run is a warm-up
     left = [name for name in ways if best[name] < HOPELESS * min(best.values())]
     until, turns = time.perf_counter() + LEAST, 0
     while turns < TURNS or time.perf_counter() < until:
@@ -181,7 +184,7 @@ def best_seconds(ways: dict[str, Callable[[], Any]], clock: Clock) -> dict[str, 
 
 
 def one_core() -> dict[str, float]:
-    """Returns FLOP/s of a core in each format; also of fp32 by oneDNN, if that is exact."""
+    """Returns a core's FLOP/s in each format, and in fp32 with oneDNN if oneDNN is exact."""
     whole, half = batch(torch.float32), batch(torch.bfloat16)
 
     def onednn() -> None:
@@ -200,10 +203,10 @@ def one_core() -> dict[str, float]:
 
 
 def all_cores(cores: int, format_: torch.dtype) -> dict[str, float]:
-    """Returns FLOP/s of all cores in one process, `together`, and in one process per core, `apart`;
-    {} if other work takes too much of them.
+    """Returns the FLOP/s of all cores in one process, `together`, and in one process per core,
+    `apart`; {} if other work takes too much of the cores' time.
 
-    Python's threads stand in for processes, as they hold no lock while they multiply.
+    Python's threads simulate the processes, because they hold no lock while they multiply.
     """
     whole, parts = batch(format_), [batch(format_, cores) for _ in range(cores)]
     with ThreadPoolExecutor(cores) as pool:

@@ -31,13 +31,13 @@ class Cuda(Usual):
     }
 
     def __init__(self, index: int) -> None:
-        """Opens GPU number `index` of those that this process sees.
+        """Opens the GPU with this index among the GPUs that this process sees.
 
         Raises:
-            RunError: there is no such GPU, or torch can't use it; with the hardware found, and the
-                software to install.
+            RunError: there is no such GPU, or torch can't use it. The message names the hardware
+                found and the software to install.
         """
-        # Growing segments instead of fixed blocks: batches of one shape then never fail on
+        # With growing segments instead of fixed blocks, batches of one shape never fail on
         # fragmented memory.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         _check_torch()
@@ -51,7 +51,7 @@ class Cuda(Usual):
                 f"{self.name} has compute capability {capability[0]}.{capability[1]}, and this "
                 f"build has code for {', '.join(torch.cuda.get_arch_list())}"
             )
-        # since Ampere and Volta
+        # bf16 since Ampere, fp16 since Volta
         self.native_bf16, self.native_fp16 = (self.properties.major >= since for since in (8, 7))
         self.native_fp8 = capability >= (8, 9)  # since Ada and Hopper
         self.single = "tf32" if self.native_bf16 else "float32"
@@ -64,16 +64,16 @@ class Cuda(Usual):
     def start(self) -> None:
         torch.cuda.set_device(self.torch_device)
         torch.set_float32_matmul_precision("high")  # remaining fp32 products may use TF32
-        # NCCL's 10 minutes would end ranks that wait for one that still compiles; the watchdog
-        # finds hangs
+        # NCCL's timeout of 10 minutes would end ranks that wait for a rank that still compiles. The
+        # watchdog detects hangs.
         distributed_c10d.default_pg_nccl_timeout = distributed_c10d.default_pg_timeout  # type: ignore[attr-defined]
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.torch_device).manual_seed(seed)
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Returns the dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table
-        lacks.
+        """Returns the dense peak from the data sheet. For a GPU that the table lacks, returns NaN,
+        so there is no MFU.
         """
         accelerator = find_accelerator(self.name, self.memory_bytes())
         format_ = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
@@ -96,12 +96,12 @@ class Cuda(Usual):
     def clock(self) -> Callable[[], float]:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        # events only measure the time between two of them
+        # Events only measure the time between two events.
         first = self._first = getattr(self, "_first", event)
         return lambda: first.elapsed_time(event) / 1000
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        # page-locked: a DMA copy, at the full speed of the bus
+        # Page-locked memory allows a DMA copy at the full speed of the bus.
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def generators(self) -> list[torch.Generator]:
@@ -109,12 +109,12 @@ class Cuda(Usual):
 
 
 def has_code_for(capability: tuple[int, int], targets: Iterable[str]) -> bool:
-    """Tells whether a build's targets have code for a compute capability; True if the targets can't
-    be read.
+    """Tells whether a build's targets include code for a compute capability; True if the targets
+    can't be parsed.
 
-    Machine code (`sm_90`) runs on the same major number and the same or a later minor one. PTX
-    (`compute_90`) runs on the same or any later one (CUDA C++ Programming Guide, "Application
-    Compatibility").
+    Machine code (`sm_90`) runs on the same major number, with the same or a later minor number. PTX
+    (`compute_90`) runs on the same or any later capability (CUDA C++ Programming Guide,
+    "Application Compatibility").
     """
     found = [TARGET.match(target) for target in targets]
     known = [(match[1], (int(match[2]), int(match[3]))) for match in found if match]

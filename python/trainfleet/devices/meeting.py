@@ -1,10 +1,10 @@
-"""Runs torchrun at the place where a job's ranks meet: `python -m trainfleet.devices.meeting
-torch.distributed.run OPTIONS...`.
+"""Runs torchrun with a store that listens only at the job's rendezvous address: `python -m
+trainfleet.devices.meeting torch.distributed.run OPTIONS...`.
 
-torch's TCPStore has no password: everyone who reaches it can list, write and delete its keys. Its
-default is to listen on every interface, regardless of --master-addr. So node 0 gives it a socket
-from this module, which listens only at the address where the nodes meet: on the loopback, for a job
-of one machine. torchrun then finds that store in its own process (multi_tenant), and uses it.
+torch's TCPStore has no password: every client that reaches it can list, write and delete its keys.
+By default it listens on every interface, regardless of --master-addr. So node 0 gives it a socket
+from this module, which listens only at the rendezvous address. For a job of one machine, that is
+the loopback address. torchrun then finds that store in its own process (multi_tenant), and uses it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from contextlib import suppress
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-WAITING = 4096  # pending connections: all ranks of a fleet connect at once
-ESTABLISHED = "01"  # code in /proc/net/tcp (proc(5))
-LINGER = 5.0  # seconds at most
+WAITING = 4096  # most pending connections, because all ranks of a fleet connect at once
+ESTABLISHED = "01"  # state code in /proc/net/tcp (proc(5))
+LINGER = 5.0  # most seconds
 
 
 def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
-    """Returns the store of a job with nodes that meet at `meet`:`port`; None if torch must listen
-    on all interfaces.
+    """Returns the store of a job with nodes that rendezvous at `meet`:`port`; None if torch must
+    listen on all interfaces.
 
-    That is necessary if no interface here has that address (behind NAT). It is also necessary if
-    only this machine resolves the name to its loopback, like Debian's /etc/hosts does: the other
-    nodes could not reach that.
+    That is necessary if no interface of this machine has the address (behind NAT). It is also
+    necessary if only this machine resolves the name to its loopback address, as with Debian's
+    /etc/hosts. Other nodes could not reach that address.
     """
     for family, kind, protocol, _, place in _places(meet, port):
         if (
@@ -43,7 +43,8 @@ def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
             waiting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             waiting.bind(place)
             waiting.listen(WAITING)
-        except OSError:  # not an address of this machine; torch reports a port that is taken
+        # not an address of this machine, or a port that is taken, which torch reports
+        except OSError:
             waiting.close()
             continue
         # The store owns the descriptor from here on.
@@ -61,15 +62,15 @@ def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
 def _places(meet: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
     try:
         return socket.getaddrinfo(meet, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
-    except OSError:  # torch reports this better, once it has tried for long enough
+    except OSError:  # torch reports this error better, after its retries
         return []
 
 
 def linger(port: int) -> None:
-    """Waits until no other node is connected to a port of this one, LINGER seconds at most.
+    """Waits until no other node is connected to a port of this machine, for at most LINGER seconds.
 
-    The store ends with this process, and torchrun here may be done before the others have its last
-    answer: each of them would end its log with a traceback.
+    The store ends with this process, and torchrun may finish here before the other nodes have the
+    store's last answer. Their logs would then end with a traceback.
     """
     until = time.monotonic() + LINGER
     while time.monotonic() < until and _is_visited(port):
@@ -79,7 +80,7 @@ def linger(port: int) -> None:
 def _is_visited(port: int) -> bool:
     for table in ("tcp", "tcp6"):
         with suppress(OSError), open(f"/proc/self/net/{table}", encoding="ascii") as rows:
-            next(rows)  # names of the columns
+            next(rows)  # skips the names of the columns
             for _, here, there, state, *_ in map(str.split, rows):
                 (own, at), other = here.rsplit(":", 1), there.rsplit(":", 1)[0]
                 if state == ESTABLISHED and int(at, 16) == port and other != own:
@@ -88,8 +89,8 @@ def _is_visited(port: int) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Runs the first word's module, like `python -m`, with the other words; on node 0 its store
-    exists before.
+    """Runs the module that the first word names, as `python -m` does, with the other words. On node
+    0, creates the store first.
     """
     given = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
     meet, port, nodes = given["master-addr"], int(given["master-port"]), int(given["nnodes"])
@@ -98,7 +99,7 @@ def main(words: list[str]) -> None:
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     if store:
         linger(port)
-    del store  # only now: until here torchrun shares it
+    del store  # torchrun shares the store until here
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """A NeuronCore of Trn2 or Trn3 as a training device: native PyTorch (TorchNeuron), one logical core
 per rank.
 
-Neuron's names here follow AWS's documentation of TorchNeuron
-(awsdocs-neuron.readthedocs-hosted.com, SDK 2.33, 2026-10-14): device and process group `neuron`,
-`torch.compile(backend="neuron")`, and a module `torch.neuron` with the names of torch.cuda's. This
-has never run on a Trainium chip: tests run it with both names changed to the CPU's
+Names follow AWS's documentation of TorchNeuron (awsdocs-neuron.readthedocs-hosted.com, SDK 2.33,
+2026-10-14): device and process group `neuron`, `torch.compile(backend="neuron")`, and a module
+`torch.neuron` with the names of torch.cuda's. This code has never run on a Trainium chip. Tests run
+it with the names of device and process group changed to the CPU's
 (tests/distributed/test_neuron.py).
 
-A `Monitor` runs neuron-monitor next to a node's ranks: it keeps the newest reading, and logs errors
+A `Monitor` runs neuron-monitor next to a node's ranks. It keeps the newest reading, and logs errors
 of the devices.
 """
 
@@ -37,20 +37,20 @@ from ..trust.errors import InputError, RunError
 from .base import COSTLY, Call, Dice, Usual
 
 TYPE, GROUP = "neuron", "neuron"
-# first version of torch-neuronx that is TorchNeuron; earlier ones are PyTorch/XLA
+# First version of torch-neuronx that is TorchNeuron. Earlier versions are PyTorch/XLA.
 FIRST = (2, 13)
 
 TOOL = "neuron-monitor"
-BESIDE = "/opt/aws/neuron/bin"  # the folder of aws-neuronx-tools
+BESIDE = "/opt/aws/neuron/bin"  # folder of aws-neuronx-tools
 
 
 class Core(Usual):
-    """The part of a NeuronCore's device that is the same for both of torch's ways to it."""
+    """Common part of the NeuronCore devices for native PyTorch and for PyTorch/XLA."""
 
     costly: frozenset[object] = COSTLY
-    # The chip has no 64-bit numbers: such sums use fp32, and the host adds the ranks' up.
+    # The chip has no 64-bit numbers, so these sums use fp32, and the host adds up the ranks' sums.
     loss_sums = torch.float32
-    fused_adamw = False  # no fused one takes `found_inf`, by which a step is skipped
+    fused_adamw = False  # no fused AdamW accepts `found_inf`, which skips a step
     native_bf16, native_fp16, native_fp8 = True, False, False
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class Core(Usual):
         return self.monitor.newest.metrics() if self.monitor.newest != Reading() else {}
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Returns the dense peak of a core by the architecture pages; NaN, and so no MFU, for one
-        that the table lacks.
+        """Returns a core's dense peak from the architecture pages. For a core that the table lacks,
+        returns NaN, so there is no MFU.
         """
         core = node_types.local_accelerator()
         return (
@@ -76,21 +76,21 @@ class Neuron(Core):
     kind = "neuron"
 
     def __init__(self, index: int) -> None:
-        """Opens core number `index` of this node; the runtime is not touched before `start`.
+        """Opens this node's core with this index. The runtime is not touched before `start`.
 
         Raises:
-            RunError: torch-neuronx is missing, or is one of its namesakes.
+            RunError: torch-neuronx is missing, or another package has its name.
         """
         super().__init__()
         os.environ.setdefault("NEURON_RT_VISIBLE_CORES", str(index))
         os.environ.setdefault("TORCH_NEURONX_NEFF_CACHE_DIR", str((COMPILED / "neuron").absolute()))
         check_package()
         self.backend = GROUP
-        self.torch_device = torch.device(TYPE)  # the only one that the process sees
+        self.torch_device = torch.device(TYPE)  # the only device that the process sees
 
     @property
     def module(self) -> Any:
-        """The module `torch.neuron`, which torch-neuronx adds."""
+        """Returns the module `torch.neuron`, which torch-neuronx adds."""
         return getattr(torch, "neuron")  # noqa: B009  mypy knows no such attribute
 
     def start(self) -> None:
@@ -102,7 +102,7 @@ class Neuron(Core):
         self.module.set_device(0)
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        # every shape is a separate program
+        # Neuron compiles a separate program for every shape.
         return cast(Call, torch.compile(call, backend="neuron", dynamic=False))
 
     def upload(self, array: np.ndarray) -> Tensor:
@@ -120,7 +120,7 @@ class Neuron(Core):
     def clock(self) -> Callable[[], float]:
         event = self.module.Event(enable_timing=True)
         event.record()
-        # events only measure the time between two of them
+        # Events only measure the time between two events.
         first = self._first = getattr(self, "_first", event)
         return lambda: float(first.elapsed_time(event)) / 1000
 
@@ -138,14 +138,14 @@ class GeneratorState:
 
 
 def _seed(module: Any, seed: int) -> None:
-    module.manual_seed(seed % 2**31)  # the device's numbers have 32 bits
+    module.manual_seed(seed % 2**31)  # the device's integers have 32 bits
 
 
 def check_package() -> None:
-    """Raises RunError unless the installed torch-neuronx is TorchNeuron.
+    """Raises RunError unless the installed torch-neuronx is TorchNeuron, for this version of torch.
 
-    Three packages have that name: TorchNeuron, the earlier PyTorch/XLA for Neuron, and an empty one
-    on the public index.
+    Three packages have that name: TorchNeuron, the earlier PyTorch/XLA for Neuron, and an empty
+    package on the public index.
     """
     try:
         found = version("torch-neuronx")
@@ -168,8 +168,8 @@ def is_native(version: str) -> bool:
 
 
 def is_stub(version: str) -> bool:
-    """Tells whether it is the public index's empty package of that name (1.0; the real ones began
-    with 1.11).
+    """Tells whether this is the version of the public index's empty package: 1.0. Real versions
+    begin with 1.11.
     """
     return numbers(version) < (1, 11)
 
@@ -183,7 +183,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def unusable(platform: str, why: str) -> RunError:
-    """Returns the error of a rank that does not find the NeuronCore, or the packages, that the plan
+    """Returns the error of a rank that lacks the NeuronCore or the packages that the plan
     expects.
     """
     where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
@@ -198,14 +198,14 @@ def unusable(platform: str, why: str) -> RunError:
 
 
 class Monitor:
-    """Reads neuron-monitor as long as this process lives; without the tool there are no
+    """Reader of neuron-monitor, which runs as long as this process. Without the tool there are no
     readings.
     """
 
     def __init__(self) -> None:
         self.newest = Reading()
         tool = shutil.which(TOOL, path=os.pathsep.join([os.environ.get("PATH", ""), BESIDE]))
-        if tool is None or os.environ.get("LOCAL_RANK", "0") != "0":  # one per node
+        if tool is None or os.environ.get("LOCAL_RANK", "0") != "0":  # one monitor per node
             return
         self.process = subprocess.Popen(
             [tool],
@@ -218,12 +218,12 @@ class Monitor:
 
     def _follow(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:  # all groups, every 5 seconds
+        for line in self.process.stdout:  # each line covers all groups, every 5 seconds
             with suppress(InputError):  # a line that is not a report is ignored
                 self.take(read_monitor(line))
 
     def take(self, reading: Reading) -> None:
-        """Keeps a reading, and logs changes since the last one."""
+        """Stores a reading, and logs new errors."""
         before, self.newest = self.newest, reading
         if reading.uncorrected > before.uncorrected:
             print(

@@ -1,1 +1,1 @@
-"""A node's part of a job: its placement, the barrier before the start, and the exit codes."""
+"""A node's part of a job: placement, the barrier before the start, and exit codes."""

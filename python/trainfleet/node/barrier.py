@@ -1,13 +1,14 @@
-"""Waits for all nodes of a job before torchrun starts, or names the missing ones: torchrun would
-wait ten minutes and name none.
+"""Barrier that waits for all nodes of a job before torchrun starts, or names the missing nodes.
+torchrun would wait ten minutes and name no node.
 
-A scheduler starts nodes minutes apart, and some never. Node 0 listens at the address where the
-ranks will meet. Every other node connects, sends its number and waits for node 0's answer. So this
-also tests the exact address and port that the ranks need. Standard library only.
+A scheduler may start nodes minutes apart, and may never start some of them. Node 0 listens at the
+address where the ranks will rendezvous. Every other node connects, sends its number and waits for
+node 0's answer. This also tests the exact address and port that the ranks need. Standard library
+only.
 
-The protocol is lines: the node's `JOB NODE`; then node 0's `wait N` (the number of nodes there)
-every PACE seconds, and at last `go`, or `missing 3 5`. A node that receives nothing for SILENCE
-seconds reconnects.
+The protocol is line-based. A node sends `JOB NODE`. Node 0 sends `wait N` every PACE seconds, with
+N nodes that have arrived, and finally `go` or `missing 3 5`. A node that receives nothing for
+SILENCE seconds reconnects.
 """
 
 from __future__ import annotations
@@ -22,27 +23,26 @@ from typing import NoReturn
 from ..trust.errors import BackendError
 from .placement import Placement
 
-PACE = 5.0  # seconds
+PACE = 5.0  # seconds between two progress reports
 SILENCE = 4 * PACE  # seconds without a line from node 0 until the connection counts as dead
 AGAIN = 1.0  # seconds between two attempts to reach node 0
 LINE = 512  # most bytes of a line
-NAMED = 16  # missing nodes that a message lists
+NAMED = 16  # most missing nodes that a message lists
 Say = Callable[[str], None]
 
 
 class Missing(BackendError):
-    """Some nodes of a job did not arrive in time."""
+    """Error about nodes of a job that did not arrive in time."""
 
-    # sysexits.h: a service is unavailable. The program is not at fault, so another attempt may
-    # succeed
+    # EX_UNAVAILABLE of sysexits.h. The program is not at fault, so another attempt may succeed.
     exit_code = 69
 
 
 def wait_for_all(placement: Placement, job: str, seconds: float, say: Say) -> None:
-    """Returns when all nodes of `job` have arrived; reports progress through `say`.
+    """Waits until all nodes of `job` have arrived, and reports progress through `say`.
 
     Raises:
-        Missing: nodes are missing after `seconds`; every node that arrived gets their numbers.
+        Missing: nodes are missing after `seconds`. Every node that arrived gets their numbers.
     """
     if placement.nodes > 1:
         asyncio.run(
@@ -74,8 +74,8 @@ async def _gather(placement: Placement, job: str, seconds: float, say: Say) -> N
 
 
 class RollCall:
-    """Node 0's connections. `here` has the nodes of this job that have arrived; `visits` has all
-    connections, also of strangers.
+    """Connections of node 0. `here` has the nodes of this job that have arrived. `visits` has all
+    connections, including those of other programs.
     """
 
     def __init__(self, job: str, nodes: int) -> None:
@@ -91,7 +91,8 @@ class RollCall:
         try:
             node = self._node(await asyncio.wait_for(reader.readline(), SILENCE))
             self.here[node] = writer
-            await reader.read()  # returns when the node disconnects: it sends nothing more
+            # returns when the node disconnects, because a node sends only one line
+            await reader.read()
         except (OSError, ValueError, TimeoutError):
             pass  # the connection broke, or belongs to another job
         finally:
@@ -101,7 +102,9 @@ class RollCall:
             writer.close()
 
     def _node(self, line: bytes) -> int:
-        """Returns the node that sent this line. ValueError: not a node that this job expects."""
+        """Returns the number of the node that sent this line. Raises ValueError if this job expects
+        no such node.
+        """
         job, _, node = line.decode().strip().rpartition(" ")
         if job != self.job or not 0 < int(node) < self.nodes:
             raise ValueError(line)
@@ -117,7 +120,7 @@ class RollCall:
                 await asyncio.wait_for(writer.drain(), 1.0)
 
     async def close(self) -> None:
-        """Returns when everything is sent and every connection is closed."""
+        """Closes every connection, and waits until all data is sent."""
         for writer in self.visits.values():
             writer.close()
         if self.visits:
@@ -183,8 +186,8 @@ def _is_over(line: list[str], placement: Placement, say: Say) -> bool:
     """Tells whether node 0 reports that all nodes have arrived.
 
     Raises:
-        Missing: it lists missing nodes.
-        ValueError: the line is not node 0's, so another program listens there.
+        Missing: node 0 lists missing nodes.
+        ValueError: the line is not from node 0, so another program listens on the port.
     """
     match line:
         case ["go"]:
@@ -216,7 +219,7 @@ def _raise_missing(missing: list[int], placement: Placement, seconds: float | No
 
 
 def _allow_connections(nodes: int) -> None:
-    """Raises the limit of open files to one per node: containers often start with 1024."""
+    """Raises the limit of open files to one per node, because containers often start with 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = nodes + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:

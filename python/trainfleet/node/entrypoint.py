@@ -1,34 +1,37 @@
-"""The entry point of a node of a job, on every backend: scripts on hosts, sbatch's srun and every
-image start it.
+"""Entry point of a job's node on every backend. Scripts on hosts, sbatch's srun and every image
+start it.
 
     python -m trainfleet.node.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]]
     [--in HOME] [--wait SECONDS] -- MODULE...
 
 --on ENGINE      the scheduler that started this node: fleet (this program, on a host), slurm,
-                 batch, sagemaker, or one of another package; by default it is detected. The node's
+                 batch, sagemaker, or one of another package; detected by default. The node's
                  placement is read from that scheduler's environment (node/placements/)
---folder FOLDER  the run's or the dataset's, as `runs/x`: the node's log is FOLDER/logs/node-<i>.log
---ranks N        runs MODULE on N ranks, through torchrun with the placement; 0, the default: one
-                 plain process of MODULE
---ahead          its ranks only record their computation, which is compiled after they have exited
+--folder FOLDER  folder of the run or the dataset, such as `runs/x`; the node's log is
+                 FOLDER/logs/node-<i>.log
+--ranks N        runs MODULE on N ranks, through torchrun with the placement; 0, the default, runs
+                 MODULE as one plain process
+--ahead          the ranks only record their computation, which is compiled after they have exited
                  (node/precompile.py)
---in HOME        the folder of FOLDER, runs/ and data/; it is created if missing
---wait SECONDS   how long to wait for nodes that have not started yet (node/barrier.py); 0: not at
-                 all
+--in HOME        parent folder of FOLDER, runs/ and data/; created if missing
+--wait SECONDS   time to wait for nodes that have not started yet (node/barrier.py); 0 does not
+                 wait
 
-These are set in the environment:
+Environment variables:
 
 TRAINFLEET_BUCKET, TRAINFLEET_RUN  see storage/s3_sync_agent.py
 TRAINFLEET_SECRETS                 see trust/safe_output.py
 TRAINFLEET_ATTEMPT                 see health/fence.py
-TRAINFLEET_WATCH                   the number of ranks to watch from here, if no launcher can
+TRAINFLEET_WATCH                   number of ranks that this node watches if no launcher can
 TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, for machines that were set up to
                                    give more than the scheduler's default
-TRAINFLEET_LOCK                    the versions of the job's plan: an image with others refuses it
+TRAINFLEET_LOCK                    versions in the job's plan; an image with other versions refuses
+                                   the job
 
-The exit code is the command's: 128 + n for a signal, 69 if a node never arrived. SIGTERM asks the
-ranks to save and exit, and kills the remaining ones before the scheduler would. Batch and SageMaker
-also get the node's output, and SageMaker the reason of a failure, which DescribeTrainingJob shows.
+The exit code is the command's: 128 + n for a signal, 69 if a node never arrived. On SIGTERM, the
+ranks are asked to save and exit. The remaining ranks are killed before the scheduler would kill
+them. Batch and SageMaker also get the node's output. SageMaker also gets the reason of a failure,
+which DescribeTrainingJob shows.
 """
 
 from __future__ import annotations
@@ -62,18 +65,19 @@ from .placement import Placement, PlacementSource, Terms, card, require_numbers,
 from .placements import fleet
 from .precompile import ahead
 
-# settings with a node's own values, like `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`
+# Settings with a different value on each node, such as `GLOO_SOCKET_IFNAME=*` and
+# `NCCL_IB_HCA==%infiniband`.
 CARDS = "TRAINFLEET_CARDS"
-CARD, PORTS = "*", "%"  # marks in these: its network card, and its ports of the fabric after it
+# Placeholders in CARDS: the node's network card, and its ports of the fabric that follows.
+CARD, PORTS = "*", "%"
 GRACE = "TRAINFLEET_GRACE"
-LOCK = "TRAINFLEET_LOCK"  # the versions of the job's plan, if it runs in an image
-IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # the versions of this process's image (docker/Dockerfile)
-VERDICT = 90.0  # seconds for a node to reach its own verdict
-# sysexits.h: a temporary failure. The exit code of a node with the verdict that another attempt may
-# succeed
+LOCK = "TRAINFLEET_LOCK"  # versions in the job's plan, if the job runs in an image
+IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # versions in this process's image (docker/Dockerfile)
+VERDICT = 90.0  # most seconds for a node's verdict
+# EX_TEMPFAIL of sysexits.h: exit code of a node with the verdict that another attempt may succeed.
 AGAIN = 75
-LAST = 1 << 16  # last bytes of a log that are searched for its last lines
-REASON = 1024  # characters of a failure's reason: DescribeTrainingJob shows no more
+LAST = 1 << 16  # bytes at a log's end that are searched for its last lines
+REASON = 1024  # most characters of a failure's reason, because DescribeTrainingJob shows no more
 
 
 @telling
@@ -103,8 +107,8 @@ class Options:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Returns the options of a command line; exits with argparse's message and code 2 if it is
-    invalid.
+    """Returns the options of a command line. If it is invalid, exits with argparse's message and
+    code 2.
     """
     arguments = list(arguments)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
@@ -131,11 +135,11 @@ def _engine(name: str) -> PlacementSource:
 
 
 def run_node(options: Options) -> int:
-    """Reads the placement, waits for the other nodes and runs the command; returns its exit
+    """Reads the placement, waits for the other nodes and runs the command. Returns the exit
     code.
     """
     secrets.take()
-    # the first process of a container has no default handler
+    # The first process of a container has no default handler for SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     placement = options.engine.read()
     make_folder(options.home)
@@ -172,12 +176,13 @@ def run_node(options: Options) -> int:
 
 
 def leave_together(options: Options, placement: Placement, log: Log, code: int) -> int:
-    """Returns the node's exit code when it may exit: at once, but node 0 only after the others,
-    unless it failed.
+    """Returns the node's exit code once the node may exit. Node 0 waits for the others unless it
+    failed; the others do not wait.
     """
     exit_codes = ExitCodes(*in_s3(options, placement))
     if placement.node:
-        # the exit of node 0 makes the scheduler stop this node, which has already finished
+        # The exit of node 0 makes the scheduler send SIGTERM to this node, which has already
+        # finished.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         exit_codes.publish(placement.node, code, lambda words: log.note("node", words))
         return code
@@ -187,7 +192,7 @@ def leave_together(options: Options, placement: Placement, log: Log, code: int) 
 
 
 def in_s3(options: Options, placement: Placement) -> tuple[str, str]:
-    """Returns the address of the run's or dataset's folder, and a name for this attempt of the
+    """Returns the S3 address of the run's or dataset's folder, and a name for this attempt of the
     job.
     """
     attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{placement.attempt}"
@@ -195,11 +200,11 @@ def in_s3(options: Options, placement: Placement) -> tuple[str, str]:
 
 
 def exit_code_of(options: Options, placement: Placement, log: Log, code: int, began: float) -> int:
-    """Returns the exit code for a scheduler that retries by exit code: AGAIN if the verdict is that
-    another attempt may succeed.
+    """Returns the exit code for a scheduler that retries by exit code. It is AGAIN if the verdict
+    is that another attempt may succeed.
 
-    A separate program makes the verdict (watch/node_verdict.py), from the logs and events of all
-    nodes.
+    A separate program reaches the verdict from the logs and events of all nodes
+    (watch/node_verdict.py).
     """
     words = [
         sys.executable,
@@ -221,11 +226,11 @@ def exit_code_of(options: Options, placement: Placement, log: Log, code: int, be
 
 
 def command_of(options: Options, placement: Placement) -> list[str]:
-    """Returns the node's command line. A module without torchrun gets its placement in the
+    """Returns the node's command line. For a module without torchrun, sets the placement in the
     environment.
     """
     module, *words = options.command
-    # the scheduler's count of retries; ours starts again with each request
+    # The scheduler's retry count is used, because ours starts again with each request.
     if options.engine.name != fleet.PLACEMENT.name:
         os.environ[fence.AGAIN] = str(placement.attempt - 1)
     if options.ranks:
@@ -240,7 +245,9 @@ def command_of(options: Options, placement: Placement) -> list[str]:
 
 
 def found_here() -> dict[str, str]:
-    """Returns the settings with this node's network card and ports, without those that it lacks."""
+    """Returns the settings in CARDS with this node's network card and ports. Skips a setting if the
+    node lacks its card or port.
+    """
     found, known = {}, card()
     for setting in os.environ.get(CARDS, "").split():
         name, _, value = setting.partition("=")
@@ -252,8 +259,8 @@ def found_here() -> dict[str, str]:
 
 
 def copy_dataset(options: Options, log: Log) -> None:
-    """Copies the dataset to this node's disk if the job asks for it. If that fails, ranks read S3,
-    and the log says why.
+    """Copies the dataset to this node's disk if the job requests a copy. If the copy fails, ranks
+    read from S3, and the log has the reason.
     """
     if not options.ranks or COPY not in os.environ:
         return
@@ -272,7 +279,7 @@ def copy_dataset(options: Options, log: Log) -> None:
 
 
 def require_lock() -> None:
-    """Raises BackendError if this image has other versions than the job's plan."""
+    """Raises BackendError if this image's versions differ from the versions in the job's plan."""
     planned, own = os.environ.get(LOCK), os.environ.get(IMAGE_LOCK)
     if planned and own and planned != own:
         why = f"it has the lock {own}, but the config's platform has {planned}"
@@ -284,11 +291,11 @@ def require_lock() -> None:
 
 
 def await_nodes(options: Options, placement: Placement, log: Log) -> None:
-    """Waits until all nodes have arrived, if their ranks meet by torchrun. Logs missing nodes and
-    records them as an event.
+    """Waits until all nodes have arrived, if their ranks rendezvous through torchrun. Logs missing
+    nodes, and records them as an event.
 
     Raises:
-        BackendError: nodes are missing or can't connect, or this node's image does not fit.
+        BackendError: nodes are missing or can't connect, or this node's image has other versions.
     """
     attempt = int(os.environ.get(fence.VARIABLE, "0"))
     try:
@@ -318,7 +325,7 @@ def await_nodes(options: Options, placement: Placement, log: Log) -> None:
 
 @contextlib.contextmanager
 def reporting_failure(options: Options, placement: Placement, log: Log) -> Iterator[PartOutcome]:
-    """Writes the reason of any failure within `with` to the file that the scheduler reads, if it
+    """Writes the reason of a failure in the `with` block to the scheduler's file, if the scheduler
     reads one.
     """
     outcome = PartOutcome()
@@ -337,7 +344,7 @@ def reporting_failure(options: Options, placement: Placement, log: Log) -> Itera
 
 @dataclass
 class PartOutcome:
-    """The end of a node's part, for `reporting_failure`; the code is 1 until it has ended."""
+    """Result of a node's part, for `reporting_failure`. The code is 1 until the part has ended."""
 
     code: int = 1
     words: str = ""
@@ -368,7 +375,7 @@ def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
 
 
 def write_reason(file: Path, words: str) -> None:
-    """Writes the reason to the scheduler's file; if that fails, only the log has it."""
+    """Writes the reason to the scheduler's file. If that fails, only the log has the reason."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(visible(hide(words))[:REASON], encoding="utf-8")

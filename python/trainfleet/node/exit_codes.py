@@ -1,8 +1,9 @@
-"""Exit codes of the nodes, exchanged through S3: AWS Batch stops all other nodes as soon as the
-main node ends.
+"""Exchange of the nodes' exit codes through S3. AWS Batch stops all other nodes as soon as the main
+node ends, so the main node must wait for them.
 
-<bucket>/<folder>/exits/<job and attempt>/<i> is the exit code of node i, written when its part has
-ended and its last lines are in S3. Node 0 waits for all of them, and removes the files.
+<bucket>/<folder>/exits/<job and attempt>/<i> contains node i's exit code. The node writes it after
+its part has ended and its last lines are in S3. Node 0 waits for all exit codes, then removes the
+files.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from ..storage.s3_sync_agent import EVERY, NODES, SIGN
 from ..trust.errors import S3Error
 
 ELSEWHERE = 76  # exit code of node 0 when it has succeeded but another node has failed
-SILENT = 6 * SIGN  # seconds without a sign until a node that has not ended counts as lost
-NUMBER, CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,3}")  # a node, and its exit code
-LATE = 900.0  # seconds for a node's first sign
+SILENT = 6 * SIGN  # seconds without a sign of life until an unfinished node counts as lost
+# a node's number, and its exit code
+NUMBER, CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,3}")
+LATE = 900.0  # seconds for a node's first sign of life
 Say = Callable[[str], None]
 
 
 class ExitCodes:
-    """The exit codes of one attempt of a job, below `folder`, the address of the run's or dataset's
+    """Exit codes of one attempt of a job. `folder` is the S3 address of the run's or dataset's
     folder.
     """
 
@@ -33,8 +35,8 @@ class ExitCodes:
         self.codes: dict[int, int | None] = {}
 
     def publish(self, node: int, code: int, say: Say) -> None:
-        """Writes a node's exit code. If S3 is unavailable, node 0 treats the silent node as
-        gone.
+        """Writes a node's exit code. If S3 is unavailable, node 0 later treats the silent node as
+        lost.
         """
         try:
             s3.write(f"{self.exits}/{node}", str(code).encode())
@@ -42,8 +44,8 @@ class ExitCodes:
             say(f"node 0 does not know that this node has ended: {error.what}")
 
     def collect(self, nodes: int, say: Say) -> dict[int, int | None]:
-        """Returns the exit codes of nodes 1 to `nodes` - 1 when all have ended; None for a silent
-        node.
+        """Waits until nodes 1 to `nodes` - 1 have ended, and returns their exit codes; None for a
+        silent node.
         """
         began, said = time.monotonic(), False
         while True:
@@ -71,7 +73,9 @@ class ExitCodes:
                 self.codes[int(node)] = int(code) if CODE.fullmatch(code) else 1
 
     def _silent(self, away: set[int], waited: float) -> set[int]:
-        """Returns the nodes with signs that have stopped, and those without any in LATE seconds."""
+        """Returns the nodes with signs of life that have stopped, and nodes without any sign in
+        LATE seconds.
+        """
         signs = {
             entry.address.rpartition("/")[2]: entry.modified
             for entry in s3.list_objects(f"{self.folder}/{NODES}/")
@@ -85,8 +89,8 @@ class ExitCodes:
 
 
 def code_of(own: int, others: Mapping[int, int | None], again: int) -> int:
-    """Returns node 0's exit code: its own, or one that shows how others have ended; `again` if a
-    machine was lost.
+    """Returns node 0's exit code. If node 0 succeeded, the code reports how the others ended:
+    `again` if a machine was lost.
     """
     if own:
         return own

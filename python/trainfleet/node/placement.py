@@ -1,9 +1,10 @@
-"""A node's placement: its number in a job, the address where its ranks meet the others, and its
-torchrun line, the same on every backend.
+"""Placement of a node: its number in a job, the rendezvous address of the ranks, and its torchrun
+command. The form is the same on every backend.
 
-Each scheduler passes these to a node in a different way; its module in placements/ makes a
-`Placement` of them. `torchrun` is a pure function of the placement: `make plan` prints its command,
-and the node runs it. Standard library only: it is imported before anything else.
+Each scheduler passes these values to a node in a different way. Its module in placements/ builds a
+`Placement` from them. `torchrun` is a pure function of the placement, so `make plan` prints the
+same command that the node runs. Standard library only, because this module is imported before
+anything else.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from pathlib import Path
 
 from ..trust.errors import BackendError
 
-PORT = 29400  # default port where the ranks meet
+PORT = 29400  # default port of the rendezvous
 LOOPBACK = "127.0.0.1"
-LINK = "ip link set lo up"  # remedy if this machine does not reach itself
-LOOPBACK_CARD = "lo"  # on Linux, the system of all nodes
-# starts torchrun with a store that listens only at the meeting's address
+LINK = "ip link set lo up"  # remedy if this machine can't reach its loopback address
+LOOPBACK_CARD = "lo"  # loopback interface on Linux, the system of all nodes
+# Module that starts torchrun with a store that listens only at the rendezvous address.
 MEETING = "trainfleet.devices.meeting"
-# form of `a[01-02,7]`: at most a million hosts
+# Pattern of a Slurm node list such as `a[01-02,7]`, with numbers of at most six digits.
 HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"
 NEXT = "start it like the backend; run make plan OUT=folder to see how"
 STARTS = (
-    900.0  # seconds between a scheduler's first node and its last: machines boot, images are pulled
+    900.0  # seconds between the first and the last node's start: machines boot, images are pulled
 )
 TERM_GRACE = (
-    20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
+    20.0  # seconds from SIGTERM to SIGKILL, long enough to finish a step and a small checkpoint
 )
 Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Node `node` of `nodes`; the ranks meet at `meet`:`port`. Attempts count from 1; `address` is
-    this node's address, if known.
+    """Placement of node `node` of `nodes`. The ranks rendezvous at `meet`:`port`. `attempt` counts
+    from 1. `address` is this node's address, if known.
     """
 
     node: int
@@ -51,14 +52,14 @@ class Placement:
 
     @property
     def master(self) -> str:
-        """Returns the address where its torchrun meets the others'; for a single node it is this
-        machine's loopback.
+        """Returns the rendezvous address for torchrun; for a single node, this machine's loopback
+        address.
         """
         return self.meet if self.nodes > 1 else LOOPBACK
 
     def environment(self) -> dict[str, str]:
-        """Returns the variables from which `of_fleet` reads this placement, without the attempt,
-        which is unknown before the job is submitted.
+        """Returns the variables from which placements/fleet.py reads this placement. The attempt is
+        missing, because it is unknown before the job is submitted.
         """
         values = {
             "NODE": self.node,
@@ -74,12 +75,12 @@ class Placement:
 class Terms:
     """A scheduler's treatment of its nodes.
 
-    wait     seconds in which all nodes must start; 0 if the launcher ensures that
-    grace    seconds from SIGTERM until all processes must be gone, a few less than the scheduler
-    gives
-    echoes   whether it keeps the output of its nodes
-    failure  the file for the reason of a failure
-    decides  whether the first node decides for all: the job ends when that node does, and is
+    wait     seconds within which all nodes must start; 0 if the launcher ensures that
+    grace    seconds from SIGTERM until all processes must have ended, a few less than the scheduler
+             allows
+    echoes   whether the scheduler keeps the nodes' output
+    failure  file for the reason of a failure
+    decides  whether the first node decides for all nodes: the job ends when that node ends, and is
              retried if its exit code is 75
     """
 
@@ -92,11 +93,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class PlacementSource:
-    """The way in which a scheduler's nodes learn their placement (`read`), and the scheduler's
-    treatment of them (`terms`).
+    """Source of the placement of a scheduler's nodes (`read`), and the scheduler's treatment of
+    them (`terms`).
 
-    `has_started_this` tells whether it started this process; `name` is its name in the node's entry
-    point.
+    `has_started_this` tells whether the scheduler started this process. `name` is the scheduler's
+    name in the node's entry point.
     """
 
     name: str
@@ -108,10 +109,10 @@ class PlacementSource:
 def torchrun(
     placement: Placement, ranks: int, module: str, python: str, scratch: Path | None = None
 ) -> tuple[str, ...]:
-    """Returns torchrun's command line for one node, up to the module. With `scratch`, lines get a
-    prefix per rank, and logs go there.
+    """Returns torchrun's command line for one node, up to the module. With `scratch`, each line of
+    output gets a prefix with its rank, and logs go to that folder.
 
-    The rendezvous is static: node ranks are ours, and no host name is resolved.
+    The rendezvous is static: trainfleet assigns the node ranks, and no host name is resolved.
     """
     own = [f"--local-addr={placement.address}"] if placement.address else []
     logs = ["--tee=3", f"--log-dir={scratch}"] if scratch else []
@@ -124,7 +125,7 @@ def torchrun(
 
 
 def require_numbers(*names: str) -> None:
-    """Refuses a job with variables that are not numbers, before it starts."""
+    """Raises BackendError, before the job starts, if one of these variables is not a number."""
     for name in names:
         if (value := os.environ.get(name)) and not re.fullmatch(
             r"[0-9]{1,18}(\.[0-9]{1,9})?", value
@@ -135,8 +136,8 @@ def require_numbers(*names: str) -> None:
 
 
 def lone_rank(placement: Placement) -> dict[str, str]:
-    """Returns the environment that torchrun would give a node's only rank, for a job that need not
-    wait for torchrun to start.
+    """Returns the environment that torchrun would give a node's only rank. A job then need not wait
+    for torchrun to start.
     """
     values = {
         "RANK": placement.node,
@@ -152,7 +153,7 @@ def lone_rank(placement: Placement) -> dict[str, str]:
 
 
 def expand_hosts(words: str) -> Iterator[str]:
-    """Yields the hosts of a Slurm node list in their order: `a[01-02,7],b` → a01, a02, a7, b."""
+    """Yields the hosts of a Slurm node list in order: `a[01-02,7],b` → a01, a02, a7, b."""
     if not re.fullmatch(HOSTS, words):
         raise BackendError(
             f"{words[:80]!r} is not a list of hosts", where="SLURM_STEP_NODELIST", next=NEXT
@@ -174,8 +175,8 @@ def _expand(part: str) -> Iterator[str]:
 
 
 def unlinked() -> str:
-    """Returns why this machine does not reach its loopback, where simulated nodes meet; "" if it
-    does.
+    """Returns why this machine can't reach its loopback address, which simulated nodes use; "" if
+    it can.
     """
     try:
         with (
@@ -188,14 +189,14 @@ def unlinked() -> str:
 
 
 def own_address() -> str:
-    """Returns the address by which other machines reach this one: that of the interface of its
-    default route. Sends nothing.
+    """Returns the address at which other machines reach this one: that of the default route's
+    interface. Sends no packet.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
             probe.connect(("169.254.169.254", 80))
         except OSError:
-            return LOOPBACK  # it has no route to another machine
+            return LOOPBACK  # there is no route to another machine
         return str(probe.getsockname()[0])
 
 
@@ -213,7 +214,7 @@ def card(routes: Path = Path("/proc/net/route")) -> str:
 
 @dataclass(frozen=True)
 class Variables:
-    """The variables of a scheduler, which begin with `prefix`."""
+    """Environment variables of a scheduler, which begin with `prefix`."""
 
     prefix: str
     environment: Environment
@@ -242,7 +243,7 @@ def checked(placement: Placement, where: str) -> Placement:
             where=where,
             next=NEXT,
         )
-    if not 0 <= placement.port < 2**16:  # 0: the ranks of this job do not meet
+    if not 0 <= placement.port < 2**16:  # 0: the ranks of this job do not rendezvous
         raise BackendError(
             f"{placement.port} is not a port for a rendezvous", where=where, next=NEXT
         )

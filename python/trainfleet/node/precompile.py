@@ -1,14 +1,14 @@
-"""Compiles ahead of training on Trn1: `python -m trainfleet.node.precompile TORCHRUN...`, once on
-each node of a fleet.
+"""Compiles ahead of training on Trn1. `python -m trainfleet.node.precompile TORCHRUN...` runs once
+on each node of a fleet.
 
 neuron_parallel_compile starts the ranks with NEURON_EXTRACT_GRAPHS_ONLY set, so that they only
-record their computation. Then it compiles all of it at once into the cache that
-NEURON_COMPILE_CACHE_URL names. All nodes do so; a program that one of them compiles is locked for
-the others. Locks of a killed job are cleared first, which is safe only while no run compiles: when
-no other run's ranks send heartbeats here.
+record their computation. Then it compiles all of it at once into the cache at
+NEURON_COMPILE_CACHE_URL. All nodes do this, and a program that one node compiles is locked for the
+others. Locks of a killed job are cleared first. That is safe only while no run compiles, so it
+requires that no other run's ranks send heartbeats here.
 
-https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0, pytorch-neuron-parallel-compile. Standard
-library only.
+Source: https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0, pytorch-neuron-parallel-compile.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def ahead(python: str, line: Sequence[str]) -> list[str]:
 @telling
 def main(line: list[str]) -> int:
     tool = find()
-    # no other node's ranks can meet before node 0's torchrun, so nothing is recorded yet
+    # Ranks of other nodes can't rendezvous before node 0's torchrun starts, so no computation is
+    # recorded yet.
     if "--node-rank=0" in line:
         clear_locks(tool, Path(line[-1]).name)
     os.execv(tool, [tool, *line])
@@ -62,8 +63,8 @@ def find() -> str:
 
 
 def clear_locks(tool: str, own: str) -> None:
-    """Clears stale locks in the cache, or prints why they stay. `own` is this run, which has not
-    started.
+    """Clears stale locks in the cache, or prints why it keeps them. `own` is this run, which has
+    not started.
     """
     busy = [name for name in at_work(run_folder.RUNS, time.time()) if name != own]
     if busy or os.environ.get("NEURON_COMPILE_CACHE_URL", "").startswith("s3://"):

@@ -1,17 +1,17 @@
-"""A node's supervisor: `python -m trainfleet.node.supervisor LOG -- COMMAND...` runs a command as
+"""Supervisor of a node. `python -m trainfleet.node.supervisor LOG -- COMMAND...` runs a command as
 this node's part of a job.
 
-It writes all output of the command to LOG, each line with its time and rank, and passes on requests
-to stop. When it ends, for any reason, no process of the command is left. It uses only the standard
-library, so it starts in milliseconds.
+The supervisor writes all output of the command to LOG, each line with its time and rank, and
+forwards stop requests. When it ends, for any reason, no process of the command is left. It uses
+only the standard library, so it starts in milliseconds.
 
 node/entrypoint.py does the same for a node that derives its command and log from its placement.
 
-With `--detach FILE < TASK` it returns at once, and the task continues in a separate session,
-whatever happens to its starter. TASK is {script, environment, token} as JSON, through stdin, so no
-process list shows it. FILE.sh is the script, FILE has `pid start boot token` (the pid's start time,
-the kernel's boot id). FILE.said has the script's output before it becomes a supervisor, and
-FILE.exit the exit code. The same token again starts nothing.
+`--detach FILE < TASK` returns at once, and the task continues in a separate session, independent of
+its starter. TASK is {script, environment, token} as JSON on stdin, so no process list shows it.
+FILE.sh is the script, and FILE contains `pid start boot token` (the pid's start time, the kernel's
+boot id). FILE.said contains the script's output before it becomes a supervisor, and FILE.exit the
+exit code. A task with the same token is not started again.
 """
 
 from __future__ import annotations
@@ -49,20 +49,22 @@ from ..trust import untrusted_input
 from ..trust.errors import TrainfleetError, telling
 from .placement import TERM_GRACE
 
-ASKED, LATE = "asked to leave", "killed, as it has not left"  # a node's log on a stop from outside
-EXIT = "TRAINFLEET_EXIT"  # names the file for the exit code
-OCCUPIED = 75  # exit code if another run has taken the host (sysexits.h: a temporary failure)
-# exit code of a command that failed, if its log can't be written (sysexits.h: input/output error)
+# log messages about a stop from outside
+ASKED, LATE = "asked to leave", "killed, as it has not left"
+EXIT = "TRAINFLEET_EXIT"  # variable with the path of the file for the exit code
+OCCUPIED = 75  # exit code if another run uses the host (EX_TEMPFAIL of sysexits.h)
+# Exit code of a failed command if its log can't be written (EX_IOERR of sysexits.h).
 UNLOGGED = 74
-# likewise, if the node has lost the file server that has the log (sysexits.h: a system file)
+# Exit code of a failed command if the node has lost the file server with the log (EX_OSFILE of
+# sysexits.h).
 SEVERED = 72
-WATCH = "TRAINFLEET_WATCH"  # number of ranks that this node watches
+WATCH = "TRAINFLEET_WATCH"  # variable with the number of ranks that this node watches
 POLL = 0.5  # seconds
-TOLD = 600  # characters kept of a node's output outside its log
+TOLD = 600  # most characters to keep of a node's output outside its log
 SCRATCH = "trainfleet-scratch-"
 TORCHRUN = "torch.distributed.run"
 RANK_PREFIX = "rank ${rank} | "  # torchrun's template for the prefix of a worker's lines with --tee
-SMALL = 64 * untrusted_input.KIBIBYTE  # most bytes read of a small file
+SMALL = 64 * untrusted_input.KIBIBYTE  # most bytes to read from a small file
 _NODE = re.compile(r"(([0-9]{1,9})(?: \S+ \S+)?) (\S+)")
 
 
@@ -74,13 +76,13 @@ def main(arguments: list[str]) -> int:
 
 
 def run_part(part: Callable[[], int]) -> int:
-    """Runs a node's part in this process, which dies with its parent. Returns the exit code, also
-    written to the file that EXIT names.
+    """Runs a node's part in this process, which dies with its parent. Returns the exit code, and
+    writes it to the file that EXIT names.
     """
     if (
         os.getpid() != 1
-        # except as a container's first process: its parent is a thread of the runtime, which may
-        # end at any time
+        # A container's first process is excepted: its parent is a thread of the runtime, which may
+        # end at any time.
     ):
         die_with_parent()
     if other := announce():
@@ -96,12 +98,12 @@ def run_part(part: Callable[[], int]) -> int:
     except TrainfleetError as error:
         code = error.exit_code
         raise
-    except SystemExit as left:  # asked to exit before its command had begun
+    except SystemExit as left:  # a stop request arrived before the command had started
         code = left.code if isinstance(left.code, int) else 1
         raise
     finally:
         if exit_file:
-            # if that disk is full too, the missing file shows the failure (hosts/host_commands.py)
+            # If that disk is full too, the missing file shows the failure (hosts/host_commands.py).
             with contextlib.suppress(OSError):
                 write(Path(exit_file), str(code))
     return code
@@ -117,13 +119,13 @@ def supervise(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def on_own_disk(scratch: Path) -> Iterator[None]:
-    """Links `scratch` to a folder on this node's disk: ranks print into it, and a full shared disk
+    """Links `scratch` to a folder on this node's disk. Ranks print into it, and a full shared disk
     must not end them.
     """
     file_systems.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
     remove(scratch)  # left by a supervisor that was killed
     with contextlib.ExitStack() as stack:
-        folder = scratch  # if the node's disk has no room
+        folder = scratch  # fallback if the node's disk has no room
         with contextlib.suppress(OSError):
             made = Path(tempfile.mkdtemp(prefix=SCRATCH))
             stack.callback(os.close, file_systems.hold(made))
@@ -136,8 +138,8 @@ def on_own_disk(scratch: Path) -> Iterator[None]:
 
 
 def remove(scratch: Path, folder: Path | None = None) -> None:
-    """Removes `scratch`; given `folder`, only if it still links there, and not to the folder of a
-    later attempt.
+    """Removes `scratch`. With `folder`, removes a link only if it points to that folder, because it
+    may belong to a later attempt.
     """
     with contextlib.suppress(OSError):
         if not scratch.is_symlink():
@@ -147,7 +149,7 @@ def remove(scratch: Path, folder: Path | None = None) -> None:
 
 
 def detach(file: Path, task: dict[str, Any]) -> int:
-    """Runs `task` in a separate process; returns 0 as soon as `file` names that."""
+    """Runs `task` in a separate process. Returns 0 as soon as `file` identifies that process."""
     script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
     pid, said, token = process_in(file)
     if token == task["token"] and (exit_file.exists() or said == identity(pid)):
@@ -158,7 +160,8 @@ def detach(file: Path, task: dict[str, Any]) -> int:
     starter = os.getpid()
     if os.fork():
         os.close(started)
-        return 0 if os.read(ready, 1) else 1  # the pipe is empty if it died before it was ready
+        # the pipe is empty if the child died before it was ready
+        return 0 if os.read(ready, 1) else 1
     os.setsid()
     untrusted_input.seal(file.parent.parent)
     said_by_script = untrusted_input.opener(
@@ -173,7 +176,7 @@ def detach(file: Path, task: dict[str, Any]) -> int:
         os.dup2(target, descriptor)
     write(file, f"{identity(os.getpid())} {task['token']}")
     os.write(started, b".")
-    # the supervisor dies with its parent, so this must be reparented first
+    # The supervisor dies with its parent, so this process must be reparented first.
     while os.getppid() == starter:
         time.sleep(0.001)
     os.execve(
@@ -187,7 +190,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> str:
-    """Returns the text that `write` wrote; "" without a file."""
+    """Returns the text that `write` wrote; "" if the file does not exist."""
     try:
         return untrusted_input.read_text(path, SMALL).strip()
     except FileNotFoundError:
@@ -196,7 +199,7 @@ def read(path: Path) -> str:
 
 def process_in(file: Path) -> tuple[int, str, str]:
     """Returns pid, identity and token from a node's file (`pid start boot token`); 0 and empty
-    texts if it has none.
+    strings if the file has another form.
     """
     match = _NODE.fullmatch(read(file))
     return (int(match[2]), match[1], match[3]) if match else (0, "", "")
@@ -208,14 +211,14 @@ def said_file(file: Path) -> Path:
 
 
 def told(said: str) -> str:
-    """Returns why a node's part refused to run, from its output outside its log: its last error
-    with reason and remedy, in one line.
+    """Returns why a node's part refused to run: the last error outside its log, with reason and
+    remedy, as one line.
     """
     return " ".join(said.rpartition("error: ")[2].split())[:TOLD]
 
 
 def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
-    """Runs the command until none of its processes is left; returns its exit code (128 + n for
+    """Runs the command until all of its processes have ended. Returns its exit code (128 + n for
     signal n). `grace` is the seconds from SIGTERM to SIGKILL.
     """
     kernel, folder = Kernel(), file.path.parent.parent
@@ -239,7 +242,7 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
     for line in child.stdout:
         file.write(stamp(line))
     code = child.wait()
-    signal_group(child.pid, signal.SIGKILL)  # stragglers of the group
+    signal_group(child.pid, signal.SIGKILL)  # remaining processes of the group
     guard.ended.set()
     if guard.alarm:
         file.note("watch", guard.alarm.words)
@@ -255,10 +258,11 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
 
 
 class RankGuard(threading.Thread):
-    """Watches the ranks of all nodes from this one, if WATCH says that no launcher does, and kills
-    its part at an alarm.
+    """Thread that watches the ranks of all nodes if WATCH is set, because no launcher does. On an
+    alarm, kills this node's part.
 
-    The scheduler then retries the job or gives up; the node's log says why (watch/verdict.py).
+    The scheduler then retries the job or gives up. The node's log has the reason
+    (watch/verdict.py).
     """
 
     def __init__(self, folder: Path, group: int) -> None:
@@ -273,7 +277,7 @@ class RankGuard(threading.Thread):
         while not self.ended.wait(POLL):
             try:
                 self.alarm = self.sentry.look()
-            except OSError:  # the shared folder is unavailable: ranks that need it report that
+            except OSError:  # the shared folder is unavailable; ranks that need it report that
                 continue
             if self.alarm:
                 signal_group(self.group, signal.SIGKILL)
@@ -281,20 +285,20 @@ class RankGuard(threading.Thread):
 
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: Path) -> None:
-    """Installs handlers. SIGTERM ends the child, after `grace` with SIGKILL; SIGUSR1, Slurm's early
-    notice, only asks.
+    """Installs signal handlers. SIGTERM asks the child to end, and SIGKILL follows after `grace`
+    seconds. SIGUSR1, Slurm's early notice, only asks.
 
     The log has the times, so that a verdict can tell that a node was killed early
-    (watch/verdict.py). The ranks of a `run` are asked by its stop file: a torchrun that gets a
-    signal kills its own ranks and skips the barrier, at which the other nodes' torchruns then wait
-    for five minutes.
+    (watch/verdict.py). The ranks of a `run` are asked through its stop file. A torchrun that gets a
+    signal would kill its ranks and skip the exit barrier. The other nodes' torchruns would then
+    wait at the barrier for five minutes.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:
         try:
             if run:
                 return run.ask_to_stop(f"signal {number}")
-        except OSError:  # no room for the file: torchrun asks its own ranks then
+        except OSError:  # no room for the file, so torchrun asks its ranks instead
             pass
         signal_group(child.pid, signal.SIGTERM)
 

@@ -1,10 +1,10 @@
-"""Handles file systems that lack an operation, for example locks on a Lustre that is mounted
+"""Fallbacks for file systems that lack an operation, for example locks on a Lustre that is mounted
 without `flock`.
 
-`hold` makes folders on a node's own disk, or in its memory, that last as long as a process uses
-them. A process holds a lock on the folder, which the kernel releases when the process ends for any
-reason. The next process that makes such a folder, in any container of the node, removes the folders
-of killed processes; on a disk without locks they stay.
+`hold` creates folders on a node's own disk or in its memory that last as long as a process uses
+them. The process holds a lock on the folder, which the kernel releases when the process ends for
+any reason. The next process that creates such a folder, in any container of the node, removes the
+folders of killed processes. On a disk without locks, those folders stay.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import IO, Any, TextIO
 
 from ..trust import untrusted_input
 
-# The kernel's errors for an operation that a file system does not have (flock(2), fsync(2));
-# ENOLCK: NFS without a lock daemon.
+# Errors by which the kernel reports that a file system lacks an operation (flock(2), fsync(2)).
+# ENOLCK comes from NFS without a lock daemon.
 LACKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL})
-MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")  # folders that only this machine has
-_told = set[int]()  # file systems that were already reported to have no locks
+MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")  # folders that are local to this machine
+_told = set[int]()  # file systems without locks that were already reported
 
 
 def offered(operation: Callable[[], object], *lacks: int) -> bool:
-    """Runs an operation and returns whether the file system has it. Raises OSError if it has it and
-    it fails.
+    """Runs an operation, and returns whether the file system supports it. Raises OSError if a
+    supported operation fails.
 
-    `lacks`: further errors that mean that it does not have this one.
+    `lacks` lists additional errors that mean that the operation is not supported.
     """
     try:
         operation()
@@ -45,10 +45,10 @@ def offered(operation: Callable[[], object], *lacks: int) -> bool:
 
 
 def name_once(part: Path, path: Path) -> None:
-    """Gives a complete file a second name. Raises FileExistsError if that is taken: of several
-    processes that try at once, one succeeds.
+    """Gives a complete file a second name. Raises FileExistsError if the name is taken. If several
+    processes try at once, only one succeeds.
     """
-    # FAT and some FUSE file systems have no second names
+    # FAT and some FUSE file systems have no hard links.
     if offered(lambda: os.link(part, path), errno.EPERM):
         return
     with (
@@ -61,16 +61,17 @@ def name_once(part: Path, path: Path) -> None:
 
 
 def lock(file: int | IO[Any], how: int) -> bool:
-    """Takes a lock, and returns whether the file system has locks. Raises BlockingIOError if
-    another process holds it.
+    """Takes a lock, and returns whether the file system supports locks. Raises BlockingIOError if
+    another process holds the lock.
     """
     return offered(lambda: fcntl.flock(file, how))
 
 
 def take_lock(path: Path) -> TextIO:
-    """Returns the lock file, open and held. Raises BlockingIOError if another process holds it.
+    """Returns the lock file, open and locked. Raises BlockingIOError if another process holds the
+    lock.
 
-    If its file system has no locks, a file on this machine is locked instead. Between machines a
+    If the file system has no locks, a file on this machine is locked instead. Between machines, a
     lease decides (health/lease.py).
     """
     file, has_locks = _locked(path)
@@ -82,7 +83,7 @@ def take_lock(path: Path) -> TextIO:
 
 
 def look(folder: Path) -> None:
-    """Reports if the file system of a folder has no locks."""
+    """Prints a note if the file system of a folder has no locks."""
     with tempfile.TemporaryFile(dir=folder) as file:
         if not lock(file, fcntl.LOCK_EX):
             _tell(folder)
@@ -111,7 +112,7 @@ def _locked(path: Path) -> tuple[TextIO, bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether a process on this machine holds the lock."""
+    """Tells whether a process on this machine holds the lock."""
     for one in (path, _stand_in(path)):
         try:
             with untrusted_input.open_regular(one) as file:
@@ -130,10 +131,10 @@ def _stand_in(path: Path) -> Path:
 
 
 def hold(folder: Path) -> int:
-    """Makes and locks the folder; it stays as long as the returned descriptor is open."""
+    """Creates and locks the folder, which stays as long as the returned descriptor is open."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # another process swept it
+        with suppress(FileNotFoundError):  # another process removed it
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             lock(descriptor, fcntl.LOCK_SH)
             with suppress(FileNotFoundError):
@@ -143,7 +144,7 @@ def hold(folder: Path) -> int:
 
 
 def sweep(folders: Iterable[Path]) -> None:
-    """Removes those of this user's folders that no process holds."""
+    """Removes this user's folders that no process holds."""
     for folder in folders:
         with suppress(OSError):  # held, another user's, or already gone
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

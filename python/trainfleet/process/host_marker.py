@@ -1,10 +1,10 @@
-"""Announces a run to all users of a host by the name of an abstract socket, as long as its process
+"""Announces a run to all users of a host by the name of an abstract socket, while the run's process
 lives.
 
-The names of abstract sockets are in /proc/net/unix for all to read, vanish with their process, and
-are unique. So no privileges are needed to see whose run it is, and of two that start at once one is
-first. On systems other than Linux, and for a process that is not a job on a host of a fleet, this
-does nothing.
+Names of abstract sockets are unique, are in /proc/net/unix for all to read, and vanish with their
+process. So every user can see whose run it is, without privileges. If two runs start at once, only
+one of them gets a name. This module does nothing on systems other than Linux, or in a process that
+is not a job on a fleet's host.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from pathlib import Path
 
 from ..trust.safe_output import visible
 
-JOB = "TRAINFLEET_JOB"  # the mark of a run's processes (hosts/host_commands.py)
-ALONE = "TRAINFLEET_ALONE"  # no other run may use this host (fleet.exclusive)
-# beginnings of a socket's name: of any run, and of the one that must be alone
+JOB = "TRAINFLEET_JOB"  # variable with the mark of a run's processes (hosts/host_commands.py)
+# variable that is set if no other run may use this host (fleet.exclusive)
+ALONE = "TRAINFLEET_ALONE"
+# Beginning of every run's socket name, and the socket name of a run that uses the host exclusively.
 ANNOUNCED, ONLY = ("trainfleet:", "trainfleet-alone")
-NAME = 107  # bytes of a socket's name, by unix(7)
-PATIENCE = 5.0  # seconds for a fenced run on this host to disappear
-_held: list[socket.socket] = []  # held as long as this process lives
+NAME = 107  # most bytes of a socket's name (unix(7))
+PATIENCE = 5.0  # seconds for a fenced run on this host to end
+_held: list[socket.socket] = []  # sockets that stay open as long as this process lives
 
 
 def announce() -> str:
-    """Announces this process to all users of this host. Returns the run that keeps it from running
-    here, or "".
+    """Announces this process to all users of this host. Returns the run that prevents it from
+    running here, or "".
     """
     mark = os.environ.get(JOB)
     if not mark or sys.platform != "linux":
@@ -58,7 +59,7 @@ def others(mark: str) -> str:
 
 
 def _hold(name: str) -> bool:
-    """Takes the socket of this name for this process. Returns False if another one has it."""
+    """Binds the socket of this name to this process. Returns False if another process has it."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         held.bind(b"\0" + name.encode()[:NAME])
@@ -70,7 +71,7 @@ def _hold(name: str) -> bool:
 
 
 def user() -> str:
-    """Returns this process's user like `id -un`."""
+    """Returns this process's user, as `id -un` prints it."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

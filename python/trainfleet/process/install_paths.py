@@ -1,5 +1,5 @@
-"""Finds the program's own files: in a checkout, or in an installed package, which bundles the rest
-of one.
+"""Finds the program's own files, in a checkout or in an installed package. The package bundles the
+other files of a checkout.
 """
 
 from __future__ import annotations
@@ -11,41 +11,42 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 CODE = PACKAGE.parent  # the folder for PYTHONPATH
-# the program, and the platform that ships with it (config/platforms.py)
+# The program, and the platform that ships with it (config/platforms.py).
 PACKAGES = (PACKAGE, CODE / "trainfleet_nxd")
-_BUNDLED = PACKAGE / "checkout"  # made by the wheel's build (pyproject.toml)
+_BUNDLED = PACKAGE / "checkout"  # created by the wheel's build (pyproject.toml)
 IS_INSTALLED = _BUNDLED.is_dir()
 ROOT = _BUNDLED if IS_INSTALLED else PACKAGE.parents[1]
 
 
 def python_path(code: str | Path = CODE) -> dict[str, str]:
-    """Returns the environment in which Python finds this program in `code`, and never imports from
-    the current folder.
+    """Returns variables that make Python find this program in `code`, and never import from the
+    current folder.
 
-    A user's random.py or yaml.py there would shadow a package (PYTHONSAFEPATH: Python 3.11).
+    Otherwise a user's random.py or yaml.py in that folder would shadow a package (PYTHONSAFEPATH:
+    Python 3.11).
     """
     return {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
 
 
 def page(name: str) -> str:
-    """Returns the path of one of our pages, such as schema/README.md: in this folder, or next to
-    the program.
+    """Returns the path of one of our pages, such as schema/README.md: in the current folder if
+    present, else next to the program.
     """
     return name if Path(name).exists() else str(ROOT / name)
 
 
 def version() -> str:
-    """Returns the release, and for a checkout the commit: `0.2.0 (1a2b3c4, changed)`."""
+    """Returns the release and, in a checkout, the commit: `0.2.0 (1a2b3c4, changed)`."""
     if IS_INSTALLED:
-        from importlib import metadata  # takes 14 ms, of every verb
+        from importlib import metadata  # imported here because it takes 14 ms
 
         return metadata.version("trainfleet")
     try:
         lines = (ROOT / "pyproject.toml").read_text().splitlines()
-    except FileNotFoundError:  # only the package, as it is sent to hosts
+    except FileNotFoundError:  # hosts get only the package
         return "unknown release"
     release = next(line.split('"')[1] for line in lines if line.startswith("version"))
-    if not (ROOT / ".git").exists():  # a repository above this folder is another project's
+    if not (ROOT / ".git").exists():  # a repository in a parent folder is another project's
         return release
     # `git describe --dirty` would lock the index, and leave the lock if it is killed.
     words = [
@@ -68,22 +69,20 @@ def version() -> str:
 
 
 def installing(extra: str) -> str:
-    """Returns the command that installs an extra of pyproject.toml for the Python that runs
-    this.
-    """
+    """Returns the command that installs an extra of pyproject.toml for this Python."""
     # pip reads the extra's packages from the installed metadata, and does not search for a newer
-    # trainfleet
+    # trainfleet.
     if IS_INSTALLED:
         return installing_package(f"'trainfleet[{extra}]'")
     return "scripts/venv.sh apply requirements-extras.lock"
 
 
 def installing_package(package: str) -> str:
-    """Returns the command that installs a package for the Python that runs this; uv makes
-    environments without pip.
+    """Returns the command that installs a package for this Python. It uses uv if the environment
+    has no pip, as in environments that uv creates.
     """
-    # Not by find_spec: setuptools mistakes a search for pip for pip itself. Then torch.compile,
-    # which loads setuptools, fails.
+    # find_spec is not usable here, because setuptools mistakes a search for pip for pip itself.
+    # Then torch.compile, which loads setuptools, fails.
     has_pip = Path(sysconfig.get_path("purelib"), "pip").is_dir()
     return (
         f"{sys.executable} -m pip install {package}"

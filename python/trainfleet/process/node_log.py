@@ -1,5 +1,5 @@
-"""Writes a node's log: lines with their time and author, which wait in memory while the disk
-accepts none. Standard library only.
+"""Writes a node's log: lines with their time and author, which wait in memory while the disk can't
+be written. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from ..trust.redaction import hide_bytes
 from ..trust.untrusted_input import opener
 
-# A client's errors for a file server that it has lost.
+# Errors of a client that has lost its file server.
 AWAY = (
     errno.ESTALE,
     errno.EIO,
@@ -29,26 +29,26 @@ AWAY = (
     errno.EHOSTUNREACH,
     errno.ETIMEDOUT,
 )
-KEPT = 1 << 20  # bytes of lines that wait for a disk
-TRY_EVERY = 1.0  # seconds
+KEPT = 1 << 20  # most bytes of lines that wait for the disk
+TRY_EVERY = 1.0  # seconds between two attempts to write
 _RANKED = re.compile(rb"^(rank \d+) \| ?")
 
 
 class Log:
-    """A node's log. It never ends the process that it logs: lines that can't be written wait in
-    memory, and the oldest are dropped.
+    """A node's log. It never ends the process that it logs. Lines that can't be written wait in
+    memory, and the oldest lines are dropped if too many wait.
 
-    `echo`: an open file that gets each line too, until a write to it fails.
+    `echo` is an open file that also gets each line, until a write to it fails.
     """
 
     def __init__(self, path: Path, echo: int | None = None) -> None:
         self.path, self.echo = path, echo
         self.waiting = deque[bytes]()
-        self.size = self.lost = 0  # bytes that wait; lines that were dropped
+        self.size = self.lost = 0  # bytes of waiting lines; number of dropped lines
         self.file: io.FileIO | None = None
-        self.failed: float | None = None  # time since when writes fail
+        self.failed: float | None = None  # time at which writes began to fail
         self.tried, self.why = 0.0, ""
-        # the last failed write failed because the file server was out of reach
+        # Whether the last write failed because the file server was unreachable.
         self.severed = False
 
     def write(self, line: bytes) -> None:
@@ -67,7 +67,7 @@ class Log:
             self._flush()
 
     def note(self, who: str, text: str, when: float | None = None) -> None:
-        """Writes a line of another author than the command, with the time of the event."""
+        """Writes a line by an author other than the command, with the time of the event."""
         self.write(stamp(f"{text}\n".encode(), when, who))
 
     def close(self) -> bool:
@@ -101,7 +101,7 @@ class Log:
             line = self.waiting[0]
             done = self.file.write(line)
             self.size -= done
-            self.waiting[0] = line[done:]  # a full disk may take a part of a line
+            self.waiting[0] = line[done:]  # a full disk may accept only part of a line
             if done == len(line):
                 self.waiting.popleft()
 
@@ -121,8 +121,8 @@ class Log:
 
 
 def say(log: Path, words: str, who: str = "node") -> None:
-    """Appends a line to a node's log from another process than its supervisor, or from a signal
-    handler, which may interrupt another write.
+    """Appends a line to a node's log from a process other than its supervisor. Signal handlers also
+    use this, because they may interrupt another write.
     """
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -131,10 +131,10 @@ def say(log: Path, words: str, who: str = "node") -> None:
 
 
 def stamp(line: bytes, when: float | None = None, who: str = "agent") -> bytes:
-    """Formats a line as `rank 0 12:03:44.123 | text`: author, time (default: now), text. Hides
+    """Formats a line as `rank 0 12:03:44.123 | text`: author, time (default: now), text. Masks
     secrets.
 
-    A line that begins with a rank is that rank's.
+    If the line begins with a rank, that rank is its author.
     """
     now = time.time() if when is None else when
     clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"

@@ -1,10 +1,11 @@
-"""Finds what installed packages add to this one by entry points (packaging.python.org, Entry points
+"""Finds the objects that installed packages add by entry points (packaging.python.org, Entry points
 specification).
 
-trainfleet.backends    a class of `backends.base.Backend`: where jobs run
-trainfleet.placements  a `node.placement.PlacementSource`: how the nodes of such a backend know
-                       which of them they are
-trainfleet.benches     a generator that yields a `Bench`, with which tests/conformance tries it
+trainfleet.backends    a class of `backends.base.Backend`, which runs jobs
+trainfleet.placements  a `node.placement.PlacementSource`, from which the nodes of such a backend
+                       read their placement
+trainfleet.benches     a generator that yields a `Bench`, on which tests/conformance tests the
+                       backend
 """
 
 from __future__ import annotations
@@ -24,23 +25,24 @@ OF_BACKENDS, OF_PLACEMENTS, OF_BENCHES = (
 @cache
 def names(group: str) -> tuple[str, ...]:
     """Returns the names that installed packages add to a group."""
-    from importlib.metadata import entry_points  # reads the metadata of all packages: some 0.02 s
+    # Imported here, because it reads the metadata of all packages, which takes some 0.02 s.
+    from importlib.metadata import entry_points
 
     return tuple(sorted(entry_points(group=group).names))
 
 
 def offered(group: str, name: str) -> object:
-    """Returns the object that an installed package adds under that name; None without one.
+    """Returns the object that an installed package adds under a name; None if no package adds one.
 
     Raises:
-        BackendError: it can't be loaded.
+        BackendError: the object can't be loaded.
     """
     from importlib.metadata import entry_points
 
     for point in entry_points(group=group, name=name):
         try:
             return point.load()
-        except Exception as error:  # any error when somebody else's package is imported
+        except Exception as error:  # importing another author's package may raise any error
             why, then = (
                 f"{type(error).__name__}: {error}",
                 f"fix or remove the package {point.dist.name if point.dist else ''}",
@@ -52,9 +54,10 @@ def offered(group: str, name: str) -> object:
 
 
 def sources(group: str, name: str) -> tuple[list[Path], dict[str, bytes]]:
-    """Finds the packages that add that name, and writes the metadata by which a node finds it.
+    """Returns the packages that add a name, and metadata by which a node finds it.
 
-    An installer's own metadata names folders of this machine, and differs between installers.
+    An installer's own metadata is not used, because it names folders of this machine and differs
+    between installers.
     """
     from importlib.metadata import entry_points
     from importlib.util import find_spec

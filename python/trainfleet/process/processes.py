@@ -1,4 +1,4 @@
-"""Runs process trees without orphans: children that die with their parent, and groups that are
+"""Runs process trees without orphans: children die with their parent, and process groups are
 signalled together.
 """
 
@@ -16,28 +16,29 @@ from pathlib import Path
 
 from ..trust.errors import RunError
 
-try:  # here, as code between fork and exec must import nothing
+try:  # imported here, because code between fork and exec must import nothing
     import ctypes
-except ImportError:  # a Python that was built without libffi; such a Python has no torch
+except ImportError:  # this Python was built without libffi, so it has no torch either
     ctypes = None  # type: ignore[assignment]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# variable with the supervisor's pid, in the environment of all its processes
+# Variable with the supervisor's pid, in the environment of all of its processes.
 SUPERVISOR = "TRAINFLEET_SUPERVISOR"
 
 
 def die_with_parent(ancestor: str | None = None) -> None:
     """Makes the kernel kill this process when its parent dies for any reason.
 
-    The worker of a killed torchrun agent keeps training (seen with torch 2.13); only the kernel
-    reliably ends it. `ancestor` is for a process that loads torch before it calls this, as its
-    parent may be dead by then: a pid above this process as long as its parent lives. On systems
-    other than Linux, and without ctypes, a thread checks twice per second for a change of parent.
+    The worker of a killed torchrun agent keeps training (seen with torch 2.13), and only the kernel
+    reliably ends it. `ancestor` is the pid of a process that is above this one as long as its
+    parent lives. A process that loads torch before this call must pass `ancestor`, because its
+    parent may be dead by then. On systems other than Linux, and without ctypes, a thread checks
+    twice per second whether the parent has changed.
     """
     parent = os.getppid()
     if sys.platform == "linux" and ctypes:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # the parent died before the call above
+        # The parent died before the prctl call.
         if os.getppid() != parent or not (ancestor is None or _is_below(int(ancestor))):
             os._exit(1)
     else:
@@ -45,12 +46,14 @@ def die_with_parent(ancestor: str | None = None) -> None:
 
 
 def _is_below(ancestor: int) -> bool:
-    """Tells whether a process is this one's parent, or above it; True if /proc does not show it."""
+    """Tells whether `ancestor` is this process's parent, or above it; True if /proc does not show
+    it.
+    """
     above = os.getppid()
     try:
         while above not in (0, ancestor):
             above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
-    # no /proc, or one that hides other users' processes (hidepid): training must not end by mistake
+    # /proc is missing, or hides other users' processes (hidepid). Training must not end by mistake.
     except OSError:
         return True
     return above == ancestor
@@ -63,8 +66,8 @@ def _watch_parent(parent: int) -> None:
 
 
 def limit_memory(size: int) -> None:
-    """Limits this process, and each that it starts, to `size` bytes of private memory; files that
-    are only mapped do not count.
+    """Limits this process, and each process that it starts, to `size` bytes of private memory.
+    Files that are only mapped do not count.
     """
     if sys.platform == "linux":
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
@@ -75,7 +78,7 @@ def limit_memory(size: int) -> None:
 def run_module(module: str, *words: str, **environment: str) -> int:
     """Runs `python -m module words` in a process that dies with this one. Returns its exit code.
 
-    Verbs run code that needs torch this way: the control plane itself never loads it.
+    Verbs run code that needs torch this way, because the control plane itself never loads torch.
 
     Raises:
         RunError: torch is not installed.
@@ -89,8 +92,8 @@ def run_module(module: str, *words: str, **environment: str) -> int:
 
 
 def identity(pid: int) -> str:
-    """Returns a unique identity of a process, even if its pid is reused: `pid start boot`; "" if it
-    has ended.
+    """Returns an identity of a process that stays unique if its pid is reused: `pid start boot`; ""
+    if the process has ended.
     """
     if sys.platform != "linux":
         said = subprocess.run(
@@ -101,9 +104,9 @@ def identity(pid: int) -> str:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
         return ""
-    if fields[0] in "ZX":  # it has ended, and its parent has not waited for it yet
+    if fields[0] in "ZX":  # the process has ended, and its parent has not waited for it yet
         return ""
-    # field 22, in ticks since boot
+    # Field 22 is the start time in ticks since boot.
     return f"{pid} {fields[19]} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 

@@ -1,9 +1,9 @@
-"""Reads the RDMA adapters of a node (InfiniBand, RoCE, EFA) from Linux's list of their ports, and
-selects those of a fabric.
+"""Reads a node's RDMA adapters (InfiniBand, RoCE, EFA) from Linux's list of their ports, and
+selects the ports of a fabric.
 
-/sys/class/infiniband/<name>/ports/<n>/{link_layer,rate,state} (docs.kernel.org,
-Documentation/ABI/stable/sysfs-class-infiniband). A plan knows the nodes' fabric, and each node
-finds its own ports: their names differ from node to node. Standard library only.
+The list is in /sys/class/infiniband/<name>/ports/<n>/{link_layer,rate,state} (docs.kernel.org,
+Documentation/ABI/stable/sysfs-class-infiniband). A plan knows the nodes' fabric. Each node finds
+its own ports, because their names differ between nodes. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path("/sys/class/infiniband")
-MOST = 64  # ports of a node that are read at most
+MOST = 64  # most ports of a node to read
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
 
 @dataclass(frozen=True)
 class Port:
-    """One port of an adapter: mlx5_0, 1, InfiniBand, 400 Gbit/s, whether it is up, and the
-    adapter's driver.
+    """Port of an adapter: for example mlx5_0, 1, InfiniBand, 400 Gbit/s, whether it is active, and
+    the adapter's driver.
     """
 
     adapter: str
@@ -32,12 +32,14 @@ class Port:
     driver: str
 
     def __str__(self) -> str:
-        """Returns the port in the form of NCCL_IB_HCA."""
+        """Returns the port in NCCL_IB_HCA's format."""
         return f"{self.adapter}:{self.number}"
 
     @property
     def fabric(self) -> str:
-        """The fabric of its link; "" if NCCL and libfabric know none."""
+        """Returns the fabric of the port's link; "" if NCCL and libfabric do not use such a
+        link.
+        """
         if self.driver == "efa":
             return "efa"
         return {"InfiniBand": "infiniband", "Ethernet": "roce"}.get(self.link, "")
@@ -46,8 +48,8 @@ class Port:
 def read_port(
     adapter: str, number: str, link: str, rate: str, state: str, driver: str
 ) -> Port | None:
-    """Parses a port from the kernel's files: `400 Gb/sec (4X NDR)`, `4: ACTIVE`; None for anything
-    else.
+    """Parses a port from the kernel's files: `400 Gb/sec (4X NDR)`, `4: ACTIVE`. Returns None for
+    any other text.
     """
     gbps = re.match(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", rate)
     if not (re.fullmatch(NAME, adapter) and re.fullmatch("[0-9]{1,3}", number) and gbps):
@@ -58,7 +60,7 @@ def read_port(
 
 
 def ports_here(folder: Path = FOLDER) -> tuple[Port, ...]:
-    """Returns the ports of this machine."""
+    """Returns this machine's ports."""
     found = []
     for path in sorted(folder.glob("*/ports/*"))[:MOST]:
         try:
@@ -73,8 +75,8 @@ def ports_here(folder: Path = FOLDER) -> tuple[Port, ...]:
 
 
 def fastest(ports: Iterable[Port], fabric: str) -> tuple[Port, ...]:
-    """Returns the active ports of a fabric, without those slower than the fastest: these are for
-    storage and logins.
+    """Returns a fabric's active ports with the highest rate. Slower ports are excluded, because
+    they are for storage and logins.
     """
     speaking = [port for port in ports if port.active and port.fabric == fabric]
     most = max((port.gbps for port in speaking), default=0.0)
@@ -82,5 +84,5 @@ def fastest(ports: Iterable[Port], fabric: str) -> tuple[Port, ...]:
 
 
 def listed(ports: Iterable[Port]) -> str:
-    """Returns the ports in the form of NCCL_IB_HCA: mlx5_0:1,mlx5_1:1."""
+    """Returns the ports in NCCL_IB_HCA's format: mlx5_0:1,mlx5_1:1."""
     return ",".join(map(str, ports))

@@ -1,4 +1,4 @@
-"""The files of a backend that your package adds, which `make new-backend` writes, complete enough
+"""Template of a package that adds a backend. `make new-backend` writes the package, complete enough
 to plan with.
 """
 
@@ -24,7 +24,7 @@ MADE = {  # template → file of the package
 
 
 def require_name(name: str) -> None:
-    """Raises ConfigError if this can't be the name of a new backend."""
+    """Raises ConfigError if the name is not valid for a new backend."""
     problem = ""
     if not re.fullmatch(FORM, name):
         problem = f"must match {FORM}: lower-case letters, digits and _, like a Python module"
@@ -37,7 +37,7 @@ def require_name(name: str) -> None:
 
 
 def write(name: str, where: Path) -> list[Path]:
-    """Writes the package below `where`, in a new folder. Returns its files.
+    """Writes the package to a new folder below `where`, and returns its files.
 
     Raises:
         ConfigError: the name is not valid, or the folder exists.

@@ -1,16 +1,15 @@
-"""A cluster that Slurm manages: a job is one sbatch, its nodes' parts are the tasks of one srun;
-Slurm decides when and where.
+"""Slurm backend: a job is one sbatch job, and its nodes' parts are the tasks of one srun. Slurm
+decides when and where a job runs.
 
-This runs in two places. A machine with sbatch (a login node, in a folder that every node sees)
-plans, submits, follows and stops. Any other machine, with that one as fleet.hosts, hands its
-commands to it (launch/remote_launch.py), as to an ssh fleet's head.
+This code runs in two places. A machine with sbatch (a login node, in a folder that every node sees)
+plans, submits, follows and stops jobs. Any other machine hands its commands to a machine with
+sbatch in fleet.hosts (launch/remote_launch.py). The head of an ssh fleet works in the same way.
 
-A job continues without its launcher. Slurm starts it again when a node fails and after preemption.
-Its batch script starts it again at its time limit, or after a failure that is worth a retry
-(sbatch.py).
+A job continues without its launcher. Slurm restarts it after a node failure or preemption. Its
+batch script restarts it at its time limit, or after a failure that is worth a retry (sbatch.py).
 
-Tested: a real Slurm of four nodes (tests/fleet/slurmlab.py), with and without accounting. Not
-tested: pyxis, apptainer, nodes that are created when a job needs them.
+Tested: a real Slurm cluster of four nodes (tests/fleet/slurmlab.py), with and without accounting.
+Not tested: pyxis, apptainer, nodes that are created on demand.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ from .client import SlurmJob as Known
 from .parallelcluster import Cluster
 from .resources import Partitions
 
-# seconds until all processes of a killed job have ended: KillWait, and the nodes' epilog
+# Seconds until all processes of a killed job have ended: KillWait, and the nodes' epilog.
 TO_END = 60.0
 NAMED = 8  # most nodes that a line names
 USERS = {
@@ -94,7 +93,7 @@ STARTS = {
 
 
 class Login(Head):
-    """The machine that has sbatch, reached by SSH: the head of the cluster that was made, or the
+    """Machine with sbatch, reached over SSH: the head of the cluster that setup created, or the
     host that the config names.
     """
 
@@ -119,7 +118,7 @@ class Login(Head):
 
     @functools.cached_property
     def transport(self) -> Transport:
-        """Returns a transport, through Session Manager if the cluster that was made allows no
+        """Returns a transport, which goes through Session Manager if the created cluster allows no
         SSH.
         """
         aws = self.fleet.aws
@@ -128,14 +127,14 @@ class Login(Head):
 
     @property
     def leads(self) -> bool:
-        return False  # jobs of Slurm need no launcher
+        return False  # Slurm jobs need no launcher
 
     def known(self, name: str) -> Host | None:
         return as_slurm_says(name)
 
 
 class Slurm(Backend):
-    """Slurm, as a backend (base.py)."""
+    """Backend that runs jobs on a Slurm cluster (base.py)."""
 
     name, inherits = "slurm", GIVEN
     can = frozenset(
@@ -172,13 +171,13 @@ class Slurm(Backend):
 
     @property
     def interpreter(self) -> str:
-        """Returns the nodes' Python."""
+        """Returns the nodes' Python interpreter."""
         return self._head.interpreter if self._head else self.fleet.python or sys.executable
 
     def _ask_head(
         self, words: Sequence[str], stdin: str, environment: Mapping[str, str] | None
     ) -> Said:
-        """Runs one of Slurm's commands on the machine that has them."""
+        """Runs a Slurm command on the machine that has Slurm's commands."""
         head = self._head
         if head is None or not head.located.fleet.hosts:
             what = f"there is no cluster {cluster_name(self.config)} yet"
@@ -234,12 +233,12 @@ class Slurm(Backend):
             yield from cluster_file.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns one batch script. Slurm chooses the nodes, but none in `without` and in
+        """Returns one batch script. Slurm chooses the nodes, but excludes those in `without` or in
         quarantine.
 
         Raises:
-            BackendError: the job will be submitted, and the cluster can't take it, with its
-                partitions.
+            BackendError: the job is being launched, and the cluster can't take it. Lists the
+                cluster's partitions.
         """
         without = {
             entry.host: f"in quarantine: {entry.evidence}"
@@ -249,7 +248,7 @@ class Slurm(Backend):
             self.folder, "python" if job.image else self.interpreter, tuple(sorted(without))
         )
         code = f"{self._head.code}/python" if self._head else str(CODE)
-        # An image has its own code, and checks itself that it has these versions.
+        # An image contains its code, and checks at start that it has these versions.
         own = (
             {LOCK: lock_name(load_platform(self.fleet.platform))}
             if job.image
@@ -263,7 +262,7 @@ class Slurm(Backend):
         return Request(job, (script,))
 
     def _sited(self) -> tuple[Config, list[str]]:
-        """Returns the config with the site's settings for sbatch, and a line for each variable that
+        """Returns the config with the site's settings for sbatch, and a note for each variable that
         sets one.
         """
         if self._known is None:
@@ -275,8 +274,8 @@ class Slurm(Backend):
         )
 
     def _fabric(self, job: Job) -> dict[str, str]:
-        """Returns the fabric's variables that are known before a node is; the node finds its card
-        and ports (node/entrypoint.py).
+        """Returns the fabric's variables that are known before a node is allocated. The node adds
+        its network card and ports (node/entrypoint.py).
         """
         kind = self.fleet.node_type
         if not job.torchrun:
@@ -291,8 +290,8 @@ class Slurm(Backend):
         )
 
     def submit(self, request: Request) -> Handle:
-        """Submits one sbatch for a token. If two submit it at once, the job that starts second
-        finds the first's claim, and exits.
+        """Submits at most one sbatch job per token. If two processes submit a token at once, the
+        second job to start finds the first one's claim and exits.
         """
         job = request.job
         if number := self._number(job.folder, request.token):
@@ -322,8 +321,8 @@ class Slurm(Backend):
         return self._handle(job.folder, number, request.token, job.nodes)
 
     def _number(self, folder: Path, token: str) -> str:
-        """Returns the job of a token: by its claim or, if its submitter died before writing one, by
-        Slurm.
+        """Returns the job id of a token: from its claim or, if the submitter died before writing
+        one, from Slurm.
         """
         if number := job_starts.number(folder, token):
             return number
@@ -333,8 +332,8 @@ class Slurm(Backend):
         return Handle(self.name, f"{folder}:{number}", token, nodes)
 
     def status(self, handle: Handle) -> Status:
-        """Returns the job's state, from Slurm and its nodes' exit codes: a failed node counts at
-        once, while others still end.
+        """Returns the job's state, from Slurm and the nodes' exit codes. A failed node counts at
+        once, even if other nodes are still ending.
         """
         name, _, number = handle.id.rpartition(":")
         folder = Path(name)
@@ -383,7 +382,7 @@ class Slurm(Backend):
         )
 
     def _with_leader(self, words: str, job: Known) -> str:
-        """Adds the run and state of our job that this one waits for, if this one has not begun."""
+        """Adds the run and state of the trainfleet job that this job waits for, if there is one."""
         number = (
             re.match(r"afterok:([0-9]{1,18})\b", job.dependency)
             if "Dependency" in job.reason
@@ -396,15 +395,15 @@ class Slurm(Backend):
         return words
 
     def _is_of(self, token: str, folder: Path, number: str) -> bool:
-        """Tells whether this job has that token."""
+        """Tells whether the job has this token."""
         if claimant := job_starts.number(folder, token):
             return claimant == number
         job = self.engine.mine().get(number)
         return job is not None and _token(job) == token
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Sends SIGTERM to the nodes' entrypoints. `at_once` sends SIGKILL to their steps, and
-        cancels the job.
+        """Sends SIGTERM to the nodes' entrypoints. With `at_once`, sends SIGKILL to the job's
+        steps, and cancels the job.
         """
         number = handle.id.rpartition(":")[2]
         status = self.status(handle)
@@ -437,7 +436,7 @@ class Slurm(Backend):
             raise refused("scancel", said.error)
 
     def find(self, run: Run) -> Handle:
-        """Returns the newest job of the run that has not ended, from Slurm."""
+        """Returns the run's newest unfinished job, from Slurm."""
         where = str(Path(self.folder, run.folder))
         mine = [
             (int(job.id), words)
@@ -454,8 +453,8 @@ class Slurm(Backend):
         )
 
     def place(self, run: Run) -> Place:
-        """Returns the folder itself if this machine sees what the nodes see; elsewhere a mirror of
-        it.
+        """Returns the folder itself if this machine shares the nodes' file system; otherwise a
+        mirror of it.
         """
         if self._head:
             return self._head.place(run)
@@ -468,7 +467,9 @@ class Slurm(Backend):
         return {node: gone[host] for node, host in enumerate(hosts) if host in gone}
 
     def bill(self) -> Bill | None:
-        """Returns the cost of a cluster that setup makes; else the hours of your own nodes."""
+        """Returns the cost of a cluster that setup creates; for other clusters, only the nodes'
+        hours.
+        """
         if not self.fleet.slurm.create:
             return hours_alone(self.config)
         return cluster_file.costs(self.config, by_table()).bill(self.fleet.nodes)
@@ -478,8 +479,8 @@ class Slurm(Backend):
         return Entrance(self._head, cluster) if self._head else cluster
 
     def probe(self) -> Probe | None:
-        """Returns sinfo's report on the nodes, and one node's own; None for a cluster that setup
-        makes, with known types.
+        """Returns sinfo's report on the nodes, and one node's own facts. None for a cluster that
+        setup creates, because its node types are known.
         """
         if self.fleet.slurm.create:
             return None
@@ -488,8 +489,8 @@ class Slurm(Backend):
 
 
 class Entrance(Machines):
-    """Machines (base.py) behind a machine that is reached by SSH, through which the nodes' shared
-    folder is set up.
+    """Machines (base.py) behind a host that is reached over SSH. Setup prepares the nodes' shared
+    folder through that host.
     """
 
     def __init__(self, head: Head, cluster: Cluster | Partitions) -> None:
@@ -511,7 +512,9 @@ class Entrance(Machines):
         return self.cluster.prospect(hours, speed)
 
     def apply(self) -> int:
-        """Makes the cluster, then folder and Python on the file system that its nodes share."""
+        """Creates the cluster, then sets up the folder and Python on the nodes' shared file
+        system.
+        """
         if code := self.cluster.apply():
             return code
         self.head.look_again()
@@ -524,13 +527,13 @@ def folder_of(config: Config) -> str:
 
 
 def as_slurm_says(name: str) -> Host:
-    """Returns a node under Slurm's name for it."""
+    """Returns a node as a host with its Slurm name."""
     return Host(name, name)
 
 
 def _ours(job: Known) -> list[str]:
-    """Returns the words of `submit`'s comment: our mark, token, nodes, the job's folder, the run's;
-    [] for another user's job.
+    """Returns the fields of the comment that `submit` writes: mark, token, nodes, job folder, run
+    folder. Returns [] for another user's job.
     """
     words = job.comment.split(" ", 4)
     return (
@@ -539,5 +542,5 @@ def _ours(job: Known) -> list[str]:
 
 
 def _token(job: Known) -> str:
-    """Returns the token of one of our jobs."""
+    """Returns the token of a job that trainfleet submitted; "" for other jobs."""
     return "".join(_ours(job)[1:2])

@@ -1,5 +1,5 @@
-"""Steps next to the ranks of a Slurm job (srun --overlap): how a rehearsal injects faults, and how
-its jobs are ended.
+"""Steps next to the ranks of a Slurm job (srun --overlap). A rehearsal uses them to inject faults
+and to end its jobs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from ...trust.errors import ConfigError
 from ..base import LINKS, OWN_HEAD, Handle, JobSteps
 from .client import SlurmClient
 
-# Reads a word, or the end of input if the process that it guards has died; only then it removes the
-# folder. A squeue that fails proves nothing about jobs.
+# Script that waits for a word on its standard input. If the input ends without a word, the guarded
+# process has died, and the script removes the folder. A failed squeue is retried, because it does
+# not prove that no job is left.
 GUARD = """read -r over
 for _ in $(seq 180); do
 said=$(squeue --me --noheader --format='%i %Z') || {{ sleep 2; continue; }}
@@ -31,7 +32,7 @@ HEAD_LOST = "the head is slurmctld: jobs continue without it, and only its admin
 
 
 class Beside(JobSteps):
-    """Steps (base.py) of Slurm."""
+    """Job steps (base.py) of a Slurm cluster."""
 
     lacking = MappingProxyType({LINKS: OWN_LINKS, OWN_HEAD: HEAD_LOST})
 
@@ -81,7 +82,7 @@ class Beside(JobSteps):
             "--chdir=/",
             *words,
         ]
-        # a rank that was killed may end the step with its job
+        # Ignores the exit code, because the death of a rank may end the step with its job.
         said = self.engine.ask(step, "", None)
         return said.out.strip() or said.error.strip()
 

@@ -1,12 +1,12 @@
-"""Slurm's commands and the jobs that they report: one query for all jobs of this process, repeated
-as often as they change.
+"""Client for Slurm's commands, and the jobs that Slurm reports. One query covers all jobs of this
+process, and is repeated as often as the jobs change.
 
-squeue knows a job until some minutes (MinJobAge) after its end; sacct then knows it, if the cluster
-keeps accounting. If neither does, the files that the job left in its folder decide. While slurmctld
-does not answer, jobs keep their last known state: it may be restarted under running jobs.
+squeue knows a job until some minutes after its end (MinJobAge). After that, sacct knows the job if
+the cluster keeps accounting. If neither knows it, the files that the job left in its folder decide.
+While slurmctld does not answer, jobs keep their last known state, because slurmctld may be
+restarted while jobs run.
 
-reasons.yaml, with its sources, has Slurm's reasons in plain words: why a job waits, why it was
-refused.
+reasons.yaml explains in plain words why a job waits or was refused, and names its sources.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ WELL = "COMPLETED"
 
 @dataclass(frozen=True)
 class SbatchRefusal:
-    """The reason why Slurm refuses a job: in words, and the config's key for it; "" if no key sets
-    it.
+    """Reason why Slurm refuses a job, in plain words, and the config key that causes it; "" if no
+    key sets it.
     """
 
     means: str
@@ -71,7 +71,9 @@ def is_for_nodes(reason: str) -> bool:
 
 
 def why_waiting(reason: str) -> str:
-    """Returns `(Resources): it is the next one ...; next: ...`; an unknown reason unchanged."""
+    """Returns the explanation of a reason: `(Resources): it is the next one ...; next: ...`. For an
+    unknown reason, refers to Slurm's documentation.
+    """
     known = _table()["reasons"]
     name = max((name for name in known if reason.startswith(name)), key=len, default=None)
     if name is None:
@@ -80,20 +82,23 @@ def why_waiting(reason: str) -> str:
 
 
 def why_refused(said: str) -> SbatchRefusal | None:
-    """Returns the meaning of a message of sbatch, squeue or scontrol; None for an unknown one."""
+    """Returns the meaning of a message from sbatch, squeue or scontrol; None if the message is
+    unknown.
+    """
     for entry in _table()["refusals"]:
         if re.search(entry["says"], said):
             return SbatchRefusal(entry["means"], entry["key"])
     return None
 
 
-TIMEOUT = 60.0  # seconds for a command: slurmctld is slow under many queries
-SHORTEST, LONGEST = 1.0, 15.0  # seconds between two queries: longer while nothing changes
+TIMEOUT = 60.0  # seconds for a command, because slurmctld is slow under many queries
+# Seconds between two queries. The pause grows while the jobs do not change.
+SHORTEST, LONGEST = 1.0, 15.0
 SILENT = 60.0  # most seconds between two queries while slurmctld does not answer
-# The reason and the comment are free text, which may have a `|`: the reason is last, and our
-# comment has none (submit).
+# The reason and the comment are free text, which may contain `|`. So the reason is the last field,
+# and the comment that `submit` writes contains no `|`.
 FIELDS = ("JobID", "State", "RestartCnt", "NodeList", "Dependency", "Comment", "Reason")
-CANCELLED, NO_REASON = "CANCELLED", "None"  # squeue's words
+CANCELLED, NO_REASON = "CANCELLED", "None"  # values that squeue prints
 GONE = "GONE"  # the state of a job that neither squeue nor sacct knows
 FORGOTTEN = re.compile(r"(?i)invalid job id")
 COMMENT = "trainfleet"
@@ -101,32 +106,32 @@ COMMENT = "trainfleet"
 
 @dataclass(frozen=True)
 class Said:
-    """A command's exit code and output."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
     error: str
 
 
-# Variables with which a site or a user changes these commands: a filter of squeue, a question of
-# scancel, another job than planned (options.py reads those of sbatch).
+# Prefixes of variables by which a site or a user changes these commands, for example a squeue
+# filter or a scancel prompt. options.py reads those of sbatch.
 SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
-# variables of this process that a job needs anywhere
+# Variables of this process that every job needs.
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
-CLUSTERS = "SLURM_CLUSTERS"  # read by all of Slurm's commands
+CLUSTERS = "SLURM_CLUSTERS"  # read by all Slurm commands
 Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
 
 
 def ask_here(
     words: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None
 ) -> Said:
-    """Runs one of Slurm's commands on this machine, with only `environment` if it is given, and
-    without the variables of SAID.
+    """Runs a Slurm command on this machine. Passes only `environment` if it is given, and drops the
+    variables in SAID.
 
     Raises:
         BackendError: the command does not exist, or does not answer.
     """
-    if HEAD in os.environ:  # no login shell has started this, and profiles set Slurm's path
+    if HEAD in os.environ:  # No login shell started this process, and profiles set Slurm's path
         words = ["bash", "-lc", as_asked(words, 'exec "$@"'), "bash", *words]
     elif shutil.which(words[0]) is None:
         why = (
@@ -162,8 +167,8 @@ def ask_here(
 
 
 def as_asked(words: Sequence[str], command: str) -> str:
-    """Returns bash's command for these words, without the variables of SAID; only `env` shows
-    them.
+    """Returns the bash command for these words, without the variables in SAID. Only `env` gets
+    these variables, because it reports them.
     """
     return (
         command
@@ -174,7 +179,7 @@ def as_asked(words: Sequence[str], command: str) -> str:
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job, from squeue or sacct."""
+    """A job, as squeue or sacct reports it."""
 
     id: str
     state: str
@@ -186,13 +191,13 @@ class SlurmJob:
 
 
 def parse(out: str) -> dict[str, SlurmJob]:
-    """Parses squeue's jobs, by id; skips malformed lines."""
+    """Parses squeue's output into jobs by id; skips malformed lines."""
     found = {}
     for line in out.splitlines():
         parts = line.strip().split("|", len(FIELDS) - 1)
         if len(parts) == len(FIELDS) and untrusted_input.whole(parts[0]):
             number, state, restarts, nodes, dependency, comment, reason = parts
-            reason = reason.removesuffix("|")  # every field ends with it
+            reason = reason.removesuffix("|")  # every field ends with |
             found[number] = SlurmJob(
                 number,
                 state,
@@ -206,7 +211,7 @@ def parse(out: str) -> dict[str, SlurmJob]:
 
 
 class SlurmClient:
-    """A client of Slurm, which runs commands with `ask`."""
+    """Client for Slurm that runs commands with `ask`."""
 
     def __init__(self, ask: Ask = ask_here) -> None:
         self.ask = ask
@@ -214,12 +219,12 @@ class SlurmClient:
         self.watched: set[str] = set()
         self.next_look, self.pause = 0.0, SHORTEST
         self.trouble = ""
-        # nodes that take no job, and when this list expires
+        # Nodes that accept no job, and the time at which this list expires.
         self.nodes, self.nodes_until = (dict[str, str](), 0.0)
 
     def run(self, *words: str) -> str:
-        """Returns a command's output; BackendError if it fails, in plain words if its message is
-        known.
+        """Returns a command's output. Raises BackendError if the command fails, in plain words if
+        its message is known.
         """
         said = self.ask(words, "", None)
         if said.code:
@@ -227,13 +232,13 @@ class SlurmClient:
         return said.out
 
     def sbatch(self, words: Sequence[str], script: str, environment: Mapping[str, str]) -> Said:
-        """Runs sbatch on a script, in the same environment for submission and test."""
+        """Runs sbatch on a script, with the same environment for submissions and tests."""
         given = {name: os.environ[name] for name in (*GIVEN, CLUSTERS) if name in os.environ}
         return self.ask(["sbatch", *words], script, {**given, **environment})
 
     def look(self, number: str) -> SlurmJob:
-        """Returns the job's last known state, queried as often as jobs change; BackendError while
-        slurmctld has never answered.
+        """Returns the job's last known state, and queries Slurm again after a pause. Raises
+        BackendError if slurmctld has never answered.
         """
         new = number not in self.watched
         self.watched.add(number)
@@ -248,7 +253,7 @@ class SlurmClient:
         return self.jobs[number]
 
     def wake(self) -> None:
-        """Makes the next `look` query Slurm, because something has changed."""
+        """Makes the next `look` query Slurm without a pause."""
         self.next_look, self.pause = 0.0, SHORTEST
 
     def _look(self) -> None:
@@ -270,20 +275,21 @@ class SlurmClient:
         self.next_look = time.monotonic() + self.pause
 
     def mine(self, numbers: set[str] | None = None) -> dict[str, SlurmJob]:
-        """Returns squeue's report on these jobs, or on all of this user's."""
+        """Returns squeue's report on these jobs, or on all jobs of this user."""
         which = ["--me"] if numbers is None else [f"--jobs={','.join(sorted(numbers))}"]
         form = ",".join(f"{name}:|" for name in FIELDS)
         said = self.ask(
             ["squeue", "--noheader", "--states=all", *which, f"--Format={form}"], "", None
         )
-        # squeue fails for one forgotten job, but not for several
+        # squeue fails if it has forgotten the only requested job, but not if several jobs are
+        # requested.
         if said.code and not FORGOTTEN.search(said.error):
             raise refused("squeue", said.error)
         return parse(said.out)
 
     def unavailable(self, partitions: str = "") -> dict[str, str]:
-        """Returns the nodes that take no job, each with its state and its administrator's reason;
-        queried every LONGEST seconds.
+        """Returns the nodes that accept no job, each with its state and the administrator's reason.
+        Queries Slurm at most every LONGEST seconds.
         """
         if time.monotonic() >= self.nodes_until:
             which = [f"--partition={partitions}"] if partitions else []
@@ -303,7 +309,9 @@ class SlurmClient:
         return self.nodes
 
     def _whole(self, job: SlurmJob) -> SlurmJob:
-        """Returns squeue's job, with the user who cancelled it, which only accounting knows."""
+        """Returns squeue's job with the user who cancelled it, because only accounting knows that
+        user.
+        """
         known = self.jobs.get(job.id)
         if job.state != CANCELLED or job.reason != NO_REASON:
             return job
@@ -314,7 +322,7 @@ class SlurmClient:
         )
 
     def _of_old(self, number: str) -> SlurmJob:
-        """Returns a job that squeue has forgotten, from accounting."""
+        """Returns the accounting record of a job that squeue has forgotten."""
         known = self.jobs.get(number)
         if known and known.state == GONE:
             return known
@@ -329,7 +337,9 @@ class SlurmClient:
 
 
 def how_it_ended(job: SlurmJob) -> str:
-    """Returns Slurm's own reason, if the nodes have none: `slurm: job 7 CANCELLED by root`."""
+    """Returns Slurm's reason for a job's end, as `slurm: job 7 CANCELLED by root`; "" if Slurm
+    gives no reason.
+    """
     if job.state in (WELL, "FAILED", GONE):
         return ""
     reason = re.sub(r"^by ([0-9]{1,10})$", lambda match: f"by {user_of(int(match[1]))}", job.reason)
@@ -339,7 +349,7 @@ def how_it_ended(job: SlurmJob) -> str:
 
 
 def user_of(uid: int) -> str:
-    """Returns the name of a user, or the number of one that this machine does not know."""
+    """Returns the name of a user, or the uid if this machine does not know the user."""
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
@@ -347,7 +357,7 @@ def user_of(uid: int) -> str:
 
 
 def refused(command: str, said: str) -> BackendError:
-    """Returns the error for a message of Slurm."""
+    """Returns the error for a message from Slurm."""
     line = said.strip().partition("\n")[0] or "it prints nothing"
     known = why_refused(said)
     if known is None:
@@ -358,7 +368,7 @@ def refused(command: str, said: str) -> BackendError:
 
 @dataclass(frozen=True)
 class Partition:
-    """A row of scontrol show partition."""
+    """A partition, as scontrol show partition reports it."""
 
     name: str
     is_default: bool
@@ -384,7 +394,9 @@ def _partition(row: Mapping[str, str]) -> Partition:
 
 
 def minutes(text: str) -> int | None:
-    """Parses `1-00:30:00` into 1470; None for UNLIMITED, and for other text."""
+    """Parses a time limit into minutes: `1-00:30:00` gives 1470. Returns None for UNLIMITED and for
+    other text.
+    """
     match = re.fullmatch(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-9]{1,9}):([0-9]{1,9})", text)
     if match is None:
         return None

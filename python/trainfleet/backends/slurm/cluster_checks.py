@@ -1,10 +1,10 @@
-"""Checks whether a cluster can take a job before it is submitted: sbatch would refuse it, or let it
-wait forever. While a job runs, checks whether its nodes' machines still answer: Slurm notices a
-dead one only after SlurmdTimeout.
+"""Checks before a job is submitted whether the cluster can take it. Without this check, sbatch
+would refuse the job or let it wait forever. While a job runs, checks whether its nodes still
+answer, because Slurm notices a dead node only after SlurmdTimeout.
 
-Each machine is asked for a TCP connection to its slurmd's port. A refusal is an answer too: then
-only slurmd has ended. A node counts as absent only if another node of the job answers: if none
-does, the network between here and them may be down.
+Each check opens a TCP connection to a node's slurmd port. A refused connection is an answer too: it
+means that only slurmd has ended. A node counts as absent only if another node of the job answers.
+If no node answers, the network between this machine and the nodes may be down.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ...trust.errors import BackendError
 from .client import Partition, SlurmClient, read_partitions, refused
 
 PARTITION = "fleet.slurm.partition"
-# seconds that nodes get to register with a slurmctld that has just started; until then it can't
-# give a job any node
+# Seconds for nodes to register with a slurmctld that has just started. Until then, slurmctld can't
+# allocate nodes to a job.
 REGISTERS = 60.0
-# Messages about nodes that a job only waits for, so that sbatch accepts it: ESLURM_NODE_NOT_AVAIL,
-# ESLURM_NODES_BUSY (slurm_errno.c).
+# Messages about nodes for which a job only waits, so sbatch accepts the job: ESLURM_NODE_NOT_AVAIL
+# and ESLURM_NODES_BUSY (slurm_errno.c).
 WAITS = re.compile("(?i)required node not available|requested nodes are busy")
 
 
 def require(
     engine: SlurmClient, slurm: SlurmConfig, nodes: int, script: str, without: Mapping[str, str]
 ) -> None:
-    """Raises BackendError, with its partitions or hosts, if the cluster can't take the job."""
+    """Raises BackendError, with the partitions or hosts, if the cluster can't take the job."""
     chosen = partitions(engine, slurm)
     _require_time(slurm, chosen)
     names = ",".join(row.name for row in chosen)
@@ -47,7 +47,7 @@ def require(
     if not said.code or WAITS.search(said.error + said.out):
         return
     error = refused("sbatch", said.error + said.out)
-    # otherwise it may wait for nodes that are down or drained
+    # Not an error if nodes are down or drained, because the job may wait for them.
     if error.where != "fleet.nodes" or not engine.unavailable(names):
         raise explained(engine, error)
 
@@ -56,7 +56,8 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
     """Returns the partitions that the config names, or the cluster's default.
 
     Raises:
-        BackendError: a partition does not exist, or takes no jobs now, with the existing ones.
+        BackendError: a partition does not exist, or takes no jobs now. Lists the cluster's
+            partitions.
     """
     rows = read_partitions(engine.run("scontrol", "--oneliner", "show", "partition"))
     asked, known = (
@@ -86,8 +87,8 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
 
 
 def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
-    """Refuses a time limit that sbatch accepts from an administrator although the scheduler never
-    starts such a job.
+    """Refuses a time limit above the partitions' limits. sbatch accepts it from an administrator,
+    but the scheduler never starts the job.
     """
     limits = [row.most_minutes for row in chosen if row.most_minutes is not None]
     if (
@@ -138,7 +139,7 @@ def _nodes(engine: SlurmClient, names: str, *states: str) -> list[str]:
 
 
 def explained(engine: SlurmClient, error: BackendError) -> BackendError:
-    """Returns the error, with this user's accounts and QOS if accounting lists them."""
+    """Returns the error, with this user's accounts and QOS added if accounting lists them."""
     if error.where not in ("fleet.slurm.account", "fleet.slurm.qos"):
         return error
     user = getpass.getuser()
@@ -157,7 +158,7 @@ def explained(engine: SlurmClient, error: BackendError) -> BackendError:
 
 
 def require_private(engine: SlurmClient) -> None:
-    """Raises BackendError if secrets are given to a cluster with accounting that keeps every job's
+    """Raises BackendError if the job has secrets and the cluster's accounting stores every job's
     environment.
     """
     said = engine.run("scontrol", "show", "config")
@@ -171,11 +172,11 @@ def require_private(engine: SlurmClient) -> None:
         )
 
 
-WAIT = 5.0  # seconds for a machine to answer: its kernel does, even under load
-AT_ONCE = 64  # machines that are asked at once
+WAIT = 5.0  # seconds for a machine to answer; its kernel answers even under load
+AT_ONCE = 64  # machines to query in parallel
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}"
-# scontrol shows a port only if a node has its own. An administrator's free text follows all of
-# this.
+# scontrol shows a port only if the node has a separate one. An administrator's free text follows
+# all of these fields.
 NODE = re.compile(
     rf"NodeName=({NAME}) .*?\bNodeAddr=([A-Za-z0-9_.:-]{{1,253}}) NodeHostName=\S+(?: "
     rf"Port=([0-9]{{1,5}}))?(?= |$)"
@@ -186,15 +187,15 @@ UNHEARD = (EHOSTDOWN, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT)
 
 @dataclass(frozen=True)
 class SlurmdAddress:
-    """The address of a node's slurmd."""
+    """Address of a node's slurmd."""
 
     address: str
     port: int
 
 
 def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
-    """Returns the machines that do not answer, each with a message; empty if no other machine
-    answers, or Slurm reports no addresses.
+    """Returns machine → message for the machines that do not answer. Empty if no other machine
+    answers, or if Slurm reports no addresses.
     """
     known = places(engine, hosts)
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -212,14 +213,14 @@ def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
 
 
 def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress]:
-    """Returns the slurmd addresses of these machines that Slurm reports."""
+    """Returns the slurmd addresses of these machines, as Slurm reports them."""
     asked = [host for host in hosts if re.fullmatch(NAME, host)]
     if not asked:
         return {}
     try:
         usual = PORT.search(engine.run("scontrol", "show", "config"))
         rows = engine.run("scontrol", "--oneliner", "show", "node", ",".join(asked)).splitlines()
-    except BackendError:  # slurmctld is being restarted, and reports nothing
+    except BackendError:  # slurmctld is restarting, and reports nothing
         return {}
     found = [match for row in rows if (match := NODE.match(row)) and match[1] in asked]
     ports = [untrusted_input.whole(match[3] or (usual[1] if usual else "")) for match in found]

@@ -1,10 +1,12 @@
-"""AWS ParallelCluster's cluster file and the set-up script of its nodes, from a config. Pure.
+"""AWS ParallelCluster's cluster file and the set-up script of the cluster's nodes, built from a
+config. Pure.
 
 Sources: docs.aws.amazon.com/parallelcluster/latest/ug (cluster configuration file: HeadNode,
 Scheduling, SharedStorage, CustomActions, Capacity Blocks); ParallelCluster 3.16, with a schema and
 validators that check these files (tests/oracles).
 
-Tested: the file. Not tested: a cluster made from it, or the contents of its image; none was made.
+Tested: the file. Not tested: a cluster made from the file, and the contents of its image, because
+no cluster was made.
 """
 
 from __future__ import annotations
@@ -32,12 +34,13 @@ from ...plan.job import Artifact
 from ...process.install_paths import ROOT
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
-HEAD = "c5.4xlarge"  # the article's
-# source of SSH if only Session Manager has access; ParallelCluster's default is every address
+HEAD = "c5.4xlarge"  # instance type of the head node in the article
+# Source network of SSH if only Session Manager has access. ParallelCluster's default would allow
+# every address.
 NOBODY = "127.0.0.1/32"
-WITH_PYTHON = ("ubuntu2404",)  # images with a Python for which the lock has packages
+WITH_PYTHON = ("ubuntu2404",)  # systems with a Python version that the package lock covers
 NONE_YET = "subnet-00000000000000000"
-HEAD_DISK = 200  # GiB: home folders, and the toolchain that compiles
+HEAD_DISK = 200  # GiB, for home folders and the compiler toolchain
 BOUGHT = {
     "on-demand": "ONDEMAND",
     "spot": "SPOT",
@@ -45,9 +48,10 @@ BOUGHT = {
     "block": "CAPACITY_BLOCK",
 }
 CHANGES = ["NEW", "CHANGED", "DELETED"]
-# kernel modules of a platform: ParallelCluster's images have only the open ones, since 3.8
+# Type of kernel modules that ParallelCluster's images lack. Since 3.8, they have only the open
+# modules.
 CLOSED = "proprietary"
-# Folders on which ParallelCluster does not mount (its ReservedMountDirValidator).
+# Mount points that ParallelCluster refuses (its ReservedMountDirValidator).
 RESERVED = {
     f"/{name}"
     for name in (
@@ -79,7 +83,7 @@ RESERVED = {
 
 
 def queues_of(config: Config) -> tuple[Queue, ...]:
-    """Returns the queues with all values that follow from the fleet."""
+    """Returns the queues, with unset values filled in from the fleet."""
     fleet = config.fleet
     queues = fleet.slurm.parallelcluster.queues or (Queue("compute1"),)
     return tuple(
@@ -96,22 +100,22 @@ def queues_of(config: Config) -> tuple[Queue, ...]:
 
 
 def key_of(config: Config) -> str:
-    """Returns the name of the key pair for the head: the config's, or the one that setup makes for
-    the cluster.
+    """Returns the name of the head's key pair: the configured one, or the one that setup creates
+    for the cluster.
     """
     return config.fleet.aws.key_pair or f"trainfleet-{cluster_name(config)}"
 
 
 def queue_of(config: Config) -> Queue:
-    """Returns the queue of a job: the first that fleet.slurm.partition names, or the first of
-    all.
+    """Returns the queue of a job: the first queue that fleet.slurm.partition names, or else the
+    first of all.
     """
     queues, asked = queues_of(config), (config.fleet.slurm.partition or "").split(",")
     return next((queue for queue in queues if queue.name in asked), queues[0])
 
 
 def costs(config: Config, prices: Prices) -> spending.Spending:
-    """Returns the cost of the cluster, with a job on it."""
+    """Returns the cost of the cluster while a job runs on it."""
     queue = queue_of(config)
     others = [other for other in queues_of(config) if other.name != queue.name]
     return spending.of_cluster(
@@ -120,13 +124,13 @@ def costs(config: Config, prices: Prices) -> spending.Spending:
 
 
 def subnet_of(config: Config) -> str:
-    """Returns the subnet of the nodes; zeros in the plan of a network that does not exist yet."""
+    """Returns the nodes' subnet; an id of zeros in a plan while the network does not exist yet."""
     return (*config.fleet.aws.subnets, NONE_YET)[0]
 
 
 def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
-    """Returns cluster.yaml, and node.sh, with a name that follows from its content. `maker` is the
-    config that made the cluster, if it exists.
+    """Returns cluster.yaml, and node.sh if the config has a bucket. `maker` is the config that
+    created the existing cluster, if any.
     """
     script = node_script(config)
     text = yaml.safe_dump(
@@ -140,16 +144,16 @@ def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
 
 
 def script_address(config: Config, script: str) -> str:
-    """Returns node.sh's address in S3: a new text gets a new address, so that an update of the
-    cluster installs it.
+    """Returns the S3 address of node.sh. A changed script gets a new address, so that an update of
+    the cluster installs it.
     """
     digest = hashlib.sha256(script.encode()).hexdigest()[:12]
     return f"s3://{config.fleet.aws.bucket}/{cluster_name(config)}/setup/node-{digest}.sh"
 
 
 def node_script(config: Config) -> str:
-    """Returns the script that each node runs at its start: our scripts unchanged, with the versions
-    of docker/platforms.lock.yaml.
+    """Returns the script that each node runs at its start. It contains our scripts unchanged, with
+    the versions in docker/platforms.lock.yaml.
     """
     steps = list(_steps(config))
     texts = {
@@ -175,8 +179,8 @@ def node_script(config: Config) -> str:
 
 
 def _steps(config: Config) -> Iterator[InstallStep]:
-    """Yields the steps that ParallelCluster's image lacks: Python, the Neuron SDK, and limits. It
-    has the NVIDIA driver and EFA.
+    """Yields the installation steps that ParallelCluster's image needs: Python, the Neuron SDK, and
+    limits. The image already has the NVIDIA driver and EFA.
     """
     platform = load_platform(config.fleet.platform)
     if not config.fleet.python or platform.neuron_packages:
@@ -191,7 +195,7 @@ def _steps(config: Config) -> Iterator[InstallStep]:
 
 
 def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
-    """Returns the file's content."""
+    """Returns the content of the cluster file."""
     fleet, wanted = config.fleet, config.fleet.slurm.parallelcluster
     image = {"Os": wanted.os} | ({"CustomAmi": fleet.aws.ami} if fleet.aws.ami else {})
     return {
@@ -277,7 +281,7 @@ def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
         "ComputeSettings": {
             "LocalStorage": {"RootVolume": {"Size": aws.volume_gib, "Encrypted": True}}
         },
-        # A capacity block is placed by AWS:
+        # AWS places the nodes of a capacity block:
         # https://docs.aws.amazon.com/parallelcluster/latest/ug/launch-instances-capacity-blocks.html
         "Networking": {
             "SubnetIds": [subnet_of(config)],
@@ -319,7 +323,9 @@ def _storage(config: Config) -> dict[str, Any]:
 
 
 def links(config: Config) -> Iterator[dict[str, Any]]:
-    """Yields the folders that the file system loads from S3, and those that it exports there."""
+    """Yields the file system's links to S3: folders that it imports from S3, and folders that it
+    exports to S3.
+    """
     fsx, bucket = config.fleet.fsx, config.fleet.aws.bucket
     if fsx.s3_import:
         yield {

@@ -1,15 +1,17 @@
-"""Parts that a cluster uses but does not own: a network, made before it and removed after it unless
-the config names subnets; and the file system that an earlier cluster of this config left.
+"""Parts that a cluster uses but does not own: the network, and the file system that an earlier
+cluster left. Setup creates the network before the cluster, and clean-up removes it after the
+cluster, unless the config names subnets.
 
-The network belongs to the config that made the cluster; a second config on that cluster uses the
+The network belongs to the config that created the cluster. A second config on that cluster uses the
 same subnets.
 
-ParallelCluster makes the file system with DeletionPolicy Retain and so keeps it, with its security
-group, when the cluster is deleted. It is found by tag, and the next cluster's file names it instead
-of a new one. The group's rules named groups of the deleted cluster, so it is opened to its network,
-on Lustre's ports (FSx for Lustre user guide, "File system access control with Amazon VPC").
+ParallelCluster creates the file system with DeletionPolicy Retain. So the file system and its
+security group outlive the cluster. The file system is found by tag, and the file of the config's
+next cluster names it instead of a new one. The rules of its security group refer to groups of the
+deleted cluster. So the group is opened to its network, on Lustre's ports (FSx for Lustre user
+guide, "File system access control with Amazon VPC").
 
-Not tested: ParallelCluster itself on such a file system; no cluster was made.
+Not tested: ParallelCluster itself on such a file system, because no cluster was made.
 """
 
 from __future__ import annotations
@@ -38,15 +40,15 @@ FILE = "network.yaml"
 
 
 def network_stack(config: Config, maker: str = "") -> EngineFleet:
-    """Returns the stack of the network; `maker` is the config that made the cluster, if it
-    exists.
+    """Returns the stack of the network. `maker` is the config that created the existing cluster, if
+    any.
     """
     return EngineFleet(replace(config, name=maker or config.fleet_name), NETWORK)
 
 
 def with_network(config: Config, maker: str = "") -> Config:
-    """Returns the config with subnets for nodes and head: its own, or those of the existing
-    stack.
+    """Returns the config with subnets for the nodes and the head: the configured ones, or those of
+    the existing stack.
     """
     fleet = config.fleet
     if fleet.aws.subnets:
@@ -66,8 +68,8 @@ def with_network(config: Config, maker: str = "") -> Config:
 
 
 def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
-    """Returns the request that would make or change the network; empty for the user's own subnets,
-    or another config's network.
+    """Returns the request that would create or change the network. Empty if the config names
+    subnets, or if another config owns the network.
     """
     if config.fleet.aws.subnets or maker not in ("", config.fleet_name):
         return ()
@@ -88,11 +90,12 @@ PORTS = (988, 1023)  # first and last of Lustre's TCP ports
 
 
 def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") -> Row | None:
-    """Returns the file system of this config that the existing cluster has not made; None if there
-    is no such file system, or the config wants none.
+    """Returns the config's file system that an earlier cluster left. None if it does not exist, or
+    if the config needs no file system.
 
-    `maker` and `stack` are the config that made the existing cluster, and the ARN of its stack. A
-    cluster that has made a file system keeps it.
+    `maker` is the config that created the existing cluster, and `stack` is the ARN of that
+    cluster's stack. Also returns None if the existing cluster has created a file system, because it
+    keeps that one.
     """
     if not makes_file_system(config):
         return None
@@ -112,7 +115,7 @@ def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") 
 
 
 def with_file_system(config: Config, row: Row | None) -> Config:
-    """Returns the config with that file system, as one that exists."""
+    """Returns the config with that file system as an existing one."""
     if row is None:
         return config
     lustre = row.get("LustreConfiguration", {})
@@ -125,8 +128,8 @@ def with_file_system(config: Config, row: Row | None) -> Config:
 
 
 def describe_file_system(config: Config, calls: Calls, row: Row) -> Iterator[str]:
-    """Yields lines about the file system, its use, and its missing links to S3, with the commands
-    that make them.
+    """Yields lines about the file system and its use. For each missing link to S3, also yields the
+    command that creates it.
     """
     id_ = str(row["FileSystemId"])
     what, usd = prices.cost_of("file system", row)
@@ -176,7 +179,9 @@ def _command(id_: str, link: dict[str, Any], region: str) -> str:
 
 
 def open_to_network(calls: Calls, row: Row) -> None:
-    """Opens our security groups around the file system to its network, on Lustre's ports; once."""
+    """Opens trainfleet's security groups around the file system to its network, on Lustre's ports.
+    Skips rules that exist.
+    """
     cards = calls(
         "ec2", "DescribeNetworkInterfaces", NetworkInterfaceIds=list(row["NetworkInterfaceIds"])
     )["NetworkInterfaces"]

@@ -1,9 +1,10 @@
-"""The options of sbatch: those that this program sets, which fleet.slurm.options may not set; and
-those of a site: SBATCH_ACCOUNT and similar variables, read once, when a job is planned.
+"""sbatch options: those that this program sets, which fleet.slurm.options may not set, and those of
+a site. A site sets options by variables such as SBATCH_ACCOUNT, which are read once, when a job is
+planned.
 
-sbatch reads such variables as options, over those of a script. So the client's commands run without
-them (client.py), and the script has those that apply. Thus a plan shows them and every start of the
-job has them.
+In sbatch, such variables override the options of a script. So the client's commands run without
+them (client.py), and the script contains the options that apply. A plan therefore shows them, and
+every start of the job has them.
 
 Source: slurm.schedmd.com, sbatch.html, INPUT ENVIRONMENT VARIABLES.
 """
@@ -20,7 +21,7 @@ from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from .client import SlurmClient
 
-OURS = {  # option → the key that sets it, or "" for a fixed one
+OURS = {  # option → the key that sets it, or "" if its value is fixed
     "job-name": "name",
     "nodes": "fleet.nodes",
     "exclusive": "fleet.exclusive",
@@ -66,18 +67,19 @@ OURS = {  # option → the key that sets it, or "" for a fixed one
     ),
     **dict.fromkeys(("clusters", "no-kill", "uid", "gid", "ignore-pbs"), ""),
 }
-# with fleet.exclusive, a job has all of a node's memory
+# Memory options. With fleet.exclusive, the program sets them, because a job then has all of a
+# node's memory.
 WHOLE_NODES = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
 def taken(config: Config) -> dict[str, str]:
-    """Returns OURS with the config's additions."""
+    """Returns the options that the program sets for this config."""
     return OURS | (dict.fromkeys(WHOLE_NODES, "fleet.exclusive") if config.fleet.exclusive else {})
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields options that the program already sets. sbatch accepts an abbreviated option
-    (getopt_long), so these count too.
+    """Yields options that the program already sets. Abbreviated options count too, because sbatch
+    accepts them (getopt_long).
     """
     ours = taken(config)
     for option in config.fleet.slurm.options:
@@ -96,8 +98,8 @@ NAMED = {  # variable → option, if their names differ
     "SBATCH_TIMELIMIT": "time",
     "SLURM_HINT": "hint",
 }
-# The options that a site may set. Other variables set the program's own options, or change neither
-# where a job runs nor how.
+# Options that a site may set. Other variables set the program's own options, or affect neither
+# where nor how a job runs.
 KNOWN = re.compile(
     "account|acctg-freq|batch|bb|cluster-constraint|constraint|core-spec|cpu-freq|cpus-per-gpu|delay-boot|distribution|gpu-bind|"
     "gpu-freq|gpus|gpus-per-node|gpus-per-socket|gpus-per-task|gres|gres-flags|hint|mem|mem-bind|mem-per-cpu|mem-per-gpu|network|"
@@ -108,11 +110,11 @@ FLAGS = ("overcommit", "spread-job", "use-min-nodes")
 
 
 def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[str]]:
-    """Returns the config with the site's value for each key that is unset, and a note for each
-    variable: what it sets, or that it is not used.
+    """Returns the config with the site's value for each unset key. Also returns a note for each
+    variable that states what the variable sets, or that it is not used.
 
     Raises:
-        BackendError: a value can't be in a script.
+        BackendError: a value can't be written to a script.
     """
     slurm, notes = config.fleet.slurm, list[str]()
     for variable, value in sorted(environment.items()):
@@ -140,7 +142,7 @@ def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[
 
 
 def read(engine: SlurmClient) -> dict[str, str]:
-    """Returns the variables for sbatch on the machine that has it, in a login's environment."""
+    """Returns the variables for sbatch from a login environment on the machine that has sbatch."""
     entries = engine.ask(["env", "-0"], "", None).out.split("\0")
     found = {
         name.rpartition("\n")[2]: value
@@ -151,7 +153,7 @@ def read(engine: SlurmClient) -> dict[str, str]:
         for name, value in found.items()
         if re.fullmatch("SBATCH_[A-Z0-9_]+|SLURM_HINT", name)
     }
-    if (wait := said.pop(WAIT, "")) and SWITCHES in said:  # it has no effect without SWITCHES
+    if (wait := said.pop(WAIT, "")) and SWITCHES in said:  # WAIT has no effect without SWITCHES
         said[SWITCHES] += f"@{wait}"
     return said
 
@@ -162,7 +164,7 @@ def option_of(variable: str) -> str:
 
 
 def _who_says(config: Config, name: str) -> str:
-    """Returns the key that already sets this option; "" if the site may."""
+    """Returns the key that already sets this option; "" if the site may set it."""
     slurm, ours = config.fleet.slurm, taken(config)
     if any(f"{given}=".startswith(f"--{name}=") for given in slurm.options):
         return "fleet.slurm.options"

@@ -1,8 +1,8 @@
-"""A cluster of AWS ParallelCluster as machines: runs pcluster to create, update and delete it, and
-follows its progress.
+"""Machines of an AWS ParallelCluster cluster. Runs pcluster to create, update and delete the
+cluster, and follows its progress.
 
-Its file system is kept when the cluster is deleted, as it holds data; `make clean PURGE=1` removes
-it too. All resources are found by their tags, without any local state.
+The file system is kept when the cluster is deleted, because it holds data; `make clean PURGE=1`
+removes it too. All resources are found by tag, without any local state.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from . import cluster_file, cluster_parts
 
 EVERY = 15.0  # seconds between two polls of CloudFormation
 PATIENCE = 3600.0  # most seconds for CloudFormation
-TIMEOUT = 300.0  # seconds for pcluster's answer: it validates first
+TIMEOUT = 300.0  # seconds for pcluster's answer; it validates first
 UNCHANGED = "No changes found"
 INSTALL = (
     "pipx install aws-parallelcluster; it also needs node "
     "(docs.aws.amazon.com/parallelcluster/latest/ug/install-v3.html)"
 )
-# Names of CloudFormation's resource types for users.
+# Readable names of CloudFormation's resource types.
 KINDS = {
     "AWS::CloudFormation::Stack": "the cluster",
     "AWS::EC2::Instance": "the head node",
@@ -67,8 +67,8 @@ KINDS = {
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A cluster, from describe-cluster: its status; its head's address and id, if it has a head;
-    the config that made it, and the ARN of its stack.
+    """State of a cluster, from describe-cluster: status, reason of a failure, config that created
+    it, and ARN of its stack. If the cluster has a head, also the head's address and instance id.
     """
 
     status: str
@@ -88,7 +88,7 @@ class ClusterState:
 
 
 class Cluster(Machines):
-    """Machines (base.py) that ParallelCluster makes."""
+    """Machines (base.py) that ParallelCluster creates."""
 
     made = True
 
@@ -101,10 +101,10 @@ class Cluster(Machines):
         self.calls = Calls(self.region)
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Returns its network, the cluster's file, the nodes' script and the caller's policy; empty
-        if nothing differs.
+        """Returns the network's request, the cluster file, the nodes' script and the caller's IAM
+        policy; empty if nothing differs.
         """
-        state = self.look() if is_there() else None  # it can be planned without pcluster
+        state = self.look() if is_there() else None  # a plan also works without pcluster
         return self._all(state, self._cluster(state) if is_there() else self._wanted(None))
 
     def _all(
@@ -133,7 +133,9 @@ class Cluster(Machines):
         return cluster_parts.left_behind(self.config, self.calls, maker, stack)
 
     def _cluster(self, state: ClusterState | None) -> tuple[Artifact, ...]:
-        """Returns the cluster's file and the nodes' script, if the cluster differs from them."""
+        """Returns the cluster file and the nodes' script, if the existing cluster differs from
+        them.
+        """
         wanted = self._wanted(state)
         if state is None or not state.is_ready:
             return wanted
@@ -143,8 +145,8 @@ class Cluster(Machines):
         return () if UNCHANGED in json.dumps(said) else wanted
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """Returns the cluster's cost, the account's lacks, and its files if pcluster can't report
-        the changes.
+        """Returns the cluster's cost, the account's obstacles, and the cluster's files if pcluster
+        can't report the changes.
         """
         prices = in_region(self.config)
         try:
@@ -159,8 +161,8 @@ class Cluster(Machines):
         )
 
     def apply(self) -> int:
-        """Makes or changes the cluster, and follows it until it is ready; BackendError with the
-        first failure.
+        """Creates or changes the cluster, and follows it until it is ready. Raises BackendError
+        with the first failure.
         """
         state = self.look()
         if state and state.passes:
@@ -211,7 +213,7 @@ class Cluster(Machines):
         )
 
     def _provide_key(self, key: str) -> None:
-        """Makes the key pair of the cluster."""
+        """Creates the cluster's key pair."""
         tags = [{"ResourceType": "key-pair", "Tags": pairs(own_tags(self.config.fleet_name))}]
         with passing("InvalidKeyPair.Duplicate"):
             self.calls(
@@ -232,7 +234,7 @@ class Cluster(Machines):
         return ["--cluster-name", self.name, "--cluster-configuration", str(file)]
 
     def _follow(self, gone: bool = False) -> ClusterState:
-        """Waits until the cluster is stable, and prints its events; returns the cluster."""
+        """Waits until the cluster is stable, prints its events, and returns its state."""
         shown, deadline = set[str](), time.monotonic() + PATIENCE
         while True:
             state = self.look()
@@ -288,7 +290,7 @@ class Cluster(Machines):
         )
 
     def look(self) -> ClusterState | None:
-        """Returns the cluster; None if it does not exist."""
+        """Returns the cluster's state; None if the cluster does not exist."""
         said = self._pcluster("describe-cluster", "--cluster-name", self.name, may_fail=True)
         if "clusterStatus" not in said:
             if "does not exist" in str(said.get("message")):
@@ -311,11 +313,11 @@ class Cluster(Machines):
         )
 
     def head(self) -> str:
-        """Returns the address of the cluster's head, or its id if only Session Manager has access;
-        "" without a cluster or pcluster.
+        """Returns the address of the cluster's head, or its instance id if only Session Manager has
+        access; "" if the cluster or pcluster does not exist.
 
         Raises:
-            BackendError: it is not ready.
+            BackendError: the cluster is not ready.
         """
         state = self.look() if is_there() else None
         if state is None:
@@ -333,7 +335,9 @@ class Cluster(Machines):
         return state.instance if self.config.fleet.aws.ssm_only else state.address
 
     def left(self) -> list[str]:
-        """Returns the cluster, and all resources with our tag, each with its cost."""
+        """Returns one line for the cluster, and one for each resource with our tag, with its
+        cost.
+        """
         state = self.look()
         if state and state.maker not in ("", self.config.fleet_name):
             state = None
@@ -345,11 +349,11 @@ class Cluster(Machines):
 
     @told_of("some resources still exist", "run make clean again")
     def remove(self, purge: bool) -> None:
-        """Deletes the cluster, and checks that only resources with data are left; with `purge`
-        none.
+        """Deletes the cluster, and checks that only resources with data are left. With `purge`,
+        checks that no resource is left.
 
         Raises:
-            BackendError: other resources are left, with their cost.
+            BackendError: other resources are left. The message has their cost.
         """
         own = cluster_parts.network_stack(self.config)
         try:
@@ -369,7 +373,9 @@ class Cluster(Machines):
         )
 
     def _delete(self) -> None:
-        """Deletes the cluster and follows that, unless another config has made it."""
+        """Deletes the cluster and follows the deletion, unless another config created the
+        cluster.
+        """
         state = self.look()
         if state and state.maker not in ("", self.config.fleet_name):
             say(
@@ -383,10 +389,10 @@ class Cluster(Machines):
             say(f"the cluster {self.name} is gone")
 
     def _pcluster(self, verb: str, *words: str, may_fail: bool = False) -> dict[str, Any]:
-        """Runs pcluster and returns its answer, which is JSON even if it refuses.
+        """Runs pcluster and returns its answer, which is JSON even if pcluster refuses.
 
         Raises:
-            BackendError: pcluster is missing, or it refuses, with each of its validators' messages.
+            BackendError: pcluster is missing, or it refuses. The message has each validation error.
         """
         if not is_there():
             why = "fleet.slurm.create needs AWS ParallelCluster's command"
@@ -437,7 +443,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def in_words(event: dict[str, Any]) -> str:
-    """Returns an event of CloudFormation in a line; "" for one without interest."""
+    """Returns a CloudFormation event as one line; "" for events that users need not see."""
     status, kind = str(event.get("resourceStatus", "")), str(event.get("resourceType", ""))
     what = KINDS.get(kind)
     if not status or (what is None and "FAILED" not in status):

@@ -1,10 +1,10 @@
-"""The batch script for sbatch: the resources that a job asks for, and the commands of its nodes.
+"""Batch script for sbatch: the resources that a job requests, and the commands that its nodes run.
 Pure.
 
-Slurm runs it on the first node of each allocation, and again if the job is requeued. It ensures
-that a token is one job. Its srun starts trainfleet.node.entrypoint on every node. Before the time
-limit the ranks save and exit, and it queues the job again. Without a launcher, launch/aftermath.py
-decides whether a failure is worth another start.
+Slurm runs the script on the first node of each allocation, and again if the job is requeued. The
+script ensures that a token starts only one job. Its srun starts trainfleet.node.entrypoint on every
+node. Before the time limit, the ranks save and exit, and the script requeues the job. Without a
+launcher, launch/aftermath.py decides whether to restart after a failure.
 
 Sources: slurm.schedmd.com, sbatch.html and srun.html (--signal, --requeue, --export, OUTPUT
 ENVIRONMENT VARIABLES).
@@ -30,10 +30,11 @@ from ..node_script import entrypoint_words
 
 NAME = "job.sbatch"
 TOKEN = "TRAINFLEET_TOKEN"
-LONGEST_NAME = 128  # characters of a job's name; accounting cuts longer ones off
-# A token's file names its job: a second job with this token finds it, and exits. Stop requests to
-# the ranks of an earlier start (node/supervisor.py, and here) are removed. A signal also ends
-# `wait`: the code is the child's when the child has ended.
+LONGEST_NAME = 128  # most characters of a job's name; accounting truncates longer names
+# A token's claim file names its job: a second job with the token finds the file and exits. Stop
+# requests to the ranks of an earlier start (from node/supervisor.py and from this script) are
+# removed. A signal also interrupts `wait`, so the code is the child's only after the child has
+# ended.
 BODY = """mine={start} stop={folder}/stop near=
 mkdir -p "$mine" {folder}/logs || exit
 claim={claim}
@@ -54,14 +55,14 @@ done
 AGAIN = """[ "$code$near" = 0 ] || {judge} || exit "$code"
 [ "$code$near" = 0 ] || {{ scontrol requeue "$SLURM_JOB_ID" && sleep 60; }} # Slurm ends this script
 """
-# stop request that ranks check at each step
+# Stop request, which ranks check at each step.
 ASK = '[ -e "$stop" ] || echo "{engine} the time limit is near" > "$stop"'
-TERMINATE = 'scancel --signal=TERM "$SLURM_JOB_ID"'  # to the nodes' entrypoints
+TERMINATE = 'scancel --signal=TERM "$SLURM_JOB_ID"'  # sends SIGTERM to the nodes' entrypoints
 ADMISSION = "trainfleet.launch.admission"
-# Command of each node in the preflight: sets the file of its output.
+# Command that each node runs in the preflight. It writes its output to a file per node.
 LOOK = '"$@" > "$0/facts-$SLURM_NODEID"'
-# Command that starts each node: sets the file of its exit code, and lets the first node watch all
-# ranks while no launcher does.
+# Command that starts each node. It sets the file for the node's exit code, and lets the first node
+# watch all ranks while no launcher does.
 NODE = (
     '{exit}="$0/node-$SLURM_NODEID.exit"; export {exit}; [ "$SLURM_NODEID" != 0 ] || export '
     '{watch}={ranks}; exec "$@"'
@@ -70,7 +71,7 @@ NODE = (
 
 @dataclass(frozen=True)
 class Ground:
-    """The place of a job: its folder and the nodes' Python, as all of them see it, and the excluded
+    """Location of a job: its folder and the nodes' Python, as all nodes see them, and the excluded
     nodes.
     """
 
@@ -86,7 +87,7 @@ def script(
     environment: Mapping[str, str],
     notes: Iterable[str] = (),
 ) -> Artifact:
-    """Returns job.sbatch; its head has the `notes`."""
+    """Returns job.sbatch, with the `notes` as comments at its head."""
     words = ["-m", *entrypoint_words(job, PLACEMENT)]
     settings = [f"export {name}={quote(value)}" for name, value in sorted(environment.items())]
     lines = [
@@ -102,7 +103,7 @@ def script(
 
 
 def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
-    """Yields the job's requests to Slurm, as sbatch's options."""
+    """Yields the resources that the job requests, as sbatch options."""
     fleet, slurm = config.fleet, config.fleet.slurm
     yield from (
         f"--job-name={job.name[:LONGEST_NAME]}",
@@ -122,7 +123,7 @@ def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
     ):
         if value:
             yield f"--{name}={value}"
-    if job.after:  # if that job fails, Slurm removes this one
+    if job.after:  # Slurm removes this job if the other one fails
         yield from (
             f"--dependency=afterok:{job.after.rpartition(':')[2]}",
             "--kill-on-invalid-dep=yes",
@@ -152,7 +153,9 @@ def _heading(job: Job, ground: Ground) -> Iterator[str]:
 
 
 def _threads(job: Job) -> Iterator[str]:
-    """Yields the variable for the cores of a node, from Slurm's count."""
+    """Yields the line that sets the number of threads or workers from Slurm's count of a node's
+    cores.
+    """
     if job.torchrun:
         share = f"SLURM_CPUS_ON_NODE / {job.ranks_per_node}"
         yield f"export OMP_NUM_THREADS=$(({share} > 0 ? {share} : 1))"
@@ -187,8 +190,8 @@ def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Ite
 def _with_preflight(
     config: Config, job: Job, ground: Ground, start: Iterable[str]
 ) -> Iterator[str]:
-    """Yields `start` in the background; with fleet.slurm.preflight, after the nodes of a job of
-    several have passed the preflight.
+    """Yields `start` in the background. With fleet.slurm.preflight and several nodes, `start`
+    begins only after the nodes have passed the preflight.
     """
     if not (config.fleet.slurm.preflight and job.torchrun and job.nodes > 1):
         *lines, last = start
@@ -225,11 +228,11 @@ def _with_preflight(
 
 
 def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
-    """Returns srun's words, up to the command: one task per node, with all cores and devices that
-    the job has there.
+    """Returns the words of srun before the command. srun starts one task per node, with all cores
+    and devices of the job there.
 
-    --export: the tasks get sbatch's variables too. --cpu-bind: otherwise one task would be bound to
-    one core.
+    --export passes sbatch's variables to the tasks. --cpu-bind=none prevents srun from binding a
+    task to one core.
     """
     own = [
         "srun",
@@ -245,8 +248,8 @@ def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
 
 
 def _container(config: Config, job: Job, ground: Ground) -> list[str]:
-    """Returns the words by which srun starts a command in the job's image, which sees the runs'
-    folder at the nodes' path.
+    """Returns the words by which srun starts a command in the job's image. The image sees the runs'
+    folder at the same path as the nodes.
 
     github.com/NVIDIA/pyxis (--container-*), apptainer.org/docs/user/latest (exec).
     """

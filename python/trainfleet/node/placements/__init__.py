@@ -1,8 +1,9 @@
-"""The placements that schedulers give their nodes: one module per scheduler, imported by launcher
-and node. Standard library only.
+"""Placements that schedulers give their nodes. Each scheduler has one module, which both launcher
+and node import. Standard library only.
 
-Your package can add a scheduler by an entry point in the group `trainfleet.placements`
-(process/plugins.py), which names a `PlacementSource`; its backend has the same one as `placement`.
+Another package can add a scheduler by an entry point in the group `trainfleet.placements`
+(process/plugins.py), which names a `PlacementSource`. That package's backend has the same object as
+`placement`.
 
 The modules follow the environments that the schedulers document (sources:
 tests/unit/test_placement.py). They have not run on nodes of Slurm, AWS Batch and SageMaker
@@ -18,16 +19,16 @@ from ...process import plugins
 from ...trust.errors import BackendError
 from ..placement import NEXT, PlacementSource
 
-# fleet, our own launcher, takes precedence over the scheduler around it
+# `fleet` is our own launcher. It takes precedence over the scheduler in which it runs.
 OURS = ("fleet", "batch", "slurm", "sagemaker")
 
 
 def source(name: str) -> PlacementSource:
-    """Returns the scheduler of that name.
+    """Returns the placement source of the scheduler with this name.
 
     Raises:
-        BackendError: there is no such scheduler, or a package's object of that name is something
-        else.
+        BackendError: there is no such scheduler, or a package's object of that name is not a
+            PlacementSource.
     """
     found = (
         import_module(f".{name}", __name__).PLACEMENT
@@ -51,10 +52,10 @@ def names() -> Iterator[str]:
 
 
 def here() -> PlacementSource:
-    """Returns the scheduler that started this node.
+    """Returns the placement source of the scheduler that started this node.
 
     Raises:
-        BackendError: no known scheduler did.
+        BackendError: no known scheduler started this process.
     """
     if found := next(
         (engine for name in names() if (engine := source(name)).has_started_this()), None

@@ -1,4 +1,4 @@
-"""The placement of a node of an AWS Batch job
+"""Placement of a node of an AWS Batch job
 (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html).
 """
 
@@ -24,14 +24,14 @@ from ..placement import (
 def read(environment: Environment = os.environ) -> Placement:
     """Returns the placement of a node.
 
-    The main node is node 0, regardless of its index. Batch does not give it its own address,
-    so it is found here.
+    The main node is node 0, regardless of its index. Batch does not pass the main node's address to
+    that node, so it is determined here.
     """
     told = Variables("AWS_BATCH_JOB_", environment)
     told.word(
         "ID"
-        # required: the others have defaults, because a job of one node lacks them, so any process
-        # would be such a job
+        # Required. The other variables have defaults because a one-node job lacks them. Without
+        # this check, any process would count as such a job.
     )
     nodes, index, main = (
         told.number("NUM_NODES", 1),
@@ -58,7 +58,7 @@ def read(environment: Environment = os.environ) -> Placement:
     )
 
 
-# 30 s: https://docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html
+# Batch allows 30 s: https://docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html
 PLACEMENT = PlacementSource(
     "batch", read, lambda: "AWS_BATCH_JOB_ID" in os.environ, Terms(echoes=True, decides=True)
 )

@@ -1,4 +1,4 @@
-"""The placement that this program's own backends (local, ssh, ec2) give a node: see
+"""Placement that this program's own backends (local, ssh, ec2) give a node: see
 `Placement.environment`.
 """
 

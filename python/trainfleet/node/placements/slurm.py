@@ -1,5 +1,5 @@
-"""The placement of a task that srun started, one per node (https://slurm.schedmd.com/srun.html,
-OUTPUT ENVIRONMENT VARIABLES).
+"""Placement of a task that srun started, one per node (https://slurm.schedmd.com/srun.html, OUTPUT
+ENVIRONMENT VARIABLES).
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ def read(environment: Environment = os.environ) -> Placement:
     """Returns the placement of a task.
 
     Jobs that share a node must not share a port, and a requeued job's first port may still be in
-    use: the
-    port number depends on both.
+    use. So the port depends on the job's id and its number of restarts.
     """
     told = Variables("SLURM_", environment)
     nodes = told.number("STEP_NUM_NODES", told.number("JOB_NUM_NODES", told.number("NNODES", 1)))
     hosts = list(expand_hosts(told.word("STEP_NODELIST", environment.get("SLURM_JOB_NODELIST"))))
     restarts = told.number("RESTART_COUNT", 0)
-    # below the ports that kernels give to clients (from 32768)
+    # Below the ports that kernels give to clients (from 32768).
     port = 20000 + (told.number("JOB_ID") + restarts) % 10000
     placement = Placement(
         told.number("NODEID"),
@@ -33,5 +32,5 @@ def read(environment: Environment = os.environ) -> Placement:
     return checked(placement, "SLURM_NODEID")
 
 
-# KillWait is 30 s by default
+# Slurm's KillWait is 30 s by default.
 PLACEMENT = PlacementSource("slurm", read, lambda: "SLURM_JOB_ID" in os.environ)
