@@ -17,9 +17,9 @@ import pytest
 from aws.fleets import INPUTS
 from oracles.iam_judge import Asked, judged, judged_each, policy_of
 from trainfleet.backends import terms_of
-from trainfleet.cloud import engine_template, template
-from trainfleet.cloud.engine_template import NETWORK as CLUSTER
+from trainfleet.cloud import scheduler_template, template
 from trainfleet.cloud.permissions import policy
+from trainfleet.cloud.scheduler_template import NETWORK as CLUSTER
 from trainfleet.cloud.template_inputs import Inputs, bucket_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.config.tables import read_table
@@ -130,7 +130,7 @@ def roles(config: Config) -> dict[str, list[dict[str, Any]]]:
     found = (
         template.render(config, INPUTS)
         if backend == "ec2"
-        else engine_template.render(config, INPUTS, backend)
+        else scheduler_template.render(config, INPUTS, backend)
     )
     group = f"{HOME.format('logs')}log-group:/trainfleet/{config.name}:*"
     text = found.replace('{"Fn::GetAtt":["Log","Arn"]}', json.dumps(group))
@@ -302,7 +302,8 @@ def asked_by(recipe: str) -> tuple[Config, Inputs]:
         config, fleet=replace(config.fleet, secrets=("HF_TOKEN",), aws=ahead, sagemaker=plans)
     )
     return config, replace(
-        INPUTS, engine={"ec2": "", "slurm": CLUSTER}.get(config.fleet.backend, config.fleet.backend)
+        INPUTS,
+        scheduler={"ec2": "", "slurm": CLUSTER}.get(config.fleet.backend, config.fleet.backend),
     )
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 from ..cloud import cloudformation, plan_text, spending
 from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
-from ..cloud.engine_template import EngineFleet
 from ..cloud.prices import Prices, by_table, in_region
+from ..cloud.scheduler_template import SchedulerStack
 from ..config import Config
 from ..plan.job import Artifact
 from ..trust.errors import CloudError
@@ -24,7 +24,7 @@ OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole", "${LogG
 JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
 
 
-def filled(cloud: EngineFleet, body: Body) -> Body:
+def filled(cloud: SchedulerStack, body: Body) -> Body:
     """Returns a body with the stack's resources in place of its placeholders; CloudError without a
     stack.
     """
@@ -57,13 +57,13 @@ class ManagedMachines(Stacked):
     def __init__(
         self,
         config: Config,
-        engine: str,
+        scheduler: str,
         needed: bool,
         costs: Costs,
         notes: Callable[[], list[str]] = lambda: [],
         ahead: PrepaidCapacity | None = None,
     ) -> None:
-        self.own = EngineFleet(config, engine)
+        self.own = SchedulerStack(config, scheduler)
         super().__init__(self.own)
         self.config, self.needed, self.costs, self.notes, self.ahead = (
             config,

@@ -1,7 +1,7 @@
 """Checks before a fleet is made or a job is submitted: this machine's key and programs;
 permissions, quotas, reservation, network, keys, buckets, roles.
 
-All engines use the same checks: each yields obstacles, with the command that helps. A check for
+All schedulers use the same checks: each yields obstacles, with the command that helps. A check for
 which these credentials lack permission blocks nothing.
 """
 
@@ -23,7 +23,7 @@ from .calls import Calls
 from .discovery import reservation_of
 from .instances import capacity_of
 from .quotas import Obstacle
-from .template_inputs import Engine, Inputs
+from .template_inputs import Inputs, Scheduler
 from .template_storage import log_group
 
 PROGRAMS = ("aws", "session-manager-plugin")
@@ -62,8 +62,8 @@ def findings(
     ]
 
 
-def of_kind(kind: Engine) -> Iterator[Check]:
-    """Yields the checks before the nodes of such an engine are made."""
+def of_kind(kind: Scheduler) -> Iterator[Check]:
+    """Yields the checks before the nodes of such a scheduler are made."""
     yield allowed
     if kind.in_account:
         yield from (quotas.vcpus, quotas.network, quotas.storage)

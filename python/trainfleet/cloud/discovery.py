@@ -22,7 +22,7 @@ from .calls import Calls, partition_of
 from .instances import capacity_of
 from .resource_types import is_ours
 from .resource_types import tags_of as tags
-from .template_inputs import ENGINES, Inputs, bucket_of
+from .template_inputs import SCHEDULERS, Inputs, bucket_of
 
 ROOT = "/dev/sda1"  # of Ubuntu's images
 USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
@@ -110,7 +110,7 @@ def discover(
     zone: str,
     slots: tuple[int, ...],
     is_made: bool = False,
-    engine: str = "",
+    scheduler: str = "",
 ) -> Inputs:
     """Looks up the facts that a template for this zone needs. `is_made`: the stack already exists,
     and our bucket belongs to it.
@@ -119,8 +119,8 @@ def discover(
     created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
         timespec="seconds"
     )
-    pinned = image_of(config, calls, engine)
-    own = None if engine else fitting(config, calls)
+    pinned = image_of(config, calls, scheduler)
+    own = None if scheduler else fitting(config, calls)
     image = own.id if own else pinned
     inputs = Inputs(
         calls.region,
@@ -136,20 +136,20 @@ def discover(
         subnet=subnet_in(config, calls, zone),
         group=group_of(config, calls),
         partition=who["Arn"].split(":")[1],
-        engine=engine,
-        tokenizing=_for_tokenizing(config, calls, engine),
+        scheduler=scheduler,
+        tokenizing=_for_tokenizing(config, calls, scheduler),
     )
     return replace(inputs, has_bucket=not is_made and bucket_is_there(config, calls, inputs))
 
 
-def _for_tokenizing(config: Config, calls: Calls, engine: str) -> str:
+def _for_tokenizing(config: Config, calls: Calls, scheduler: str) -> str:
     """Finds the machine image for data.tokenize_instance_type, always of the cpu platform; ""
     without that key.
     """
     if config.data.tokenize_instance_type is None:
         return ""
     cheap = tokenizing(config)
-    return image_of(replace(cheap, fleet=replace(cheap.fleet, platform="cpu")), calls, engine)
+    return image_of(replace(cheap, fleet=replace(cheap.fleet, platform="cpu")), calls, scheduler)
 
 
 def placeholders(config: Config, region: str) -> Inputs:
@@ -174,11 +174,11 @@ def placeholders(config: Config, region: str) -> Inputs:
     )
 
 
-def known(config: Config, calls: Calls, engine: str) -> tuple[Inputs, str]:
+def known(config: Config, calls: Calls, scheduler: str) -> tuple[Inputs, str]:
     """Returns the placeholders with the account's identity, and why the account could not be asked;
     "" if it could.
     """
-    inputs = replace(placeholders(config, calls.region), engine=engine)
+    inputs = replace(placeholders(config, calls.region), scheduler=scheduler)
     try:
         who = calls("sts", "GetCallerIdentity")
     except NotAsked as error:
@@ -186,9 +186,9 @@ def known(config: Config, calls: Calls, engine: str) -> tuple[Inputs, str]:
     return replace(inputs, account=who["Account"], partition=who["Arn"].split(":")[1]), ""
 
 
-def image_of(config: Config, calls: Calls, engine: str = "") -> str:
+def image_of(config: Config, calls: Calls, scheduler: str = "") -> str:
     """Returns the machine image: the config's own, or the one that docker/platforms.lock.yaml pins
-    for nodes or AWS Batch; "" for an engine that hides its machines.
+    for nodes or AWS Batch; "" for a scheduler that hides its machines.
 
     Raises:
         ConfigError: the region does not have it.
@@ -196,7 +196,7 @@ def image_of(config: Config, calls: Calls, engine: str = "") -> str:
     if config.fleet.aws.ami:
         return config.fleet.aws.ami
     platform = load_platform(config.fleet.platform)
-    name = str(getattr(platform, ENGINES[engine].image, ""))
+    name = str(getattr(platform, SCHEDULERS[scheduler].image, ""))
     found = (
         _by_parameter(name, calls)
         if name.startswith("/")

@@ -16,8 +16,8 @@ from . import clock, prices
 from .api_errors import DENIED
 from .calls import Calls
 from .cloudformation import CONFIG, CREATED, OURS, PROJECT
-from .engine_resource_types import ENGINES
 from .resource_types import KINDS, LOCK, ResourceKind, Row, is_ours, tags_of
+from .scheduler_resource_types import SCHEDULER_KINDS
 
 AGAIN = 4.0  # seconds between two listings: the first may lack a new resource
 # Services whose resources the kinds find.
@@ -81,7 +81,7 @@ def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
     """
     looks: list[tuple[str, Look]] = [
         ("stack", _stacks),
-        *((kind.name, _finder(kind)) for kind in (*ENGINES, *KINDS)),
+        *((kind.name, _finder(kind)) for kind in (*SCHEDULER_KINDS, *KINDS)),
     ]
     found: list[OwnedResource] = []
     for name, look in (*looks, ("any other", _others)):

@@ -69,4 +69,4 @@ def _lines(event: dict[str, Any]) -> Iterator[str]:
     stamp = int(event["timestamp"])
     clock = f"{time.strftime('%H:%M:%S', time.localtime(stamp // 1000))}.{stamp % 1000:03d}"
     for text in str(event["message"]).splitlines():
-        yield text if OURS.match(text) else f"engine  {clock} | {text}"
+        yield text if OURS.match(text) else f"scheduler  {clock} | {text}"

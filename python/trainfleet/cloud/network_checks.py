@@ -51,7 +51,7 @@ def _described(calls: Calls, ids: Iterable[str]) -> Iterator[Mapping[str, Any]]:
 
 
 def _placed(row: Mapping[str, Any], config: Config, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks a subnet's network and zone. Engines that make no instances themselves skip this:
+    """Checks a subnet's network and zone. Schedulers that make no instances themselves skip this:
     their nodes are where the subnet is.
     """
     name, network, zone = row["SubnetId"], row.get("VpcId"), row.get("AvailabilityZone")

@@ -40,8 +40,8 @@ Needed = Iterator[tuple[tuple[str, ...], str]]  # actions, and their resource
 
 @functools.cache
 def _rows() -> list[tuple[str, tuple[str, ...], list[str]]]:
-    """Returns each row of permissions.yaml: its engines, its actions in IAM's spelling, and their
-    resources.
+    """Returns each row of permissions.yaml: its kind (`_names`), its actions in IAM's spelling, and
+    their resources.
     """
     return [
         (
@@ -74,7 +74,7 @@ def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
 def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
     """Returns the names of the resources that a config makes and uses, by kind."""
     aws, kind, stack = config.fleet.aws, inputs.kind, [stack_name(config)]
-    of_cluster, plain = kind.by_ssh and not kind.in_zone, not inputs.engine
+    of_cluster, plain = kind.by_ssh and not kind.in_zone, not inputs.scheduler
     has_stack = not (of_cluster and aws.subnets)
     names = {
         "looks": stack,
@@ -101,7 +101,7 @@ def _of_jobs(config: Config, inputs: Inputs) -> dict[str, list[str]]:
         return {}
     roles = (fleet.batch.job_role, fleet.batch.execution_role, fleet.sagemaker.role)
     return {
-        inputs.engine: name,
+        inputs.scheduler: name,
         "plans": name * (fleet.sagemaker.plan_hours is not None),
         "own roles": [role for role in roles if role],
         "secrets": name * bool(fleet.secrets),

@@ -76,7 +76,7 @@ class Foreseen:
 class FleetStack:
     """A config's stack."""
 
-    engine = ""
+    scheduler = ""
 
     def __init__(self, config: Config) -> None:
         self.config, self.calls = config, Calls(region_of(config))
@@ -298,12 +298,12 @@ class FleetStack:
 
     def _discover(self, zone: str, slots: tuple[int, ...], is_made: bool = False) -> Inputs:
         return self._own(
-            discovery.discover(self.config, self.calls, zone, slots, is_made, self.engine)
+            discovery.discover(self.config, self.calls, zone, slots, is_made, self.scheduler)
         )
 
     def _own(self, inputs: Inputs) -> Inputs:
-        alone = not self.engine and self.config.fleet.nodes == 1
-        return replace(inputs, engine=self.engine, plain="yes" if alone else "no")
+        alone = not self.scheduler and self.config.fleet.nodes == 1
+        return replace(inputs, scheduler=self.scheduler, plain="yes" if alone else "no")
 
     def _slots(self) -> tuple[int, ...]:
         """Returns the stack's slots, even if their instances are gone."""

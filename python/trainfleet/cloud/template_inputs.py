@@ -19,7 +19,7 @@ MOST_SLUG = 20  # letters of a config's name in the name of its bucket, which ha
 
 
 @dataclass(frozen=True)
-class Engine:
+class Scheduler:
     """A maker of a config's nodes.
 
     in_account  whether the nodes are instances of the account
@@ -37,11 +37,11 @@ class Engine:
     services: tuple[str, ...] = ()
 
 
-ENGINES = {
-    "": Engine(image="ami"),  # the stack itself
-    "batch": Engine(by_ssh=False, image="ecs", services=("batch.amazonaws.com",)),
-    "parallelcluster": Engine(in_zone=False),
-    "sagemaker": Engine(in_account=False, in_zone=False, by_ssh=False),
+SCHEDULERS = {
+    "": Scheduler(image="ami"),  # the stack itself
+    "batch": Scheduler(by_ssh=False, image="ecs", services=("batch.amazonaws.com",)),
+    "parallelcluster": Scheduler(in_zone=False),
+    "sagemaker": Scheduler(in_account=False, in_zone=False, by_ssh=False),
 }
 
 
@@ -65,7 +65,7 @@ class Inputs:
     plain              yes: the one node has one network interface and no placement group, as the
                        console launches it. A stack
                        with a fabric keeps it: another launch template would replace the node
-    engine             a row of ENGINES
+    scheduler          a row of SCHEDULERS
     tokenizing         the machine image of data.tokenize_instance_type, if it is set
     kept               only resources that hold data are wanted, and the network that they need
     """
@@ -85,13 +85,13 @@ class Inputs:
     kept: bool = False
     partition: str = "aws"
     plain: str = "no"
-    engine: str = ""
+    scheduler: str = ""
     tokenizing: str = ""
     head_image: str = ""
 
     @property
-    def kind(self) -> Engine:
-        return ENGINES[self.engine]
+    def kind(self) -> Scheduler:
+        return SCHEDULERS[self.scheduler]
 
 
 def stack_name(config: Config) -> str:

@@ -180,8 +180,8 @@ PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerA
 def written(config: Config, inputs: Inputs) -> set[str]:
     """Returns the buckets that a run writes to."""
     addresses = (config.data.tokenized_path, config.checkpoint.path, config.fleet.shared_folder)
-    # an engine's stack makes no bucket
-    own = {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.engine else set()
+    # a scheduler's stack makes no bucket
+    own = {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.scheduler else set()
     return own | set(_buckets(addresses))
 
 

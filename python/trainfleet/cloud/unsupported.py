@@ -21,8 +21,8 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield from rule(config)
 
 
-def refuse_of_engine(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the same for a stack in which an engine makes the machines: AWS Batch."""
+def refuse_of_scheduler(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields the same for a stack in which a scheduler makes the machines: AWS Batch."""
     yield from _capacity(config)
     yield from _network(config)
 

@@ -142,7 +142,7 @@ def _parameters(calls: Calls, config: str | None) -> Things:
         yield row["Name"], own_tags(row["Name"].split("/")[2]), {"Name": row["Name"]}
 
 
-ENGINES: tuple[ResourceKind, ...] = (
+SCHEDULER_KINDS: tuple[ResourceKind, ...] = (
     ResourceKind("training job", _jobs, _remove_job),
     ResourceKind(
         "job queue", _of_batch("DescribeJobQueues", "jobQueues", "jobQueueName"), _remove_queue

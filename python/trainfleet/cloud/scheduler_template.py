@@ -1,5 +1,5 @@
 """The CloudFormation template for AWS Batch, SageMaker and ParallelCluster: the resources that all
-their jobs share; and its stack, which has no nodes, because the engine makes them.
+their jobs share; and its stack, which has no nodes, because the scheduler makes them.
 
 Batch: a network, an environment whose launch template has every EFA interface, in one placement
 group, and its queue. SageMaker makes machines itself and needs a role. Both: the roles of
@@ -25,7 +25,7 @@ from ..trust.errors import CloudError
 from .instances import hardened, interfaces, newest, placement, reserved, together
 from .stack_nodes import FleetStack, StackNode
 from .template import assemble
-from .template_inputs import ENGINES, Inputs, stack_name, tags_of, tokenizing_queue
+from .template_inputs import SCHEDULERS, Inputs, stack_name, tags_of, tokenizing_queue
 from .template_parts import (
     AGENT,
     Resources,
@@ -65,24 +65,24 @@ INSTANCES, TASKS = (
 )
 
 
-def render(config: Config, inputs: Inputs, engine: str) -> str:
-    """Renders the template of `engine` (batch, sagemaker or parallelcluster) as JSON."""
-    return json.dumps(template(config, inputs, engine), separators=(",", ":"))
+def render(config: Config, inputs: Inputs, scheduler: str) -> str:
+    """Renders the template of `scheduler` (batch, sagemaker or parallelcluster) as JSON."""
+    return json.dumps(template(config, inputs, scheduler), separators=(",", ":"))
 
 
-def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
+def template(config: Config, inputs: Inputs, scheduler: str) -> dict[str, Any]:
     """Returns the template as data."""
-    made = MAKERS[engine](config, inputs)
+    made = MAKERS[scheduler](config, inputs)
     values: dict[str, Any] = {"In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}
     values |= {
         name: attribute(name, "Arn") for name in ("JobRole", "ExecutionRole") if name in made
     }
     values |= {"LogGroup": ref("Log")} if "Log" in made else {}
-    if ENGINES[engine].by_ssh:
+    if SCHEDULERS[scheduler].by_ssh:
         values |= {
             name: ref(f"{name}Subnet") for name in ("Private", "Public") if f"{name}Subnet" in made
         }
-    about = f"trainfleet {config.fleet_name}: {engine} on {config.fleet.instance_type}"
+    about = f"trainfleet {config.fleet_name}: {scheduler} on {config.fleet.instance_type}"
     return assemble(
         config, inputs, made, {name: {"Value": value} for name, value in values.items()}, about
     )
@@ -336,15 +336,15 @@ def _mounting(config: Config) -> list[str]:
     ]
 
 
-class EngineFleet(FleetStack):
-    """The stack of `engine`: batch, sagemaker or parallelcluster."""
+class SchedulerStack(FleetStack):
+    """The stack of `scheduler`: batch, sagemaker or parallelcluster."""
 
-    def __init__(self, config: Config, engine: str) -> None:
+    def __init__(self, config: Config, scheduler: str) -> None:
         super().__init__(config)
-        self.engine = engine
+        self.scheduler = scheduler
 
     def render(self, inputs: Inputs) -> str:
-        return render(self.config, inputs, self.engine)
+        return render(self.config, inputs, self.scheduler)
 
     def _wanted(
         self, bad: Collection[str]
