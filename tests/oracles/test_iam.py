@@ -242,16 +242,17 @@ def operations() -> set[str]:
     pattern = re.compile(r"(?:calls|pages)\(\s*\"([a-z0-9-]+)\", \"([A-Z]\w+)\"")
     texts = [path.read_text() for path in (ROOT / "python/trainfleet").rglob("*.py")]
     said = [f"{service}:{name}" for text in texts for service, name in pattern.findall(text)]
-    return {*said, *(one for names in of_kinds().values() for one in names)}
+    kinds = of_kinds() | of_kinds("scheduler_kinds.yaml")
+    return {*said, *(one for names in kinds.values() for one in names)}
 
 
-def of_kinds() -> dict[str, set[str]]:
-    """kind of resource → what `make clean` asks to find and to remove it, by kinds.yaml."""
-    rows = read_table(ROOT / "python/trainfleet/cloud/kinds.yaml")
+def of_kinds(table: str = "kinds.yaml") -> dict[str, set[str]]:
+    """kind of resource → what `make clean` asks to find and to remove it, by a table."""
+    rows = read_table(ROOT / "python/trainfleet/cloud" / table)
     return {
         row["kind"]: {f"{row['service']}:{row[what]}" for what in ("find", "remove") if what in row}
         for row in rows
-        if "find" in row
+        if "service" in row
     }
 
 
@@ -265,7 +266,7 @@ def test_clean_may_find_everything_and_remove_what_a_setup_may_have_left(recipe:
     assert len(kinds) > 15
     unmade = set(kinds) if "ec2:RunInstances" not in named else set()
     unmade |= set() if "fsx:CreateFileSystem" in named else {"file system", "association", "backup"}
-    unmade |= set() if "ec2:CreateImage" in named else {"snapshot"}
+    unmade |= set() if "ec2:CreateImage" in named else {"snapshot", "AMI"}
     wanted = {
         one
         for kind, asked in kinds.items()

@@ -6,72 +6,19 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from ..config.tables import read_table
 from ..process.install_paths import page
 from ..trust.errors import CloudError, NotAsked
 from ..trust.safe_output import visible
 
-DENIED = {
-    "AccessDenied",
-    "AccessDeniedException",
-    "UnauthorizedOperation",
-    "AuthorizationError",
-    "NotAuthorized",
-    "AuthorizationErrorException",
-    "UnauthorizedException",
-    "Forbidden",
-    "403",
-}
-EXPIRED = {
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "RequestExpired",
-    "TokenRefreshRequired",
-    "CredentialsExpired",
-}
-UNKNOWN_KEY = {
-    "InvalidClientTokenId",
-    "UnrecognizedClientException",
-    "InvalidAccessKeyId",
-    "AuthFailure",
-    "SignatureDoesNotMatch",
-    "InvalidSignatureException",
-    "IncompleteSignature",
-    "MissingAuthenticationToken",
-    "MissingAuthenticationTokenException",
-}
-THROTTLED = {
-    "Throttling",
-    "ThrottlingException",
-    "ThrottledException",
-    "RequestLimitExceeded",
-    "TooManyRequestsException",
-    "RequestThrottled",
-    "RequestThrottledException",
-    "SlowDown",
-    "BandwidthLimitExceeded",
-    "ProvisionedThroughputExceededException",
-    "PriorRequestNotComplete",
-    "EC2ThrottledException",
-}
-NO_REGION = {
-    "OptInRequired",
-    "SubscriptionRequiredException",
-    "RegionDisabledException",
-    "InvalidRegion",
-}
-CAPACITY = {
-    "InsufficientInstanceCapacity",
-    "InsufficientHostCapacity",
-    "InsufficientReservedInstanceCapacity",
-    "InsufficientCapacity",
-    "Unsupported",
-    "SpotMaxPriceTooLow",
-    "ReservationCapacityExceeded",
-    "InsufficientCapacityOnOutpost",
-}
-# of IAM's action names
+REFUSALS = read_table(Path(__file__).with_name("error_codes.yaml"))
+CODES = {meaning: frozenset(row["codes"]) for meaning, row in REFUSALS.items()}
+DENIED = CODES["denied"]
+CREDENTIALS, RENEW = (REFUSALS[meaning]["next"] for meaning in ("unknown key", "expired"))
+# IAM's names for services and actions that differ from botocore's
 PREFIXES = {
     "resourcegroupstaggingapi": "tag",
     "service-quotas": "servicequotas",
@@ -82,14 +29,6 @@ ACTIONS = {
     "s3:HeadBucket": "s3:ListBucket",
     "s3:ListObjectsV2": "s3:ListBucket",
 }
-CREDENTIALS = (
-    "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or run aws sso login; aws sts "
-    "get-caller-identity shows the identity that AWS sees"
-)
-RENEW = (
-    "run aws sso login, or set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
-    "AWS_SESSION_TOKEN to new keys; then run the same command again"
-)
 MOST = 600  # letters of AWS's message
 
 
@@ -138,33 +77,19 @@ def passing(*codes: str) -> Iterator[None]:
 
 def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -> CloudError:
     code, said = _words(answer, "Code"), _words(answer, "Message")
-    what, why, then = (
-        f"AWS refuses {operation}",
-        f"{code}: {said}",
-        "fix what AWS reports, then run the same command again",
-    )
+    why = f"{code}: {said}"
     if code in DENIED:
         named = re.search(r"not authorized to perform:? ([a-z0-9-]+:[A-Za-z*]+)", said)
         missing = named[1] if named else action(service, operation)
-        what, why = (
-            f"your credentials may not do {missing}",
-            re.sub(r"Encoded authorization failure message:.*", "", why).strip(),
-        )
+        what = f"your credentials may not do {missing}"
+        why = re.sub(r"Encoded authorization failure message:.*", "", why).strip()
         then = f"allow {missing}, or use other credentials (AWS_PROFILE)"
-    elif code in EXPIRED:
-        what, then = "your credentials have expired", RENEW
-    elif code in UNKNOWN_KEY:
-        what, then = "AWS does not know your credentials", CREDENTIALS
-    elif code in THROTTLED:
-        what, then = "AWS is throttling your account's requests", "wait a minute, then run it again"
-    elif code in NO_REGION:
-        what, then = (
-            "your account can't use this service in this region",
-            "set fleet.aws.region to a region that your account has enabled",
-        )
-    elif code in CAPACITY:
-        what = "AWS has no capacity for this instance type now"
-        then = "set other fleet.aws.zones, or fleet.aws.capacity to block or reservation"
+        return CloudError(what, where=where, why=why, next=then, code=code)
+    row: dict[str, str] = next(
+        (row for row in REFUSALS.values() if "what" in row and code in row["codes"]), {}
+    )
+    what = row.get("what", f"AWS refuses {operation}")
+    then = row.get("next", "fix what AWS reports, then run the same command again")
     return CloudError(what, where=where, why=why, next=then, code=code)
 
 
@@ -179,10 +104,8 @@ def _is_unreadable(error: Exception) -> bool:
 
 
 def _strange(where: str, error: Exception) -> CloudError:
-    what, why = (
-        "the answer did not come from AWS",
-        f"a proxy or a login page may have sent it; {_one_line(str(error))}",
-    )
+    what = "the answer did not come from AWS"
+    why = f"a proxy or a login page may have sent it; {_one_line(str(error))}"
     then = "check HTTPS_PROXY, NO_PROXY and AWS_ENDPOINT_URL, then run it again"
     return CloudError(what, where=where, why=why, next=then, code=type(error).__name__)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..trust.errors import CloudError
 from . import clock
+from .api_errors import CODES
 from .calls import Calls
 from .template_inputs import pairs
 
@@ -118,18 +119,6 @@ MISSES = 20  # polls in a row that AWS leaves unanswered or throttles
 CAPABILITIES = ["CAPABILITY_NAMED_IAM"]
 PROJECT, CONFIG, CREATED = (f"trainfleet:{name}" for name in ("project", "config", "created"))
 OURS = "trainfleet"  # the value of PROJECT
-PASSING = {
-    "RequestLimitExceeded",
-    "Throttling",
-    "ThrottlingException",
-    "EndpointConnectionError",
-    "ReadTimeoutError",
-    "ConnectTimeoutError",
-    "ConnectionClosedError",
-    "InternalFailure",
-    "ServiceUnavailable",
-    "InternalError",
-}
 # a resource's logical id, its state, and the message about it
 Show = Callable[[str, str, str], None]
 
@@ -295,7 +284,7 @@ class CloudFormationStack:
                 misses = 0
             except CloudError as error:
                 misses += 1
-                if error.code not in PASSING or misses > MISSES:
+                if error.code not in CODES["unanswered"] or misses > MISSES:
                     raise
             if not state.busy and not misses:
                 return state, first

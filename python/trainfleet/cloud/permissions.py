@@ -22,7 +22,7 @@ from ..trust.errors import CloudError
 from . import repository
 from .calls import Calls
 from .template_inputs import Inputs, bucket_of, cluster_name, stack_name
-from .template_parts import allow, written
+from .template_parts import statement, written
 from .template_storage import log_group, makes_file_system
 
 FILE = Path(__file__).with_name("permissions.yaml")
@@ -141,10 +141,11 @@ def policy(config: Config, inputs: Inputs) -> Policy:
         # an SSM document of AWS has no account in its ARN
         place = resource.replace(f"{inputs.account}:{SESSION}", f"*:{SESSION}")
         resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x(?=/|$)", "*", place))
-    allowed = [allow(sorted(actions), where) for actions, where in resources.items()]
+    allowed = [statement(sorted(actions), where) for actions, where in resources.items()]
     if services := sorted(_services(config, inputs)):
         names = {"StringEquals": {"iam:AWSServiceName": services}}
-        allowed.append(allow([LINK], [_linked(inputs, f"{name}/*") for name in services], names))
+        linked = [_linked(inputs, f"{name}/*") for name in services]
+        allowed.append(statement([LINK], linked, names))
     return {"Version": "2012-10-17", "Statement": allowed}
 
 
@@ -153,12 +154,12 @@ def documents(whole: Policy) -> Iterator[Policy]:
     without white space.
     """
     left, size = list[Any](), 0
-    for statement in whole["Statement"]:
-        added = len(json.dumps(statement, separators=(",", ":"))) + 1
+    for part in whole["Statement"]:
+        added = len(json.dumps(part, separators=(",", ":"))) + 1
         if left and size + added > LARGEST:
             yield whole | {"Statement": left}
             left, size = [], 0
-        left.append(statement)
+        left.append(part)
         size += added
     yield whole | {"Statement": left}
 

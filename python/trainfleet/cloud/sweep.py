@@ -14,36 +14,16 @@ from dataclasses import dataclass, field
 
 from ..trust.errors import CloudError
 from . import clock
-from .api_errors import DENIED
+from .api_errors import CODES, DENIED
 from .calls import Calls
-from .cloudformation import PASSING, CloudFormationStack, StackState
+from .cloudformation import CloudFormationStack, StackState
 from .inventory import OwnedResource, find
 from .resource_types import instances, is_gone
 
 AGAIN = 15.0  # seconds between two rounds
 PATIENCE = 900.0  # seconds without any removal until a sweep gives up
 ROUNDS = 3  # tries to delete a stack
-LATER = {  # refusals that may end: something else must go first
-    "DependencyViolation",
-    "InvalidGroup.InUse",
-    "InvalidPlacementGroup.InUse",
-    "InvalidIPAddress.InUse",
-    "VolumeInUse",
-    "DeleteConflict",
-    "IncorrectState",
-    "IncorrectInstanceState",
-    "BadRequest",
-    "Conflict",
-    "ConflictException",
-    "ValidationError",
-    "InvalidNetworkInterface.InUse",
-    "InvalidParameterValue",
-    "OperationAborted",
-    "ResourceInUse",
-    "BucketNotEmpty",
-    "OperationNotPermitted",
-    "InvalidSnapshot.InUse",
-}
+LATER = CODES["in use"] | CODES["unanswered"]  # refusals that may end
 Say = Callable[[str], None]
 
 
@@ -105,7 +85,7 @@ class Sweep:
         except CloudError as error:
             if error.code in DENIED:
                 self.denied.add(id_)
-            elif error.code not in LATER | PASSING and not is_gone(error):
+            elif error.code not in LATER and not is_gone(error):
                 raise
             if not is_gone(error):
                 self.troubles[id_] = error.what if id_ in self.denied else error.why
