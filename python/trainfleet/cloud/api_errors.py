@@ -1,4 +1,4 @@
-"""Turns AWS's refusals into CloudErrors: each says what failed, why, and what to type next."""
+"""Turns botocore's errors into CloudErrors, which report what failed, why, and what to do."""
 
 from __future__ import annotations
 
@@ -29,22 +29,25 @@ ACTIONS = {
     "s3:HeadBucket": "s3:ListBucket",
     "s3:ListObjectsV2": "s3:ListBucket",
 }
-MOST = 600  # letters of AWS's message
+# prefixes of botocore's errors about expired credentials
+RENEWABLE = ("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")
+MOST = 600  # characters of AWS's message
 
 
 def action(service: str, operation: str) -> str:
-    """Returns an operation's name in a policy, such as `ec2:RunInstances`."""
+    """Returns the IAM action of an operation, such as `ec2:RunInstances`."""
     name = f"{PREFIXES.get(service, service)}:{operation}"
     return ACTIONS.get(name, name)
 
 
 class NotAws(ValueError):
-    """A web page that arrived in place of AWS's answer."""
+    """A web page instead of AWS's answer."""
 
 
 @contextmanager
 def explained(region: str, service: str, operation: str) -> Iterator[None]:
     """Raises botocore's errors as CloudErrors."""
+    where = f"{service} {operation} in {region}"
     try:
         yield
     except CloudError:
@@ -53,16 +56,13 @@ def explained(region: str, service: str, operation: str) -> Iterator[None]:
         import botocore.exceptions
 
         if _is_unreadable(error):
-            raise _strange(f"{service} {operation} in {region}", error) from error
-        if not isinstance(
-            error, (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
-        ):
+            raise _strange(where, error) from error
+        known = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+        if not isinstance(error, known):
             raise
-        where = f"{service} {operation} in {region}"
-        answer = getattr(error, "response", None)
-        raise (
-            _refused(where, service, operation, answer) if answer else _unanswered(where, error)
-        ) from error
+        if answer := getattr(error, "response", None):
+            raise _refused(where, service, operation, answer) from error
+        raise _unanswered(where, error) from error
 
 
 @contextmanager
@@ -94,9 +94,7 @@ def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -
 
 
 def _is_unreadable(error: Exception) -> bool:
-    """Tells whether botocore could not read an answer: its parsers raise arbitrary errors on an
-    HTML page.
-    """
+    """Tells whether botocore could not parse an answer. Web pages make its parsers fail."""
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(error, NotAws) or any(
         frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in frames
@@ -111,29 +109,20 @@ def _strange(where: str, error: Exception) -> CloudError:
 
 
 def _unanswered(where: str, error: Exception) -> CloudError:
-    """Explains why AWS gave no answer: no credentials, no connection, or an invalid request."""
+    """Explains an error without AWS's answer: no credentials, no connection, invalid request."""
     import botocore.exceptions as known
 
     kind, why = type(error).__name__, _one_line(str(error))
     if isinstance(error, known.ParamValidationError):
         then = f"correct that value in config.yaml; {page('schema/README.md')} lists all keys"
         return CloudError("AWS rejects the request", where=where, why=why, next=then, code=kind)
-    if kind.startswith(
-        ("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")
-    ):
-        return NotAsked(
-            "your credentials have expired", where=where, why=why, next=RENEW, code="ExpiredToken"
-        )
-    if "Credential" in kind or isinstance(
-        error, (known.ProfileNotFound, known.SSOError, known.ConfigNotFound)
-    ):
-        return NotAsked(
-            "no AWS credentials were found",
-            where=where,
-            why=why,
-            next=CREDENTIALS,
-            code=kind,
-        )
+    if kind.startswith(RENEWABLE):
+        what = "your credentials have expired"
+        return NotAsked(what, where=where, why=why, next=RENEW, code="ExpiredToken")
+    lacking = (known.ProfileNotFound, known.SSOError, known.ConfigNotFound)
+    if "Credential" in kind or isinstance(error, lacking):
+        what = "no AWS credentials were found"
+        return NotAsked(what, where=where, why=why, next=CREDENTIALS, code=kind)
     then = "check this machine's network and fleet.aws.region, then run it again"
     return NotAsked("AWS did not answer", where=where, why=why, next=then, code=kind)
 

@@ -272,7 +272,7 @@ class Blocks(PrepaidCapacity):
             "DescribeCapacityBlockOfferings",
             "CapacityBlockOfferings",
             CapacityDurationHours=hours,
-            EndDateRange=_now() + AHEAD + timedelta(hours=hours),
+            EndDateRange=clock.utc() + AHEAD + timedelta(hours=hours),
             InstanceType=fleet.instance_type,
             InstanceCount=fleet.nodes,
         )
@@ -324,7 +324,7 @@ class TrainingPlans(PrepaidCapacity):
         return by_table().training(self.config.fleet.instance_type or "", False).usd
 
     def offered(self, hours: int) -> Iterator[Offer]:
-        fleet, now = self.config.fleet, _now()
+        fleet, now = self.config.fleet, clock.utc()
         answer = self.calls(
             "sagemaker",
             "SearchTrainingPlanOfferings",
@@ -393,10 +393,6 @@ def whole_hours(hours: float) -> int:
 
 def _span(row: dict[str, Any], word: str) -> tuple[float, float]:
     return row[f"Start{word}"].timestamp(), row[f"End{word}"].timestamp()
-
-
-def _now() -> datetime:
-    return datetime.fromtimestamp(clock.now(), UTC)
 
 
 def _moment(time: float) -> str:

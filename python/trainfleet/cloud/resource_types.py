@@ -49,8 +49,13 @@ def tags_of(listed: Any) -> dict[str, str]:
 
 
 def is_ours(tags: Mapping[str, str], config: str | None) -> bool:
-    """Tells whether this program made a resource, for `config` or, if it is None, for any."""
+    """Tells whether this program made a resource: for `config`, or without it for any config."""
     return tags.get(PROJECT) == OURS and config in (None, tags.get(CONFIG))
+
+
+def has_our_tags(row: Row, config: str) -> bool:
+    """Tells whether a row of EC2 or FSx has the tags of the config with this name."""
+    return is_ours(tags_of(row.get("Tags")), config)
 
 
 def is_gone(error: CloudError) -> bool:

@@ -1,6 +1,4 @@
-"""Explains why a stack could not be made: what CloudFormation's reasons mean, and what to type
-next.
-"""
+"""Explains why a stack could not be made: what CloudFormation's reason means, and what to do."""
 
 from __future__ import annotations
 
@@ -9,9 +7,9 @@ from pathlib import Path
 
 from ..config.tables import read_table
 from ..trust.errors import CloudError
-from .cloudformation import StackEvent
+from .cloudformation import StackEvent, short
 
-# The frame around the services' own words.
+# CloudFormation's text around a service's message
 FRAME = re.compile(r'Resource handler returned message: "(.*?)"? \(RequestToken', re.DOTALL)
 SERVICE = re.compile(r"\s*\(Service: .*?(\)|$)", re.DOTALL)
 CAPACITY = re.compile(
@@ -28,31 +26,23 @@ MEANINGS = read_table(Path(__file__).with_name("stack_errors.yaml"))
 
 
 def words_of(reason: str) -> str:
-    """Returns the service's own words, without CloudFormation's frame."""
+    """Returns the service's message without CloudFormation's text around it."""
     framed = FRAME.search(reason)
-    return (
-        SERVICE.sub("", framed[1] if framed else reason).strip().rstrip(".").strip()
-        or "it gave no reason"
-    )
+    said = SERVICE.sub("", framed[1] if framed else reason)
+    return said.strip().rstrip(".").strip() or "it gave no reason"
 
 
 def is_capacity(reason: str) -> bool:
-    """Tells whether another zone may have the machines or the type that this one lacks."""
+    """Tells whether the zone lacks capacity or the type, which another zone may have."""
     return bool(CAPACITY.search(reason) or ELSEWHERE.search(reason))
 
 
 def explain(event: StackEvent | None, what: str, where: str) -> CloudError:
     """Returns the error for the first failure."""
     if event is None:
-        return CloudError(
-            what,
-            where=where,
-            why="CloudFormation names no reason",
-            next="run make setup again",
-            code="Failed",
-        )
-    kind = event.type.removeprefix("AWS::").replace("::", " ")
-    said = words_of(event.reason)
+        why, then = "CloudFormation names no reason", "run make setup again"
+        return CloudError(what, where=where, why=why, next=then, code="Failed")
+    kind, said = short(event.type), words_of(event.reason)
     if is_capacity(event.reason):
         why = f"AWS has no capacity for this instance type now: {said}"
         then = "set other fleet.aws.zones, try later, or use a reservation (fleet.aws.capacity)"
