@@ -1,4 +1,4 @@
-"""Containers for the pretended engines: each a process of the image's entrypoint on a node of conformance/cluster.py.
+"""Containers for the pretended schedulers: each a process of the image's entrypoint on a node of conformance/cluster.py.
 
     containers.start(job, attempt, node, nodes, words, environment)   → Container, whose output is a stream of CloudWatch's
     containers.lose(job, node)                                        its machine goes, with all that runs on it

@@ -1,4 +1,4 @@
-"""CloudWatch Logs in the pretended account: what the engines' containers have printed, a stream each, in pages as the service gives them.
+"""CloudWatch Logs in the pretended account: what the schedulers' containers have printed, a stream each, in pages as the service gives them.
 
 A page has PAGE lines at most; the one behind the last is empty and gives back the token that was sent. A group that nothing was
 written to is not there.

@@ -398,7 +398,7 @@ def test_groups_of_a_training_job_are_open_to_themselves_on_both_sides(account: 
     own = replace(plain.fleet.sagemaker, subnets=(SUBNET,), security_groups=("sg-1", "sg-2"))
     config, inputs = (
         replace(plain, fleet=replace(plain.fleet, sagemaker=own)),
-        replace(INPUTS, engine="sagemaker"),
+        replace(INPUTS, scheduler="sagemaker"),
     )
     both = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-2"}]}
     anywhere = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
@@ -433,7 +433,7 @@ def test_a_key_of_another_account_is_told_in_the_plan(
     account(DescribeKey={"KeyMetadata": {"KeyState": "Enabled"}})
     assert (
         "belongs to another account; its policy must let"
-        in told(config, replace(INPUTS, engine="sagemaker"))
+        in told(config, replace(INPUTS, scheduler="sagemaker"))
     ) == is_told
 
 
@@ -443,7 +443,7 @@ def test_sagemaker_s_quotas_are_looked_at_before_a_job_but_for_a_training_plan(
     name = "ml.p4d.24xlarge for training job usage"
     row = {"QuotaName": name, "QuotaCode": "L-1", "Value": 1.0}
     account(ListServiceQuotas={"Quotas": [row]})
-    plain, inputs = fleet("p4d.24xlarge"), replace(INPUTS, engine="sagemaker")
+    plain, inputs = fleet("p4d.24xlarge"), replace(INPUTS, scheduler="sagemaker")
     said = told(plain, inputs)
     assert f"the job needs 2 x ml.p4d.24xlarge, but your quota {name!r} is 1" in said
     assert "--service-code sagemaker --quota-code L-1 --desired-value 2" in said
@@ -492,8 +492,8 @@ def test_buckets_are_there_and_in_the_region(account: Any) -> None:
     )
     plain = fleet()
     store = replace(plain, data=replace(plain.data, tokenized_path="s3://corpus/sets"))
-    for engine, blocks in (("", False), ("batch", True)):
-        (found,) = checks.findings(store, Calls("us-east-1"), replace(INPUTS, engine=engine))
+    for scheduler, blocks in (("", False), ("batch", True)):
+        (found,) = checks.findings(store, Calls("us-east-1"), replace(INPUTS, scheduler=scheduler))
         assert (
             "data.tokenized_path: corpus is in eu-west-1" in str(found) and found.blocks == blocks
         )

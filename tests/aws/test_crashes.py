@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aws import engine_crashes
+from aws import scheduler_crashes
 from aws.crashes import World, deaths
 from trainfleet.launch import cleaning
 
@@ -134,18 +134,18 @@ def test_a_purge_that_died_is_done_again(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("engine", ["batch", "sagemaker"])
-def test_a_clean_that_died_while_an_engine_was_at_work_is_done_again(engine: str) -> None:
-    for what, world in deaths("clean", "YES=1", config=engine_crashes.said(engine), prepare=engine_crashes.others, after=("setup",),
-                              work=engine_crashes.at_work, step=STEP):  # fmt: skip
+@pytest.mark.parametrize("scheduler", ["batch", "sagemaker"])
+def test_a_clean_that_died_while_an_scheduler_was_at_work_is_done_again(scheduler: str) -> None:
+    for what, world in deaths("clean", "YES=1", config=scheduler_crashes.said(scheduler), prepare=scheduler_crashes.others, after=("setup",),
+                              work=scheduler_crashes.at_work, step=STEP):  # fmt: skip
         proven_empty(world, what, "YES=1")
-        assert engine_crashes.undisturbed(world.account), what
+        assert scheduler_crashes.undisturbed(world.account), what
 
 
 def test_what_runs_and_what_is_kept_warm_has_a_price() -> None:
-    world = World(engine_crashes.others, engine_crashes.said("sagemaker"))
+    world = World(scheduler_crashes.others, scheduler_crashes.said("sagemaker"))
     assert world.type("setup")[0] == 0
-    engine_crashes.at_work(world.account)
+    scheduler_crashes.at_work(world.account)
     _, told = world.type("ls")
     assert (
         "2 x ml.c7i.8xlarge, InProgress" in told

@@ -12,12 +12,12 @@ import pytest
 
 from aws import batch, watchers  # noqa: F401  what they answer
 from aws.account import Account
-from aws.test_engine_machines import engine_config, mine, told
 from aws.test_fleet import untouched
+from aws.test_scheduler_machines import mine, scheduler_config, told
 from trainfleet.backends import BACKENDS, queue_reasons
 from trainfleet.backends.batch import Batch
 from trainfleet.backends.request_json import bodies
-from trainfleet.cloud import discovery, engine_template
+from trainfleet.cloud import discovery, scheduler_template
 from trainfleet.config import Config
 from trainfleet.config.cross_checks import check
 from trainfleet.plan.job import Job, on_its_machines, tokenize_job, train_job
@@ -30,7 +30,7 @@ def config_of(
     folder: Path, kind: str = "trn1.32xlarge", cheap: str | None = CHEAP, **fleet: Any
 ) -> Config:
     """A config of two expensive nodes that tokenizes on a cheap one."""
-    made = engine_config(folder, "batch", **fleet)
+    made = scheduler_config(folder, "batch", **fleet)
     stack = "neuron-xla" if kind.startswith("trn1") else made.fleet.platform
     own = replace(made.fleet, instance_type=kind, platform=stack)
     return replace(made, fleet=own, data=replace(made.data, tokenize_instance_type=cheap))
@@ -105,11 +105,11 @@ def test_the_stack_has_an_environment_for_it_of_no_machines_until_a_job_comes(
     )
     inputs = replace(
         discovery.placeholders(config, "us-east-1"),
-        engine="batch",
+        scheduler="batch",
         image="ami-neuron",
         tokenizing="ami-cpu",
     )
-    made = engine_template.template(config, inputs, "batch")["Resources"]
+    made = scheduler_template.template(config, inputs, "batch")["Resources"]
     resources = made["TokenizingEnvironment"]["Properties"]["ComputeResources"]
     assert (resources["InstanceTypes"], resources["MinvCpus"], resources["MaxvCpus"]) == (
         [CHEAP],

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from aws.account import Account
-from aws.test_engine_machines import engine_config
+from aws.test_scheduler_machines import scheduler_config
 from requirement import need_program
-from trainfleet.cloud.engine_template import BOUNDARY, user_data
+from trainfleet.cloud.scheduler_template import BOUNDARY, user_data
 
 FAKES = {"dnf": "", "systemctl": "", "shutdown": "", "modprobe": "", "sleep": "", "chattr": "",
          "mount": 'for folder; do :; done; [ ! -e "$0.broken" ] && /usr/bin/mount -t tmpfs none "$folder"'}  # fmt: skip
@@ -28,7 +28,7 @@ def test_an_instance_that_can_t_mount_takes_no_jobs(
     broken: str, said: str, account: Account, tmp_path: Path
 ) -> None:
     need_program("unshare", "util-linux")
-    folder, log, config = tmp_path / "fsx", tmp_path / "log", engine_config(tmp_path, "batch")
+    folder, log, config = tmp_path / "fsx", tmp_path / "log", scheduler_config(tmp_path, "batch")
     fsx = replace(
         config.fleet.fsx, dns_name="fs-1.example", mount_name="abcd", mount_point=str(folder)
     )

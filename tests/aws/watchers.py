@@ -1,4 +1,4 @@
-"""What else the engines' backends ask for: roles, images, quotas, buckets, parameters, streams of logs. Plain records in the account.
+"""What else the schedulers' backends ask for: roles, images, quotas, buckets, parameters, streams of logs. Plain records in the account.
 
 SSM's parameters are kept by moto too, on the local server that containers see.
 """

@@ -20,9 +20,9 @@ import pytest
 import yaml
 
 from aws.account import Account
-from aws.engines import Site, site
 from aws.metal import Metal, on_metal, theirs
 from aws.sagemaker import Job as TrainingJob
+from aws.schedulers import Site, site
 from aws.world import aws
 from fleet.lab import Lab, lab
 from fleet.slurmlab import cluster

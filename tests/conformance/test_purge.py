@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from aws.engines import site as account_and_bucket
+from aws.schedulers import site as account_and_bucket
 from fleet.lab import lab
 from fleet.slurmlab import cluster
 from fleet.test_cloud import Place, account_on

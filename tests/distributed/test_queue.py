@@ -16,9 +16,9 @@ import yaml
 import verbs
 from aws import containers
 from aws.batch import Job as BatchJob
-from aws.engines import Site as Account
-from aws.engines import site as account_and_bucket
 from aws.sagemaker import SageMaker
+from aws.schedulers import Site as Account
+from aws.schedulers import site as account_and_bucket
 from trainfleet.backends.s3_run import VACANT
 from trainfleet.run.run_folder import Run
 from trainfleet.storage import s3
@@ -216,9 +216,9 @@ def test_what_died_before_the_entrypoint_is_heard_from_the_engine(
         said
     )
     logs = site.type("elsewhere", "logs", "SET=name=unborn")
-    assert "engine-0  engine  " in logs and "| exec /usr/bin/python3: exec format error" in logs, (
-        logs
-    )
+    assert (
+        "engine-0  scheduler  " in logs and "| exec /usr/bin/python3: exec format error" in logs
+    ), logs
     asked = [
         request
         for _, operation, request in site.account.account.calls

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from aws import engine_crashes
+from aws import scheduler_crashes
 from aws.account import Account
 from aws.crashes import World, deaths
 from aws.test_crashes import proven_empty
@@ -93,7 +93,7 @@ def test_clean_that_keeps_what_holds_data() -> None:
 def at_peace(world: World, what: str) -> None:
     """The account is empty of ours, and others' jobs have not noticed."""
     proven_empty(world, what)
-    assert engine_crashes.undisturbed(world.account), what
+    assert scheduler_crashes.undisturbed(world.account), what
 
 
 @pytest.mark.timeout(3000)
@@ -101,7 +101,7 @@ def at_peace(world: World, what: str) -> None:
 def test_setup_for_an_engine(engine: str) -> None:
     cases = 0
     for what, world in deaths(
-        "setup", config=engine_crashes.said(engine), prepare=engine_crashes.others
+        "setup", config=scheduler_crashes.said(engine), prepare=scheduler_crashes.others
     ):
         at_peace(world, what)
         cases += 1
@@ -113,14 +113,14 @@ def test_setup_for_an_engine(engine: str) -> None:
 @pytest.mark.parametrize("engine", ["batch", "sagemaker"])
 def test_clean_while_an_engine_is_at_work(engine: str) -> None:
     """Jobs wait, run and are kept warm, definitions and a secret are there, and the process of clean dies at each request."""
-    cases, config = 0, engine_crashes.said(engine)
+    cases, config = 0, scheduler_crashes.said(engine)
     for what, world in deaths(
         "clean",
         "YES=1",
         config=config,
-        prepare=engine_crashes.others,
+        prepare=scheduler_crashes.others,
         after=("setup",),
-        work=engine_crashes.at_work,
+        work=scheduler_crashes.at_work,
     ):
         at_peace(world, what)
         cases += 1

@@ -19,7 +19,7 @@ import yaml
 
 from aws import elsewhere
 from aws.account import Account
-from aws.engines import KIND, Site, site
+from aws.schedulers import KIND, Site, site
 from aws.world import strangers
 from fleet.lab import Lab, address_of, lab
 from fleet.slurmlab import cluster

@@ -19,7 +19,7 @@ from cfnlint.decode.decode import decode_str
 from cfnlint.runner import Runner
 
 from aws.fleets import ELSEWHERE, INPUTS, every, fleet
-from trainfleet.cloud import engine_template
+from trainfleet.cloud import scheduler_template
 from trainfleet.cloud.template import render
 from trainfleet.hardware import node_types
 
@@ -65,22 +65,22 @@ def test_every_template_is_sound_to_cfn_lint(name: str) -> None:
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_network_of_a_cluster_is_sound_to_cfn_lint(kept: bool) -> None:
-    text = engine_template.render(
-        fleet("c7i.8xlarge"), replace(INPUTS, kept=kept), engine_template.NETWORK
+    text = scheduler_template.render(
+        fleet("c7i.8xlarge"), replace(INPUTS, kept=kept), scheduler_template.NETWORK
     )
     assert problems(text, INPUTS.region) == []
     assert ("Nat" in json.loads(text)["Resources"]) is not kept
 
 
 @pytest.mark.parametrize("name", all_of(node_types.INSTANCE_TYPES))
-@pytest.mark.parametrize("engine", ["batch", "sagemaker"])
-def test_what_engines_need_is_sound_to_cfn_lint(engine: str, name: str) -> None:
+@pytest.mark.parametrize("scheduler", ["batch", "sagemaker"])
+def test_what_schedulers_need_is_sound_to_cfn_lint(scheduler: str, name: str) -> None:
     """Its environment and queue are Batch's; the launch template has every EFA interface, and no subnet, which Batch sets."""
     config, inputs = fleet(name), replace(INPUTS, region=ELSEWHERE.get(name, "us-east-1"))
-    text = engine_template.render(config, inputs, engine)
+    text = scheduler_template.render(config, inputs, scheduler)
     assert problems(text, inputs.region) == []
     made = json.loads(text)["Resources"]
-    if engine == "batch":
+    if scheduler == "batch":
         data = made["Template"]["Properties"]["LaunchTemplateData"]
         kinds = [one["InterfaceType"] for one in data["NetworkInterfaces"]]
         assert sum(kind.startswith("efa") for kind in kinds) == node_types.INSTANCE_TYPES[name].efa
@@ -94,7 +94,7 @@ def test_what_engines_need_is_sound_to_cfn_lint(engine: str, name: str) -> None:
 def test_a_second_queue_for_tokenizing_is_sound_to_cfn_lint() -> None:
     config = fleet("trn1.32xlarge", "block")
     config = replace(config, data=replace(config.data, tokenize_instance_type="c7i.8xlarge"))
-    text = engine_template.render(config, replace(INPUTS, tokenizing=INPUTS.image), "batch")
+    text = scheduler_template.render(config, replace(INPUTS, tokenizing=INPUTS.image), "batch")
     assert (
         problems(text, INPUTS.region) == [] and "TokenizingQueue" in json.loads(text)["Resources"]
     )

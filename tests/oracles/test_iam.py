@@ -17,9 +17,9 @@ import pytest
 from aws.fleets import INPUTS
 from oracles.iam_judge import Asked, judged, judged_each, policy_of
 from trainfleet.backends import terms_of
-from trainfleet.cloud import engine_template, template
-from trainfleet.cloud.engine_template import NETWORK as CLUSTER
+from trainfleet.cloud import scheduler_template, template
 from trainfleet.cloud.permissions import policy
+from trainfleet.cloud.scheduler_template import NETWORK as CLUSTER
 from trainfleet.cloud.template_inputs import Inputs, bucket_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.config.tables import read_table
@@ -130,7 +130,7 @@ def roles(config: Config) -> dict[str, list[dict[str, Any]]]:
     found = (
         template.render(config, INPUTS)
         if backend == "ec2"
-        else engine_template.render(config, INPUTS, backend)
+        else scheduler_template.render(config, INPUTS, backend)
     )
     group = f"{HOME.format('logs')}log-group:/trainfleet/{config.name}:*"
     text = found.replace('{"Fn::GetAtt":["Log","Arn"]}', json.dumps(group))
@@ -242,16 +242,17 @@ def operations() -> set[str]:
     pattern = re.compile(r"(?:calls|pages)\(\s*\"([a-z0-9-]+)\", \"([A-Z]\w+)\"")
     texts = [path.read_text() for path in (ROOT / "python/trainfleet").rglob("*.py")]
     said = [f"{service}:{name}" for text in texts for service, name in pattern.findall(text)]
-    return {*said, *(one for names in of_kinds().values() for one in names)}
+    kinds = of_kinds() | of_kinds("scheduler_kinds.yaml")
+    return {*said, *(one for names in kinds.values() for one in names)}
 
 
-def of_kinds() -> dict[str, set[str]]:
-    """kind of resource → what `make clean` asks to find and to remove it, by kinds.yaml."""
-    rows = read_table(ROOT / "python/trainfleet/cloud/kinds.yaml")
+def of_kinds(table: str = "kinds.yaml") -> dict[str, set[str]]:
+    """kind of resource → what `make clean` asks to find and to remove it, by a table."""
+    rows = read_table(ROOT / "python/trainfleet/cloud" / table)
     return {
         row["kind"]: {f"{row['service']}:{row[what]}" for what in ("find", "remove") if what in row}
         for row in rows
-        if "find" in row
+        if "service" in row
     }
 
 
@@ -265,7 +266,7 @@ def test_clean_may_find_everything_and_remove_what_a_setup_may_have_left(recipe:
     assert len(kinds) > 15
     unmade = set(kinds) if "ec2:RunInstances" not in named else set()
     unmade |= set() if "fsx:CreateFileSystem" in named else {"file system", "association", "backup"}
-    unmade |= set() if "ec2:CreateImage" in named else {"snapshot"}
+    unmade |= set() if "ec2:CreateImage" in named else {"snapshot", "AMI"}
     wanted = {
         one
         for kind, asked in kinds.items()
@@ -302,7 +303,8 @@ def asked_by(recipe: str) -> tuple[Config, Inputs]:
         config, fleet=replace(config.fleet, secrets=("HF_TOKEN",), aws=ahead, sagemaker=plans)
     )
     return config, replace(
-        INPUTS, engine={"ec2": "", "slurm": CLUSTER}.get(config.fleet.backend, config.fleet.backend)
+        INPUTS,
+        scheduler={"ec2": "", "slurm": CLUSTER}.get(config.fleet.backend, config.fleet.backend),
     )
 
 

@@ -25,9 +25,9 @@ from oracles.iam_judge import Asked, judged, policy_of
 from oracles.test_parallelcluster import python
 from trainfleet.backends import terms_of
 from trainfleet.backends.slurm import cluster_file
-from trainfleet.cloud import engine_template, template
-from trainfleet.cloud.engine_template import NETWORK as CLUSTER
+from trainfleet.cloud import scheduler_template, template
 from trainfleet.cloud.permissions import LARGEST, documents, policy
+from trainfleet.cloud.scheduler_template import NETWORK as CLUSTER
 from trainfleet.cloud.template_inputs import Inputs, bucket_of, cluster_name, stack_name
 from trainfleet.cloud.template_storage import log_group
 from trainfleet.config import Config, Settings, load
@@ -55,9 +55,11 @@ SAME = {  # as boto3 calls it → as IAM does
 
 def config_of(recipe: str) -> tuple[Config, Inputs]:
     config = load(Settings(FOLDER / f"{recipe}.yaml"), terms_of)[0]
-    engine = {"ec2": "", "slurm": CLUSTER}.get(config.fleet.backend, config.fleet.backend)
+    scheduler = {"ec2": "", "slurm": CLUSTER}.get(config.fleet.backend, config.fleet.backend)
     region = config.fleet.aws.region or INPUTS.region
-    return config, replace(INPUTS, engine=engine, region=region, tokenizing="ami-0123456789abcdef0")
+    return config, replace(
+        INPUTS, scheduler=scheduler, region=region, tokenizing="ami-0123456789abcdef0"
+    )
 
 
 @functools.cache
@@ -84,11 +86,11 @@ def made(config: Config, inputs: Inputs) -> set[str]:
     """The types of all resources that CloudFormation makes of a config."""
     text = (
         template.render(config, inputs)
-        if not inputs.engine
-        else engine_template.render(config, inputs, inputs.engine)
+        if not inputs.scheduler
+        else scheduler_template.render(config, inputs, inputs.scheduler)
     )
     kinds = {resource["Type"] for resource in json.loads(text)["Resources"].values()}
-    return kinds | set(cluster()["types"] if inputs.engine == CLUSTER else ())
+    return kinds | set(cluster()["types"] if inputs.scheduler == CLUSTER else ())
 
 
 def places(config: Config, inputs: Inputs, kind: str, action: str) -> Iterator[str]:
@@ -96,7 +98,7 @@ def places(config: Config, inputs: Inputs, kind: str, action: str) -> Iterator[s
     service, operation = action.split(":")
     here, iam = f"arn:aws:%s:{inputs.region}:{inputs.account}:%s", f"arn:aws:iam::{inputs.account}:"
     name, theirs = stack_name(config), cluster_name(config)
-    own = inputs.engine == CLUSTER
+    own = inputs.scheduler == CLUSTER
     if fnmatchcase(operation, "Describe*") and service in ("ec2", "fsx", "logs", "cloudwatch"):
         yield "*"
     elif service == "iam" and kind.startswith("AWS::FSx"):
@@ -163,7 +165,7 @@ def test_cloudformation_may_make_and_remove_every_resource_by_the_policy(recipe:
                 else {}
             )
             asked += [Asked(action, where, named) for where in places(config, inputs, kind, action)]
-    assert len(asked) > (10 if inputs.engine == "sagemaker" else 80)
+    assert len(asked) > (10 if inputs.scheduler == "sagemaker" else 80)
     said = judged(policy(config, inputs), asked)
     assert not [one for one, answer in zip(asked, said, strict=True) if answer != "Allowed"]
 

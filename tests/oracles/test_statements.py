@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from aws import engine_crashes, resources, watchers
+from aws import resources, scheduler_crashes, watchers
 from aws.account import Account
 from aws.crashes import World
 from aws.world import aws
@@ -200,11 +200,11 @@ def submitted(world: World) -> None:
 
 
 def has_jobs(world: World) -> bool:
-    """Whether an engine makes the machines; then the account has that engine, with others at work."""
+    """Whether a scheduler makes the machines; then the account has that scheduler, with others at work."""
     if world.config["fleet"]["backend"] not in ("batch", "sagemaker"):
         return False
     watchers.Watched(world.account)
-    engine_crashes.others(world.account)
+    scheduler_crashes.others(world.account)
     return True
 
 

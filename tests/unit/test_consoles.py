@@ -126,13 +126,13 @@ def test_who_may_not_read_is_told_so(logs: Logs) -> None:
         bring(console())
 
 
-def test_an_engine_s_lines_have_their_time_and_ours_keep_their_own(logs: Logs) -> None:
+def test_a_scheduler_s_lines_have_their_time_and_ours_keep_their_own(logs: Logs) -> None:
     logs.kept["zero"] = ["two\nlines", "rank 3  07:01:02.345 | step 1"]
     found, token = log_streams.read(Calls("us-east-1"), "g", "zero")
     clock = time.strftime("%H:%M:%S", time.localtime(1_790_000_000))
     assert found == [
-        f"engine  {clock}.123 | two",
-        f"engine  {clock}.123 | lines",
+        f"scheduler  {clock}.123 | two",
+        f"scheduler  {clock}.123 | lines",
         "rank 3  07:01:02.345 | step 1",
     ]
     assert token == "f/2" and log_streams.read(Calls("us-east-1"), "g", "zero", token) == (

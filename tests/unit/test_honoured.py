@@ -12,7 +12,7 @@ import pytest
 
 from trainfleet.backends import backend_of, sagemaker_request, supported_keys, terms_of
 from trainfleet.backends.slurm import cluster_file
-from trainfleet.cloud import engine_template, template, unsupported
+from trainfleet.cloud import scheduler_template, template, unsupported
 from trainfleet.cloud.prices import by_table
 from trainfleet.cloud.spending import of_batch
 from trainfleet.cloud.template_inputs import Inputs
@@ -142,7 +142,7 @@ def planned(kind: str, config: Config) -> str:
     if kind in ("batch", "sagemaker"):
         jobs = [backend.plan(job, {}).artifacts for job in (tokenize_job(named), train_job(named))]
         prices = of_batch(config, by_table()) if kind == "batch" else None
-        return engine_template.render(config, inputs, kind) + repr((jobs, prices))
+        return scheduler_template.render(config, inputs, kind) + repr((jobs, prices))
     return repr(config.fleet.rendezvous_port)  # what is sent there needs hosts, or sbatch
 
 
@@ -176,7 +176,7 @@ def test_a_key_counts_or_is_refused(kind: str, key: str) -> None:
 
 def takes_effect(kind: str, before: Config, after: Config) -> bool:
     """Whether it is planned otherwise, or a rule says why not."""
-    rules = {"ec2": unsupported.refuse, "batch": unsupported.refuse_of_engine, "parallelcluster": cluster_file.refuse,
+    rules = {"ec2": unsupported.refuse, "batch": unsupported.refuse_of_scheduler, "parallelcluster": cluster_file.refuse,
              "sagemaker": sagemaker_request.refuse}  # fmt: skip
     refused = [*rules[kind](after)] if kind in rules else []
     return bool(refused) or planned(kind, before) != planned(kind, after)

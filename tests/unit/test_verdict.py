@@ -402,7 +402,7 @@ def test_a_node_that_is_ended_as_another_has_failed_was_no_cause(run: Run) -> No
 def test_where_a_node_left_no_log_what_the_engine_kept_is_read(run: Run) -> None:
     run.logs.mkdir()
     (run.logs / "engine-1.log").write_text(
-        "engine  07:01:02.345 | exec /usr/bin/python3: exec format error\n"
+        "scheduler  07:01:02.345 | exec /usr/bin/python3: exec format error\n"
     )
     found = verdict(run, status=Status(Phase.ENDED, exits={1: 1}))
     assert "exec format error" in str(found), str(found)

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from ..cloud import checks, engine_template, spending, unsupported
-from ..cloud.engine_template import DISK
+from ..cloud import checks, scheduler_template, spending, unsupported
+from ..cloud.scheduler_template import DISK
 from ..cloud.prices import Prices, by_table
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
 from ..cloud.template_parts import statements
@@ -42,7 +42,7 @@ GROUP = "/aws/batch/job"  # Batch's default CloudWatch Logs group
 # Keys of fleet.aws that have no effect on the user's own queue.
 OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "ami")
 # Container role → the policy statements that a run needs from it. The user may provide the role.
-ROLES = {"jobRoleArn": statements, "executionRoleArn": engine_template.of_a_start}
+ROLES = {"jobRoleArn": statements, "executionRoleArn": scheduler_template.of_a_start}
 AT_ONCE = 100  # most jobs in one DescribeJobs request
 GONE = 60.0  # seconds for a terminated job to end: SIGTERM, 30 s, SIGKILL, and ECS's report
 PHASES = {
@@ -86,7 +86,7 @@ class Batch(Hosted):
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield from Batch.lacks(config)
-        yield from unsupported.refuse_of_engine(config)
+        yield from unsupported.refuse_of_scheduler(config)
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
             yield (
                 "fleet.spot",

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from ..cloud.engine_template import GRACE as STOPS
+from ..cloud.scheduler_template import GRACE as STOPS
 from ..cloud.template_inputs import own_tags, slug
 from ..config import Config
 from ..hardware import node_types

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from ..cloud import cloudformation, plan_text, spending
 from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
-from ..cloud.engine_template import EngineFleet
+from ..cloud.scheduler_template import SchedulerStack
 from ..cloud.prices import Prices, by_table, in_region
 from ..config import Config
 from ..plan.job import Artifact
@@ -24,7 +24,7 @@ OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole", "${LogG
 JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
 
 
-def filled(cloud: EngineFleet, body: Body) -> Body:
+def filled(cloud: SchedulerStack, body: Body) -> Body:
     """Returns a request body with the stack's resources instead of placeholders. Raises CloudError
     if the stack does not exist.
     """
@@ -64,7 +64,7 @@ class ManagedMachines(Stacked):
         notes: Callable[[], list[str]] = lambda: [],
         ahead: PrepaidCapacity | None = None,
     ) -> None:
-        self.own = EngineFleet(config, engine)
+        self.own = SchedulerStack(config, engine)
         super().__init__(self.own)
         self.config, self.needed, self.costs, self.notes, self.ahead = (
             config,

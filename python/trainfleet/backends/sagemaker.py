@@ -18,12 +18,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..cloud import checks, engine_template, quotas
+from ..cloud import checks, quotas, scheduler_template
 from ..cloud.api_errors import passing
 from ..cloud.capacity import TrainingPlans
-from ..cloud.engine_resource_types import ENDED, LOGS
 from ..cloud.log_streams import streams
 from ..cloud.prices import Prices
+from ..cloud.scheduler_resource_types import ENDED, LOGS
 from ..cloud.spending import Spending, of_sagemaker
 from ..cloud.template_inputs import slug
 from ..config import Config
@@ -157,7 +157,7 @@ class SageMaker(Hosted):
             checks.role,
             body["RoleArn"],
             "sagemaker.amazonaws.com",
-            engine_template.of_a_training_job,
+            scheduler_template.of_a_training_job,
         )
         self.require(self.placed, request.job, checks.kms, role, quotas.training)
         aws_managed.keep(self.calls, self.config, request.job.secrets)

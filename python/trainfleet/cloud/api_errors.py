@@ -1,4 +1,4 @@
-"""Turns AWS's refusals into CloudErrors: each says what failed, why, and what to type next."""
+"""Turns botocore's errors into CloudErrors, which report what failed, why, and what to do."""
 
 from __future__ import annotations
 
@@ -6,72 +6,19 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from ..config.tables import read_table
 from ..process.install_paths import page
 from ..trust.errors import CloudError, NotAsked
 from ..trust.safe_output import visible
 
-DENIED = {
-    "AccessDenied",
-    "AccessDeniedException",
-    "UnauthorizedOperation",
-    "AuthorizationError",
-    "NotAuthorized",
-    "AuthorizationErrorException",
-    "UnauthorizedException",
-    "Forbidden",
-    "403",
-}
-EXPIRED = {
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "RequestExpired",
-    "TokenRefreshRequired",
-    "CredentialsExpired",
-}
-UNKNOWN_KEY = {
-    "InvalidClientTokenId",
-    "UnrecognizedClientException",
-    "InvalidAccessKeyId",
-    "AuthFailure",
-    "SignatureDoesNotMatch",
-    "InvalidSignatureException",
-    "IncompleteSignature",
-    "MissingAuthenticationToken",
-    "MissingAuthenticationTokenException",
-}
-THROTTLED = {
-    "Throttling",
-    "ThrottlingException",
-    "ThrottledException",
-    "RequestLimitExceeded",
-    "TooManyRequestsException",
-    "RequestThrottled",
-    "RequestThrottledException",
-    "SlowDown",
-    "BandwidthLimitExceeded",
-    "ProvisionedThroughputExceededException",
-    "PriorRequestNotComplete",
-    "EC2ThrottledException",
-}
-NO_REGION = {
-    "OptInRequired",
-    "SubscriptionRequiredException",
-    "RegionDisabledException",
-    "InvalidRegion",
-}
-CAPACITY = {
-    "InsufficientInstanceCapacity",
-    "InsufficientHostCapacity",
-    "InsufficientReservedInstanceCapacity",
-    "InsufficientCapacity",
-    "Unsupported",
-    "SpotMaxPriceTooLow",
-    "ReservationCapacityExceeded",
-    "InsufficientCapacityOnOutpost",
-}
-# of IAM's action names
+REFUSALS = read_table(Path(__file__).with_name("error_codes.yaml"))
+CODES = {meaning: frozenset(row["codes"]) for meaning, row in REFUSALS.items()}
+DENIED = CODES["denied"]
+CREDENTIALS, RENEW = (REFUSALS[meaning]["next"] for meaning in ("unknown key", "expired"))
+# IAM's names for services and actions that differ from botocore's
 PREFIXES = {
     "resourcegroupstaggingapi": "tag",
     "service-quotas": "servicequotas",
@@ -82,30 +29,25 @@ ACTIONS = {
     "s3:HeadBucket": "s3:ListBucket",
     "s3:ListObjectsV2": "s3:ListBucket",
 }
-CREDENTIALS = (
-    "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or run aws sso login; aws sts "
-    "get-caller-identity shows the identity that AWS sees"
-)
-RENEW = (
-    "run aws sso login, or set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
-    "AWS_SESSION_TOKEN to new keys; then run the same command again"
-)
-MOST = 600  # letters of AWS's message
+# prefixes of botocore's errors about expired credentials
+RENEWABLE = ("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")
+MOST = 600  # characters of AWS's message
 
 
 def action(service: str, operation: str) -> str:
-    """Returns an operation's name in a policy, such as `ec2:RunInstances`."""
+    """Returns the IAM action of an operation, such as `ec2:RunInstances`."""
     name = f"{PREFIXES.get(service, service)}:{operation}"
     return ACTIONS.get(name, name)
 
 
 class NotAws(ValueError):
-    """A web page that arrived in place of AWS's answer."""
+    """A web page instead of AWS's answer."""
 
 
 @contextmanager
 def explained(region: str, service: str, operation: str) -> Iterator[None]:
     """Raises botocore's errors as CloudErrors."""
+    where = f"{service} {operation} in {region}"
     try:
         yield
     except CloudError:
@@ -114,16 +56,13 @@ def explained(region: str, service: str, operation: str) -> Iterator[None]:
         import botocore.exceptions
 
         if _is_unreadable(error):
-            raise _strange(f"{service} {operation} in {region}", error) from error
-        if not isinstance(
-            error, (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
-        ):
+            raise _strange(where, error) from error
+        known = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+        if not isinstance(error, known):
             raise
-        where = f"{service} {operation} in {region}"
-        answer = getattr(error, "response", None)
-        raise (
-            _refused(where, service, operation, answer) if answer else _unanswered(where, error)
-        ) from error
+        if answer := getattr(error, "response", None):
+            raise _refused(where, service, operation, answer) from error
+        raise _unanswered(where, error) from error
 
 
 @contextmanager
@@ -138,40 +77,24 @@ def passing(*codes: str) -> Iterator[None]:
 
 def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -> CloudError:
     code, said = _words(answer, "Code"), _words(answer, "Message")
-    what, why, then = (
-        f"AWS refuses {operation}",
-        f"{code}: {said}",
-        "fix what AWS reports, then run the same command again",
-    )
+    why = f"{code}: {said}"
     if code in DENIED:
         named = re.search(r"not authorized to perform:? ([a-z0-9-]+:[A-Za-z*]+)", said)
         missing = named[1] if named else action(service, operation)
-        what, why = (
-            f"your credentials may not do {missing}",
-            re.sub(r"Encoded authorization failure message:.*", "", why).strip(),
-        )
+        what = f"your credentials may not do {missing}"
+        why = re.sub(r"Encoded authorization failure message:.*", "", why).strip()
         then = f"allow {missing}, or use other credentials (AWS_PROFILE)"
-    elif code in EXPIRED:
-        what, then = "your credentials have expired", RENEW
-    elif code in UNKNOWN_KEY:
-        what, then = "AWS does not know your credentials", CREDENTIALS
-    elif code in THROTTLED:
-        what, then = "AWS is throttling your account's requests", "wait a minute, then run it again"
-    elif code in NO_REGION:
-        what, then = (
-            "your account can't use this service in this region",
-            "set fleet.aws.region to a region that your account has enabled",
-        )
-    elif code in CAPACITY:
-        what = "AWS has no capacity for this instance type now"
-        then = "set other fleet.aws.zones, or fleet.aws.capacity to block or reservation"
+        return CloudError(what, where=where, why=why, next=then, code=code)
+    row: dict[str, str] = next(
+        (row for row in REFUSALS.values() if "what" in row and code in row["codes"]), {}
+    )
+    what = row.get("what", f"AWS refuses {operation}")
+    then = row.get("next", "fix what AWS reports, then run the same command again")
     return CloudError(what, where=where, why=why, next=then, code=code)
 
 
 def _is_unreadable(error: Exception) -> bool:
-    """Tells whether botocore could not read an answer: its parsers raise arbitrary errors on an
-    HTML page.
-    """
+    """Tells whether botocore could not parse an answer. Web pages make its parsers fail."""
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(error, NotAws) or any(
         frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in frames
@@ -179,38 +102,27 @@ def _is_unreadable(error: Exception) -> bool:
 
 
 def _strange(where: str, error: Exception) -> CloudError:
-    what, why = (
-        "the answer did not come from AWS",
-        f"a proxy or a login page may have sent it; {_one_line(str(error))}",
-    )
+    what = "the answer did not come from AWS"
+    why = f"a proxy or a login page may have sent it; {_one_line(str(error))}"
     then = "check HTTPS_PROXY, NO_PROXY and AWS_ENDPOINT_URL, then run it again"
     return CloudError(what, where=where, why=why, next=then, code=type(error).__name__)
 
 
 def _unanswered(where: str, error: Exception) -> CloudError:
-    """Explains why AWS gave no answer: no credentials, no connection, or an invalid request."""
+    """Explains an error without AWS's answer: no credentials, no connection, invalid request."""
     import botocore.exceptions as known
 
     kind, why = type(error).__name__, _one_line(str(error))
     if isinstance(error, known.ParamValidationError):
         then = f"correct that value in config.yaml; {page('schema/README.md')} lists all keys"
         return CloudError("AWS rejects the request", where=where, why=why, next=then, code=kind)
-    if kind.startswith(
-        ("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")
-    ):
-        return NotAsked(
-            "your credentials have expired", where=where, why=why, next=RENEW, code="ExpiredToken"
-        )
-    if "Credential" in kind or isinstance(
-        error, (known.ProfileNotFound, known.SSOError, known.ConfigNotFound)
-    ):
-        return NotAsked(
-            "no AWS credentials were found",
-            where=where,
-            why=why,
-            next=CREDENTIALS,
-            code=kind,
-        )
+    if kind.startswith(RENEWABLE):
+        what = "your credentials have expired"
+        return NotAsked(what, where=where, why=why, next=RENEW, code="ExpiredToken")
+    lacking = (known.ProfileNotFound, known.SSOError, known.ConfigNotFound)
+    if "Credential" in kind or isinstance(error, lacking):
+        what = "no AWS credentials were found"
+        return NotAsked(what, where=where, why=why, next=CREDENTIALS, code=kind)
     then = "check this machine's network and fleet.aws.region, then run it again"
     return NotAsked("AWS did not answer", where=where, why=why, next=then, code=kind)
 

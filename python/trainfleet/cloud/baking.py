@@ -1,22 +1,21 @@
-"""Machine images that are baked from a fleet's node: found by tag, made once for each lock of
-versions, and used by the next stack.
+"""Bakes machine images from a fleet's node: finds them by tag, makes one for each lock of versions,
+and chooses the one that the next stack uses.
 
-An image gets the tag LOCK only if its snapshot began while the node was sealed (Oven). An image
-without the tag is not used.
+An image gets the tag LOCK only if its snapshot began while the node was sealed (Oven). Images
+without the tag are not used.
 
-CreateImage is asked not to boot the node (NoReboot). A boot would flush its disk, which seal.sh
-does too; but it would empty the memory that holds the node's keys, and nobody could log in to it
-any more. So the image's disk is as after a power failure right after a `sync`, which ext4 and XFS
-are built for.
+CreateImage does not reboot the node (NoReboot). A reboot would flush the disk, but seal.sh does so
+too. A reboot would also clear the memory with the node's keys, and then nobody could log in. So the
+image's disk has the state after a power failure right after a `sync`, for which ext4 and XFS are
+built.
 
-Sources: EC2 user guide, "Create an Amazon EBS-backed AMI" (NoReboot; a snapshot has what was on the
-volume when it began), and "Deregister your AMI" (its snapshots stay, and cost); botocore's model of
-EC2.
+Sources: EC2 user guide, "Create an Amazon EBS-backed AMI" (NoReboot; a snapshot contains what the
+volume had when it began), and "Deregister your AMI" (its snapshots stay, and cost); botocore's
+model of EC2.
 """
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +36,8 @@ from .template_inputs import own_tags, pairs, slug
 
 @dataclass(frozen=True)
 class Baked:
-    """A baked image: its state, its versions ("" if unfinished), its root disk in GiB, and when and
-    how it was made.
+    """A baked image. `lock`: its versions, "" if it is unfinished; `gib`: size of its root disk;
+    `made`: creation time; `why`: reason of the state.
     """
 
     id: str
@@ -49,7 +48,7 @@ class Baked:
     why: str = ""
 
     def lack(self, config: Config) -> str:
-        """Tells why the config's next machines can't be made from it; "" if they can."""
+        """Returns why the config's next machines can't use the image; "" if they can."""
         wanted, most = versions(config), config.fleet.aws.volume_gib
         if not self.lock:
             return "it is unfinished"
@@ -61,16 +60,14 @@ class Baked:
 
 
 def versions(config: Config) -> str:
-    """Identifies everything that setup brings to a node: the platform's versions and its image."""
+    """Returns the platform, and a hash of its versions and its machine image."""
     platform = load_platform(config.fleet.platform)
-    return (
-        f"{platform.name} "
-        f"{content_hash({'lock': lock_hash(platform).encode(), 'ami': platform.ami.encode()})[:12]}"
-    )
+    parts = {"lock": lock_hash(platform).encode(), "ami": platform.ami.encode()}
+    return f"{platform.name} {content_hash(parts)[:12]}"
 
 
 def baked(config: Config, calls: Calls) -> list[Baked]:
-    """Returns all baked images of the fleet, the newest first."""
+    """Returns the fleet's baked images, the newest first."""
     found = [_baked(id_, tags, row) for id_, tags, row in amis(calls, config.fleet_name)]
     return sorted(found, key=lambda one: one.made, reverse=True)
 
@@ -88,8 +85,8 @@ def _baked(id_: str, tags: Mapping[str, str], row: Mapping[str, Any]) -> Baked:
 
 
 def fitting(config: Config, calls: Calls) -> Baked | None:
-    """Finds the baked image that the fleet's next machines are made from, unless fleet.aws.ami
-    names one.
+    """Returns the baked image for the fleet's next machines; None without one, or if fleet.aws.ami
+    is set.
     """
     if config.fleet.aws.ami:
         return None
@@ -97,33 +94,29 @@ def fitting(config: Config, calls: Calls) -> Baked | None:
 
 
 def describe(config: Config, calls: Calls, image: str) -> Iterator[str]:
-    """Describes for `make plan` the image that nodes are made from, and why baked images are not
-    used.
-    """
+    """Yields lines for `make plan`: the nodes' image, and why baked images are not used."""
     if config.fleet.aws.ami:
         yield f"image {image}: set by fleet.aws.ami"
     found = baked(config, calls)
     chosen = next((one for one in found if one.id == image), None)
     if chosen:
-        yield (
-            f"image {chosen.id}: baked from this fleet on {chosen.made[:10]} (make image), with "
-            f"the versions {chosen.lock}"
-        )
+        baked_on = f"baked from this fleet on {chosen.made[:10]} (make image)"
+        yield f"image {chosen.id}: {baked_on}, with the versions {chosen.lock}"
     elif not config.fleet.aws.ami:
         where = "docker/platforms.lock.yaml"
         yield f"image {image}: the image of platform {config.fleet.platform} in {where}"
     for one in found:
         if one != chosen:
             used = "the existing machines use another image, which the stack keeps until make clean"
-            why = (
-                "fleet.aws.ami names another" if config.fleet.aws.ami else one.lack(config) or used
-            )
+            why = one.lack(config) or used
+            if config.fleet.aws.ami:
+                why = "fleet.aws.ami names another"
             yield f"  baked image {one.id} is not used: {why}"
 
 
-# seconds until a snapshot must have begun: less than the node stays sealed
-SEEN_IN, AGAIN = (300.0, 5.0)
-POLL, PATIENCE = 15.0, 3 * 3600.0  # seconds between two polls, and without progress
+# Timeout and interval of the poll for a snapshot, in seconds. The node stays sealed for longer.
+SEEN_IN, AGAIN = 300.0, 5.0
+POLL, PATIENCE = 15.0, 3 * 3600.0  # interval of the poll for an image, and timeout without progress
 LONGEST = 128  # characters of an image's name
 Say = Callable[[str], None]
 
@@ -136,35 +129,25 @@ class Oven:
 
     @property
     def name(self) -> str:
-        """Returns the image's name. An account has each name only once, so two commands can't make
-        the same image.
+        """Returns the image's name. Names are unique in an account, so two commands can't make the
+        same image.
         """
-        return (
-            f"trainfleet-{slug(self.config.fleet_name)}-{versions(self.config).replace(' ', '-')}"[
-                :LONGEST
-            ]
-        )
+        made = versions(self.config).replace(" ", "-")
+        return f"trainfleet-{slug(self.config.fleet_name)}-{made}"[:LONGEST]
 
     def begun(self) -> Baked | None:
-        """Returns the existing image with these versions, also one that is still being made."""
+        """Returns the image with these versions that exists or is being made; None without one."""
         wanted = versions(self.config)
-        states = ("available", "pending")
-        return next(
-            (
-                one
-                for one in baked(self.config, self.calls)
-                if one.lock == wanted and one.state in states
-            ),
-            None,
-        )
+        for one in baked(self.config, self.calls):
+            if one.lock == wanted and one.state in ("available", "pending"):
+                return one
+        return None
 
     def clear(self, say: Say) -> None:
-        """Removes unfinished images of an earlier command, with their snapshots: they may hold what
-        an image must not.
-        """
+        """Removes unfinished images and their snapshots, because they may contain keys."""
         for one in baked(self.config, self.calls):
             if not one.lock or one.state not in ("available", "pending"):
-                # a snapshot that has not begun yet would appear after the image is gone
+                # A snapshot that begins later would remain after the image is gone.
                 self._is_seen(one.id)
                 snapshots = [row["SnapshotId"] for row in self.snapshots(one.id)]
                 self.calls("ec2", "DeregisterImage", ImageId=one.id)
@@ -174,16 +157,11 @@ class Oven:
                 say(f"removed {one.id}, which an earlier make image left unfinished")
 
     def begin(self, instance: str) -> str:
-        """Requests an image of only the instance's root disk; returns its id."""
-        moment = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
-            timespec="seconds"
-        )
-        tags = own_tags(self.config.fleet_name) | {CREATED: moment, "Name": self.name}
+        """Requests an image of the instance's root disk, without other disks; returns its id."""
+        tags = own_tags(self.config.fleet_name) | {CREATED: clock.stamp(), "Name": self.name}
         named = [{"ResourceType": kind, "Tags": pairs(tags)} for kind in ("image", "snapshot")]
-        about = (
-            f"trainfleet {self.config.fleet_name}: a node of platform {versions(self.config)} "
-            "as make setup leaves it"
-        )
+        node = f"a node of platform {versions(self.config)} as make setup leaves it"
+        about = f"trainfleet {self.config.fleet_name}: {node}"
         left_out = [{"DeviceName": disk, "NoDevice": ""} for disk in self._others(instance)]
         answer = self.calls(
             "ec2",
@@ -198,53 +176,39 @@ class Oven:
         return str(answer["ImageId"])
 
     def _others(self, instance: str) -> list[str]:
-        """Returns the device names of volumes that a user attached to the instance in addition to
-        its root disk.
-        """
-        (reservation,) = self.calls("ec2", "DescribeInstances", InstanceIds=[instance])[
-            "Reservations"
-        ]
-        (row,) = reservation["Instances"]
+        """Returns the device names of the instance's volumes other than its root disk."""
+        answer = self.calls("ec2", "DescribeInstances", InstanceIds=[instance])
+        row = answer["Reservations"][0]["Instances"][0]
         disks = [str(disk["DeviceName"]) for disk in row.get("BlockDeviceMappings", ())]
         return [disk for disk in disks if disk != row.get("RootDeviceName")]
 
     def await_snapshots(self, image: str) -> None:
-        """Waits until the image's snapshot has begun: later writes of the node are not in it.
+        """Waits until the image's snapshot has begun; it does not contain later writes of the node.
 
         Raises:
-            CloudError: no snapshot was seen; the image must not be used.
+            CloudError: EC2 lists no snapshot in time; the image must not be used.
         """
         if not self._is_seen(image):
-            what, why = f"the image {image} has no snapshot", f"none was seen in {SEEN_IN:.0f} s"
-            raise CloudError(
-                what,
-                where=f"ec2 in {self.calls.region}",
-                why=why,
-                next="run make image, which removes it and tries again",
-            )
+            then = "run make image, which removes it and tries again"
+            raise self._error(f"{image} has no snapshot", f"none was seen in {SEEN_IN:.0f} s", then)
 
     def _is_seen(self, image: str) -> bool:
-        """Tells whether the image has a snapshot by now, or within SEEN_IN."""
+        """Waits up to SEEN_IN for a snapshot of the image; tells whether there is one."""
         deadline = clock.now() + SEEN_IN
         while not (found := self.snapshots(image)) and clock.now() < deadline:
             clock.sleep(AGAIN)
         return bool(found)
 
     def snapshots(self, image: str) -> list[Mapping[str, Any]]:
-        """Returns an image's snapshots, which EC2 describes as `Created by CreateImage(i-...) for
+        """Returns an image's snapshots, by EC2's description `Created by CreateImage(i-...) for
         ami-...`.
         """
         about = [{"Name": "description", "Values": [f"*{image}*"]}]
-        return list(
-            self.calls.pages(
-                "ec2", "DescribeSnapshots", "Snapshots", OwnerIds=["self"], Filters=about
-            )
-        )
+        named = {"OwnerIds": ["self"], "Filters": about}
+        return list(self.calls.pages("ec2", "DescribeSnapshots", "Snapshots", **named))
 
     def confirm(self, image: str) -> None:
-        """Tags the image with its versions: from now on it may be used. Tags the snapshots with
-        their owner.
-        """
+        """Tags the image and its snapshots with the versions, so that stacks may use the image."""
         ids = [image, *(str(row["SnapshotId"]) for row in self.snapshots(image))]
         self.calls("ec2", "CreateTags", Resources=ids, Tags=pairs({LOCK: versions(self.config)}))
 
@@ -252,8 +216,9 @@ class Oven:
         """Waits until the image is available, and reports the progress of its snapshots.
 
         Raises:
-            CloudError: EC2 could not make it, or makes no more progress.
+            CloudError: EC2 could not make the image, or made no progress for PATIENCE seconds.
         """
+        failed, then = f"{image} could not be made", "run make image to make another"
         said, moved = "", clock.now()
         while (one := self._look(image)) is None or one.state == "pending":
             now = ", ".join(str(row.get("Progress") or "0%") for row in self.snapshots(image))
@@ -261,25 +226,20 @@ class Oven:
                 said, moved = now, clock.now()
                 say(f"{image}: snapshot {now}")
             if clock.now() - moved > PATIENCE:
-                raise self._trouble(image, f"no progress in {PATIENCE / 3600:.0f} h")
+                raise self._error(failed, f"no progress in {PATIENCE / 3600:.0f} h", then)
             clock.sleep(POLL)
         if one.state != "available":
-            raise self._trouble(image, one.why or one.state)
+            raise self._error(failed, one.why or one.state, then)
 
     def _look(self, image: str) -> Baked | None:
         return next((one for one in baked(self.config, self.calls) if one.id == image), None)
 
-    def _trouble(self, image: str, why: str) -> CloudError:
+    def _error(self, what: str, why: str, then: str) -> CloudError:
         where = f"ec2 in {self.calls.region}"
-        return CloudError(
-            f"the image {image} could not be made",
-            where=where,
-            why=why,
-            next="run make image to make another",
-        )
+        return CloudError(f"the image {what}", where=where, why=why, next=then)
 
     def cost(self, image: str) -> str:
-        """Describes the contents of its snapshots and their cost."""
+        """Returns the size of the image's snapshots and their cost."""
         kept = [cost_of("snapshot", row) for row in self.snapshots(image)]
         usd = sum(each or 0.0 for _, each in kept) * MONTH
         return f"{', '.join(what for what, _ in kept)}: ${usd:,.2f} a month at list price"

@@ -1,9 +1,7 @@
-"""Sends AWS control requests: each is checked against botocore's model, sent, and explained if it
-is refused. Finds the region that they go to.
+"""Sends control requests to AWS: validates them by botocore's model, and explains refusals.
 
-`send` is the hook: the fakes of the tests and the crash matrix put their own function there.
-Objects in S3 have their own module (storage/s3.py), as nodes use it too. The first request loads
-boto3.
+`send` is a hook, which the tests' fakes and the crash matrix replace. S3's objects have a separate
+module (storage/s3.py), because nodes use it too. boto3 is loaded by the first request.
 """
 
 from __future__ import annotations
@@ -18,13 +16,13 @@ from ..config import Config
 from ..trust.errors import CloudError, ConfigError
 from . import api_errors
 
-# tries of a request, in boto3's standard mode: it waits up to 20 s between two of them while AWS
-# throttles
+# Tries of a request in boto3's standard mode, which waits up to 20 s between two tries while AWS
+# throttles.
 TRIES = 8
-SECONDS = 30  # for an answer
-# requests that must not be repeated automatically: each is paid for
+SECONDS = 30  # timeout for an answer
+# requests that are never retried, because each one costs money
 ONCE = ("PurchaseCapacityBlock", "CreateTrainingPlan")
-PAGES = 10_000  # pages of one listing: a server may never end it
+PAGES = 10_000  # most pages of one listing, because a faulty server may never end it
 
 Send = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
 
@@ -33,11 +31,11 @@ def by_boto3(region: str, service: str, operation: str, request: dict[str, Any])
     """Sends a request with boto3 and returns AWS's answer. Raises botocore's errors, and NotAws."""
     from botocore import xform_name
 
-    with _LOCK:  # making a client is not safe in threads; using one is
+    with _LOCK:  # clients are thread-safe, but their creation is not
         client = _client(region, service, 1 if operation in ONCE else TRIES)
     answer: dict[str, Any] = getattr(client, xform_name(operation))(**request)
     if "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", ""):
-        # botocore reads a page as an empty answer of some services
+        # For some services, botocore parses a web page as an empty answer.
         raise api_errors.NotAws(f"{operation} was answered with a page")
     return answer
 
@@ -49,7 +47,7 @@ _LOCK = threading.Lock()
 class Calls:
     """Requests to the services of one region: `calls("ec2", "DescribeVpcs", Filters=[...])`.
 
-    An operation has its name in botocore's model, which is AWS's own.
+    Operations have AWS's names, as in botocore's model.
     """
 
     def __init__(self, region: str) -> None:
@@ -59,17 +57,14 @@ class Calls:
         """Sends the request and returns the answer.
 
         Raises:
-            CloudError: the request is invalid, AWS refused it, or no answer
-                came; `code` is AWS's.
+            CloudError: the request is invalid, AWS refused it, or did not answer; `code` is AWS's.
         """
         with api_errors.explained(self.region, service, operation):
             require_valid(service, operation, request)
             return send(self.region, service, operation, request)
 
     def pages(self, service: str, operation: str, key: str, **request: Any) -> Iterator[Any]:
-        """Yields the entries under `key` in the answer and in all later pages. Raises CloudError
-        like a call, on any page.
-        """
+        """Yields the entries under `key` of all pages. Raises CloudError like a call."""
         pairs = _tokens(service, operation)
         seen: set[str] = set()
         for _ in range(PAGES):
@@ -80,17 +75,12 @@ class Calls:
                 return
             seen.add(str(following))
             request |= following
-        raise CloudError(
-            f"{operation} has more than {PAGES:,} pages",
-            where=f"{service} in {self.region}",
-            next="run the same command again",
-        )
+        what, where = f"{operation} has more than {PAGES:,} pages", f"{service} in {self.region}"
+        raise CloudError(what, where=where, next="run the same command again")
 
 
 def require_valid(service: str, operation: str, request: dict[str, Any]) -> None:
-    """Validates a request against the service's model. Raises botocore's ParamValidationError with
-    every violation.
-    """
+    """Raises botocore's ParamValidationError with every violation of the service's model."""
     from botocore.exceptions import ParamValidationError
     from botocore.validate import ParamValidator
 
@@ -116,7 +106,7 @@ def _model(service: str) -> Any:
 
 @functools.cache
 def _client(region: str, service: str, tries: int) -> Any:
-    """Returns a client with the credentials that boto3 finds; threads may share it."""
+    """Returns a client with boto3's credentials; threads may share it."""
     import boto3
     from botocore.config import Config
 
@@ -127,7 +117,7 @@ def _client(region: str, service: str, tries: int) -> Any:
 
 @functools.cache
 def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
-    """Returns the parameters of the next request and their places in the answer; None for an
+    """Returns pairs of a page's parameter and its key in the previous answer; empty for an
     operation with one page.
     """
     from botocore.exceptions import UnknownServiceError
@@ -135,55 +125,45 @@ def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
 
     loader = _session().get_component("data_loader")
     try:
-        pagination = PaginatorModel(
-            loader.load_service_model(service, "paginators-1")
-        ).get_paginator(operation)
+        model = PaginatorModel(loader.load_service_model(service, "paginators-1"))
+        pagination = model.get_paginator(operation)
     except (UnknownServiceError, ValueError):
         return ()
     into, out = pagination["input_token"], pagination["output_token"]
     return ((into, out),) if isinstance(into, str) else tuple(zip(into, out, strict=True))
 
 
-PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # by the beginning of a region's name
+PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # by prefix of a region's name
 
 
 def region_of(config: Config) -> str:
-    """Returns fleet.aws.region, AWS_REGION, AWS_DEFAULT_REGION or the profile's region, in this
-    order. Raises ConfigError if none is set.
+    """Returns the first of fleet.aws.region, AWS_REGION, AWS_DEFAULT_REGION and the profile's
+    region. Raises ConfigError if none is set.
     """
     if config.fleet.aws.region:
         return config.fleet.aws.region
     import botocore.exceptions
     import botocore.session
 
+    session, key = botocore.session.get_session(), "fleet.aws.region"
     try:
-        found = os.environ.get("AWS_REGION") or botocore.session.get_session().get_config_variable(
-            "region"
-        )
+        found = os.environ.get("AWS_REGION") or session.get_config_variable("region")
     except botocore.exceptions.BotoCoreError as error:  # a missing profile, an unreadable file
-        raise ConfigError.of(
-            "fleet.aws.region", str(error), next="check AWS_PROFILE and ~/.aws/config"
-        ) from error
+        then = "check AWS_PROFILE and ~/.aws/config"
+        raise ConfigError.of(key, str(error), next=then) from error
     if not found:
         message = "null, and neither AWS_REGION, AWS_DEFAULT_REGION nor your profile names a region"
-        raise ConfigError.of(
-            "fleet.aws.region",
-            message,
-            next="add SET='fleet.aws.region=us-east-1', or set fleet.aws.region in config.yaml",
-        )
+        then = "add SET='fleet.aws.region=us-east-1', or set fleet.aws.region in config.yaml"
+        raise ConfigError.of(key, message, next=then)
     return str(found)
 
 
 def through_agent(region: str) -> str:
-    """Returns the command by which SSH reaches an instance, %h, through SSM Session Manager (a
-    ProxyCommand of ssh_config).
-    """
-    return (
-        "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters "
-        f"portNumber=%p --region {region}"
-    )
+    """Returns a ProxyCommand of ssh_config that reaches the instance %h through SSM."""
+    document = "--document-name AWS-StartSSHSession --parameters portNumber=%p"
+    return f"aws ssm start-session --target %h {document} --region {region}"
 
 
 def partition_of(region: str) -> str:
-    """Returns the region's partition as its ARNs name it."""
+    """Returns the region's partition, which is part of ARNs."""
     return next((name for start, name in PARTITIONS.items() if region.startswith(start)), "aws")

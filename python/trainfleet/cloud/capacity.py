@@ -1,18 +1,18 @@
-"""Buys capacity in advance: EC2's capacity blocks and SageMaker's training plans are found, priced
-and bought once.
+"""Buys capacity in advance: finds, prices and buys EC2's capacity blocks and SageMaker's training
+plans.
 
-A block is found again by its tags. EC2's purchase has no client token, so it is sent once and never
-repeated automatically (calls.py, ONCE). If its answer is lost, setup polls for the purchase until
-it is seen, or setup ends.
+The tags of a capacity block identify it later. EC2's purchase has no client token, so calls.py
+never repeats it (ONCE). If its answer is lost, setup polls until EC2 lists the purchase, or gives
+up.
 
-A training plan is found again by its name's beginning and its tags. Its name says when it begins:
-SageMaker takes a name once, so that one offer is not bought twice. Only offers in one piece are
-taken, because a run would have to wait between two.
+A training plan is identified by its tags and the beginning of its name. The name contains the
+plan's start, and SageMaker accepts a name only once, so the same offer is not bought twice. Offers
+in several parts are skipped, because a run would have to wait between the parts.
 
 Sources: EC2 user guide, "Capacity Blocks for ML" (full days up to 14, then weeks up to 182 days;
-instances are ended from 30 minutes before the end on); SageMaker developer guide, "Reserve training
-plans for your training jobs"; botocore's models of EC2 and SageMaker, with the list of types; the
-actions that a plan's purchase needs, AWS's policy AmazonSageMakerTrainingPlanCreateAccess.
+EC2 begins to end instances 30 minutes before the end); SageMaker developer guide, "Reserve training
+plans for your training jobs"; botocore's models of EC2 and SageMaker; AWS's policy
+AmazonSageMakerTrainingPlanCreateAccess, for the actions that buy a plan.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..config.tables import read_table
 from ..plan.estimate import Bill
 from ..trust.errors import BackendError, CloudError, ConfigError, NotAsked
 from . import clock, discovery
@@ -33,41 +35,20 @@ from .prices import by_table
 from .resource_types import is_ours, tags_of
 from .template_inputs import own_tags, pairs, slug
 
-DAY, DAYS, WEEKS = 24, 14, 26  # hours; full days up to here, and then full weeks
-AHEAD = timedelta(weeks=8)  # how far ahead blocks are sold
-SEEN_IN, AGAIN = 60.0, 5.0  # seconds until a purchase is seen
-ENDS_EARLY = 0.5  # hours before a block's end when AWS begins to end its instances
+_TABLE = read_table(Path(__file__).with_name("capacity.yaml"))
+GONE, PLAN_TYPES = _TABLE["gone"], _TABLE["plan_types"]
+DAY, DAYS, WEEKS = 24, 14, 26  # hours; most full days of a block; most full weeks
+AHEAD = timedelta(weeks=8)  # EC2 sells blocks that begin up to 8 weeks ahead
+SEEN_IN, AGAIN = 60.0, 5.0  # timeout and interval of the poll for a purchase, in seconds
+ENDS_EARLY = 0.5  # hours before a block's end when EC2 begins to end its instances
 USD = "trainfleet:usd"  # a block's tag with its price, which EC2 shows only before the purchase
-GONE = (
-    "expired",
-    "cancelled",
-    "failed",
-    "payment-failed",
-    "unsupported",
-    "unavailable",
-    "cancelling",
-)
-TO_BE_BOUGHT = "to be bought"  # the id of capacity that is priced but not held yet
-PLAN_TYPES = (
-    "p4d.24xlarge",
-    "p4de.24xlarge",
-    "p5.4xlarge",
-    "p5.48xlarge",
-    "p5e.48xlarge",
-    "p5en.48xlarge",
-    "p6-b200.48xlarge",
-    "p6-b300.48xlarge",
-    "trn1.32xlarge",
-    "trn2.48xlarge",
-)
-MOST_NAME = 40  # characters of a config's name in a plan's, which has 64
+TO_BE_BOUGHT = "to be bought"  # placeholder for the id of capacity that is not bought yet
+MOST_NAME = 40  # characters of the config's name in a plan's name, which has at most 64
 
 
 @dataclass(frozen=True)
 class Offer:
-    """An offer: its id, when it begins and ends (Unix time), US dollars for all of it, and its
-    zone.
-    """
+    """An offer: its id, start and end (Unix time), total price in US dollars, and zone."""
 
     id: str
     starts: float
@@ -82,7 +63,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class HeldCapacity:
-    """A purchase: its id (cr-...), state in lower case, when it begins and ends, and US dollars."""
+    """A purchase: its id, state in lower case, start and end (Unix time), and US dollars."""
 
     id: str
     state: str
@@ -97,32 +78,27 @@ class HeldCapacity:
 
 @dataclass(frozen=True)
 class Paid:
-    """A price that is paid once and in advance: US dollars for each node, None if unknown, and its
-    purpose.
-    """
+    """A price that is paid once, in advance: US dollars per node (None: unknown), and purpose."""
 
     usd: float | None
     what: str
 
     def on(self, bill: Bill | None) -> Bill | None:
         """Returns the bill with this price; None if either is unknown."""
-        return (
-            None
-            if bill is None or self.usd is None
-            else replace(bill, paid=self.usd, paid_for=self.what)
-        )
+        if bill is None or self.usd is None:
+            return None
+        return replace(bill, paid=self.usd, paid_for=self.what)
 
 
 NOTHING = Paid(0.0, "")
 
 
 class PrepaidCapacity:
-    """Capacity for a config and a number of hours: the part that is held, its cost, and its
-    purchase within the budget.
+    """Capacity that is bought in advance for a config and a number of hours.
 
-    Each kind defines its requests: `using` is the config whose jobs use the capacity with that id;
-    `by_list`, the on-demand list price of one machine in US dollars an hour; `offered` and `owned`,
-    the offers and the purchases; `buy` sends the purchase, once.
+    Each subclass implements the requests: `using` returns the config whose jobs use the capacity
+    with that id; `by_list`, the on-demand list price of one machine in US dollars an hour;
+    `offered` and `owned`, the offers and the purchases; `buy` sends the purchase once.
     """
 
     name: str
@@ -147,26 +123,22 @@ class PrepaidCapacity:
 
     @functools.cached_property
     def held(self) -> HeldCapacity | None:
-        """Returns the purchase that is still usable; None also if no account can be asked."""
+        """Returns the usable purchase; None without one, or if no account can be asked."""
         try:
             return self._newest()
         except NotAsked:
             return None
 
     def placed(self) -> Config:
-        """Returns the config whose jobs use the held capacity."""
+        """Returns the config whose jobs use the purchase, if there is one."""
         return self.using(self.held.id if self.held else None)
 
     def paid_config(self) -> Config:
-        """Returns the config to price: the hours of its machines are paid in advance, even before
-        the purchase.
-        """
+        """Returns the config to price: machine hours count as paid, even before the purchase."""
         return self.using(self.held.id if self.held else TO_BE_BOUGHT)
 
     def paid(self) -> Paid:
-        """Returns the price of the purchase, or of the cheapest offer; without any offer, the
-        on-demand list price.
-        """
+        """Returns the price of the purchase or the cheapest offer, or else the list price."""
         nodes = self.config.fleet.nodes
         if self.held and self.held.usd is not None:
             return Paid(self.held.usd / nodes, f"the {self.name} {self.held.id}")
@@ -174,108 +146,85 @@ class PrepaidCapacity:
         try:
             offers = [] if self.held else self._offers(hours)
         except CloudError:
-            offers = []  # `make plan` works without an account too, and the purchase asks again
+            offers = []  # `make plan` also works without an account
         if offers:
-            return Paid(
-                offers[0].usd / nodes,
-                f"the cheapest {self.name} of {hours} h on offer; make setup buys it with YES=1",
-            )
+            what = f"the cheapest {self.name} of {hours} h on offer; make setup buys it with YES=1"
+            return Paid(offers[0].usd / nodes, what)
         each = self.by_list()
-        return Paid(
-            each and each * hours,
-            f"a {self.name} of {hours} h at the on-demand list price; make setup shows the offers",
+        what = (
+            f"a {self.name} of {hours} h at the on-demand list price; make setup shows the offers"
         )
+        return Paid(each and each * hours, what)
 
     def obtain(self, may_buy: bool, rest: Bill | None) -> tuple[list[str], bool]:
-        """Buys the capacity now if allowed. Returns lines to print, and whether it can be used now.
-        `rest`: all other costs.
+        """Buys the capacity if allowed. Returns lines to print, and whether it is usable now.
 
-        Raises:
-            ConfigError, BackendError: like `find_or_buy`.
+        `rest`: all other costs. Raises like `find_or_buy`.
         """
         self.held, lines = self.find_or_buy(self._left(rest), may_buy)
         if self.held is None:
             return lines, False
         if self.held.state == "active":
             return lines, True
-        return [
-            *lines,
-            f"its machines are there from {_moment(self.held.starts)}\nnext: run make setup then",
-        ], False
+        starts = _moment(self.held.starts)
+        return [*lines, f"its machines are there from {starts}\nnext: run make setup then"], False
 
     def find_or_buy(
         self, limit: float | None, may_buy: bool
     ) -> tuple[HeldCapacity | None, list[str]]:
-        """Buys the capacity now if allowed. Returns the purchase or None, and lines to print.
+        """Buys the capacity if allowed. Returns the purchase or None, and lines to print.
 
-        `limit`: US dollars that budget.max_usd leaves for it; without one nothing is bought.
+        `limit`: US dollars that budget.max_usd leaves for it; None prevents a purchase.
 
         Raises:
-            ConfigError: it may be bought, but there is no limit or no offer within it.
-            BackendError: AWS has no offer; or the purchase was not answered, and no purchase
-                can be seen.
+            ConfigError: a purchase is allowed, but there is no limit or no offer within it.
+            BackendError: AWS has no offer; or AWS did not answer the purchase and lists none.
         """
         if held := self._newest():
             return held, [f"{self.name} {held}"]
         hours = whole_hours(self.hours)
         offers = self._offers(hours)
         if not offers:
-            raise BackendError(
-                f"no {self.name} is offered",
-                why=f"for {hours} h",
-                next="use fewer nodes, or try again later",
-            )
+            then = "use fewer nodes, or try again later"
+            raise BackendError(f"no {self.name} is offered", why=f"for {hours} h", next=then)
         lines = [f"{self.name}s on offer, the cheapest first"]
         for offer in offers:
             fits = limit is None or offer.usd <= limit
             lines.append(f"  {offer}" + ("" if fits else "  more than budget.max_usd leaves"))
         if not may_buy:
-            return None, [
-                *lines,
-                "next: make setup YES=1 buys the first that budget.max_usd allows; AWS gives no "
-                "refund",
-            ]
-        if limit is None:
-            raise ConfigError.of(
-                "budget.max_usd",
-                f"null: a {self.name} is bought only within a limit",
-                next="write one",
-            )
+            then = "make setup YES=1 buys the first that budget.max_usd allows; AWS gives no refund"
+            return None, [*lines, f"next: {then}"]
         cheapest = offers[0]
-        if cheapest.usd > limit:
-            what = (
-                f"${limit:,.2f} is left for a {self.name}, but the cheapest costs "
-                f"${cheapest.usd:,.2f}"
-            )
-            raise ConfigError.of("budget.max_usd", what, next="raise it, or use fewer nodes")
+        self._require_within(limit, cheapest.usd)
         return self._bought(cheapest), [*lines, f"bought for ${cheapest.usd:,.2f}: {cheapest}"]
 
+    def _require_within(self, limit: float | None, usd: float) -> None:
+        if limit is None:
+            what = f"null: a {self.name} is bought only within a limit"
+            raise ConfigError.of("budget.max_usd", what, next="write one")
+        if usd > limit:
+            what = f"${limit:,.2f} is left for a {self.name}, but the cheapest costs ${usd:,.2f}"
+            raise ConfigError.of("budget.max_usd", what, next="raise it, or use fewer nodes")
+
     def say_what_stays(self, say: Callable[[str], None]) -> None:
-        """Reports that the held capacity can't be given back."""
+        """Reports that AWS takes no purchase back."""
         if self.held:
             say(f"kept {self.name} {self.held}")
-            say(
-                f"  AWS does not cancel or refund a {self.name}; make setup uses it "
-                "again until it ends"
-            )
+            what = f"AWS does not cancel or refund a {self.name}"
+            say(f"  {what}; make setup uses it again until it ends")
 
     def _newest(self) -> HeldCapacity | None:
         """Returns the usable purchase that ends last."""
         over = clock.now() + ENDS_EARLY * 3600
-        return max(
-            (held for held in self.owned() if held.ends > over),
-            key=lambda held: held.ends,
-            default=None,
-        )
+        usable = (held for held in self.owned() if held.ends > over)
+        return max(usable, key=lambda held: held.ends, default=None)
 
     def _offers(self, hours: int) -> list[Offer]:
-        """Returns the offers, the cheapest first; at equal price, the one that begins first."""
+        """Returns the offers by price; among equal prices, the earliest start first."""
         return sorted(self.offered(hours), key=lambda offer: (offer.usd, offer.starts))
 
     def _left(self, rest: Bill | None) -> float | None:
-        """Returns what budget.max_usd leaves after all other costs of those hours; None without a
-        limit.
-        """
+        """Returns US dollars that budget.max_usd leaves after all other costs; None: no limit."""
         limit = self.config.budget.max_usd
         if limit is None:
             return None
@@ -285,7 +234,7 @@ class PrepaidCapacity:
         return max(0.0, limit - rest.whole(self.config.fleet.nodes, self.hours))
 
     def _bought(self, offer: Offer) -> HeldCapacity:
-        """Sends the purchase once, and then polls for it, also after a lost answer."""
+        """Sends the purchase once, then polls until AWS lists it, even if the answer was lost."""
         trouble: CloudError | None = None
         try:
             self.buy(offer)
@@ -297,11 +246,8 @@ class PrepaidCapacity:
                 if trouble:
                     raise trouble
                 why = f"AWS does not list {self.name} {offer.id} {SEEN_IN:.0f} s after its purchase"
-                raise BackendError(
-                    "the purchase is not visible yet",
-                    why=why,
-                    next="run make setup, which checks again before it buys",
-                )
+                then = "run make setup, which checks again before it buys"
+                raise BackendError("the purchase is not visible yet", why=why, next=then)
             clock.sleep(AGAIN)
         return held
 
@@ -320,34 +266,30 @@ class Blocks(PrepaidCapacity):
         return by_table().instance(self.config.fleet.instance_type or "").usd
 
     def offered(self, hours: int) -> Iterator[Offer]:
-        wanted = {
-            "InstanceType": self.config.fleet.instance_type,
-            "InstanceCount": self.config.fleet.nodes,
-        }
-        until = _now() + AHEAD + timedelta(hours=hours)
+        fleet = self.config.fleet
         rows = self.calls.pages(
             "ec2",
             "DescribeCapacityBlockOfferings",
             "CapacityBlockOfferings",
             CapacityDurationHours=hours,
-            EndDateRange=until,
-            **wanted,
+            EndDateRange=clock.utc() + AHEAD + timedelta(hours=hours),
+            InstanceType=fleet.instance_type,
+            InstanceCount=fleet.nodes,
         )
         zones = discovery.zones(self.config, self.calls)
         for row in rows:
             zone, usd = row["AvailabilityZone"], fee(row)
             if usd is not None and zone in zones:
-                starts, ends = row["StartDate"].timestamp(), row["EndDate"].timestamp()
-                yield Offer(row["CapacityBlockOfferingId"], starts, ends, usd, zone)
+                yield Offer(row["CapacityBlockOfferingId"], *_span(row, "Date"), usd, zone)
 
     def owned(self) -> Iterator[HeldCapacity]:
         for row in self.calls.pages("ec2", "DescribeCapacityReservations", "CapacityReservations"):
             tags = tags_of(row.get("Tags"))
             is_block = row.get("ReservationType") == "capacity-block" and row["State"] not in GONE
             if is_block and is_ours(tags, self.config.fleet_name):
-                starts, ends = row["StartDate"].timestamp(), row["EndDate"].timestamp()
                 usd = fee({"UpfrontFee": tags.get(USD)})
-                yield HeldCapacity(row["CapacityReservationId"], row["State"], starts, ends, usd)
+                span = _span(row, "Date")
+                yield HeldCapacity(row["CapacityReservationId"], row["State"], *span, usd)
 
     def buy(self, offer: Offer) -> None:
         own = own_tags(self.config.fleet_name) | {USD: f"{offer.usd:.2f}"}
@@ -368,7 +310,7 @@ class TrainingPlans(PrepaidCapacity):
 
     @property
     def named(self) -> str:
-        """Returns the beginning of the names of this config's plans."""
+        """Returns the prefix of the names of this config's plans."""
         return f"trainfleet-{slug(self.config.fleet_name, MOST_NAME)}-"
 
     def using(self, id_: str | None) -> Config:
@@ -382,7 +324,7 @@ class TrainingPlans(PrepaidCapacity):
         return by_table().training(self.config.fleet.instance_type or "", False).usd
 
     def offered(self, hours: int) -> Iterator[Offer]:
-        fleet, now = self.config.fleet, _now()
+        fleet, now = self.config.fleet, clock.utc()
         answer = self.calls(
             "sagemaker",
             "SearchTrainingPlanOfferings",
@@ -394,35 +336,20 @@ class TrainingPlans(PrepaidCapacity):
             EndTimeBefore=now + AHEAD + timedelta(hours=hours),
         )
         for row in answer["TrainingPlanOfferings"]:
-            pieces, usd = row.get("ReservedCapacityOfferings", ()), fee(row)
-            if (
-                len(pieces) == 1
-                and usd is not None
-                and pieces[0]["InstanceCount"] >= fleet.nodes
-                and "StartTime" in pieces[0]
-            ):
-                (piece,) = pieces
-                starts, ends = piece["StartTime"].timestamp(), piece["EndTime"].timestamp()
-                yield Offer(
-                    row["TrainingPlanOfferingId"],
-                    starts,
-                    ends,
-                    usd,
-                    str(piece.get("AvailabilityZone", "")),
-                )
+            parts, usd = row.get("ReservedCapacityOfferings", ()), fee(row)
+            if usd is None or len(parts) != 1:
+                continue
+            (part,) = parts
+            if part["InstanceCount"] >= fleet.nodes and "StartTime" in part:
+                zone = str(part.get("AvailabilityZone", ""))
+                yield Offer(row["TrainingPlanOfferingId"], *_span(part, "Time"), usd, zone)
 
     def owned(self) -> Iterator[HeldCapacity]:
         for row in self.calls.pages("sagemaker", "ListTrainingPlans", "TrainingPlanSummaries"):
             arn, state = row["TrainingPlanArn"], row["Status"].lower()
-            is_named = (
-                row["TrainingPlanName"].startswith(self.named)
-                and state not in GONE
-                and "StartTime" in row
-            )
-            if is_named and is_ours(self._tags(arn), self.config.fleet_name):
-                yield HeldCapacity(
-                    arn, state, row["StartTime"].timestamp(), row["EndTime"].timestamp(), fee(row)
-                )
+            is_named = row["TrainingPlanName"].startswith(self.named) and "StartTime" in row
+            if is_named and state not in GONE and is_ours(self._tags(arn), self.config.fleet_name):
+                yield HeldCapacity(arn, state, *_span(row, "Time"), fee(row))
 
     def _tags(self, arn: str) -> dict[str, str]:
         return tags_of(self.calls("sagemaker", "ListTags", ResourceArn=arn).get("Tags"))
@@ -449,8 +376,8 @@ def fee(row: dict[str, Any]) -> float | None:
 
 
 def whole_hours(hours: float) -> int:
-    """Returns the length of the shortest block that lasts that many hours until its instances are
-    ended: days up to 14, then weeks.
+    """Returns the hours of the shortest block that runs its instances that long: whole days up to
+    14, then whole weeks.
 
     Raises:
         ConfigError: AWS sells no block that long.
@@ -459,16 +386,13 @@ def whole_hours(hours: float) -> int:
     if days > DAYS:
         days = 7 * math.ceil(days / 7)
     if days > 7 * WEEKS:
-        raise ConfigError.of(
-            "fleet.aws.capacity",
-            f"block: the longest lasts {7 * WEEKS} days, but this run needs {days}",
-            next="more nodes",
-        )
+        what = f"block: the longest lasts {7 * WEEKS} days, but this run needs {days}"
+        raise ConfigError.of("fleet.aws.capacity", what, next="more nodes")
     return max(1, days) * DAY
 
 
-def _now() -> datetime:
-    return datetime.fromtimestamp(clock.now(), UTC)
+def _span(row: dict[str, Any], word: str) -> tuple[float, float]:
+    return row[f"Start{word}"].timestamp(), row[f"End{word}"].timestamp()
 
 
 def _moment(time: float) -> str:

@@ -1,13 +1,14 @@
-"""Checks before a fleet is made or a job is submitted: this machine's key and programs;
-permissions, quotas, reservation, network, keys, buckets, roles.
+"""Checks this machine and the account before a fleet is made or a job is submitted.
 
-All engines use the same checks: each yields obstacles, with the command that helps. A check for
-which these credentials lack permission blocks nothing.
+All schedulers share the checks. A check yields obstacles, each with the command that helps. A check
+that these credentials may not make blocks nothing. The first sentence of a check's docstring is
+part of a message.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,11 +24,11 @@ from .calls import Calls
 from .discovery import reservation_of
 from .instances import capacity_of
 from .quotas import Obstacle
-from .template_inputs import Engine, Inputs
+from .template_inputs import Inputs, Scheduler
 from .template_storage import log_group
 
 PROGRAMS = ("aws", "session-manager-plugin")
-AWS_S = "alias/aws/ebs"  # EBS's default key, which needs no grant
+AWS_S = "alias/aws/ebs"  # EBS's default key, which needs no permissions
 Check = Callable[[Config, Calls, Inputs], Iterator[Obstacle]]
 Statements = Callable[[Config, Inputs], Iterable[Mapping[str, Any]]]
 
@@ -39,9 +40,7 @@ def require(
     chosen: Iterable[Check] = (),
     what: str = "the fleet can't be made with this config",
 ) -> None:
-    """Raises CloudError with all obstacles to making the fleet or, with chosen checks, to running a
-    job.
-    """
+    """Raises CloudError with all obstacles to making the fleet, or those of the chosen checks."""
     found = [finding for finding in findings(config, calls, inputs, chosen) if finding.blocks]
     if found:
         listed = "\n".join(f"  - {finding}" for finding in found)
@@ -51,7 +50,7 @@ def require(
 def findings(
     config: Config, calls: Calls, inputs: Inputs, chosen: Iterable[Check] = ()
 ) -> list[Obstacle]:
-    """Returns all findings. A check that can't be made is reported, and blocks nothing."""
+    """Returns all obstacles and notes. A check that can't be made becomes a note."""
     return [
         *(() if chosen else here(config, inputs)),
         *(
@@ -62,8 +61,8 @@ def findings(
     ]
 
 
-def of_kind(kind: Engine) -> Iterator[Check]:
-    """Yields the checks before the nodes of such an engine are made."""
+def of_kind(kind: Scheduler) -> Iterator[Check]:
+    """Yields the checks that apply to this scheduler."""
     yield allowed
     if kind.in_account:
         yield from (quotas.vcpus, quotas.network, quotas.storage)
@@ -80,22 +79,17 @@ def of_kind(kind: Engine) -> Iterator[Check]:
 
 
 def here(config: Config, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether this machine can reach the nodes: it needs a key, and the programs for SSH
-    through SSM.
-    """
+    """Checks whether this machine has what SSH to the nodes needs: a key, and programs for SSM."""
     aws, own = config.fleet.aws, config.fleet.ssh.key
     if not inputs.kind.by_ssh:
         return
     if not (aws.key_pair or inputs.public_key):
-        what = (
-            f"{own}, and {own}.pub can't be read" if own else "null, and ~/.ssh has no public key"
-        )
-        is_there = own and Path(own).expanduser().exists()
-        then = (
-            f"ssh-keygen -y -f {own} > {own}.pub"
-            if is_there
-            else f"ssh-keygen -t ed25519 -f {own or '~/.ssh/id_ed25519'}"
-        )
+        what = "null, and ~/.ssh has no public key"
+        then = f"ssh-keygen -t ed25519 -f {own or '~/.ssh/id_ed25519'}"
+        if own:
+            what = f"{own}, and {own}.pub can't be read"
+            if Path(own).expanduser().exists():
+                then = f"ssh-keygen -y -f {own} > {own}.pub"
         yield Obstacle(
             f"fleet.ssh.key: {what}; nobody could log in to the machines",
             f"{then}; or set fleet.aws.key_pair",
@@ -108,11 +102,11 @@ def programs() -> Iterator[Obstacle]:
     """Checks whether this machine has the programs for SSH through SSM."""
     for program in PROGRAMS:
         if not shutil.which(program):
-            then = (
-                "install the AWS CLI and its Session Manager plugin; or open SSH with "
-                "fleet.aws.allow_ssh_from"
+            plugin = "install the AWS CLI and its Session Manager plugin"
+            yield Obstacle(
+                f"SSH through SSM needs {program}, which is not installed here",
+                f"{plugin}; or open SSH with fleet.aws.allow_ssh_from",
             )
-            yield Obstacle(f"SSH through SSM needs {program}, which is not installed here", then)
 
 
 def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
@@ -121,7 +115,7 @@ def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Iterat
     except CloudError as error:
         if error.code in DENIED:
             words = str(getattr(check, "func", check).__doc__).removeprefix("Checks ").split()
-            subject = " ".join(words).partition(":")[0].rstrip(".")
+            subject = re.split(r"[:.](?: |$)", " ".join(words))[0]
             yield Obstacle(f"not checked ({error.what}): {subject}", blocks=False)
         else:
             raise
@@ -142,7 +136,7 @@ def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether the reservation has room for the nodes now, in their type and zone."""
+    """Checks whether the reservation has room for the nodes, in their type and zone."""
     if capacity_of(config) == "block" and not config.fleet.aws.reservation:
         yield Obstacle(
             "the nodes have no capacity block yet",
@@ -151,8 +145,10 @@ def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstac
     elif row := reservation_of(config, calls):
         yield from _against(row, config, calls, inputs)
     elif row is not None:
-        what = f"{config.fleet.aws.reservation} does not exist in {calls.region}"
-        yield Obstacle(what, "correct fleet.aws.reservation or fleet.aws.region")
+        yield Obstacle(
+            f"{config.fleet.aws.reservation} does not exist in {calls.region}",
+            "correct fleet.aws.reservation or fleet.aws.region",
+        )
 
 
 def _against(
@@ -160,56 +156,41 @@ def _against(
 ) -> Iterator[Obstacle]:
     """Yields every mismatch between a reservation and this fleet."""
     name, wanted, aws = config.fleet.aws.reservation, config.fleet.instance_type, config.fleet.aws
+    kind, zone, state = (row.get(key) for key in ("InstanceType", "AvailabilityZone", "State"))
     is_block = row.get("ReservationType") == "capacity-block"
     if is_block != (aws.capacity == "block"):
         what = f"{name} is {'a' if is_block else 'not a'} capacity block"
         yield Obstacle(what, f"set fleet.aws.capacity: {'block' if is_block else 'reservation'}")
-    if row.get("InstanceType") != wanted:
-        yield Obstacle(
-            f"{name} reserves {row.get('InstanceType')}, not {wanted}",
-            f"set fleet.instance_type: {row.get('InstanceType')}",
-        )
-    if row.get("AvailabilityZone") != inputs.zone:
-        where = f"set fleet.aws.zones: [{row.get('AvailabilityZone')}]" + (
-            ", and a subnet there" if aws.vpc else ""
-        )
-        yield Obstacle(
-            f"{name} is in {row.get('AvailabilityZone')}, but the nodes would be in {inputs.zone}",
-            where,
-        )
-    if row.get("State") != "active":
-        begins = (
-            f"; it begins {row.get('StartDate')}"
-            if row.get("State") in ("scheduled", "pending", "payment-pending")
-            else ""
-        )
-        yield Obstacle(f"{name} is {row.get('State')}{begins}", "run make setup when it is active")
+    if kind != wanted:
+        yield Obstacle(f"{name} reserves {kind}, not {wanted}", f"set fleet.instance_type: {kind}")
+    if zone != inputs.zone:
+        subnet = ", and a subnet there" if aws.vpc else ""
+        what = f"{name} is in {zone}, but the nodes would be in {inputs.zone}"
+        yield Obstacle(what, f"set fleet.aws.zones: [{zone}]{subnet}")
+    if state != "active":
+        is_ahead = state in ("scheduled", "pending", "payment-pending")
+        begins = f"; it begins {row.get('StartDate')}" if is_ahead else ""
+        yield Obstacle(f"{name} is {state}{begins}", "run make setup when it is active")
         return
-    there = quotas.mine(config, calls)
-    free = int(row.get("AvailableInstanceCount", 0)) + there
+    free = int(row.get("AvailableInstanceCount", 0)) + quotas.mine(config, calls)
     if free < len(inputs.slots):
-        yield Obstacle(
-            f"{name} has room for {free} nodes, but the config asks for {len(inputs.slots)}",
-            f"NODES={free}" if free else "",
-        )
+        what = f"{name} has room for {free} nodes, but the config asks for {len(inputs.slots)}"
+        yield Obstacle(what, f"NODES={free}" if free else "")
 
 
 def disks(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether disks that the account encrypts automatically can use its key."""
+    """Checks whether the account's default encryption key of disks can be used."""
     if not calls("ec2", "GetEbsEncryptionByDefault").get("EbsEncryptionByDefault"):
         return
     key = str(calls("ec2", "GetEbsDefaultKmsKeyId")["KmsKeyId"])
     if not key.endswith(AWS_S):
         who = "your credentials" if inputs.kind.by_ssh else "AWSServiceRoleForAutoScaling"
-        what = (
-            f"the account encrypts disks with {key}; instances end at once unless its policy "
-            f"lets {who} use and grant it"
-        )
+        why = f"instances end at once unless its policy lets {who} use and grant it"
+        show = f"aws kms get-key-policy --key-id {key} --policy-name default"
         yield from key_of("the account's default key of EBS", key, calls)
         yield Obstacle(
-            what,
-            f"run aws kms get-key-policy --key-id {key} --policy-name default "
-            f"--region {calls.region}",
+            f"the account encrypts disks with {key}; {why}",
+            f"run {show} --region {calls.region}",
             blocks=False,
         )
 
@@ -219,40 +200,31 @@ def kms(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     if key := config.fleet.sagemaker.kms_key:
         yield from key_of(f"fleet.sagemaker.kms_key {key}", key, calls)
         if key.startswith("arn:") and key.split(":")[4] != inputs.account:
-            what = (
-                f"fleet.sagemaker.kms_key {key} belongs to another account; its policy "
-                "must let the job's role use it"
-            )
+            why = "belongs to another account; its policy must let the job's role use it"
             yield Obstacle(
-                what,
+                f"fleet.sagemaker.kms_key {key} {why}",
                 "ask the key's owner to allow kms:GenerateDataKey, Decrypt, Encrypt, CreateGrant",
                 blocks=False,
             )
 
 
 def key_of(where: str, key: str, calls: Calls) -> Iterator[Obstacle]:
-    """Yields the faults of a KMS key: it does not exist, is not enabled, or is closed to this
-    account.
-    """
+    """Yields an obstacle if a KMS key does not exist, is not enabled, or denies this account."""
     theirs = key.split(":")[4] if key.startswith("arn:") else ""
     try:
         state = calls("kms", "DescribeKey", KeyId=key)["KeyMetadata"].get("KeyState", "Enabled")
     except CloudError as error:
         if error.code == "NotFoundException":
             yield Obstacle(f"{where}: it does not exist", f"set a key of {calls.region}, or null")
-        elif error.code in DENIED and theirs not in (
-            "",
-            calls("sts", "GetCallerIdentity").get("Account"),
-        ):
-            what = f"{where}: the key of account {theirs} is closed to your account"
-            yield Obstacle(what, "allow your account in its policy, or use your account's key")
         elif error.code not in DENIED:
             raise
+        elif theirs and theirs != calls("sts", "GetCallerIdentity").get("Account"):
+            what = f"{where}: the key of account {theirs} is closed to your account"
+            yield Obstacle(what, "allow your account in its policy, or use your account's key")
         return
     if state != "Enabled":
-        yield Obstacle(
-            f"{where}: the key is {state}", f"aws kms enable-key --key-id {key}; or set another"
-        )
+        then = f"aws kms enable-key --key-id {key}; or set another"
+        yield Obstacle(f"{where}: the key is {state}", then)
 
 
 def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
@@ -264,15 +236,15 @@ def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]
     except CloudError as error:
         if "NotFound" not in error.code:
             raise
-        then = (
-            "set fleet.aws.key_pair: null to make one from fleet.ssh.key, or run aws ec2 "
-            f"import-key-pair --region {calls.region}"
+        then = f"run aws ec2 import-key-pair --region {calls.region}"
+        yield Obstacle(
+            f"fleet.aws.key_pair: {calls.region} has no key pair {name}",
+            f"set fleet.aws.key_pair: null to make one from fleet.ssh.key, or {then}",
         )
-        yield Obstacle(f"fleet.aws.key_pair: {calls.region} has no key pair {name}", then)
 
 
 def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether your buckets exist in the region: FSx accepts no other, and traffic between
+    """Checks whether your buckets exist in the region. FSx accepts no others, and traffic between
     regions costs money.
     """
     addresses = {
@@ -320,16 +292,11 @@ def role(
         yield Obstacle(f"{arn}: the role does not exist", "run make setup, or name your own")
         return
     document = json.loads(unquote(trust)) if isinstance(trust, str) else trust
-    trusted = [
-        part.get("Principal")
-        for part in document.get("Statement", ())
-        if part.get("Effect") == "Allow"
-    ]
-    if service not in json.dumps(trusted):
+    allows = [part for part in document.get("Statement", ()) if part.get("Effect") == "Allow"]
+    if service not in json.dumps([part.get("Principal") for part in allows]):
+        then = f"run aws iam update-assume-role-policy --role-name {name} to allow"
         yield Obstacle(
-            f"{arn}: the role does not trust {service}",
-            f"run aws iam update-assume-role-policy --role-name {name} to allow "
-            f"{service} sts:AssumeRole",
+            f"{arn}: the role does not trust {service}", f"{then} {service} sts:AssumeRole"
         )
     missing = dict(_missing(arn, allowed(config, inputs), config, calls, inputs))
     if missing:
@@ -346,7 +313,7 @@ def _missing(
     calls: Calls,
     inputs: Inputs,
 ) -> Iterator[tuple[str, str]]:
-    """Returns the actions of these statements that a role may not do, each with its resource."""
+    """Yields the actions of these statements that a role lacks, each with the first resource."""
     home = f"{inputs.region}:{inputs.account}"
     group = f"arn:{inputs.partition}:logs:{home}:log-group:{log_group(config)}:*"
     secrets = f":parameter/trainfleet/{config.fleet_name}/*"

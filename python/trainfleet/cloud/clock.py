@@ -1,9 +1,19 @@
-"""The clock for waiting on AWS: one hook, so that tests wait by the clock of their fake account."""
+"""The clock for waiting on AWS. Tests replace `sleep` and `now` with a fake clock."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 sleep: Callable[[float], None] = time.sleep
-now: Callable[[], float] = time.time  # seconds since 1970
+now: Callable[[], float] = time.time  # Unix time
+
+
+def utc() -> datetime:
+    return datetime.fromtimestamp(now(), UTC)
+
+
+def stamp() -> str:
+    """Returns the present time by ISO 8601, in UTC and whole seconds."""
+    return utc().isoformat(timespec="seconds")

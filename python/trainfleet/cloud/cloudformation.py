@@ -1,8 +1,8 @@
-"""One CloudFormation stack: creates, updates and deletes it, follows its events, and compares two
-templates: which resources an update would make, remove, change or replace.
+"""Creates, updates and deletes one CloudFormation stack, follows its events, and compares templates
+to predict which resources an update makes, removes, changes or replaces.
 
-CloudFormation continues even if the process that called it ends. So each step first reads
-the stack, joins a change that another command began, and keeps no state between two commands.
+CloudFormation continues even if the calling process ends. So each step first reads the stack, joins
+a change that another command began, and keeps no state between two commands.
 """
 
 from __future__ import annotations
@@ -17,52 +17,41 @@ from typing import Any
 
 from ..trust.errors import CloudError
 from . import clock
+from .api_errors import CODES
 from .calls import Calls
-from .template_inputs import pairs
+from .template_inputs import TEMPLATE_TYPES, pairs
 
 Resources = Mapping[str, Mapping[str, Any]]
 WIDTH = 100  # columns
 SIGNS = {"made": "+", "removed": "-", "changed": "~", "replaced": "±"}
-# Our properties that CloudFormation can only change by replacing the resource (its resource
-# reference).
-FIXED = {
-    "AWS::EC2::VPC": {"CidrBlock"},
-    "AWS::EC2::Subnet": {"CidrBlock", "AvailabilityZone", "VpcId"},
-    "AWS::EC2::Instance": {"LaunchTemplate"},
-    "AWS::EC2::KeyPair": {"KeyName", "PublicKeyMaterial"},
-    "AWS::EC2::PlacementGroup": {"Strategy"},
-    "AWS::S3::Bucket": {"BucketName"},
-    "AWS::Logs::LogGroup": {"LogGroupName"},
-    "AWS::FSx::FileSystem": {"SubnetIds", "SecurityGroupIds", "FileSystemTypeVersion"},
-    "AWS::FSx::DataRepositoryAssociation": {"FileSystemId", "FileSystemPath", "DataRepositoryPath"},
-}
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change to a resource: its logical id, its kind, and whether it is made, removed, changed or
-    replaced.
-    """
+    """A change to a resource: logical id, type, and a key of SIGNS."""
 
     name: str
     kind: str
     what: str
 
     def __str__(self) -> str:
-        return (
-            f"{SIGNS[self.what]} {self.name}  {self.kind.removeprefix('AWS::').replace('::', ' ')}"
-        )
+        return f"{SIGNS[self.what]} {self.name}  {short(self.kind)}"
+
+
+def short(kind: str) -> str:
+    """Returns a resource type without CloudFormation's punctuation, such as `EC2 Instance`."""
+    return kind.removeprefix("AWS::").replace("::", " ")
 
 
 def compare(before: Resources, after: Resources) -> list[Change]:
-    """Lists every change, in the order of the templates. A resource that names a changed launch
-    template's version is replaced.
+    """Returns every change, in the order of the templates. An instance is replaced if its launch
+    template changes.
     """
     changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}
     stale = {name for name in changed if after[name]["Type"] == "AWS::EC2::LaunchTemplate"}
     return [
         change
-        for name in (*after, *(name for name in before if name not in after))
+        for name in {**after, **before}
         if (change := _of(name, before, after, changed, stale))
     ]
 
@@ -75,62 +64,44 @@ def _of(
         return Change(name, kind, "made")
     if name not in after:
         return Change(name, kind, "removed")
-    if kind == "AWS::EC2::Instance" and any(
-        f'"{template}"' in str(after[name]).replace("'", '"') for template in stale
-    ):
+    quoted = str(after[name]).replace("'", '"')
+    if kind == "AWS::EC2::Instance" and any(f'"{template}"' in quoted for template in stale):
         return Change(name, kind, "replaced")
     if name not in changed:
         return None
     old, new = before[name].get("Properties", {}), after[name].get("Properties", {})
-    fixed = {key for key in FIXED.get(kind, ()) if old.get(key) != new.get(key)}
-    return Change(name, kind, "replaced" if fixed else "changed")
+    keys = TEMPLATE_TYPES.get(kind, {}).get("replaced_by", ())
+    replaces = any(old.get(key) != new.get(key) for key in keys)
+    return Change(name, kind, "replaced" if replaces else "changed")
 
 
 def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
-    """Describes the change set to a reader: how many of each kind in a new stack, each resource in
-    an existing one.
-    """
+    """Yields the changes for `make plan`: counts by type for a new stack, else each resource."""
     if is_new:
-        counts = Counter(change.kind.removeprefix("AWS::").replace("::", " ") for change in changes)
-        line = f"a new stack of {len(changes)} resources: " + ", ".join(
-            f"{n} {kind}" for kind, n in counts.items()
-        )
+        counts = Counter(short(change.kind) for change in changes)
+        parts = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        line = f"a new stack of {len(changes)} resources: {parts}"
+        first, later = "  + ", "    "
         yield textwrap.fill(
-            line, WIDTH, initial_indent="  + ", subsequent_indent="    ", break_on_hyphens=False
+            line, WIDTH, break_on_hyphens=False, initial_indent=first, subsequent_indent=later
         )
         return
     if not changes:
         yield "  nothing; the stack is up to date"
     yield from (f"  {change}" for change in changes)
-    nodes = [
-        change.name
-        for change in changes
-        if change.what == "replaced" and change.kind == "AWS::EC2::Instance"
-    ]
-    if nodes:
-        yield (f"  warning: {len(nodes)} nodes are replaced: their launch template changed")
+    replaced = [change for change in changes if change.what == "replaced"]
+    if nodes := sum(change.kind == "AWS::EC2::Instance" for change in replaced):
+        yield f"  warning: {nodes} nodes are replaced: their launch template changed"
 
 
 POLL = 5.0  # seconds between two polls of a stack that is being changed
-# seconds without any event until following ends: CloudFormation itself gives up before that
+# Seconds without an event until `follow` gives up. CloudFormation itself times out earlier.
 PATIENCE = 3 * 3600.0
-MISSES = 20  # polls in a row that AWS leaves unanswered or throttles
+MISSES = 20  # unanswered or throttled polls in a row until `follow` gives up
 CAPABILITIES = ["CAPABILITY_NAMED_IAM"]
 PROJECT, CONFIG, CREATED = (f"trainfleet:{name}" for name in ("project", "config", "created"))
 OURS = "trainfleet"  # the value of PROJECT
-PASSING = {
-    "RequestLimitExceeded",
-    "Throttling",
-    "ThrottlingException",
-    "EndpointConnectionError",
-    "ReadTimeoutError",
-    "ConnectTimeoutError",
-    "ConnectionClosedError",
-    "InternalFailure",
-    "ServiceUnavailable",
-    "InternalError",
-}
-# a resource's logical id, its state, and the message about it
+# shows a line: a resource's logical id, its state, and a message
 Show = Callable[[str, str, str], None]
 
 
@@ -152,7 +123,7 @@ class StackState:
 
     @property
     def whole(self) -> bool:
-        """Tells whether the stack's last change or rollback has ended, so it can be changed."""
+        """Tells whether the stack can be updated: its last change or rollback has succeeded."""
         return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
     @property
@@ -162,7 +133,7 @@ class StackState:
 
 @dataclass(frozen=True)
 class StackEvent:
-    """An event of one resource. `own`: it is the stack's own event."""
+    """An event of one resource, or of the stack itself (`own`)."""
 
     id: str
     logical: str
@@ -174,17 +145,15 @@ class StackEvent:
 
     @property
     def failed(self) -> bool:
-        """Tells whether the failure began here: a cancelled resource is only a consequence."""
-        return (
-            self.status.endswith("_FAILED")
-            and not self.own
-            and not re.search("cancelled|not been attempted", self.reason)
-        )
+        """Tells whether this resource failed itself, not because another failed."""
+        if self.own or not self.status.endswith("_FAILED"):
+            return False
+        return not re.search("cancelled|not been attempted", self.reason)
 
 
 @dataclass
 class CloudFormationStack:
-    """The stack of this name, if it is ours. `followed`: the event up to which it has been read."""
+    """The stack of this name for a config. `followed`: id of the last event that was read."""
 
     calls: Calls
     name: str
@@ -192,16 +161,14 @@ class CloudFormationStack:
     followed: str = ""
 
     def look(self, id_: str = "") -> StackState | None:
-        """Returns the stack's present state; None without a stack. By `id` it also finds a deleted
-        one.
+        """Returns the stack's present state; None without a stack. `id_` finds a deleted one.
 
         Raises:
-            CloudError: a stack of that name was not made by this config.
+            CloudError: the stack of that name was not made by this config.
         """
+        name = id_ or self.name
         try:
-            rows = self.calls("cloudformation", "DescribeStacks", StackName=id_ or self.name)[
-                "Stacks"
-            ]
+            rows = self.calls("cloudformation", "DescribeStacks", StackName=name)["Stacks"]
         except CloudError as error:
             if error.code == "ValidationError" and "does not exist" in error.why:
                 return None
@@ -210,37 +177,29 @@ class CloudFormationStack:
         if state.tags.get(PROJECT) != OURS or state.tags.get(CONFIG) != self.config:
             what = f"the stack {self.name} exists, but this config did not make it"
             then = "set another name in config.yaml, or delete that stack yourself"
-            raise CloudError(
-                what, where=f"cloudformation in {self.calls.region}", next=then, code="Foreign"
-            )
+            where = f"cloudformation in {self.calls.region}"
+            raise CloudError(what, where=where, next=then, code="Foreign")
         return state
 
     def create(self, template: str, tags: Mapping[str, str], token: str) -> StackState:
-        """Starts the creation; a token that is sent twice starts only one. A failure removes
-        everything that was made.
+        """Starts the creation. A second request with the same token has no effect. On a failure,
+        CloudFormation deletes the stack.
         """
         answer = self.calls("cloudformation", "CreateStack", **self.creation(template, tags, token))
-        # just made, but not listed yet
+        # CloudFormation may not list the new stack yet.
         return self.look(answer["StackId"]) or StackState(answer["StackId"], "CREATE_IN_PROGRESS")
 
     def creation(self, template: str, tags: Mapping[str, str], token: str) -> dict[str, Any]:
         """Returns the request to CreateStack."""
-        return self.change(template) | {
-            "OnFailure": "DELETE",
-            "ClientRequestToken": token,
-            "Tags": pairs(tags),
-        }
+        more = {"OnFailure": "DELETE", "ClientRequestToken": token, "Tags": pairs(tags)}
+        return self.change(template) | more
 
     def change(self, template: str) -> dict[str, Any]:
-        """Returns the request to UpdateStack. The values are the defaults of the template's
-        parameters.
-        """
+        """Returns the request to UpdateStack. The parameters have the template's defaults."""
         return {"StackName": self.name, "TemplateBody": template, "Capabilities": CAPABILITIES}
 
     def update(self, template: str) -> bool:
-        """Starts an update and keeps the tags. Returns False if the stack already matches the
-        template.
-        """
+        """Starts an update that keeps the tags. Returns False if the template is unchanged."""
         self._catch_up()
         try:
             self.calls("cloudformation", "UpdateStack", **self.change(template))
@@ -251,7 +210,7 @@ class CloudFormationStack:
         return True
 
     def delete(self) -> None:
-        """Starts the deletion, unless the stack does not exist or is being deleted."""
+        """Starts the deletion; no effect if the stack is gone or is being deleted."""
         self._catch_up()
         self.calls("cloudformation", "DeleteStack", StackName=self.name)
 
@@ -260,15 +219,14 @@ class CloudFormationStack:
         self.calls("cloudformation", "CancelUpdateStack", StackName=self.name)
 
     def resources(self) -> dict[str, str]:
-        """Returns the stack's present resources: logical id → physical id."""
+        """Returns the stack's present resources, as physical id by logical id."""
         rows = self.calls.pages(
             "cloudformation", "ListStackResources", "StackResourceSummaries", StackName=self.name
         )
         return {
             row["LogicalResourceId"]: row["PhysicalResourceId"]
             for row in rows
-            if row.get("PhysicalResourceId")
-            and not row["ResourceStatus"].startswith("DELETE_COMPLETE")
+            if row.get("PhysicalResourceId") and row["ResourceStatus"] != "DELETE_COMPLETE"
         }
 
     def template(self) -> Mapping[str, Any]:
@@ -278,11 +236,10 @@ class CloudFormationStack:
         return found if isinstance(found, dict) else {}
 
     def follow(self, state: StackState, show: Show) -> tuple[StackState, StackEvent | None]:
-        """Follows the stack until CloudFormation has finished. Returns its state, and the first
-        failure if any.
+        """Shows events until no change is in progress. Returns the stack and the first failure.
 
         Raises:
-            CloudError: AWS does not answer for a long time, or CloudFormation makes no progress.
+            CloudError: AWS does not answer for long, or CloudFormation makes no progress.
         """
         first, misses, heard = None, 0, clock.now()
         while True:
@@ -295,17 +252,17 @@ class CloudFormationStack:
                 misses = 0
             except CloudError as error:
                 misses += 1
-                if error.code not in PASSING or misses > MISSES:
+                if error.code not in CODES["unanswered"] or misses > MISSES:
                     raise
             if not state.busy and not misses:
                 return state, first
             if clock.now() - heard > PATIENCE:
                 what = f"the stack {self.name} has had no event for hours; it is {state.status}"
-                raise CloudError(
-                    what,
-                    where=f"cloudformation in {self.calls.region}",
-                    next="run make setup again, or make clean",
+                where, then = (
+                    f"cloudformation in {self.calls.region}",
+                    "run make setup again, or make clean",
                 )
+                raise CloudError(what, where=where, next=then)
             clock.sleep(POLL)
 
     def _news(self, id_: str) -> Iterator[StackEvent]:
@@ -322,7 +279,7 @@ class CloudFormationStack:
         yield from reversed(news)
 
     def _catch_up(self) -> None:
-        """Skips all past events, so that only new ones are shown."""
+        """Skips past events, so that `follow` shows only new ones."""
         if self.look():
             list(self._news(self.name))
 
@@ -339,10 +296,7 @@ def _state(row: Mapping[str, Any]) -> StackState:
 
 
 def _event(row: Mapping[str, Any]) -> StackEvent:
-    own = (
-        row["ResourceType"] == "AWS::CloudFormation::Stack"
-        and row.get("PhysicalResourceId") == row["StackId"]
-    )
+    is_stack = row["ResourceType"] == "AWS::CloudFormation::Stack"
     return StackEvent(
         row["EventId"],
         row["LogicalResourceId"],
@@ -350,31 +304,28 @@ def _event(row: Mapping[str, Any]) -> StackEvent:
         row["ResourceType"],
         row["ResourceStatus"],
         row.get("ResourceStatusReason", ""),
-        own,
+        is_stack and row.get("PhysicalResourceId") == row["StackId"],
     )
 
 
+DONE = {
+    "CREATE_COMPLETE": "made",
+    "UPDATE_COMPLETE": "changed",
+    "DELETE_COMPLETE": "deleted",
+    "DELETE_SKIPPED": "kept",
+}
+
+
 def _tell(event: StackEvent, show: Show) -> None:
-    """Shows a resource's line: its kind while it is in progress, its id when done, the reason if it
-    failed.
-    """
+    """Shows a resource's event: with its type in progress, its id when done, or the failure."""
     if event.own:
         return
-    kind = event.type.removeprefix("AWS::").replace("::", " ")
-    if event.status.endswith("_FAILED"):
-        cancelled = not event.failed
-        show(
-            event.logical,
-            "cancelled" if cancelled else "FAILED",
-            kind if cancelled else f"{kind}: {event.reason}",
-        )
+    kind = short(event.type)
+    if event.failed:
+        show(event.logical, "FAILED", f"{kind}: {event.reason}")
+    elif event.status.endswith("_FAILED"):
+        show(event.logical, "cancelled", kind)
     elif event.status.endswith("_IN_PROGRESS"):
         show(event.logical, "deleting" if event.status.startswith("DELETE") else "working", kind)
     else:
-        words = {
-            "CREATE_COMPLETE": "made",
-            "UPDATE_COMPLETE": "changed",
-            "DELETE_COMPLETE": "deleted",
-            "DELETE_SKIPPED": "kept",
-        }
-        show(event.logical, words.get(event.status, "done"), f"{kind} {event.physical}")
+        show(event.logical, DONE.get(event.status, "done"), f"{kind} {event.physical}")

@@ -1,10 +1,7 @@
-"""Looks up an account's facts for a fleet's template: its identity, the zones that offer the type,
-the image.
-"""
+"""Looks up the account's facts for a template, such as identity, zones and machine image."""
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -22,30 +19,28 @@ from .calls import Calls, partition_of
 from .instances import capacity_of
 from .resource_types import is_ours
 from .resource_types import tags_of as tags
-from .template_inputs import ENGINES, Inputs, bucket_of
+from .template_inputs import SCHEDULERS, Inputs, bucket_of
 
-ROOT = "/dev/sda1"  # of Ubuntu's images
+ROOT = "/dev/sda1"  # the root device of Ubuntu's images
 USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
 def zones(config: Config, calls: Calls) -> list[str]:
-    """Returns the zones to try, in order: those of the config, of its reservation or of its
-    subnets, else all that offer the type.
+    """Returns the zones to try, in order: the config's zones, or else those of its reservation or
+    subnets, or else all zones that offer the type.
 
     Raises:
-        ConfigError: no zone of the region offers the type, or a named zone does not.
+        ConfigError: no zone of the region offers the type, or a configured zone does not.
     """
     type_, cheap = config.fleet.instance_type or "", config.data.tokenize_instance_type
     offered = _offering(type_, "fleet.instance_type", calls)
     if cheap:  # its machines are in the same subnet
         beside = set(_offering(cheap, "data.tokenize_instance_type", calls))
-        if not (offered := [zone for zone in offered if zone in beside]):
+        offered = [zone for zone in offered if zone in beside]
+        if not offered:
             message = f"{calls.region} has no zone with both {type_} and {cheap}"
-            raise ConfigError.of(
-                "data.tokenize_instance_type",
-                message,
-                next="set another data.tokenize_instance_type, or null",
-            )
+            then = "set another data.tokenize_instance_type, or null"
+            raise ConfigError.of("data.tokenize_instance_type", message, next=then)
     wanted = config.fleet.aws.zones
     if strange := [zone for zone in wanted if zone not in offered]:
         message = f"{', '.join(strange)}: AWS offers {type_} only in {', '.join(offered)}"
@@ -55,8 +50,9 @@ def zones(config: Config, calls: Calls) -> list[str]:
 
 
 def _offering(type_: str, key: str, calls: Calls) -> list[str]:
-    """Returns the zones that offer a type; `key` is the type's key in the config. Raises
-    ConfigError if the region has none.
+    """Returns the zones that offer a type. Raises ConfigError if the region has none.
+
+    `key`: the type's key in the config.
     """
     rows = calls.pages(
         "ec2",
@@ -72,7 +68,7 @@ def _offering(type_: str, key: str, calls: Calls) -> list[str]:
 
 
 def _bound(config: Config, calls: Calls) -> list[str]:
-    """Returns the zones to which the reservation, or else the user's subnets, limit the nodes."""
+    """Returns the zones of the reservation, or else of the user's subnets."""
     if row := reservation_of(config, calls):
         return [str(row.get("AvailabilityZone"))]
     if not config.fleet.aws.subnets:
@@ -87,21 +83,17 @@ def _subnets(config: Config, calls: Calls) -> list[Mapping[str, Any]]:
 
 
 def reservation_of(config: Config, calls: Calls) -> Mapping[str, Any] | None:
-    """Returns EC2's description of the nodes' reservation; None without one, {} if it does not
-    exist (checks.py).
-    """
+    """Returns EC2's row of the nodes' reservation; None without one, {} if EC2 does not find it."""
     name = config.fleet.aws.reservation
     if not name or capacity_of(config) not in ("reservation", "block"):
         return None
     try:
-        found = calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[name]).get(
-            "CapacityReservations", []
-        )
+        answer = calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[name])
     except CloudError as error:
         if "NotFound" in error.code or "Malformed" in error.code:
             return {}
         raise
-    return found[0] if found else {}
+    return next(iter(answer.get("CapacityReservations", ())), {})
 
 
 def discover(
@@ -110,17 +102,15 @@ def discover(
     zone: str,
     slots: tuple[int, ...],
     is_made: bool = False,
-    engine: str = "",
+    scheduler: str = "",
 ) -> Inputs:
-    """Looks up the facts that a template for this zone needs. `is_made`: the stack already exists,
-    and our bucket belongs to it.
+    """Returns the facts that a template for this zone needs.
+
+    `is_made`: whether the stack exists already, so that our bucket belongs to it.
     """
     who = calls("sts", "GetCallerIdentity")
-    created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
-        timespec="seconds"
-    )
-    pinned = image_of(config, calls, engine)
-    own = None if engine else fitting(config, calls)
+    pinned = image_of(config, calls, scheduler)
+    own = None if scheduler else fitting(config, calls)
     image = own.id if own else pinned
     inputs = Inputs(
         calls.region,
@@ -128,7 +118,7 @@ def discover(
         who["Account"],
         who["Arn"].rpartition("/")[2],
         image,
-        created,
+        clock.stamp(),
         slots,
         root=root_of(image, calls),
         head_image=pinned,
@@ -136,35 +126,32 @@ def discover(
         subnet=subnet_in(config, calls, zone),
         group=group_of(config, calls),
         partition=who["Arn"].split(":")[1],
-        engine=engine,
-        tokenizing=_for_tokenizing(config, calls, engine),
+        scheduler=scheduler,
+        tokenizing=_for_tokenizing(config, calls, scheduler),
     )
     return replace(inputs, has_bucket=not is_made and bucket_is_there(config, calls, inputs))
 
 
-def _for_tokenizing(config: Config, calls: Calls, engine: str) -> str:
-    """Finds the machine image for data.tokenize_instance_type, always of the cpu platform; ""
-    without that key.
+def _for_tokenizing(config: Config, calls: Calls, scheduler: str) -> str:
+    """Returns the machine image of data.tokenize_instance_type, of the cpu platform; "" without
+    that key.
     """
     if config.data.tokenize_instance_type is None:
         return ""
     cheap = tokenizing(config)
-    return image_of(replace(cheap, fleet=replace(cheap.fleet, platform="cpu")), calls, engine)
+    return image_of(replace(cheap, fleet=replace(cheap.fleet, platform="cpu")), calls, scheduler)
 
 
 def placeholders(config: Config, region: str) -> Inputs:
-    """Fills in a template's inputs without an account: values of the config, zeros for the rest."""
+    """Returns a template's inputs without an account: the config's values, and zeros otherwise."""
     aws = config.fleet.aws
-    created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
-        timespec="seconds"
-    )
     return Inputs(
         region,
         (*aws.zones, f"{region}a")[0],
         "0" * 12,
         "you",
         aws.ami or f"ami-{'0' * 17}",
-        created,
+        clock.stamp(),
         tuple(range(config.fleet.nodes)),
         public_key=public_key(config),
         subnet=(*aws.subnets, None)[0],
@@ -174,11 +161,11 @@ def placeholders(config: Config, region: str) -> Inputs:
     )
 
 
-def known(config: Config, calls: Calls, engine: str) -> tuple[Inputs, str]:
-    """Returns the placeholders with the account's identity, and why the account could not be asked;
-    "" if it could.
+def known(config: Config, calls: Calls, scheduler: str) -> tuple[Inputs, str]:
+    """Returns the placeholders with the account's identity, and why the account could not be asked
+    ("" if it could).
     """
-    inputs = replace(placeholders(config, calls.region), engine=engine)
+    inputs = replace(placeholders(config, calls.region), scheduler=scheduler)
     try:
         who = calls("sts", "GetCallerIdentity")
     except NotAsked as error:
@@ -186,32 +173,28 @@ def known(config: Config, calls: Calls, engine: str) -> tuple[Inputs, str]:
     return replace(inputs, account=who["Account"], partition=who["Arn"].split(":")[1]), ""
 
 
-def image_of(config: Config, calls: Calls, engine: str = "") -> str:
-    """Returns the machine image: the config's own, or the one that docker/platforms.lock.yaml pins
-    for nodes or AWS Batch; "" for an engine that hides its machines.
+def image_of(config: Config, calls: Calls, scheduler: str = "") -> str:
+    """Returns the nodes' machine image: fleet.aws.ami, or the image in docker/platforms.lock.yaml;
+    "" for a scheduler that takes no image.
 
     Raises:
-        ConfigError: the region does not have it.
+        ConfigError: the region does not have the image.
     """
     if config.fleet.aws.ami:
         return config.fleet.aws.ami
     platform = load_platform(config.fleet.platform)
-    name = str(getattr(platform, ENGINES[engine].image, ""))
-    found = (
-        _by_parameter(name, calls)
-        if name.startswith("/")
-        else _by_name(name, platform.neuron_sdk, calls)
-        if name
-        else ""
-    )
-    if found or not name:
+    name = str(getattr(platform, SCHEDULERS[scheduler].image, ""))
+    if not name:
+        return ""
+    if name.startswith("/"):
+        found = _by_parameter(name, calls)
+    else:
+        found = _by_name(name, platform.neuron_sdk, calls)
+    if found:
         return found
     message = f"null: {calls.region} does not have the image of platform {platform.name}, {name}"
-    raise ConfigError.of(
-        "fleet.aws.ami",
-        message,
-        next="set an image of that region, such as ami-0123456789abcdef0, or another region",
-    )
+    then = "set an image of that region, such as ami-0123456789abcdef0, or another region"
+    raise ConfigError.of("fleet.aws.ami", message, next=then)
 
 
 def _by_parameter(name: str, calls: Calls) -> str:
@@ -222,39 +205,36 @@ def _by_parameter(name: str, calls: Calls) -> str:
 
 
 def _by_name(name: str, sdk: str, calls: Calls) -> str:
-    """Returns Amazon's image of this name; for a name with a *, the newest whose description names
-    that Neuron SDK.
+    """Returns Amazon's newest image of this name. If the name has a *, the image's description must
+    name the Neuron SDK.
 
     Source: Neuron DLAMI user guide, "Find a DLAMI by SDK version".
     """
     filters = [{"Name": "name", "Values": [name]}, {"Name": "state", "Values": ["available"]}]
     if "*" in name:
         filters.append({"Name": "description", "Values": [f"*Neuron SDK {sdk}*"]})
-    rows = calls(
-        "ec2", "DescribeImages", Owners=["amazon"], Filters=filters, IncludeDeprecated=True
-    ).get("Images", [])
+    named = {"Owners": ["amazon"], "Filters": filters, "IncludeDeprecated": True}
+    rows = calls("ec2", "DescribeImages", **named).get("Images", [])
     return str(max(rows, key=lambda row: str(row.get("CreationDate")))["ImageId"]) if rows else ""
 
 
 def root_of(image: str, calls: Calls) -> str:
-    """Returns the name of the image's root device; the template sets its size."""
+    """Returns the name of the image's root device."""
     found = calls("ec2", "DescribeImages", ImageIds=[image]).get("Images", []) if image else []
     return str(found[0].get("RootDeviceName") or ROOT) if found else ROOT
 
 
 def group_of(config: Config, calls: Calls) -> str | None:
-    """Returns the reservation's placement group: only nodes in that group fill it."""
+    """Returns the reservation's placement group, to which its nodes must belong; None without."""
     if capacity_of(config) != "reservation":
         return None
-    return (
-        str((reservation_of(config, calls) or {}).get("PlacementGroupArn") or "").rpartition("/")[2]
-        or None
-    )
+    arn = (reservation_of(config, calls) or {}).get("PlacementGroupArn") or ""
+    return str(arn).rpartition("/")[2] or None
 
 
 def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
-    """Returns the user's subnet in a zone, or None if the fleet makes its network. Raises
-    ConfigError if no named subnet is in the zone.
+    """Returns the user's subnet in a zone; None if the stack makes the subnet. Raises ConfigError
+    if no configured subnet is in the zone.
     """
     if not config.fleet.aws.subnets:
         return None
@@ -268,8 +248,8 @@ def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
 
 
 def public_key(config: Config) -> str:
-    """Returns the public half of fleet.ssh.key, or of the first usual key in ~/.ssh; "" without
-    one, or if the config names a key pair.
+    """Returns the public key of fleet.ssh.key, or of the first usual key in ~/.ssh; "" without any,
+    or if the config names a key pair.
     """
     if config.fleet.aws.key_pair:
         return ""
@@ -280,7 +260,7 @@ def public_key(config: Config) -> str:
 
 
 def bucket_is_there(config: Config, calls: Calls, inputs: Inputs) -> bool:
-    """Tells whether an earlier make clean kept the bucket that would be made."""
+    """Tells whether an earlier `make clean` kept the bucket that the stack would make."""
     found: dict[str, str] = {}
     with passing("NoSuchBucket", "NoSuchTagSet"):
         found = tags(calls("s3", "GetBucketTagging", Bucket=bucket_of(config, inputs))["TagSet"])

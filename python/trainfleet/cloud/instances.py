@@ -1,22 +1,23 @@
-"""The machines: a launch template with every EFA interface, an instance per node made from it, the
-placement group and the head node; and the quotas that nodes count against.
+"""Makes the machines' part of a template: launch template, instances, placement group and head; and
+defines the quotas that nodes count against.
 
-Each node is a separate AWS::EC2::Instance, `Node<slot>`: a stack update with other slots makes and
-removes single nodes, and does not change the others. CreateFleet could mix several types that are
-available, and an Auto Scaling group would replace nodes at once; but a job needs one
-type, all its nodes or none, and replaces a node only when the watch has judged it.
+Each node is a separate AWS::EC2::Instance, `Node<slot>`, so a stack update adds and removes single
+nodes without changing the others. CreateFleet may mix instance types, and an Auto Scaling group
+replaces nodes at once. But a job needs one type and all its nodes, and replaces a node only after
+the watch has judged it.
 
-The figures of each type: instance_types.json. Quota codes: Service Quotas' list for EC2, as
-public copies show it (read 2026-11-22).
+instance_types.json has the figures of each type.
 """
 
 from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..config.tables import read_table
 from ..hardware import node_types
 from ..process.install_paths import ROOT
 from .template_inputs import Inputs, pairs
@@ -26,8 +27,8 @@ from .template_storage import makes_file_system
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface with its numbers in a launch template; `kind`: interface (plain), efa
-    (with an address), efa-only.
+    """A network interface in a launch template. `kind`: interface (no EFA), efa (EFA and an
+    address), or efa-only (no address).
     """
 
     card: int
@@ -35,14 +36,14 @@ class Interface:
     kind: str
 
 
-PLAIN = (Interface(0, 0, "interface"),)  # interfaces of a single node
+PLAIN = (Interface(0, 0, "interface"),)  # the interface of a single node
 
 
 def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
-    """Returns the interfaces that give a node all its EFA devices, the primary first.
+    """Returns the interfaces that give a node all its EFA devices, the primary one first.
 
-    `tasks`: interfaces that are attached to card 0 later, as ECS does for a container. If the
-    card can't hold them next to two others, one has both the address and EFA, like in AWS's own
+    `tasks`: interfaces that are attached to card 0 later, such as by ECS for a container. If the
+    card has no slots for them, the primary interface has both EFA and the address, as in AWS's
     template for P5 on Batch.
     """
     row = node_types.INSTANCE_TYPES[name]
@@ -56,7 +57,7 @@ def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
             Interface(0, 0, "efa" if row.efa else "interface"),
             *(Interface(card, 1, "efa") for card in range(1, row.efa)),
         )
-    # after the primary on card 0: the first device of every other card
+    # The primary interface is device 0 of card 0, so EFA on that card is device 1.
     cards = range(row.first_efa, row.first_efa + row.efa)
     return (
         Interface(0, 0, "interface"),
@@ -65,83 +66,74 @@ def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
 
 
 def addresses(name: str) -> int:
-    """Returns how many of its subnet's addresses a node takes; an interface with only EFA takes
-    none.
-    """
+    """Returns how many addresses of its subnet a node takes."""
     return sum(interface.kind != "efa-only" for interface in interfaces(name))
 
 
 @dataclass(frozen=True)
 class Quota:
-    """A quota on running vCPUs: its code and name in Service Quotas."""
+    """A quota: its code and name in Service Quotas."""
 
     code: str
     name: str
 
 
-ON_DEMAND = {
-    "trn": Quota("L-2C3B7624", "Running On-Demand Trn instances"),
-    "p": Quota("L-417A185B", "Running On-Demand P instances"),
-    "g": Quota("L-DB2E81BA", "Running On-Demand G and VT instances"),
-    "c": Quota("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"),
-}
-SPOT = {
-    "trn": Quota("L-6B0D517C", "All Trn Spot Instance Requests"),
-    "p5": Quota("L-C4BD4855", "All P5 Spot Instance Requests"),
-    "p": Quota("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests"),
-    "g": Quota("L-3819A6DF", "All G and VT Spot Instance Requests"),
-    "c": Quota("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"),
+QUOTAS = {
+    group: {key: Quota(**row) for key, row in rows.items()}
+    for group, rows in read_table(Path(__file__).with_name("quotas.yaml")).items()
 }
 
 
 def quota_of(name: str, capacity: str) -> Quota | None:
-    """Returns the quota that such running nodes count against.
+    """Returns the vCPU quota that running nodes of a type count against.
 
-    None in a capacity block, which has a separate one when it is bought, and if AWS has not
-    published the quota's code.
+    None for a capacity block, which has a separate quota when it is bought, and if the quota's code
+    is unknown.
     """
     row = node_types.INSTANCE_TYPES[name]
     if capacity == "block":
         return None
-    return SPOT.get(row.spot_quota) if capacity == "spot" else ON_DEMAND[row.quota]
+    if capacity == "spot":
+        return QUOTAS["spot"].get(row.spot_quota)
+    return QUOTAS["on-demand"][row.quota]
 
 
 SCRIPTS = ROOT / "scripts"
 PAIR = "KeyPair"
-HEAD_GIB = 100
-NODE = "Node"  # the beginning of a node's logical id
+HEAD_GIB = 100  # GiB of the head's disk
+NODE = "Node"  # prefix of a node's logical id
 
 
 def capacity_of(config: Config) -> str:
-    """Returns how nodes are bought: fleet.spot means the same as fleet.aws.capacity spot."""
+    """Returns the kind of capacity. fleet.spot is the same as fleet.aws.capacity spot."""
     aws = config.fleet.aws
     return "spot" if config.fleet.spot and aws.capacity == "on-demand" else aws.capacity
 
 
 def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """Makes everything that computes, with its placement and its access."""
+    """Makes the nodes and the head, with launch templates, placement group and key pair."""
     found = {} if inputs.plain == "yes" else together(config)
     if not config.fleet.aws.key_pair and inputs.public_key:
-        # The time in its name keeps it apart from a template that an earlier stack left.
+        # The time makes the name unique, because an earlier stack may have left a key pair.
         name = f"trainfleet-{config.fleet_name}-{inputs.created}"[:255]
         found[PAIR] = resource(
             "AWS::EC2::KeyPair", KeyName=name, PublicKeyMaterial=ref("PublicKey")
         )
     found["Template"] = _template(_node_data(config, inputs, tags), tags)
-    if makes_file_system(config):  # takes ten minutes, during which nodes should not cost money
+    if makes_file_system(config):  # takes ten minutes, during which nodes would cost money
         found["Template"]["DependsOn"] = "FileSystem"
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
     return found | (_head(config, inputs, tags) if config.fleet.aws.bastion_type else {})
 
 
 def together(config: Config) -> Resources:
-    """Makes the placement group; reserved machines are where their reservation puts them."""
+    """Makes the placement group; empty for reserved machines, which their reservation places."""
     is_made = capacity_of(config) in ("on-demand", "spot")
     return {"Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster")} if is_made else {}
 
 
 def placement(config: Config, inputs: Inputs) -> Any:
-    """Returns the placement group of the nodes: the reservation's, the new one, or None."""
+    """Returns the nodes' placement group: the reservation's, the stack's, or None."""
     return inputs.group or (ref("Together") if together(config) and inputs.plain == "no" else None)
 
 
@@ -165,8 +157,7 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
         for interface in (PLAIN if inputs.plain == "yes" else interfaces(fleet.instance_type or ""))
     ]
     data["UserData"] = base64.b64encode(user_data(config).encode()).decode()
-    # A spot instance and one in a capacity block can't stop themselves: shutting down ends
-    # them.
+    # Spot instances and instances in a capacity block can't be stopped, only terminated.
     data["InstanceInitiatedShutdownBehavior"] = (
         "stop" if capacity in ("on-demand", "reservation") else "terminate"
     )
@@ -179,9 +170,7 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
 
 
 def reserved(config: Config) -> dict[str, Any]:
-    """Returns the part of a launch template that names the reservation or capacity block of its
-    instances; empty without one.
-    """
+    """Returns the launch template's keys for a reservation or capacity block; empty without one."""
     capacity, data = capacity_of(config), dict[str, Any]()
     if capacity == "block":
         data["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
@@ -194,7 +183,7 @@ def reserved(config: Config) -> dict[str, Any]:
 def _common(
     config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, part: str
 ) -> dict[str, Any]:
-    """Returns the common part of nodes and head; `part`: Node or Head."""
+    """Returns the common launch template data of nodes and head. `part`: Node or Head."""
     data = {
         "ImageId": ref("HeadImage" if part == "Head" else "Image"),
         "InstanceType": kind,
@@ -207,8 +196,8 @@ def _common(
 
 
 def hardened(root: Any, volume: int, tags: dict[str, str]) -> dict[str, Any]:
-    """Returns the security part of any launch template: tokens for the metadata service, an
-    encrypted volume, tags on all that an instance brings.
+    """Returns the keys of every launch template for security and tags: tokens for the metadata
+    service, an encrypted volume, tags on the instance's resources.
     """
     disk = {
         "VolumeSize": volume,
@@ -216,12 +205,11 @@ def hardened(root: Any, volume: int, tags: dict[str, str]) -> dict[str, Any]:
         "Encrypted": True,
         "DeleteOnTermination": True,
     }
-    # 2: containers
     return {
         "MetadataOptions": {
             "HttpTokens": "required",
             "HttpEndpoint": "enabled",
-            "HttpPutResponseHopLimit": 2,
+            "HttpPutResponseHopLimit": 2,  # the second hop is to a container
         },
         "BlockDeviceMappings": [{"DeviceName": root, "Ebs": disk}],
         "TagSpecifications": [
@@ -245,9 +233,7 @@ def _template(data: dict[str, Any], tags: dict[str, str]) -> Resource:
 
 
 def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """Makes a small machine in the public subnet, with a public address, through which SSH reaches
-    the nodes.
-    """
+    """Makes the head: a machine with a public address, through which SSH reaches the nodes."""
     data = _common(config, inputs, tags, config.fleet.aws.bastion_type or "", HEAD_GIB, "Head")
     data["NetworkInterfaces"] = [
         {
@@ -272,8 +258,9 @@ def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
 
 
 def user_data(config: Config) -> str:
-    """Writes a node's first boot: it sets the dead man's timer. `make setup` does the rest, because
-    it can check and try again.
+    """Returns the script of a node's first boot, which only starts the dead man's timer.
+
+    `make setup` does the rest, because it can check each step and try again.
     """
     fleet = config.fleet
     hours = "-" if fleet.max_lifetime_hours is None else f"{fleet.max_lifetime_hours:g}"

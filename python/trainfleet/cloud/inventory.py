@@ -1,5 +1,6 @@
-"""Finds our resources in a region by tag, over every service that is used, with their cost; it
-reads nothing from this machine.
+"""Finds our resources in a region by tag, in every service that we use, with their cost.
+
+Only AWS is read, no file on this machine.
 """
 
 from __future__ import annotations
@@ -16,24 +17,27 @@ from . import clock, prices
 from .api_errors import DENIED
 from .calls import Calls
 from .cloudformation import CONFIG, CREATED, OURS, PROJECT
-from .engine_resource_types import ENGINES
 from .resource_types import KINDS, LOCK, ResourceKind, Row, is_ours, tags_of
+from .scheduler_resource_types import SCHEDULER_KINDS
 
-AGAIN = 4.0  # seconds between two listings: the first may lack a new resource
-# Services whose resources the kinds find.
+AGAIN = 4.0  # seconds between two listings, because the first may lack a new resource
+# services whose resources the tables of kinds cover
 KNOWN = ("ec2", "fsx", "s3", "ecr", "logs", "iam", "cloudformation", "batch", "sagemaker", "ssm")
-BESIDE = ("AMI", "snapshot")  # kinds that can stay without a stack and its network
+BESIDE = ("AMI", "snapshot")  # kinds that can stay without the stack's network
+CREATED_AT = (
+    *("LaunchTime", "CreationTime", "CreateTime", "StartTime"),
+    *("CreateDate", "CreationDate", "createdAt"),
+)
 DAY = 24.0
-CENT = 0.01  # dollars an hour; a stored image costs less, and so does an address
+CENT = 0.01  # US dollars an hour; a stored image or an address costs less
 
 
 @dataclass(frozen=True)
 class OwnedResource:
-    """One of our resources. `since`: seconds since 1970, if known; `usd`: dollars an hour, None if
-    unknown.
+    """One of our resources. `since`: Unix time, if known; `usd`: US dollars an hour, None: unknown.
 
-    Without an id it represents all of its kind, which these credentials may not list: `what`
-    says why.
+    An entry without an id represents a kind that these credentials may not list; `what` is the
+    reason.
     """
 
     kind: str
@@ -47,44 +51,35 @@ class OwnedResource:
     removable: ResourceKind | None = field(default=None, compare=False, hash=False)
 
     def line(self) -> str:
-        """Returns a line to read: kind, id, description, age and dollars per day."""
+        """Returns a line with kind, id, US dollars a day, age and description."""
         if not self.id:
             return f"{self.kind:18} was not checked: {self.what}"
-        cost = (
-            "price unknown"
-            if self.usd is None
-            else f"${self.usd * DAY:,.2f} a day"
-            if self.usd
-            else "free"
-        )
-        since = (
-            ""
-            if self.since is None
-            else f"since {datetime.datetime.fromtimestamp(self.since).strftime('%Y-%m-%d %H:%M')}"
-        )
-        return "  ".join(
-            filter(None, (f"{self.kind:18} {self.id:40}", f"{cost:16}", since, self.what))
-        )
+        cost = f"${self.usd * DAY:,.2f} a day" if self.usd else "free"
+        if self.usd is None:
+            cost = "price unknown"
+        since = ""
+        if self.since is not None:
+            made = datetime.datetime.fromtimestamp(self.since)
+            since = f"since {made.strftime('%Y-%m-%d %H:%M')}"
+        parts = (f"{self.kind:18} {self.id:40}", f"{cost:16}", since, self.what)
+        return "  ".join(filter(None, parts))
 
 
 Look = Callable[[Calls, str | None], Iterable[OwnedResource]]
 
 
 def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
-    """Returns all our resources, or those of one config, in the order in which they can be removed,
-    the stacks first.
+    """Returns our resources, or those of one config: stacks first, then in the order of removal.
 
-    A kind that these credentials may not list is one entry, without an id.
+    A kind that these credentials may not list is one entry without an id.
 
     Raises:
-        CloudError: a service can't be asked, so its resources are unknown.
+        CloudError: AWS gave another error or no answer, so resources are unknown.
     """
-    looks: list[tuple[str, Look]] = [
-        ("stack", _stacks),
-        *((kind.name, _finder(kind)) for kind in (*ENGINES, *KINDS)),
-    ]
+    kinds = ((kind.name, _finder(kind)) for kind in (*SCHEDULER_KINDS, *KINDS))
+    looks: list[tuple[str, Look]] = [("stack", _stacks), *kinds, ("any other", _others)]
     found: list[OwnedResource] = []
-    for name, look in (*looks, ("any other", _others)):
+    for name, look in looks:
         try:
             found += look(calls, config)
         except CloudError as error:
@@ -95,18 +90,20 @@ def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
 
 
 def surely(calls: Calls, config: str | None) -> list[OwnedResource]:
-    """Returns the same as `find`, repeated until two listings in a row agree."""
+    """Repeats `find` until two listings in a row agree, and returns the last one."""
+
+    def ids(found: list[OwnedResource]) -> set[tuple[str, str]]:
+        return {(one.kind, one.id) for one in found}
+
     before, now = None, find(calls, config)
-    while before is None or {(one.kind, one.id) for one in before} != {
-        (one.kind, one.id) for one in now
-    }:
+    while before is None or ids(before) != ids(now):
         clock.sleep(AGAIN)
         before, now = now, find(calls, config)
     return now
 
 
 def require_seen(found: Iterable[OwnedResource], region: str, verb: str) -> None:
-    """Raises CloudError with every kind that these credentials may not list."""
+    """Raises CloudError if there are kinds that these credentials may not list."""
     if rows := [f"  {one.line()}" for one in found if not one.id]:
         what = "\n".join([f"there may be more trainfleet resources in {region}", *rows])
         then = f"allow that, or use other credentials (AWS_PROFILE), then run {verb} again"
@@ -114,47 +111,54 @@ def require_seen(found: Iterable[OwnedResource], region: str, verb: str) -> None
 
 
 def weighed(calls: Calls, found: Iterable[OwnedResource]) -> Iterator[OwnedResource]:
-    """Adds size and price to resources that are paid by their contents: only for printing, because
-    it takes more requests.
-    """
+    """Yields the resources, buckets with size and price, which take more requests."""
     for one in found:
         try:
             size = _size(calls, one) if one.kind == "bucket" else None
-        except CloudError:  # a denied or late request leaves the resource without a price
+        except CloudError:  # denied or unanswered: the price stays unknown
             size = None
         what, usd = (one.what, one.usd) if size is None else prices.stored(one.kind, size)
         yield replace(one, what=what, usd=usd)
 
 
 def _size(calls: Calls, one: OwnedResource) -> float | None:
-    """Returns the bytes in a bucket, which CloudWatch reports a day later."""
+    """Returns a bucket's bytes by CloudWatch, which reports them a day late; None if unknown."""
     if not one.holds_data:
         return 0.0
-    now, days = (
-        datetime.datetime.fromtimestamp(clock.now(), datetime.UTC),
-        datetime.timedelta(days=3),
-    )
-    answer = calls(
-        "cloudwatch",
-        "GetMetricStatistics",
-        Namespace="AWS/S3",
-        MetricName="BucketSizeBytes",
-        Period=86400,
-        Statistics=["Average"],
-        Dimensions=[
-            {"Name": "BucketName", "Value": one.id},
-            {"Name": "StorageType", "Value": "StandardStorage"},
-        ],
-        StartTime=now - days,
-        EndTime=now,
-    )
-    newest = max(answer.get("Datapoints", ()), key=lambda point: point["Timestamp"], default=None)
+    names = {"BucketName": one.id, "StorageType": "StandardStorage"}
+    now, days = clock.utc(), datetime.timedelta(days=3)
+    points = _measured(calls, "AWS/S3", "BucketSizeBytes", "Average", names, now - days, now)
+    newest = max(points, key=lambda point: point["Timestamp"], default=None)
     return newest and float(newest["Average"])
 
 
+def _measured(
+    calls: Calls,
+    space: str,
+    metric: str,
+    statistic: str,
+    names: Mapping[str, str],
+    begin: datetime.datetime,
+    end: datetime.datetime,
+) -> list[Any]:
+    """Returns a metric's data points by day from CloudWatch."""
+    answer = calls(
+        "cloudwatch",
+        "GetMetricStatistics",
+        Namespace=space,
+        MetricName=metric,
+        Period=86400,
+        Statistics=[statistic],
+        Dimensions=[{"Name": name, "Value": value} for name, value in names.items()],
+        StartTime=begin,
+        EndTime=end,
+    )
+    return list(answer.get("Datapoints", ()))
+
+
 def table(found: Iterable[OwnedResource]) -> Iterator[str]:
-    """Lists resources by config: a line for each that costs money or holds data, and one line for
-    the free ones.
+    """Yields lines by config: one for each resource that costs money or holds data, and one for all
+    free ones.
     """
     rows = sorted(found, key=lambda one: one.config)
     for config, group in itertools.groupby(rows, key=lambda one: one.config):
@@ -164,14 +168,13 @@ def table(found: Iterable[OwnedResource]) -> Iterator[str]:
         yield f"{config}: {total(ours)}"
         yield from (f"  {one.line()}" for one in dear)
         if free:
-            kinds = (
-                f"{count} {kind}" if count > 1 else kind for kind, count in sorted(free.items())
-            )
+            counts = sorted(free.items())
+            kinds = (f"{count} {kind}" if count > 1 else kind for kind, count in counts)
             yield f"  free: {', '.join(kinds)}"
 
 
 def total(found: Iterable[OwnedResource]) -> str:
-    """Describes their total cost in words."""
+    """Describes the resources' total cost."""
     found = list(found)
     known = sum(one.usd or 0.0 for one in found) * DAY
     unknown = sum(one.usd is None for one in found)
@@ -179,8 +182,8 @@ def total(found: Iterable[OwnedResource]) -> str:
 
 
 def costing(found: Iterable[OwnedResource]) -> list[str]:
-    """Returns a line for each resource that costs a cent an hour or an unknown price and holds no
-    data, then dollars an hour; empty without such resources.
+    """Returns a line for each resource that holds no data and costs a cent an hour or more, or an
+    unknown price; and a last line with their sum. Empty without such resources.
     """
     priced = [one for one in found if (one.usd is None or one.usd >= CENT) and not one.holds_data]
     hourly = sum(one.usd or 0.0 for one in priced)
@@ -190,104 +193,70 @@ def costing(found: Iterable[OwnedResource]) -> list[str]:
 def _stacks(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
     for row in calls.pages("cloudformation", "DescribeStacks", "Stacks"):
         if is_ours(tags := tags_of(row.get("Tags")), config):
-            yield OwnedResource(
-                "stack",
+            name, status, since = (
                 row["StackName"],
-                tags.get(CONFIG, ""),
                 row["StackStatus"],
                 _seconds(row["CreationTime"]),
-                0.0,
-                row=row,
             )
+            yield OwnedResource("stack", name, tags.get(CONFIG, ""), status, since, row=row)
 
 
 def _finder(kind: ResourceKind) -> Look:
     def look(calls: Calls, config: str | None) -> Iterator[OwnedResource]:
         for id_, tags, row in kind.find(calls, config):
-            (what, usd), stays = (
-                prices.cost_of(kind.name, row),
-                _stays(calls, kind.name, id_, tags, row),
+            what, usd = prices.cost_of(kind.name, row)
+            stays = (kind.name in BESIDE and LOCK in tags) or _holds_data(
+                calls, kind.name, id_, row
             )
-            yield OwnedResource(
-                kind.name, id_, tags.get(CONFIG, ""), what, _since(row, tags), usd, stays, row, kind
-            )
+            since, owner = _since(row, tags), tags.get(CONFIG, "")
+            yield OwnedResource(kind.name, id_, owner, what, since, usd, stays, row, kind)
 
     return look
 
 
 def _others(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
-    """Finds our resources in services that no kind covers: they are reported but never removed."""
-    wanted = [
-        {"Key": PROJECT, "Values": [OURS]},
-        *([{"Key": CONFIG, "Values": [config]}] if config else []),
-    ]
+    """Yields our resources in services that no kind covers; `make ls` reports them, but nothing
+    removes them.
+    """
+    wanted = [{"Key": PROJECT, "Values": [OURS]}]
+    if config:
+        wanted.append({"Key": CONFIG, "Values": [config]})
     for row in calls.pages(
         "resourcegroupstaggingapi", "GetResources", "ResourceTagMappingList", TagFilters=wanted
     ):
-        service = row["ResourceARN"].split(":")[2]
+        arn, tags = row["ResourceARN"], tags_of(row.get("Tags"))
+        service = arn.split(":")[2]
         if service not in KNOWN:
-            tags = tags_of(row.get("Tags"))
-            yield OwnedResource(
-                service, row["ResourceARN"], tags.get(CONFIG, ""), "", _since({}, tags), None
-            )
-
-
-def _stays(calls: Calls, kind: str, id_: str, tags: Mapping[str, str], row: Row) -> bool:
-    """Tells whether only a purge removes it: it holds data, or it is a machine image for a later
-    setup, or that image's snapshot.
-    """
-    return (kind in BESIDE and LOCK in tags) or _holds_data(calls, kind, id_, row)
+            yield OwnedResource(service, arn, tags.get(CONFIG, ""), "", _since({}, tags), None)
 
 
 def _holds_data(calls: Calls, kind: str, id_: str, row: Row) -> bool:
-    """Tells whether it holds data that can't be made again; True if unknown."""
+    """Tells whether a resource holds data that can't be made again; True if unknown."""
     try:
         if kind == "bucket":
             versions = calls("s3", "ListObjectVersions", Bucket=id_, MaxKeys=1)
             return bool(versions.get("Versions") or versions.get("DeleteMarkers"))
         if kind == "file system":
-            return (
-                row["Lifecycle"] not in ("CREATING", "FAILED", "DELETING")
-                and _written(calls, id_, row) != 0
-            )
+            is_usable = row["Lifecycle"] not in ("CREATING", "FAILED", "DELETING")
+            return is_usable and _written(calls, id_, row) != 0
     except CloudError as error:
         return error.code not in ("NoSuchBucket", "FileSystemNotFound")
     return kind == "backup"
 
 
 def _written(calls: Calls, id_: str, row: Row) -> float | None:
-    """Returns the bytes that clients have ever written to a file system (CloudWatch, AWS/FSx
-    DataWriteBytes); None if unknown.
-    """
-    day = datetime.timedelta(days=1)
-    made = row["CreationTime"]
-    end = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC) + day
-    answer = calls(
-        "cloudwatch",
-        "GetMetricStatistics",
-        Namespace="AWS/FSx",
-        MetricName="DataWriteBytes",
-        Period=86400,
-        Statistics=["Sum"],
-        Dimensions=[{"Name": "FileSystemId", "Value": id_}],
-        StartTime=made - day,
-        EndTime=end,
+    """Returns the bytes that clients have written to a file system; None: unknown."""
+    day, made, name = datetime.timedelta(days=1), row["CreationTime"], {"FileSystemId": id_}
+    points = _measured(
+        calls, "AWS/FSx", "DataWriteBytes", "Sum", name, made - day, clock.utc() + day
     )
-    sums = [point["Sum"] for point in answer.get("Datapoints", ())]
+    sums = [point["Sum"] for point in points]
     return sum(sums) if sums else None
 
 
 def _since(row: Row, tags: Mapping[str, str]) -> float | None:
-    """Returns when it was made, by its service or else by its tag."""
-    for key in (
-        "LaunchTime",
-        "CreationTime",
-        "CreateTime",
-        "StartTime",
-        "CreateDate",
-        "CreationDate",
-        "createdAt",
-    ):
+    """Returns when a resource was created, by its service or else by its tag."""
+    for key in CREATED_AT:
         if key in row:
             return _seconds(row[key])
     try:

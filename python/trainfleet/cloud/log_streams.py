@@ -1,8 +1,8 @@
-"""Reads the lines that CloudWatch Logs keeps of a container, from the end of the last read.
+"""Reads a container's lines from CloudWatch Logs, from the end of the last read.
 
-https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html: a page
-may be empty and not the last; it is the last when it gives back the token that was sent. A group or
-a stream that is not there yet has no lines yet.
+A page may be empty without being the last. The last page returns the token that was sent. A group
+or stream that does not exist yet has no lines yet. Source:
+https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html.
 """
 
 from __future__ import annotations
@@ -17,38 +17,27 @@ from .api_errors import passing
 from .calls import Calls
 
 ABSENT = "ResourceNotFoundException"
-# lines of the entrypoint already have a source and a time
+# lines of the entrypoint, which already have a source and a time
 OURS = re.compile(r"(rank \d+|\w+) +\d\d:\d\d:\d\d\.\d{3} \|")
-PAGES = 64  # pages of one stream per read: up to 10,000 lines or 1 MB each; the next read continues
+PAGES = 64  # most pages per read, each of up to 10,000 lines or 1 MB; the next read continues
 
 
 def streams(calls: Calls, group: str, prefix: str) -> list[str]:
-    """Returns the names of a group's streams with this prefix, sorted; empty if the group does not
-    exist.
-    """
+    """Returns the names of a group's streams with this prefix, sorted; empty without the group."""
     found: list[dict[str, Any]] = []
     with passing(ABSENT):
-        found += calls.pages(
-            "logs",
-            "DescribeLogStreams",
-            "logStreams",
-            logGroupName=group,
-            logStreamNamePrefix=prefix,
-        )
+        named = {"logGroupName": group, "logStreamNamePrefix": prefix}
+        found += calls.pages("logs", "DescribeLogStreams", "logStreams", **named)
     return sorted(str(stream["logStreamName"]) for stream in found)
 
 
 def read(calls: Calls, group: str, stream: str, token: str = "") -> tuple[list[str], str]:
-    """Returns the lines after `token`, each with its time of day, and the token after them. Raises
+    """Returns the lines after `token`, with their time of day, and the next token. Raises
     CloudError if AWS refuses.
     """
     lines: list[str] = []
+    where: dict[str, Any] = {"logGroupName": group, "logStreamName": stream, "startFromHead": True}
     for _ in range(PAGES):
-        where: dict[str, Any] = {
-            "logGroupName": group,
-            "logStreamName": stream,
-            "startFromHead": True,
-        }
         try:
             answer = calls(
                 "logs", "GetLogEvents", **where, **({"nextToken": token} if token else {})
@@ -65,8 +54,8 @@ def read(calls: Calls, group: str, stream: str, token: str = "") -> tuple[list[s
 
 
 def _lines(event: dict[str, Any]) -> Iterator[str]:
-    """Yields an event's lines in the form of a node's log: source, time, text."""
+    """Yields an event's lines in the format of a node's log: source, time, text."""
     stamp = int(event["timestamp"])
     clock = f"{time.strftime('%H:%M:%S', time.localtime(stamp // 1000))}.{stamp % 1000:03d}"
     for text in str(event["message"]).splitlines():
-        yield text if OURS.match(text) else f"engine  {clock} | {text}"
+        yield text if OURS.match(text) else f"scheduler  {clock} | {text}"

@@ -1,9 +1,9 @@
 """Lists the actions that making, running and removing a fleet needs, and those that IAM's simulator
 denies the caller.
 
-Each is simulated on its resource if that has one of our names, so that a policy for `trainfleet-*`
-only is enough. A service that acts in the caller's name through CloudFormation needs the same
-permissions: it has no other role.
+Each action is simulated on its resource if the resource has a name of ours, so a policy for
+`trainfleet-*` is enough. CloudFormation acts with the caller's permissions, because the stack has
+no role, so the caller needs the permissions of every service in the stack.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from ..trust.errors import CloudError
 from . import repository
 from .calls import Calls
 from .template_inputs import Inputs, bucket_of, cluster_name, stack_name
-from .template_parts import allow, written
+from .template_parts import statement, written
 from .template_storage import log_group, makes_file_system
 
 FILE = Path(__file__).with_name("permissions.yaml")
-# the second service has a role for each file system
+# services with a service-linked role; TO_S3 has one for each file system
 FSX, TO_S3 = ("fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com")
 SESSION = "document/AWS-StartSSHSession"
 LINK = "iam:CreateServiceLinkedRole"
-# types of a condition's values in IAM's simulator
+# IAM simulator's types of the values of a condition
 TYPES = {"Bool": "boolean", "ForAnyValue:StringEquals": "stringList", "StringEquals": "string"}
-MOST = 50  # actions in one request to the simulator
-LARGEST = 6_100  # characters of a policy's statements
+# errors of the simulator that do not answer whether an action is allowed
+UNSURE = ("AccessDenied", "AccessDeniedException", "NoSuchEntity", "InvalidInput", "ServiceFailure")
+MOST = 50  # actions per request to the simulator
+LARGEST = 6_100  # characters of the statements in a policy document
 Policy = dict[str, Any]
 Needed = Iterator[tuple[tuple[str, ...], str]]  # actions, and their resource
 
 
 @functools.cache
 def _rows() -> list[tuple[str, tuple[str, ...], list[str]]]:
-    """Returns each row of permissions.yaml: its engines, its actions in IAM's spelling, and their
-    resources.
+    """Returns each row of permissions.yaml: its kind (`_names`), its actions in IAM's spelling, and
+    their resources.
     """
     return [
         (
@@ -56,14 +58,12 @@ def _rows() -> list[tuple[str, tuple[str, ...], list[str]]]:
 
 
 def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
-    """Lists the actions on each resource: to check existing resources, or to make, use and remove
-    those of the config.
+    """Yields the actions on each resource of the config: to make, use and remove it, or with
+    `looks` to check what exists.
     """
     found: dict[str, list[str]] = {}
-    names, here = (
-        _names(config, inputs),
-        {"partition": inputs.partition, "region": inputs.region, "account": inputs.account},
-    )
+    names = _names(config, inputs)
+    here = {key: getattr(inputs, key) for key in ("partition", "region", "account")}
     for kind, actions, places in _rows():
         for place in places if kind.endswith("looks") == looks else ():
             for name in names.get(kind, ()):
@@ -74,7 +74,7 @@ def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
 def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
     """Returns the names of the resources that a config makes and uses, by kind."""
     aws, kind, stack = config.fleet.aws, inputs.kind, [stack_name(config)]
-    of_cluster, plain = kind.by_ssh and not kind.in_zone, not inputs.engine
+    of_cluster, plain = kind.by_ssh and not kind.in_zone, not inputs.scheduler
     has_stack = not (of_cluster and aws.subnets)
     names = {
         "looks": stack,
@@ -101,7 +101,7 @@ def _of_jobs(config: Config, inputs: Inputs) -> dict[str, list[str]]:
         return {}
     roles = (fleet.batch.job_role, fleet.batch.execution_role, fleet.sagemaker.role)
     return {
-        inputs.engine: name,
+        inputs.scheduler: name,
         "plans": name * (fleet.sagemaker.plan_hours is not None),
         "own roles": [role for role in roles if role],
         "secrets": name * bool(fleet.secrets),
@@ -109,21 +109,14 @@ def _of_jobs(config: Config, inputs: Inputs) -> dict[str, list[str]]:
 
 
 def _of_data(config: Config, inputs: Inputs) -> dict[str, list[str]]:
-    """Returns the buckets that nodes write to, and those that a file system is linked with."""
+    """Returns the buckets that nodes write to, and the buckets that FSx links with."""
     fsx, found = config.fleet.fsx, {"written": sorted(written(config, inputs))}
     if not _makes_file_system(config, inputs):
         return found
-    link, export = (
-        [s3.split(fsx.s3_import)[0]] if fsx.s3_import else [],
-        [config.fleet.aws.bucket or ""] if fsx.s3_export else [],
-    )
-    linked = link + [name for name in export if name]
-    return found | {
-        "file system": ["x"],
-        "to S3": [TO_S3] * _to_s3(config),
-        "link": link,
-        "linked": linked,
-    }
+    link = [s3.split(fsx.s3_import)[0]] if fsx.s3_import else []
+    export = [config.fleet.aws.bucket] if fsx.s3_export and config.fleet.aws.bucket else []
+    roles = [TO_S3] * _to_s3(config)
+    return found | {"file system": ["x"], "to S3": roles, "link": link, "linked": link + export}
 
 
 def _to_s3(config: Config) -> bool:
@@ -135,56 +128,54 @@ def _makes_file_system(config: Config, inputs: Inputs) -> bool:
 
 
 def policy(config: Config, inputs: Inputs) -> Policy:
-    """Returns a policy that allows making, running and removing a fleet, for `make plan OUT=`."""
+    """Returns the policy for making, running and removing a fleet; `make plan OUT=` writes it."""
     resources: dict[tuple[str, ...], list[str]] = {}
     for actions, resource in (*needed(config, inputs, looks=True), *needed(config, inputs)):
-        # an SSM document of AWS has no account in its ARN
+        # The ARN of AWS's SSM document has no account.
         place = resource.replace(f"{inputs.account}:{SESSION}", f"*:{SESSION}")
         resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x(?=/|$)", "*", place))
-    allowed = [allow(sorted(actions), where) for actions, where in resources.items()]
+    allowed = [statement(sorted(actions), where) for actions, where in resources.items()]
     if services := sorted(_services(config, inputs)):
         names = {"StringEquals": {"iam:AWSServiceName": services}}
-        allowed.append(allow([LINK], [_linked(inputs, f"{name}/*") for name in services], names))
+        linked = [_linked(inputs, f"{name}/*") for name in services]
+        allowed.append(statement([LINK], linked, names))
     return {"Version": "2012-10-17", "Statement": allowed}
 
 
 def documents(whole: Policy) -> Iterator[Policy]:
-    """Splits the policy into documents that IAM accepts: a managed policy holds 6,144 characters
-    without white space.
+    """Splits the policy into documents that IAM accepts: at most 6,144 characters without white
+    space in a managed policy.
     """
     left, size = list[Any](), 0
-    for statement in whole["Statement"]:
-        added = len(json.dumps(statement, separators=(",", ":"))) + 1
+    for part in whole["Statement"]:
+        added = len(json.dumps(part, separators=(",", ":"))) + 1
         if left and size + added > LARGEST:
             yield whole | {"Statement": left}
             left, size = [], 0
-        left.append(statement)
+        left.append(part)
         size += added
     yield whole | {"Statement": left}
 
 
 def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
-    """Returns the actions that the caller may not do. Raises CloudError if the simulator can't be
-    asked.
+    """Returns the actions that IAM's simulator denies the caller. Raises CloudError if the caller
+    may not use the simulator.
 
-    Read actions are not simulated: a denied read is reported when it is made, or is
-    not needed.
+    Read actions are not simulated, because a denied read is reported when it happens.
     """
     caller = _principal(str(calls("sts", "GetCallerIdentity").get("Arn", "")))
     if caller.endswith(":root"):
-        return []  # the root user may do anything, and can't be simulated
+        return []  # the root user may do anything, and the simulator does not accept it
 
     missing = [
         name
         for actions, resource in needed(config, inputs)
         for name in refused(calls, caller, actions, resource)
     ]
-    there = {
-        str(row["Path"])
-        for row in calls.pages("iam", "ListRoles", "Roles", PathPrefix="/aws-service-role/")
-    }
+    rows = calls.pages("iam", "ListRoles", "Roles", PathPrefix="/aws-service-role/")
+    there = {str(row["Path"]) for row in rows}
     for service in _services(config, inputs):
-        # AWS makes this role for the first resource that needs it
+        # AWS creates the service-linked role with the first resource that needs it.
         if service == TO_S3 or f"/aws-service-role/{service}/" not in there:
             named = {"StringEquals": {"iam:AWSServiceName": service}}
             where = _linked(inputs, f"{service}/x")
@@ -197,8 +188,9 @@ def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
 def refused(
     calls: Calls, who: str, actions: Sequence[str], resource: str, conditions: Policy | None = None
 ) -> Iterator[str]:
-    """Yields the actions on a resource that IAM's simulator denies a user or role; `conditions`:
-    the values that it assumes.
+    """Yields the actions on a resource that IAM's simulator denies a user or role.
+
+    `conditions`: the values that the simulator assumes.
     """
     more: dict[str, Any] = {} if resource == "*" else {"ResourceArns": [resource]}
     if conditions:
@@ -208,23 +200,16 @@ def refused(
             for key, value in keys.items()
         ]
     for first in range(0, len(actions), MOST):
-        some = list(actions[first : first + MOST])
+        more["ActionNames"] = list(actions[first : first + MOST])
         for row in calls.pages(
-            "iam",
-            "SimulatePrincipalPolicy",
-            "EvaluationResults",
-            PolicySourceArn=who,
-            ActionNames=some,
-            **more,
+            "iam", "SimulatePrincipalPolicy", "EvaluationResults", PolicySourceArn=who, **more
         ):
             if row.get("EvalDecision") != "allowed":
                 yield str(row.get("EvalActionName"))
 
 
 def _services(config: Config, inputs: Inputs) -> Iterator[str]:
-    """Yields the services that act in the account by a separate role, which AWS makes for their
-    first user.
-    """
+    """Yields the services that need a service-linked role, which AWS creates for the first use."""
     yield from inputs.kind.services
     if _makes_file_system(config, inputs):
         yield FSX
@@ -239,19 +224,13 @@ def _linked(inputs: Inputs, name: str) -> str:
 
 
 def _principal(arn: str) -> str:
-    """Returns the user or role of an identity: a session has the identity of its role."""
+    """Returns the ARN of a user, or of the role of a session."""
     head, _, name = arn.partition(":assumed-role/")
     return f"{head.replace(':sts:', ':iam:')}:role/{name.partition('/')[0]}" if name else arn
 
 
 def unsure(error: CloudError) -> bool:
-    """Tells whether the simulator is closed to the caller, or does not find its role (such as a
-    role with a path).
+    """Tells whether the caller may not use the simulator, or the simulator does not find its role,
+    such as a role with a path.
     """
-    return error.code in (
-        "AccessDenied",
-        "AccessDeniedException",
-        "NoSuchEntity",
-        "InvalidInput",
-        "ServiceFailure",
-    )
+    return error.code in UNSURE

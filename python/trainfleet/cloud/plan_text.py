@@ -1,6 +1,4 @@
-"""Writes the part of `make plan` on a fleet in AWS: the changes, their cost, the obstacles, and how
-nodes read tokens.
-"""
+"""Writes the AWS part of `make plan`: stack changes, costs, obstacles, SSH and data access."""
 
 from __future__ import annotations
 
@@ -24,48 +22,44 @@ def describe(
     speed: float | None,
     paid: Paid = NOTHING,
 ) -> Iterator[str]:
-    """Yields the lines. `hours`: of the run; `speed`: its tokens per second; None if unknown."""
+    """Yields the lines. `hours`: length of the run; `speed`: tokens per second; None: unknown."""
     calls, inputs = fleet.calls, foreseen.inputs
-    prices = by_table() if foreseen.unasked else Prices(calls)
-    costs = spending.of_ec2(config, prices, inputs.zone)
     yield from ("", f"stack {fleet.stack.name} in {inputs.zone}")
     if not foreseen.unasked:
         yield from baking.describe(config, calls, inputs.image)
     yield from cloudformation.describe(foreseen.changes, not foreseen.before)
+    prices = by_table() if foreseen.unasked else Prices(calls)
+    costs = spending.of_ec2(config, prices, inputs.zone)
     yield from ("", "dollars an hour", *spending.describe(costs.rows, hours))
     if calls.region != WHERE_PRICES_ARE and any(row.source == TABLE for row in costs.rows):
         yield f"  {calls.region} may cost up to 50 % more than these list prices"
     if prices.trouble:
         yield f"  the Pricing API gave no prices: {prices.trouble}"
-    yield from spending.describe_whole(
-        paid.on(costs.bill(config.fleet.nodes)), config.fleet.nodes, hours
-    )
+    nodes = config.fleet.nodes
+    yield from spending.describe_whole(paid.on(costs.bill(nodes)), nodes, hours)
     yield from ("", *account(config, calls, inputs, foreseen.unasked))
     yield from ("", "access", f"  {access(config)}")
+    yield from _data(config, inputs, speed)
+
+
+def _data(config: Config, inputs: Inputs, speed: float | None) -> Iterator[str]:
+    """Yields the lines about data and logs."""
     yield from ("", "data", *template_storage.describe(config, speed))
     if makes_file_system(config) and config.fleet.fsx.s3_export:
-        yield (
-            "  FSx writes runs and datasets back to "
-            f"s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/ as they change"
-        )
-    yield from (
-        "",
-        "logs",
-        f"  to the log group {log_group(config)}, kept for {LOG_DAYS} days in CloudWatch: "
-        f"${GB['logs']:.2f} a GB",
-    )
+        to = f"s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/"
+        yield f"  FSx writes runs and datasets back to {to} as they change"
+    kept = f"kept for {LOG_DAYS} days in CloudWatch: ${GB['logs']:.2f} a GB"
+    yield from ("", "logs", f"  to the log group {log_group(config)}, {kept}")
 
 
 def account(config: Config, calls: Calls, inputs: Inputs, unasked: str = "") -> Iterator[str]:
-    """Yields the account's obstacles or, if it can't be asked (`unasked`: why), the placeholders
-    for its answers.
+    """Yields the account's obstacles. `unasked`: why the account was not asked, so that inputs are
+    placeholders.
     """
     if unasked:
         yield f"account: not asked, because {unasked}"
-        yield (
-            f"  the account {inputs.account}, the zone {inputs.zone} and the image "
-            f"{inputs.image} are placeholders"
-        )
+        named = f"the account {inputs.account}, the zone {inputs.zone} and the image {inputs.image}"
+        yield f"  {named} are placeholders"
     found = list(checks.here(config, inputs)) if unasked else checks.findings(config, calls, inputs)
     if not unasked:
         yield "account" if found else "account: no obstacle found"

@@ -1,12 +1,12 @@
-"""AWS's prices: from the Pricing API if it answers, else from a table of list prices, with the
-source; and the cost of an existing resource.
+"""Looks up AWS's prices, in the Pricing API or else in a table of list prices, and prices existing
+resources.
 
-The table: US dollars in us-east-1, on-demand Linux; instance types in instance_types.json; the rest
-from aws.amazon.com/ebs/pricing, /fsx/lustre/pricing, /vpc/pricing, /s3/pricing, as public price
-lists had them. Other regions cost up to half more.
+The table has US dollars in us-east-1 for on-demand Linux. instance_types.json has the instance
+types. The rest is from aws.amazon.com/ebs/pricing, /fsx/lustre/pricing, /vpc/pricing and
+/s3/pricing, by public price lists. Other regions cost up to half more.
 
-SageMaker costs 15 to 25 % more than EC2 for the same machine. The table lacks managed spot and some
-types; the API has their prices.
+SageMaker costs 15 to 25 % more than EC2 for the same machine. Only the API has the prices of
+managed spot and of some types.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ TABLE = f"list price in us-east-1, {READ}"
 API, SPOT, PAID = "Pricing API", "spot price now", "paid with the block"
 RESERVED = "paid with the training plan"
 OF_SAGEMAKER = "SageMaker's list price in us-east-1, 2026-09-27"
-WHERE_PRICES_ARE = "us-east-1"  # the Pricing API is in few regions; this one has all prices
-MONTH = 730.0  # hours, as AWS counts them
+WHERE_PRICES_ARE = "us-east-1"  # a region with the Pricing API, which has all regions' prices
+MONTH = 730.0  # hours in AWS's monthly prices
 _LISTED: dict[str, dict[str, float]] = read_table(Path(__file__).with_name("prices.yaml"))
 GIB_MONTH, HOUR, GB, FREE = (_LISTED[per] for per in ("gib_month", "hour", "gb", "free"))
 
@@ -45,13 +45,15 @@ class Price:
     source: str
 
     def times(self, count: int) -> float | None:
-        """Returns the price of that many, in US dollars an hour."""
+        """Returns the price of `count` units, in US dollars an hour."""
         return None if self.usd is None else self.usd * count
 
 
 def of(kind: str, what: str, amount: float) -> float | None:
-    """Returns US dollars an hour by the table: `amount` is instances (training: SageMaker's),
-    addresses, NATs, or GiB of storage.
+    """Returns the table's price in US dollars an hour; None if unknown.
+
+    `amount`: number of instances, addresses or NATs, or GiB of storage. `kind` training: an
+    instance of SageMaker.
     """
     if kind in ("instance", "training"):
         row = node_types.instance(what)
@@ -68,44 +70,43 @@ def of(kind: str, what: str, amount: float) -> float | None:
 
 @dataclass
 class Prices:
-    """Prices in one region. They come from the table without `calls`, or if the API does not
-    answer.
-    """
+    """Prices in one region, from the table if there are no `calls` or the API does not answer."""
 
     calls: Calls | None = None
     trouble: str = ""  # why the table was used
     known: dict[tuple[str, str], Price] = field(default_factory=dict)
 
     def instance(self, name: str, capacity: str = "on-demand", zone: str = "") -> Price:
-        """Returns the price of one machine. A capacity block is paid for when it is bought."""
+        """Returns the price of one EC2 machine; 0 in a capacity block, which is paid in advance."""
         if capacity == "block":
             return Price(0.0, PAID)
         kind = "spot" if capacity == "spot" else "on-demand"
         return self._priced(name, kind, zone)
 
     def training(self, name: str, is_reserved: bool = False) -> Price:
-        """Returns the price of one SageMaker machine. A training plan is paid for when it is
-        bought; managed spot costs less.
+        """Returns the price of one SageMaker machine; 0 in a training plan, paid in advance.
+
+        Managed spot costs less.
         """
         return Price(0.0, RESERVED) if is_reserved else self._priced(name, "training", "")
 
     def _priced(self, name: str, kind: str, zone: str) -> Price:
         if (name, kind) not in self.known:
-            listed = ("training", OF_SAGEMAKER) if kind == "training" else ("instance", TABLE)
-            self.known[name, kind] = self._ask(name, kind, zone) or Price(
-                of(listed[0], name, 1), listed[1]
-            )
+            kind_, source = "instance", TABLE
+            if kind == "training":
+                kind_, source = kind, OF_SAGEMAKER
+            listed = Price(of(kind_, name, 1), source)
+            self.known[name, kind] = self._ask(name, kind, zone) or listed
         return self.known[name, kind]
 
     def _ask(self, name: str, kind: str, zone: str) -> Price | None:
         if self.calls is None or self.trouble:
             return None
         try:
-            usd = (
-                _spot(self.calls, name, zone)
-                if kind == "spot"
-                else _listed(self.calls.region, name, kind == "training")
-            )
+            if kind == "spot":
+                usd = _spot(self.calls, name, zone)
+            else:
+                usd = _listed(self.calls.region, name, kind == "training")
         except CloudError as error:
             self.trouble = f"{error.what}: {error.why}"
             return None
@@ -113,7 +114,7 @@ class Prices:
 
 
 def _listed(region: str, name: str, is_training: bool) -> float | None:
-    """Returns the On-Demand price of EC2 or SageMaker training from the Pricing API, or None."""
+    """Returns the Pricing API's on-demand price of EC2 or SageMaker training; None if unknown."""
     wanted = {
         "instanceType": name,
         "regionCode": region,
@@ -124,7 +125,7 @@ def _listed(region: str, name: str, is_training: bool) -> float | None:
         "marketoption": "OnDemand",
     }
     if is_training:
-        # each use of an instance is a separate product
+        # Each use of an instance is a product; the filter on usage is below.
         wanted = {"instanceName": f"ml.{name}", "regionCode": region}
     filters = [
         {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()
@@ -141,8 +142,9 @@ def _listed(region: str, name: str, is_training: bool) -> float | None:
 
 
 def dollars(text: Any, usage: str) -> Iterator[float]:
-    """Yields every hourly on-demand price of a product in the API's format, if its type of usage
-    matches, such as USE1-`usage`.
+    """Yields the hourly on-demand prices of a product in the API's format.
+
+    `usage`: its usage type without the region's prefix, such as USE1-; "" for any.
     """
     try:
         product = parse_json(text, API) if isinstance(text, str) else text
@@ -156,11 +158,11 @@ def dollars(text: Any, usage: str) -> Iterator[float]:
                 if part["unit"] == "Hrs" and 0 < usd < 10_000:
                     yield usd
     except (ValueError, TypeError, KeyError, AttributeError):
-        return  # not a product
+        return  # the text is not a product
 
 
 def _spot(calls: Calls, name: str, zone: str) -> float | None:
-    """Returns the present price of a spot instance: the highest of the zones that count."""
+    """Returns the present spot price: the highest of the zones, or that of `zone`."""
     request: dict[str, Any] = {
         "InstanceTypes": [name],
         "ProductDescriptions": ["Linux/UNIX"],
@@ -184,7 +186,7 @@ def _number(row: Mapping[str, Any]) -> float:
 
 
 def in_region(config: Config) -> Prices:
-    """Returns the prices in the config's region; without a region, the table's."""
+    """Returns the prices in the config's region, or the table without a region."""
     try:
         return Prices(Calls(region_of(config)))
     except ConfigError:
@@ -197,19 +199,19 @@ def by_table() -> Prices:
 
 
 def cost_of(kind: str, row: Row) -> tuple[str, float | None]:
-    """Describes an existing resource and returns its US dollars an hour; None if unknown."""
+    """Returns an existing resource's description, and US dollars an hour; None if unknown."""
     if kind in PRICED:
         return PRICED[kind](row)
     return "", 0.0 if kind in FREE else None
 
 
 def stored(kind: str, size: float) -> tuple[str, float | None]:
-    """Returns the price of a bucket, an image or a log group by its bytes."""
+    """Returns the size and price of a bucket, an image or a log group. `size`: bytes."""
     return f"{size / 2**30:,.1f} GiB", of(kind, "", size / 2**30)
 
 
 def _image(row: Row) -> tuple[str, float | None]:
-    """Prices a container image: the configs that share one pay equal parts."""
+    """Prices a container image. Configs that share an image pay equal parts."""
     others = len(row.get("imageTags", ())) - 1
     what, usd = stored("image", float(row.get("imageSizeInBytes", 0)))
     shared = f", shared with {others} other config{'s' * (others > 1)}" if others else ""
@@ -217,9 +219,7 @@ def _image(row: Row) -> tuple[str, float | None]:
 
 
 def _snapshot(row: Row) -> tuple[str, float | None]:
-    """Prices a snapshot by the blocks in it, or by the complete disk if EC2 does not report how
-    many.
-    """
+    """Prices a snapshot by its blocks, or by the disk's size if EC2 does not report them."""
     told = float(row.get("FullSnapshotSizeInBytes") or 0) / 2**30
     size = told or float(row.get("VolumeSize") or 0)
     return f"{'' if told else 'at most '}{size:,.1f} GiB snapshot", of("snapshot", "", size)
@@ -234,7 +234,7 @@ def _instance(row: Row) -> tuple[str, float | None]:
 
 
 def _training_job(row: Row) -> tuple[str, float | None]:
-    """Prices a training job: an ended one costs nothing, except the machines of its warm pool."""
+    """Prices a training job. An ended job costs only the machines of its warm pool."""
     machines, state = row.get("ResourceConfig"), str(row["TrainingJobStatus"])
     if not machines:
         return state, 0.0
@@ -245,10 +245,8 @@ def _training_job(row: Row) -> tuple[str, float | None]:
 
 def _file_system(row: Row) -> tuple[str, float | None]:
     lustre, size = row.get("LustreConfiguration", {}), float(row["StorageCapacity"])
-    deployment, throughput = (
-        str(lustre.get("DeploymentType", "")),
-        lustre.get("PerUnitStorageThroughput"),
-    )
+    deployment = str(lustre.get("DeploymentType", ""))
+    throughput = lustre.get("PerUnitStorageThroughput")
     kind = f"{deployment}-{throughput}" if throughput else deployment
     return f"{size:,.0f} GiB {deployment}", of("file system", kind, size)
 

@@ -1,6 +1,4 @@
-"""Checks an account's quotas (vCPUs of a family, addresses, VPCs, file systems), and names the
-command that requests more.
-"""
+"""Checks an account's quotas, and names the command that requests more."""
 
 from __future__ import annotations
 
@@ -13,13 +11,11 @@ from ..config.types_backends import Queue
 from ..hardware import node_types
 from .api_errors import passing
 from .calls import Calls
-from .instances import Quota, capacity_of, quota_of
-from .resource_types import instances, is_ours, tags_of
+from .instances import QUOTAS, Quota, capacity_of, quota_of
+from .resource_types import has_our_tags, instances
 from .template_inputs import Inputs
 from .template_storage import makes_file_system
 
-ADDRESSES = Quota("L-0263D0A3", "EC2-VPC Elastic IPs")
-VPCS = Quota("L-F678F1CE", "VPCs per Region")
 OF_ANY_TYPE = (
     "Maximum number of instances per training job",
     "Number of instances across all training jobs",
@@ -29,9 +25,7 @@ RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 @dataclass(frozen=True)
 class Obstacle:
-    """An obstacle that keeps a fleet from being made (`blocks`) or could not be checked; and the
-    command that helps.
-    """
+    """An obstacle to making a fleet (`blocks`), or a note; and the command that helps."""
 
     what: str
     next: str = ""
@@ -42,17 +36,15 @@ class Obstacle:
 
 
 def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether the nodes fit the quota of their family, next to other instances. A
-    reservation has been counted already.
+    """Checks whether the nodes fit the quota of their family, next to other instances. Nodes in a
+    reservation are not counted again.
     """
     nodes = len(inputs.slots)
-    # of a cluster: other backends have no queues
+    # Only a cluster has queues.
     queues = config.fleet.slurm.parallelcluster.queues or (Queue("the only one"),)
     for queue in queues:
-        name, capacity = (
-            queue.instance_type or config.fleet.instance_type or "",
-            queue.capacity or capacity_of(config),
-        )
+        name = queue.instance_type or config.fleet.instance_type or ""
+        capacity = queue.capacity or capacity_of(config)
         if capacity not in ("reservation", "block"):
             yield from _of_type(name, capacity, min(nodes, queue.max or nodes), config, calls)
 
@@ -62,63 +54,57 @@ def _of_type(
 ) -> Iterator[Obstacle]:
     quota = quota_of(name, capacity)
     if quota is None:
-        yield Obstacle(
-            f"the spot quota of {name} was not checked: its code is unknown", blocks=False
-        )
+        what = f"the spot quota of {name} was not checked: its code is unknown"
+        yield Obstacle(what, blocks=False)
         return
     allowed = value(calls, "ec2", quota)
     used = sum(_others(config, calls, quota, capacity))
     wanted = nodes * node_types.INSTANCE_TYPES[name].vcpus
     if allowed is not None and used + wanted > allowed:
         beside = f", and other instances use {used:,.0f}" if used else ""
-        what = (
-            f"{nodes} x {name} need {wanted:,} vCPUs, but your quota {quota.name!r} is "
-            f"{allowed:,.0f}{beside}"
-        )
+        need = f"{nodes} x {name} need {wanted:,} vCPUs"
+        what = f"{need}, but your quota {quota.name!r} is {allowed:,.0f}{beside}"
         yield Obstacle(what, request_more(calls.region, "ec2", quota.code, used + wanted))
 
 
 def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterator[float]:
-    """Yields the vCPUs of running instances that count against a quota and are not of this
-    fleet.
-    """
+    """Yields the vCPUs of other running instances that count against the quota."""
     for reservation in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=RUNNING):
         for row in reservation.get("Instances", ()):
             kind, is_spot = str(row.get("InstanceType")), row.get("InstanceLifecycle") == "spot"
-            same = (
-                kind in node_types.INSTANCE_TYPES
-                and quota_of(kind, capacity) == quota
-                and is_spot == (capacity == "spot")
-            )
-            if same and not is_ours(tags_of(row.get("Tags")), config.fleet_name):
+            listed = node_types.INSTANCE_TYPES.get(kind)
+            if listed is None or is_spot != (capacity == "spot"):
+                continue
+            if quota_of(kind, capacity) == quota and not has_our_tags(row, config.fleet_name):
                 cpu = row.get("CpuOptions", {})
-                yield (
-                    float(cpu.get("CoreCount", 0) * cpu.get("ThreadsPerCore", 0))
-                    or node_types.INSTANCE_TYPES[kind].vcpus
-                )
+                yield float(cpu.get("CoreCount", 0) * cpu.get("ThreadsPerCore", 0)) or listed.vcpus
 
 
 def mine(config: Config, calls: Calls) -> int:
-    """Counts this fleet's nodes that already run."""
-    states = [
-        row["State"]["Name"]
+    """Counts this fleet's nodes that are starting or running."""
+    return sum(
+        row["InstanceType"] == config.fleet.instance_type
+        and row["State"]["Name"] in ("pending", "running")
         for row in instances(calls, config.fleet_name)
-        if row["InstanceType"] == config.fleet.instance_type
-    ]
-    return sum(state in ("pending", "running") for state in states)
+    )
 
 
 def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether the quotas have room for a VPC and its addresses, unless they exist."""
+    """Checks whether the quotas allow a VPC and its addresses, unless they exist already."""
     if config.fleet.aws.vpc or config.fleet.aws.subnets:
         return
     vpcs = list(calls.pages("ec2", "DescribeVpcs", "Vpcs"))
-    if any(is_ours(tags_of(row.get("Tags")), config.fleet_name) for row in vpcs):
+    if any(has_our_tags(row, config.fleet_name) for row in vpcs):
         return
     addresses = len(calls("ec2", "DescribeAddresses").get("Addresses", ()))
     for quota, service, used, wanted in (
-        (VPCS, "vpc", len(vpcs), 1),
-        (ADDRESSES, "ec2", addresses, 2 if config.fleet.aws.bastion_type else 1),
+        (QUOTAS["network"]["vpcs"], "vpc", len(vpcs), 1),
+        (
+            QUOTAS["network"]["addresses"],
+            "ec2",
+            addresses,
+            2 if config.fleet.aws.bastion_type else 1,
+        ),
     ):
         allowed = value(calls, service, quota)
         if allowed is not None and used + wanted > allowed:
@@ -128,39 +114,33 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether the file system fits FSx's quotas on its kind of storage. It finds them by
-    name: AWS does not publish the codes.
+    """Checks whether the file system fits FSx's storage quotas. AWS does not publish their codes,
+    so this finds them by name.
     """
     if not makes_file_system(config):
         return
     fsx, there = config.fleet.fsx, list(calls.pages("fsx", "DescribeFileSystems", "FileSystems"))
-    if any(is_ours(tags_of(row.get("Tags")), config.fleet_name) for row in there):
+    if any(has_our_tags(row, config.fleet_name) for row in there):
         return
     for row in calls.pages("service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="fsx"):
         words = str(row.get("QuotaName", "")).lower()
-        if "lustre" in words and fsx.type in words and "storage" in words and "hdd" not in words:
-            used = sum(
-                float(other.get("StorageCapacity", 0))
-                for other in there
-                if _kind(other) == fsx.type
+        if "hdd" in words or not all(word in words for word in ("lustre", "storage", fsx.type)):
+            continue
+        used = sum(
+            float(other.get("StorageCapacity", 0)) for other in there if _kind(other) == fsx.type
+        )
+        allowed, wanted = float(row.get("Value", 0)), used + fsx.size_gib
+        if wanted > allowed:
+            quota = f"your quota {row.get('QuotaName')!r} is {allowed:,.0f}, {used:,.0f} is in use"
+            yield Obstacle(
+                f"fleet.fsx.size_gib {fsx.size_gib:,}: {quota}",
+                request_more(calls.region, "fsx", str(row.get("QuotaCode")), wanted),
             )
-            allowed = float(row.get("Value", 0))
-            if used + fsx.size_gib > allowed:
-                quota = (
-                    f"your quota {row.get('QuotaName')!r} is {allowed:,.0f}, {used:,.0f} is in use"
-                )
-                what = f"fleet.fsx.size_gib {fsx.size_gib:,}: {quota}"
-                yield Obstacle(
-                    what,
-                    request_more(
-                        calls.region, "fsx", str(row.get("QuotaCode")), used + fsx.size_gib
-                    ),
-                )
 
 
 def training(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether the nodes fit SageMaker's quotas, which it finds by name. Nodes of a training
-    plan are not counted.
+    """Checks whether the nodes fit SageMaker's quotas. AWS does not publish their codes, so this
+    finds them by name. Nodes of a training plan do not count.
     """
     own, spot = config.fleet.sagemaker, "spot " * config.fleet.spot
     if own.training_plan or own.plan_hours is not None:
@@ -173,21 +153,18 @@ def training(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]
         "service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="sagemaker"
     ):
         if row["QuotaName"] in names and row["Value"] < nodes:
-            yield Obstacle(
-                f"the job needs {nodes} x {kind}, but your quota {row['QuotaName']!r} is "
-                f"{row['Value']:g}",
-                request_more(calls.region, "sagemaker", row["QuotaCode"], nodes),
-            )
+            what = f"the job needs {nodes} x {kind}, but your quota {row['QuotaName']!r} is"
+            more = request_more(calls.region, "sagemaker", row["QuotaCode"], nodes)
+            yield Obstacle(f"{what} {row['Value']:g}", more)
 
 
 def _kind(row: dict[str, Any]) -> str:
-    return (
-        str(row.get("LustreConfiguration", {}).get("DeploymentType", "")).partition("_")[0].lower()
-    )
+    deployment = str(row.get("LustreConfiguration", {}).get("DeploymentType", ""))
+    return deployment.partition("_")[0].lower()
 
 
 def value(calls: Calls, service: str, quota: Quota) -> float | None:
-    """Returns a quota's value: the account's own, or the default; None if unknown."""
+    """Returns the account's quota, or else AWS's default; None if unknown."""
     for operation in ("GetServiceQuota", "GetAWSDefaultServiceQuota"):
         with passing("NoSuchResourceException"):
             answer = calls("service-quotas", operation, ServiceCode=service, QuotaCode=quota.code)
@@ -196,9 +173,6 @@ def value(calls: Calls, service: str, quota: Quota) -> float | None:
 
 
 def request_more(region: str, service: str, code: str, wanted: float) -> str:
-    """Returns the command that asks AWS for a larger quota."""
-    more = (
-        f"--service-code {service} --quota-code {code} --desired-value {wanted:.0f} --region "
-        f"{region}"
-    )
-    return f"aws service-quotas request-service-quota-increase {more}"
+    """Returns the command that requests a larger quota."""
+    what = f"--service-code {service} --quota-code {code} --desired-value {wanted:.0f}"
+    return f"aws service-quotas request-service-quota-increase {what} --region {region}"

@@ -1,12 +1,10 @@
-"""The account's only image repository: its name, the tags by which configs hold images in it, and
-how both are removed.
+"""Names the account's image repository and the tags in it, and removes both.
 
-All configs of an account share the repository, as most run the same image. A config holds an image
-by a tag that begins with its name, `<config>.<image>`. ECR keeps an image while any tag is on it
-and deletes it with the last one
-(https://docs.aws.amazon.com/AmazonECR/latest/userguide/delete_image.html, read 2026-11-23), so that
-one config's `make clean` never removes an image that another uses. The repository goes with the
-last image.
+All configs of an account share one repository, because most run the same image. A config holds an
+image by a tag with the config's name, `<config>.<image>`. ECR deletes an image with its last tag
+(https://docs.aws.amazon.com/AmazonECR/latest/userguide/delete_image.html, read 2026-11-23). So one
+config's `make clean` never removes an image that another config uses. The repository is removed
+with the last image.
 """
 
 from __future__ import annotations
@@ -22,21 +20,17 @@ from .template_inputs import Inputs, slug
 
 NAME = "trainfleet"
 HOST = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
-BUILD = "build"  # fleet.container: the image that this program builds and pushes
+BUILD = "build"  # fleet.container for the image that this program builds and pushes
 GONE = "RepositoryNotFoundException"
 
 
 def held_as(config: str, image: str) -> str:
-    """Returns the tag by which the config of this name holds an image: at most 128 letters, ECR's
-    limit.
-    """
+    """Returns the tag by which a config holds an image; ECR allows 128 characters."""
     return f"{slug(config)}.{image}"
 
 
 def pulled(config: Config, inputs: Inputs) -> str | None:
-    """Returns the ARN of the repository that the config's image comes from; None if the image is
-    not in ECR.
-    """
+    """Returns the ARN of the repository with the config's image; None if it is not in ECR."""
     image = config.fleet.container
     if image == BUILD:
         return _arn(inputs.partition, inputs.region, inputs.account, NAME)
@@ -52,34 +46,25 @@ def _arn(partition: str, region: str, account: str, name: str) -> str:
 
 
 def holders(calls: Calls) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields (tag, image) for every tag in the repository; nothing without a repository."""
+    """Yields tag and image for every tag in the repository; nothing without a repository."""
     with passing(GONE):
-        for row in calls.pages(
-            "ecr",
-            "DescribeImages",
-            "imageDetails",
-            repositoryName=NAME,
-            filter={"tagStatus": "TAGGED"},
-        ):
+        named = {"repositoryName": NAME, "filter": {"tagStatus": "TAGGED"}}
+        for row in calls.pages("ecr", "DescribeImages", "imageDetails", **named):
             yield from ((str(tag), row) for tag in row.get("imageTags", ()))
 
 
 def release_image(calls: Calls, tag: str, row: Mapping[str, Any]) -> object:
-    """Removes a config's tag from its image, and the repository if that was the last image."""
+    """Removes a config's tag, and the repository if it has no tagged image left."""
     calls("ecr", "BatchDeleteImage", repositoryName=NAME, imageIds=[{"imageTag": tag}])
     return remove_repository(calls, NAME, row)
 
 
 def remove_repository(calls: Calls, name: str, row: Mapping[str, Any]) -> object:
-    """Removes the repository and its untagged images. ECR refuses while it has any tagged image,
-    and then it stays.
-    """
+    """Removes the repository and its untagged images, unless the repository has tagged images."""
     with passing(GONE, "RepositoryNotEmptyException"):
         if next(holders(calls), None) is None:
-            untagged = {"tagStatus": "UNTAGGED"}
-            for image in list(
-                calls.pages("ecr", "ListImages", "imageIds", repositoryName=name, filter=untagged)
-            ):
+            named = {"repositoryName": name, "filter": {"tagStatus": "UNTAGGED"}}
+            for image in list(calls.pages("ecr", "ListImages", "imageIds", **named)):
                 calls("ecr", "BatchDeleteImage", repositoryName=name, imageIds=[image])
             calls("ecr", "DeleteRepository", repositoryName=name)
     return None

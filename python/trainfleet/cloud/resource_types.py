@@ -1,8 +1,8 @@
-"""The kinds of resources of a fleet: how ours are found by tag, and how one is removed.
+"""Finds a fleet's resources by tag and removes them one by one, for each kind of kinds.yaml.
 
-The order is the one in which they can be removed. Each is read from the service itself:
-the tagging API, which covers all services, still lists deleted resources and does not list roles;
-it is used for all other kinds.
+Each kind is listed by its own service. The tagging API covers all services, but it does not list
+roles, and it still lists deleted resources. inventory.py uses it for kinds that are not in
+kinds.yaml.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .cloudformation import CONFIG, OURS, PROJECT
 from .template_inputs import own_tags, slug
 
 Row = Mapping[str, Any]
-Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and the service's description
+Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and the service's row
 Find = Callable[[Calls, str | None], Things]
 Remove = Callable[[Calls, str, Row], object]
-# the tag with the versions in a machine image and its snapshots
-LOCK = "trainfleet:lock"
-GONE = {"deleted", "failed"}  # states of listed resources that no longer exist
+LOCK = "trainfleet:lock"  # the tag of a machine image and its snapshots with their versions
+GONE = {"deleted", "failed", "DELETING", "DELETED"}  # states of listed resources that do not exist
+NAMED, LOGS = f"{OURS}-", "/trainfleet"  # prefixes of the names of our roles and log groups
 
 
 @dataclass(frozen=True)
 class ResourceKind:
-    """A kind of resource: `find` yields ours; `remove` asks AWS to delete one."""
+    """A kind of resource. `find` yields our resources; `remove` requests the deletion of one."""
 
     name: str
     find: Find
@@ -39,9 +39,7 @@ class ResourceKind:
 
 
 def tags_of(listed: Any) -> dict[str, str]:
-    """Returns tags as a mapping: services write them as an object, or as a list with keys in either
-    case.
-    """
+    """Returns tags as a mapping. Services return an object, or a list with keys in either case."""
     if isinstance(listed, Mapping):
         return {str(key): str(value) for key, value in listed.items()}
     return {
@@ -51,14 +49,17 @@ def tags_of(listed: Any) -> dict[str, str]:
 
 
 def is_ours(tags: Mapping[str, str], config: str | None) -> bool:
-    """Tells whether this program made a resource and, if a config is named, for that config."""
+    """Tells whether this program made a resource: for `config`, or without it for any config."""
     return tags.get(PROJECT) == OURS and config in (None, tags.get(CONFIG))
 
 
+def has_our_tags(row: Row, config: str) -> bool:
+    """Tells whether a row of EC2 or FSx has the tags of the config with this name."""
+    return is_ours(tags_of(row.get("Tags")), config)
+
+
 def is_gone(error: CloudError) -> bool:
-    """Tells whether AWS reports that a resource does not exist, such as one that went after it was
-    listed.
-    """
+    """Tells whether AWS reports that a resource does not exist, such as after it was listed."""
     return "NotFound" in error.code or error.code in (
         "NoSuchEntity",
         "NoSuchBucket",
@@ -67,7 +68,7 @@ def is_gone(error: CloudError) -> bool:
 
 
 def tags_from(ask: Callable[[], Any]) -> dict[str, str]:
-    """Returns a request's tags; empty for a resource that has gone in the meantime."""
+    """Returns the tags that `ask` requests; empty if the resource does not exist any more."""
     try:
         return tags_of(ask())
     except CloudError as error:
@@ -81,7 +82,7 @@ def _role_tags(calls: Calls, name: str) -> dict[str, str]:
 
 
 def filters(config: str | None) -> list[dict[str, Any]]:
-    """Returns EC2's filters for our resources."""
+    """Returns EC2's filters for our tags."""
     own = [{"Name": f"tag:{CONFIG}", "Values": [config]}] if config else []
     return [{"Name": f"tag:{PROJECT}", "Values": [OURS]}, *own]
 
@@ -92,7 +93,7 @@ def _instances(calls: Calls, config: str | None) -> Things:
 
 
 def instances(calls: Calls, config: str | None) -> Iterator[Row]:
-    """Lists our instances, except those that are terminated: EC2 remembers them for an hour."""
+    """Yields our instances, except terminated ones, which EC2 lists for an hour."""
     for reservation in calls.pages(
         "ec2", "DescribeInstances", "Reservations", Filters=filters(config)
     ):
@@ -100,7 +101,7 @@ def instances(calls: Calls, config: str | None) -> Iterator[Row]:
 
 
 def amis(calls: Calls, config: str | None) -> Things:
-    """Yields the baked machine images, including failed ones."""
+    """Yields the baked machine images, also failed ones."""
     for row in calls.pages(
         "ec2", "DescribeImages", "Images", Owners=["self"], Filters=filters(config)
     ):
@@ -130,27 +131,23 @@ def _roles(calls: Calls, config: str | None) -> Things:
 
 
 def _profiles(calls: Calls, config: str | None) -> Things:
-    """Yields instance profiles, to which CloudFormation gives no tags: ours by their role, and one
-    without a role by its name.
+    """Yields instance profiles, which CloudFormation does not tag.
+
+    The role of a profile tells whether it is ours; without a role, its name does.
     """
     for row in calls.pages("iam", "ListInstanceProfiles", "InstanceProfiles"):
-        if not row["InstanceProfileName"].startswith(NAMED):
+        name = row["InstanceProfileName"]
+        if not name.startswith(NAMED):
             continue
-        name, roles = (
-            row["InstanceProfileName"],
-            [role["RoleName"] for role in row.get("Roles", ())],
-        )
-        tags = [_role_tags(calls, role) for role in roles]
-        if not roles and config and name.startswith(f"{OURS}-{slug(config)}-"):
+        tags = [_role_tags(calls, role["RoleName"]) for role in row.get("Roles", ())]
+        if not tags and config and name.startswith(f"{NAMED}{slug(config)}-"):
             yield name, own_tags(config), row
         if tags and is_ours(tags[0], config) and _is_here(calls, tags[0]):
             yield name, tags[0], row
 
 
 def _is_here(calls: Calls, tags: Mapping[str, str]) -> bool:
-    """Tells whether a resource without a region was made for this region, by the stack that made
-    it.
-    """
+    """Tells whether the stack of a resource without a region, by its tag, is in this region."""
     parts = tags.get("aws:cloudformation:stack-id", "").split(":")
     return len(parts) < 4 or parts[3] == calls.region
 
@@ -179,7 +176,7 @@ def _remove_profile(calls: Calls, which: str, row: Row) -> object:
 def _buckets(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("s3", "ListBuckets", "Buckets", BucketRegion=calls.region):
         tags: dict[str, str] = {}
-        # not ours: ours have tags, which we may read
+        # A bucket without readable tags is not ours.
         with passing("NoSuchTagSet", "NoSuchBucket", "AccessDenied"):
             tags = tags_of(calls("s3", "GetBucketTagging", Bucket=row["Name"])["TagSet"])
         if is_ours(tags, config):
@@ -187,7 +184,7 @@ def _buckets(calls: Calls, config: str | None) -> Things:
 
 
 def _remove_bucket(calls: Calls, which: str, row: Row) -> object:
-    """Deletes every version of every object, every unfinished upload, and then the bucket."""
+    """Aborts every unfinished upload, deletes every version of every object, then the bucket."""
     for upload in list(calls.pages("s3", "ListMultipartUploads", "Uploads", Bucket=which)):
         calls(
             "s3",
@@ -197,18 +194,13 @@ def _remove_bucket(calls: Calls, which: str, row: Row) -> object:
             UploadId=upload["UploadId"],
         )
     while objects := _some_versions(calls, which):
-        errors = calls(
-            "s3", "DeleteObjects", Bucket=which, Delete={"Objects": objects, "Quiet": True}
-        ).get("Errors")
+        batch = {"Objects": objects, "Quiet": True}
+        errors = calls("s3", "DeleteObjects", Bucket=which, Delete=batch).get("Errors")
         if errors:
-            first = {key: str(errors[0].get(key, "")) for key in ("Key", "Message", "Code")}
-            where, then = f"s3://{which}/{first['Key']}", "run make clean PURGE=1 again"
+            key, why, code = (str(errors[0].get(name, "")) for name in ("Key", "Message", "Code"))
+            where, then = f"s3://{which}/{key}", "run make clean PURGE=1 again"
             raise CloudError(
-                "an object can't be removed",
-                where=where,
-                why=first["Message"],
-                next=then,
-                code=first["Code"],
+                "an object can't be removed", where=where, why=why, next=then, code=code
             )
     return calls("s3", "DeleteBucket", Bucket=which)
 
@@ -220,9 +212,7 @@ def _some_versions(calls: Calls, bucket: str) -> list[dict[str, str]]:
 
 
 def _images(calls: Calls, config: str | None) -> Things:
-    """Yields the images that a config holds in the account's repository, or that any config
-    does.
-    """
+    """Yields the images that the config, or any config, holds in the account's repository."""
     for tag, row in repository.holders(calls):
         owner, dot, _ = tag.partition(".")
         if dot and (config is None or owner == slug(config)):
@@ -230,14 +220,12 @@ def _images(calls: Calls, config: str | None) -> Things:
 
 
 def _repositories(calls: Calls, config: str | None) -> Things:
-    """Yields the account's repository, with its maker's tags, if no config holds an image in it."""
+    """Yields the account's repository if no config holds an image in it."""
     with passing(repository.GONE):
-        rows = calls("ecr", "DescribeRepositories", repositoryNames=[repository.NAME])[
-            "repositories"
-        ]
-        tags = tags_of(
-            calls("ecr", "ListTagsForResource", resourceArn=rows[0]["repositoryArn"]).get("tags")
-        )
+        answer = calls("ecr", "DescribeRepositories", repositoryNames=[repository.NAME])
+        rows = answer["repositories"]
+        answer = calls("ecr", "ListTagsForResource", resourceArn=rows[0]["repositoryArn"])
+        tags = tags_of(answer.get("tags"))
         if is_ours(tags, config) and next(repository.holders(calls), None) is None:
             yield repository.NAME, tags, rows[0]
 
@@ -252,60 +240,66 @@ def _log_groups(calls: Calls, config: str | None) -> Things:
             yield row["logGroupName"], tags, row
 
 
-# the beginning of the names of our roles and log groups
-NAMED, LOGS = (f"{OURS}-", "/trainfleet")
-OWN: dict[
-    str, tuple[Find | None, Remove]
-] = {  # kinds with their own finder; None: kinds.yaml says how to find them
-    "instance": (
-        _instances,
-        lambda calls, which, row: calls("ec2", "TerminateInstances", InstanceIds=[which]),
-    ),
-    "AMI": (amis, lambda calls, which, row: calls("ec2", "DeregisterImage", ImageId=which)),
-    "internet gateway": (None, _remove_gateway),
-    "route table": (None, _remove_table),
-    "instance profile": (_profiles, _remove_profile),
-    "role": (_roles, _remove_role),
-    "log group": (
-        _log_groups,
-        lambda calls, which, row: calls("logs", "DeleteLogGroup", logGroupName=which),
-    ),
-    "image": (_images, repository.release_image),
-    "repository": (_repositories, repository.remove_repository),
-    "bucket": (_buckets, _remove_bucket),
+FINDERS: dict[str, Find] = {
+    "instance": _instances,
+    "AMI": amis,
+    "instance profile": _profiles,
+    "role": _roles,
+    "log group": _log_groups,
+    "image": _images,
+    "repository": _repositories,
+    "bucket": _buckets,
+}
+REMOVERS: dict[str, Remove] = {
+    "internet gateway": _remove_gateway,
+    "route table": _remove_table,
+    "instance profile": _remove_profile,
+    "role": _remove_role,
+    "image": repository.release_image,
+    "repository": repository.remove_repository,
+    "bucket": _remove_bucket,
 }
 
 
 def _finder(said: Row) -> Find:
-    """Returns the function that finds the resources of a row in kinds.yaml: EC2 filters by tag
-    itself, FSx lists everybody's with their tags.
-    """
+    """Returns the function that finds the resources of a row in kinds.yaml."""
     operation = said["find"]
     key = "Filter" if operation in ("DescribeNatGateways", "DescribeFlowLogs") else "Filters"
 
     def find(calls: Calls, config: str | None) -> Things:
-        asked = {key: filters(config), **said.get("more", {})} if said.get("filters", True) else {}
+        asked = said.get("more", {})
+        if said.get("filters", True):
+            asked = asked | {key: filters(config)}
         for row in calls.pages(said["service"], operation, said["under"], **asked):
-            tags = tags_of(row.get("Tags") or row.get("TagSet"))
-            if is_ours(tags, config) and str(row.get("State", "")) not in GONE:
+            tags = tags_of(row.get("Tags") or row.get("TagSet") or row.get("tags"))
+            if is_ours(tags, config) and not {str(row.get("State")), row.get("status")} & GONE:
                 yield row[said["id"]], tags, row
 
     return find
 
 
 def _remover(said: Row) -> Remove:
+    name = said.get("as", said["id"])
+
     def remove(calls: Calls, which: str, row: Row) -> object:
-        named = {f"{said['id']}s": [which]} if said.get("listed") else {said["id"]: which}
+        named = {f"{name}s": [which]} if said.get("listed") else {name: which}
         return calls(said["service"], said["remove"], **named)
 
     return remove
 
 
-def _kind(said: Row) -> ResourceKind:
-    find, remove = OWN.get(said["kind"]) or (None, _remover(said))
-    return ResourceKind(said["kind"], find or _finder(said), remove)
+def kinds(
+    table: str, finders: Mapping[str, Find], removers: Mapping[str, Remove]
+) -> tuple[ResourceKind, ...]:
+    """Returns the kinds of a table. `finders`, `removers`: functions where rows have none."""
+    return tuple(
+        ResourceKind(
+            name := said["kind"],
+            finders.get(name) or _finder(said),
+            removers.get(name) or _remover(said),
+        )
+        for said in read_table(Path(__file__).with_name(table))
+    )
 
 
-KINDS: tuple[ResourceKind, ...] = tuple(
-    _kind(said) for said in read_table(Path(__file__).with_name("kinds.yaml"))
-)
+KINDS = kinds("kinds.yaml", FINDERS, REMOVERS)

@@ -1,9 +1,8 @@
-"""Computes the cost of a fleet, by resource and from set-up to teardown: nodes, volumes, file
-system, NAT, addresses, head.
+"""Computes the cost of a fleet: an hour of each resource, and a run from set-up to teardown.
 
-One computation serves every AWS backend: rows give the cost of an hour, and stages how long set-up
-and teardown take, while no training runs. Spending.bill computes from both the costs of plans
-and budgets.
+All AWS backends share the computation. A CostRow is a resource's cost per hour. A BillStage is a
+stage of set-up or teardown for which machines are paid while no training runs. Spending.bill
+combines both for plans and budgets.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ UNLIMITED = (STAGES["until clean"],), math.inf
 
 @dataclass(frozen=True)
 class CostRow:
-    """The cost of one resource: its count and description, US dollars an hour for all of them
-    (None: unknown), and the source.
+    """The cost of one resource: count, description, US dollars an hour for all of them (None:
+    unknown), and the source of the price.
 
-    `shared`: it is paid for while there are no nodes, too.
+    `shared`: it is also paid for while there are no nodes.
     """
 
     name: str
@@ -47,8 +46,7 @@ class CostRow:
 
 @dataclass(frozen=True)
 class Spending:
-    """The cost of a backend's machines: per hour, in the stages before and after training, and
-    after a launch.
+    """The cost of a backend's machines: per hour, and by stage before and after training.
 
     `lingers`: hours for which nodes are paid after a launch has ended.
     """
@@ -59,21 +57,16 @@ class Spending:
     lingers: float
 
     def bill(self, nodes: int) -> Bill | None:
-        """Returns the cost of a run on that many nodes from set-up to teardown; None if any price
-        is unknown.
-        """
-        own, rest = (
-            hourly(row for row in self.rows if row.shared is shared) for shared in (False, True)
-        )
-        return (
-            None
-            if own is None or rest is None
-            else Bill(own / nodes, rest, self.before, self.after, self.lingers)
-        )
+        """Returns the cost of a run on that many nodes; None if a price is unknown."""
+        own = hourly(row for row in self.rows if not row.shared)
+        rest = hourly(row for row in self.rows if row.shared)
+        if own is None or rest is None:
+            return None
+        return Bill(own / nodes, rest, self.before, self.after, self.lingers)
 
 
 def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spending:
-    """Prices a stack of instances: every node is paid for from its creation."""
+    """Prices a stack of EC2 instances, which are paid for from their creation."""
     fleet, kind = config.fleet, config.fleet.node_type
     before = {
         "file system": has_file_system(config),
@@ -90,9 +83,7 @@ def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spen
 
 
 def of_batch(config: Config, prices: Prices) -> Spending:
-    """Prices AWS Batch, which starts machines for a job and ends them some minutes after it, and
-    the rest of the stack.
-    """
+    """Prices AWS Batch, which starts machines for a job and ends them minutes after it."""
     rows = list(_batch_nodes(config, prices))
     before, idle = ["boot", "image", "start"], STAGES["idle"]
     if not config.fleet.batch.queue:
@@ -103,29 +94,21 @@ def of_batch(config: Config, prices: Prices) -> Spending:
 
 
 def of_tokenizing(config: Config, prices: Prices) -> list[str]:
-    """Prices an hour of data.tokenize_instance_type's machine, and of the fleet's, as lines of a
-    plan.
-    """
+    """Returns a plan's lines with the price of data.tokenize_instance_type and of the fleet."""
     if config.data.tokenize_instance_type is None:
         return []
     cheap, own = (hourly(_batch_nodes(one, prices)) for one in (tokenizing(config), config))
-    instead = (
-        ""
-        if own is None
-        else f" instead of {config.fleet.nodes} x {config.fleet.instance_type} for ${own:,.2f}"
-    )
+    fleet = f"{config.fleet.nodes} x {config.fleet.instance_type}"
+    instead = "" if own is None else f" instead of {fleet} for ${own:,.2f}"
     price = "at an unknown price" if cheap is None else f"for ${cheap:,.2f} an hour"
-    return [
-        "",
-        "tokenizing",
-        f"  1 x {config.data.tokenize_instance_type} {price}{instead}; it starts with the job and "
-        "ends with it",
-    ]
+    machine = f"1 x {config.data.tokenize_instance_type} {price}{instead}"
+    return ["", "tokenizing", f"  {machine}; it starts with the job and ends with it"]
 
 
 def of_sagemaker(config: Config, prices: Prices, volume: int) -> Spending:
-    """Prices SageMaker, with `volume` GiB of disk per node: it charges from the start of the
-    image's download, and for a warm pool.
+    """Prices SageMaker, which charges from the start of the image's download, and for a warm pool.
+
+    `volume`: GiB of disk per node.
     """
     fleet, count = config.fleet, config.fleet.nodes
     each = prices.training(fleet.instance_type or "", bool(fleet.sagemaker.training_plan))
@@ -142,13 +125,11 @@ def of_sagemaker(config: Config, prices: Prices, volume: int) -> Spending:
 def of_cluster(
     config: Config, prices: Prices, queue: Queue, others: Sequence[Queue], machine: tuple[str, int]
 ) -> Spending:
-    """Prices ParallelCluster, which starts the nodes of the job's queue, and ends them after they
-    have been idle.
+    """Prices ParallelCluster, which starts the nodes of the job's queue and ends idle ones.
 
-    `others`: queues that may always keep nodes. `machine`: the head's type and the GiB of its
-    disk.
+    `others`: queues that may keep nodes. `machine`: the head's type, and GiB of its disk.
     """
-    static = queue.min > 0  # the job's nodes are always there
+    static = queue.min > 0  # the job's nodes always run
     made = ["cluster"] if config.fleet.python else ["cluster", "python"]
     before = [replace(STAGES[key], nodes=static) for key in made]
     before += [STAGES["cluster nodes"], STAGES["start"]]
@@ -157,13 +138,13 @@ def of_cluster(
 
 
 def hourly(found: Iterable[CostRow]) -> float | None:
-    """Returns US dollars an hour for all; None if any price is unknown."""
+    """Returns the sum in US dollars an hour; None if a price is unknown."""
     costs = [row.usd for row in found]
     return None if None in costs else sum(filter(None, costs))
 
 
 def deployment(fsx: Fsx) -> str:
-    """Returns the kind of file system in the price table's words."""
+    """Returns the file system's deployment type as prices.yaml names it."""
     return "SCRATCH_2" if fsx.type == "scratch" else f"PERSISTENT_2-{fsx.throughput}"
 
 
@@ -206,63 +187,48 @@ def _cluster_rows(
 
 
 def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
-    """Returns the stages after training if idle nodes end automatically, and the hours for which
-    they are paid.
-    """
+    """Returns the stages after training, and the hours for which idle nodes are paid."""
     minutes = config.fleet.idle_minutes
-    return (
-        UNLIMITED
-        if minutes is None
-        else ((BillStage("idle nodes", minutes, "fleet.idle_minutes"),), minutes / 60)
-    )
+    if minutes is None:
+        return UNLIMITED
+    return (BillStage("idle nodes", minutes, "fleet.idle_minutes"),), minutes / 60
 
 
 def _nodes(count: int, what: str, each: Price) -> CostRow:
-    """Prices the nodes, each at this price."""
+    """Returns the row of the nodes. `each`: the price of one."""
     return CostRow("nodes", count, what, each.times(count), each.source, shared=False)
 
 
 def volumes(count: int, size: int) -> CostRow:
-    """Prices the nodes' disks, each with that many GiB."""
-    return CostRow(
-        "volumes",
-        count,
-        f"{size:,} GiB gp3",
-        of("volume", "gp3", size * count),
-        TABLE,
-        shared=False,
-    )
+    """Returns the row of the nodes' disks. `size`: GiB of one."""
+    usd = of("volume", "gp3", size * count)
+    return CostRow("volumes", count, f"{size:,} GiB gp3", usd, TABLE, shared=False)
 
 
 def file_system(fsx: Fsx) -> CostRow:
-    """Prices FSx for Lustre."""
+    """Returns the row of FSx for Lustre."""
     kind = deployment(fsx)
     what = f"FSx for Lustre, {fsx.size_gib:,} GiB {kind.replace('-', ', ')}"
     return CostRow("file system", 1, what, of("fsx", kind, fsx.size_gib), TABLE)
 
 
 def head(name: str, size: int, prices: Prices) -> CostRow:
-    """Prices the head machine and its disk of that many GiB."""
+    """Returns the row of the head. `size`: GiB of its disk."""
     price, disk = prices.instance(name), of("volume", "gp3", size) or 0.0
     return CostRow("head", 1, name, None if price.usd is None else price.usd + disk, price.source)
 
 
 def network(config: Config, addresses: int) -> Iterator[CostRow]:
-    """Prices the stack's network, if it makes one."""
+    """Yields the rows of the stack's network, if the stack makes one."""
     if not config.fleet.aws.vpc:
-        yield CostRow(
-            "NAT",
-            1,
-            f"NAT gateway; ${GB['nat']} for each GB through it; S3 traffic bypasses it",
-            of("nat", "", 1),
-            TABLE,
-        )
+        what = f"NAT gateway; ${GB['nat']} for each GB through it; S3 traffic bypasses it"
+        yield CostRow("NAT", 1, what, of("nat", "", 1), TABLE)
         yield CostRow("addresses", addresses, "public IPv4", of("address", "", addresses), TABLE)
 
 
 def describe(found: Iterable[CostRow], hours: float | None) -> Iterator[str]:
-    """Yields the table that `make plan` prints: dollars an hour by resource, their sum, the cost of
-    the run's hours, and the sources.
+    """Yields the hourly table of `make plan`: each resource, their sum, the run's hours, and the
+    prices' sources.
     """
     found = list(found)
     width, whole = max(len(row.name) for row in found), hourly(found)
@@ -270,10 +236,8 @@ def describe(found: Iterable[CostRow], hours: float | None) -> Iterator[str]:
         price = "unknown" if row.usd is None else f"{row.usd:,.2f}"
         yield f"  {row.name:{width}}  {price:>10}  {row.count} x {row.what}"
     if whole is None:
-        yield (
-            f"  {'all':{width}}  {'unknown':>10}  no list price for "
-            f"{', '.join(row.what for row in found if row.usd is None)}"
-        )
+        unknown = ", ".join(row.what for row in found if row.usd is None)
+        yield f"  {'all':{width}}  {'unknown':>10}  no list price for {unknown}"
     else:
         span = "an hour" if hours is None else f"about ${whole * hours:,.2f} in {hours:,.1f} h"
         yield f"  {'all':{width}}  {whole:>10,.2f}  {span}"
@@ -283,40 +247,30 @@ def describe(found: Iterable[CostRow], hours: float | None) -> Iterator[str]:
 
 
 def _length(hours: float) -> str:
-    return (
-        f"{hours:,.1f} h"
-        if hours >= 2
-        else f"{hours * 60:,.0f} min"
-        if hours * 60 >= 1
-        else "under a minute"
-    )
+    if hours >= 2:
+        return f"{hours:,.1f} h"
+    return f"{hours * 60:,.0f} min" if hours * 60 >= 1 else "under a minute"
 
 
 def describe_whole(bill: Bill | None, nodes: int, hours: float | None) -> Iterator[str]:
-    """Yields the second table of `make plan`: dollars from set-up to teardown by stage, and the
-    source of each stage's minutes.
+    """Yields the second table of `make plan`: the cost of each stage from set-up to teardown, and
+    the source of its length.
     """
     if bill is None:
         return
     yield from ("", "dollars from set-up to teardown")
+
+    def rows(found: Iterable[BillStage], when: str) -> Iterator[tuple[str, float, str]]:
+        for one in found:
+            why = f"{_length(one.minutes / 60)}, {one.why}"
+            yield f"{when}: {one.name}", bill.of([one], nodes), why
+
     stages = [("paid ahead", bill.paid * nodes, bill.paid_for)] if bill.paid else []
-
-    def add(found: Iterable[BillStage], when: str) -> None:
-        stages.extend(
-            (
-                f"{when}: {one.name}",
-                bill.of([one], nodes),
-                f"{_length(one.minutes / 60)}, {one.why}",
-            )
-            for one in found
-        )
-
-    add(bill.before, "set-up")
+    stages += rows(bill.before, "set-up")
     if hours is not None:
-        stages.append(
-            ("training", hours * bill.hour(nodes), f"{_length(hours)}, as estimated above")
-        )
-    add(bill.after, "after it")
+        why = f"{_length(hours)}, as estimated above"
+        stages.append(("training", hours * bill.hour(nodes), why))
+    stages += rows(bill.after, "after it")
     width = max(len(name) for name, *_ in stages)
     for name, usd, why in stages:
         yield f"  {name:{width}}  {usd:>10,.2f}  {why}"

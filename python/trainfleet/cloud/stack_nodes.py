@@ -1,8 +1,8 @@
-"""The machines of a config's stack: creates, counts, replaces and removes them.
+"""Creates, counts, replaces and removes the machines of a config's stack.
 
-This module keeps no state. It reads the nodes from AWS each time, by tag: a node's
-logical id in the stack, `Node<slot>`, is on the instance, and a slot with a bad instance is left
-out for a new one: all other nodes stay.
+This module keeps no state: it reads the nodes from AWS each time, by tag. A node's logical id in
+the stack, `Node<slot>`, is a tag of its instance. To replace a bad instance, an update removes its
+slot and adds a new one; all other nodes stay.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from .calls import Calls, region_of
 from .cloudformation import Change, CloudFormationStack, Show, StackState, compare
 from .instances import NODE, capacity_of
 from .inventory import BESIDE, OwnedResource, find, surely
-from .resource_types import instances, is_ours
+from .resource_types import has_our_tags, instances
 from .resource_types import tags_of as tags
 from .stack_errors import explain, is_capacity
 from .sweep import Say, Sweep
 from .template_inputs import Inputs, stack_name, tags_of
 
 LOGICAL = "aws:cloudformation:logical-id"
-UP_IN = 900.0  # seconds until an instance runs and its host key is known
-AGAIN = 5.0
-# EC2 user guide, "Capacity Blocks for ML": instances are ended from 30 minutes before the end on
+UP_IN = 900.0  # timeout in seconds for an instance to run and to have its host key
+AGAIN = 5.0  # seconds between two polls
+# Seconds before a capacity block's end when EC2 begins to end its instances. Source: EC2 user
+# guide, "Capacity Blocks for ML".
 BLOCK_ENDS = 1800.0
 GOOD = ("pending", "running", "stopping", "stopped")
 BROKEN = (
@@ -56,9 +57,11 @@ class StackNode:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """A plan's result: the inputs, the stack's present template ({} without a stack) and its next
-    one, and the first request of `make`: service, operation, body. `unasked`: why no account was
-    asked, so that inputs are placeholders.
+    """The prediction of a plan: inputs, templates, and the first requests of `make`.
+
+    `before`: the stack's present template, {} without a stack. `after`: its next template.
+    `requests`: service, operation and body. `unasked`: why no account was asked; the inputs are
+    then placeholders.
     """
 
     inputs: Inputs
@@ -69,99 +72,84 @@ class Foreseen:
 
     @property
     def changes(self) -> list[Change]:
-        """Lists the changes to each resource."""
+        """Returns the change to each resource."""
         return compare(self.before.get("Resources", {}), self.after["Resources"])
 
 
 class FleetStack:
     """A config's stack."""
 
-    engine = ""
+    scheduler = ""
 
     def __init__(self, config: Config) -> None:
         self.config, self.calls = config, Calls(region_of(config))
         self.stack = CloudFormationStack(self.calls, stack_name(config), config.fleet_name)
         self.troubles: dict[str, str] = {}  # id → why it could not be removed
 
-    # The existing resources
+    # Existing resources
 
     def everyone(self) -> list[StackNode]:
-        """Returns all instances of the stack that are not terminated, the head first and then by
-        slot.
-        """
+        """Returns the stack's instances that are not terminated: the head first, then by slot."""
         found = []
         for row in instances(self.calls, self.config.fleet_name):
             logical = tags(row.get("Tags")).get(LOGICAL, "")
             slot = re.fullmatch(rf"{NODE}([0-9]{{1,6}})", logical)
             if slot or logical == "Head":
-                found.append(
-                    StackNode(
-                        int(slot[1]) if slot else None,
-                        row["InstanceId"],
-                        row["State"]["Name"],
-                        row.get("PrivateIpAddress", ""),
-                        row.get("PublicIpAddress", ""),
-                        row["Placement"]["AvailabilityZone"],
-                    )
+                node = StackNode(
+                    int(slot[1]) if slot else None,
+                    row["InstanceId"],
+                    row["State"]["Name"],
+                    row.get("PrivateIpAddress", ""),
+                    row.get("PublicIpAddress", ""),
+                    row["Placement"]["AvailabilityZone"],
                 )
+                found.append(node)
         return sorted(found, key=lambda node: (node.slot is not None, node.slot or 0, node.id))
+
+    def _running(self) -> list[StackNode]:
+        return [node for node in self.everyone() if node.state == "running"]
 
     def nodes(self) -> list[StackNode]:
         """Returns the running nodes by slot, which is the order of their ranks."""
-        return [
-            node for node in self.everyone() if node.slot is not None and node.state == "running"
-        ]
+        return [node for node in self._running() if node.slot is not None]
 
     def head(self) -> StackNode | None:
         """Returns the machine through which SSH reaches the nodes, if the fleet has one."""
-        return next(
-            (node for node in self.everyone() if node.slot is None and node.state == "running"),
-            None,
-        )
+        return next((node for node in self._running() if node.slot is None), None)
 
     def mount(self) -> tuple[str, str] | None:
         """Returns the file system's DNS and mount names (fleet.fsx); None without one."""
         for row in self.calls.pages("fsx", "DescribeFileSystems", "FileSystems"):
-            if (
-                is_ours(tags(row.get("Tags")), self.config.fleet_name)
-                and row["Lifecycle"] == "AVAILABLE"
-            ):
+            is_usable = row["Lifecycle"] == "AVAILABLE"
+            if is_usable and has_our_tags(row, self.config.fleet_name):
                 return row["DNSName"], row["LustreConfiguration"]["MountName"]
         return None
 
     def ends(self) -> float | None:
-        """Returns when AWS begins to end the instances of a capacity block, half an hour before the
-        block's end; None without a block.
-        """
+        """Returns when EC2 begins to end the capacity block's instances; None without a block."""
         named = self.config.fleet.aws.reservation
         if capacity_of(self.config) != "block" or named is None:
             return None
-        rows = self.calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[named])[
-            "CapacityReservations"
-        ]
+        answer = self.calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[named])
+        rows = answer["CapacityReservations"]
         return (
             rows[0]["EndDate"].timestamp() - BLOCK_ENDS if rows and "EndDate" in rows[0] else None
         )
 
     def render(self, inputs: Inputs) -> str:
-        """Renders the stack's wanted template."""
+        """Renders the template for the stack."""
         return template.render(self.config, inputs)
 
     def check(self, inputs: Inputs) -> None:
-        """Checks for everything that would keep AWS from making it. Raises ConfigError or
-        CloudError with the obstacles.
-        """
+        """Raises ConfigError or CloudError with all obstacles to making the stack."""
         checks.require(self.config, self.calls, inputs)
 
     # Creation
 
     def make(self, bad: Collection[str], show: Show, say: Say) -> None:
-        """Makes as many nodes as the config asks for, replaces those in `bad` (instance ids), and
-        leaves all others unchanged.
+        """Makes the config's number of nodes and replaces those in `bad` (instance ids).
 
-        Raises:
-            CloudError: the nodes or another resource can't be made; the reason in plain
-                words.
+        All other nodes stay. Raises CloudError if a resource can't be made.
         """
         state = self._at_rest(show, say)
         if state is None:
@@ -170,40 +158,37 @@ class FleetStack:
             self._change(state, bad, show, say)
 
     def foresee(self, bad: Collection[str]) -> Foreseen:
-        """Predicts the first request of `make`, and the stack's present and next template."""
+        """Predicts the first requests of `make`, and the stack's present and next template."""
         try:
             state = self.stack.look()
         except NotAsked as error:
-            return self._first(
-                self._own(discovery.placeholders(self.config, self.calls.region)), error.what
-            )
+            inputs = discovery.placeholders(self.config, self.calls.region)
+            return self._first(self._own(inputs), error.what)
         if state is None or not state.whole:
             zone = discovery.zones(self.config, self.calls)[0]
             return self._first(self._discover(zone, tuple(range(self.config.fleet.nodes))))
         inputs = self.inputs(state, self._wanted(bad)[0])
         text, before = self.render(inputs), self.stack.template()
         after = json.loads(text)
-        requests = (
-            [] if after == before else [("cloudformation", "UpdateStack", self.stack.change(text))]
-        )
-        return Foreseen(inputs, before, after, requests)
+        update = ("cloudformation", "UpdateStack", self.stack.change(text))
+        return Foreseen(inputs, before, after, [] if after == before else [update])
 
     def _first(self, inputs: Inputs, unasked: str = "") -> Foreseen:
         """Predicts the creation of a stack that does not exist yet."""
         text = self.render(inputs)
-        creation = self.stack.creation(text, tags_of(self.config, inputs), "one-for-each-command")
-        return Foreseen(
-            inputs, {}, json.loads(text), [("cloudformation", "CreateStack", creation)], unasked
-        )
+        body = self.stack.creation(text, tags_of(self.config, inputs), "one-for-each-command")
+        creation = ("cloudformation", "CreateStack", body)
+        return Foreseen(inputs, {}, json.loads(text), [creation], unasked)
 
     def _at_rest(self, show: Show, say: Say) -> StackState | None:
-        """Waits until the stack is stable; returns it, or None if it can't be updated."""
+        """Waits until no change is in progress. Returns the stack, or None if it must be created.
+
+        Deletes a stack whose creation has failed.
+        """
         state = self.stack.look()
         if state and state.busy:
-            say(
-                f"the stack {self.stack.name} is {state.status}: another command began it; "
-                "following its progress"
-            )
+            other = "another command began it; following its progress"
+            say(f"the stack {self.stack.name} is {state.status}: {other}")
             state, _ = self.stack.follow(state, show)
         if state is None or state.gone:
             return None
@@ -213,26 +198,20 @@ class FleetStack:
             state = self.stack.look()
         if state and not state.whole:
             what = f"the stack {self.stack.name} is {state.status}, which can't be continued"
-            raise CloudError(
-                what, where=self.where, why=state.reason, next="run make clean, then make setup"
-            )
+            then = "run make clean, then make setup"
+            raise CloudError(what, where=self.where, why=state.reason, next=then)
         return state
 
     def _create(self, show: Show, say: Say) -> None:
-        zones, slots = (
-            discovery.zones(self.config, self.calls),
-            tuple(range(self.config.fleet.nodes)),
-        )
-        for zone, others in zip(zones, range(len(zones) - 1, -1, -1), strict=True):
+        zones = discovery.zones(self.config, self.calls)
+        slots = tuple(range(self.config.fleet.nodes))
+        fleet = f"{len(slots)} x {self.config.fleet.instance_type}"
+        for zone in zones:
             inputs = self._discover(zone, slots)
             self.check(inputs)
-            say(
-                f"making the stack {self.stack.name} in {zone}: {len(slots)} x "
-                f"{self.config.fleet.instance_type}"
-            )
-            state = self.stack.create(
-                self.render(inputs), tags_of(self.config, inputs), secrets.token_hex(16)
-            )
+            say(f"making the stack {self.stack.name} in {zone}: {fleet}")
+            text, token = self.render(inputs), secrets.token_hex(16)
+            state = self.stack.create(text, tags_of(self.config, inputs), token)
             state, failed = self.stack.follow(state, show)
             if state.whole:
                 return
@@ -240,7 +219,8 @@ class FleetStack:
             if not state.gone:
                 self.remove(False, say)
                 state = self.stack.look() or StackState(state.id, "DELETE_COMPLETE")
-            if not (failed and is_capacity(failed.reason) and others and state.gone):
+            lacks_capacity = failed and is_capacity(failed.reason)
+            if not (lacks_capacity and state.gone) or zone == zones[-1]:
                 raise error
             say(f"{error.why}; trying the next zone")
 
@@ -249,9 +229,8 @@ class FleetStack:
         inputs = self.inputs(state, wanted)
         if set(wanted) - set(there):
             self.check(inputs)
-        # otherwise the reservation sets the number of nodes
+        # A reservation has no room for a new node until the replaced one is gone.
         adds_first = self.config.fleet.aws.capacity in ("on-demand", "spot")
-        # a replaced node must give its place in the reservation back
         if not adds_first and set(wanted) - set(there):
             self._update(inputs, tuple(slot for slot in there if slot in wanted), show, say)
         self._update(inputs, wanted, show, say)
@@ -281,14 +260,11 @@ class FleetStack:
         assert state
         state, failed = self.stack.follow(state, show)
         if state.status != "UPDATE_COMPLETE":
-            raise explain(
-                failed,
-                "the fleet could not be changed; its nodes are unchanged",
-                self.where,
-            )
+            what = "the fleet could not be changed; its nodes are unchanged"
+            raise explain(failed, what, self.where)
 
     def inputs(self, state: StackState, slots: tuple[int, ...]) -> Inputs:
-        """Returns the inputs of an update: looked-up facts, and those that the stack has fixed."""
+        """Returns the inputs of an update: facts of the account, and the stack's parameters."""
         zone = (
             state.parameters.get("Zone")
             or state.outputs.get("In")
@@ -297,16 +273,15 @@ class FleetStack:
         return template.read_back(self._discover(zone, slots, True), state.parameters)
 
     def _discover(self, zone: str, slots: tuple[int, ...], is_made: bool = False) -> Inputs:
-        return self._own(
-            discovery.discover(self.config, self.calls, zone, slots, is_made, self.engine)
-        )
+        found = discovery.discover(self.config, self.calls, zone, slots, is_made, self.scheduler)
+        return self._own(found)
 
     def _own(self, inputs: Inputs) -> Inputs:
-        alone = not self.engine and self.config.fleet.nodes == 1
-        return replace(inputs, engine=self.engine, plain="yes" if alone else "no")
+        alone = not self.scheduler and self.config.fleet.nodes == 1
+        return replace(inputs, scheduler=self.scheduler, plain="yes" if alone else "no")
 
     def _slots(self) -> tuple[int, ...]:
-        """Returns the stack's slots, even if their instances are gone."""
+        """Returns the stack's slots, also those without an instance."""
         found = (re.fullmatch(rf"{NODE}([0-9]{{1,6}})", name) for name in self.stack.resources())
         return tuple(sorted(int(match[1]) for match in found if match))
 
@@ -315,48 +290,34 @@ class FleetStack:
         return f"cloudformation in {self.calls.region}"
 
     def await_nodes(self) -> list[StackNode]:
-        """Returns the nodes once as many run as the config asks for. Raises CloudError if they do
-        not start.
-        """
+        """Waits until the config's number of nodes run. Raises CloudError on timeout."""
         deadline = clock.now() + UP_IN
         while len(nodes := self.nodes()) < self.config.fleet.nodes:
             if clock.now() > deadline:
+                others = [node for node in self.everyone() if node.state != "running"]
                 what = f"{len(nodes)} of {self.config.fleet.nodes} nodes run after {UP_IN:.0f} s"
-                rows = ", ".join(
-                    f"{node.id} is {node.state}"
-                    for node in self.everyone()
-                    if node.state != "running"
-                )
-                raise CloudError(
-                    what, where=f"ec2 in {self.calls.region}", why=rows, next="run make setup again"
-                )
+                why = ", ".join(f"{node.id} is {node.state}" for node in others)
+                where = f"ec2 in {self.calls.region}"
+                raise CloudError(what, where=where, why=why, next="run make setup again")
             clock.sleep(AGAIN)
         return nodes
 
     # Removal
 
     def remove(self, purge: bool, say: Say) -> set[str]:
-        """Removes everything, except resources that hold data unless `purge` is set. Returns the
-        ids of those that stay for their data.
-        """
+        """Removes everything, but data only with `purge`. Returns the ids that stay."""
         sweep = Sweep(self.calls, self.stack, say)
         self.troubles = sweep.troubles
         sweep.end_instances()
-        stays = (
-            []
-            if purge
-            else [one for one in find(self.calls, self.config.fleet_name) if one.holds_data]
-        )
-        kept = [one for one in stays if one.kind not in BESIDE]  # what needs the network
+        owned = [] if purge else find(self.calls, self.config.fleet_name)
+        stays = [one for one in owned if one.holds_data]
+        kept = [one for one in stays if one.kind not in BESIDE]  # resources that need the network
         if kept and self._reduce(say):
             stay = {*self.stack.resources().values(), self.stack.name, *(one.id for one in stays)}
         else:
             ids = {one.id for one in stays}
-            sweep.pieces(
-                lambda one: (
-                    one.kind in ("file system", "bucket", "association") and one.id not in ids
-                )
-            )
+            stores = ("file system", "bucket", "association")
+            sweep.pieces(lambda one: one.kind in stores and one.id not in ids)
             sweep.delete_stack()
             stay = ids
         sweep.pieces(lambda one: one.id not in stay and not (kept and one.kind == "VPC"))
@@ -365,7 +326,7 @@ class FleetStack:
         return stay
 
     def _reduce(self, say: Say) -> bool:
-        """Reduces the stack to its data and the network that this needs; tells whether it did."""
+        """Reduces the stack to its data and their network; tells whether it succeeded."""
         try:
             state = self.stack.look()
             if state and state.busy:
@@ -380,7 +341,7 @@ class FleetStack:
         return True
 
     def left(self) -> list[OwnedResource]:
-        """Finds this config's resources, confirmed by two equal listings."""
+        """Returns this config's resources, confirmed by two equal listings."""
         return surely(self.calls, self.config.fleet_name)
 
 

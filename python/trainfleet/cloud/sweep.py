@@ -1,10 +1,10 @@
 """Removes a config's resources, with or without a stack, until AWS itself confirms that they are
 gone.
 
-First the stack is deleted: CloudFormation knows its order. Then the rest is found by tag and
-removed one by one: resources that a stack could not delete or had to keep, and others with
-our tags. A resource that another still uses is tried again: the interfaces of an instance or a file
-system go some minutes after it. A resource without our tags is never removed.
+First the stack is deleted, because CloudFormation knows the order. Then other resources with our
+tags are removed one by one, such as those that the stack could not delete or had to keep. A
+resource that is still in use is tried again: the network interfaces of an instance or a file system
+disappear minutes after it. Resources without our tags are never removed.
 """
 
 from __future__ import annotations
@@ -14,43 +14,25 @@ from dataclasses import dataclass, field
 
 from ..trust.errors import CloudError
 from . import clock
-from .api_errors import DENIED
+from .api_errors import CODES, DENIED
 from .calls import Calls
-from .cloudformation import PASSING, CloudFormationStack, StackState
+from .cloudformation import CloudFormationStack, StackState
 from .inventory import OwnedResource, find
 from .resource_types import instances, is_gone
 
 AGAIN = 15.0  # seconds between two rounds
-PATIENCE = 900.0  # seconds without any removal until a sweep gives up
+PATIENCE = 900.0  # timeout in seconds without any removal
 ROUNDS = 3  # tries to delete a stack
-LATER = {  # refusals that may end: something else must go first
-    "DependencyViolation",
-    "InvalidGroup.InUse",
-    "InvalidPlacementGroup.InUse",
-    "InvalidIPAddress.InUse",
-    "VolumeInUse",
-    "DeleteConflict",
-    "IncorrectState",
-    "IncorrectInstanceState",
-    "BadRequest",
-    "Conflict",
-    "ConflictException",
-    "ValidationError",
-    "InvalidNetworkInterface.InUse",
-    "InvalidParameterValue",
-    "OperationAborted",
-    "ResourceInUse",
-    "BucketNotEmpty",
-    "OperationNotPermitted",
-    "InvalidSnapshot.InUse",
-}
+LATER = CODES["in use"] | CODES["unanswered"]  # refusals that may be temporary
 Say = Callable[[str], None]
 
 
 @dataclass
 class Sweep:
-    """The removal of one config's resources; `troubles`: id → why it could not be removed yet;
-    `denied`: ids that these credentials may not remove.
+    """The removal of one config's resources.
+
+    `troubles`: why a resource could not be removed yet, by id. `denied`: ids that these credentials
+    may not remove.
     """
 
     calls: Calls
@@ -60,7 +42,7 @@ class Sweep:
     denied: set[str] = field(default_factory=set)
 
     def delete_stack(self) -> None:
-        """Deletes the stack; returns when it is gone or can't be deleted. First ends any change
+        """Deletes the stack, and waits until it is gone or can't be deleted. First ends any change
         that another command began.
         """
         self._try(self.stack.name, self._delete)
@@ -72,23 +54,18 @@ class Sweep:
                 return
             self.say(f"deleting the stack {self.stack.name}")
             self.stack.delete()
-            state, failed = self.stack.follow(
-                StackState(state.id, "DELETE_IN_PROGRESS"), lambda *_: None
-            )
+            begun = StackState(state.id, "DELETE_IN_PROGRESS")
+            state, failed = self.stack.follow(begun, lambda *_: None)
             if state.gone:
                 return
+            why = state.reason
             if failed:
-                self.troubles[failed.physical] = failed.reason
-            self.say(
-                "CloudFormation could not delete all of it: "
-                f"{failed.reason if failed else state.reason}"
-            )
+                why = self.troubles[failed.physical] = failed.reason
+            self.say(f"CloudFormation could not delete all of it: {why}")
             self.pieces(lambda one: not one.holds_data and one.id in self.troubles)
 
     def _quiet(self) -> StackState | None:
-        """Waits until no change of the stack is in progress that would delay a deletion; returns
-        the stack.
-        """
+        """Returns the stack after any change that would delay a deletion has ended."""
         state = self.stack.look()
         if state and state.status == "UPDATE_IN_PROGRESS":
             self._try(state.id, self.stack.cancel_update)
@@ -97,15 +74,15 @@ class Sweep:
         return state
 
     def _try(self, id_: str, act: Callable[[], object]) -> bool:
-        """Does one step; tells whether it succeeded. A resource that is gone, must wait or is
-        denied is reported in `troubles`.
+        """Does one step; tells whether it succeeded. `troubles` gets the reason if it is denied or
+        must be tried again.
         """
         try:
             act()
         except CloudError as error:
             if error.code in DENIED:
                 self.denied.add(id_)
-            elif error.code not in LATER | PASSING and not is_gone(error):
+            elif error.code not in LATER and not is_gone(error):
                 raise
             if not is_gone(error):
                 self.troubles[id_] = error.what if id_ in self.denied else error.why
@@ -114,7 +91,7 @@ class Sweep:
         return True
 
     def pieces(self, chosen: Callable[[OwnedResource], bool]) -> None:
-        """Removes the chosen resources, each once no other uses it."""
+        """Removes the chosen resources, and repeats until they are gone or nothing moves."""
         asked: set[str] = set()
         before, moved = None, clock.now()
         while left := [
@@ -133,7 +110,7 @@ class Sweep:
         return one.removable is not None and one.id not in self.denied
 
     def _ask(self, one: OwnedResource, asked: set[str]) -> None:
-        """Asks AWS to delete one resource, only once if the deletion takes long."""
+        """Requests the deletion of one resource, unless it was requested or has begun."""
         kind = one.removable
         if kind is None or one.id in asked or _is_going(one):
             return
@@ -142,9 +119,7 @@ class Sweep:
             asked.add(one.id)
 
     def end_instances(self) -> None:
-        """Terminates all instances at once: their cost ends now, not when the stack reaches
-        them.
-        """
+        """Terminates all instances at once, before the slower deletion of the stack."""
         self._try("instances", self._end_instances)
 
     def _end_instances(self) -> None:
@@ -164,9 +139,7 @@ def _is_going(one: OwnedResource) -> bool:
 
 
 def strangers(calls: Calls, found: Iterable[OwnedResource]) -> list[str]:
-    """Yields a line for each foreign resource in our networks, which keeps those from being
-    deleted.
-    """
+    """Returns a line for each foreign network interface in our VPCs, which prevents deletion."""
     said = []
     for vpc in (one for one in found if one.kind == "VPC"):
         filters = [{"Name": "vpc-id", "Values": [vpc.id]}]
@@ -174,14 +147,8 @@ def strangers(calls: Calls, found: Iterable[OwnedResource]) -> list[str]:
         for row in calls.pages(
             "ec2", "DescribeNetworkInterfaces", "NetworkInterfaces", Filters=filters
         ):
-            if row["NetworkInterfaceId"] not in ours:
-                owner = (
-                    row.get("Attachment", {}).get("InstanceId")
-                    or row.get("Description")
-                    or "nobody's"
-                )
-                said.append(
-                    f"{row['NetworkInterfaceId']} in {vpc.id} is not ours ({owner}) and is "
-                    "not touched"
-                )
+            name, user = row["NetworkInterfaceId"], row.get("Attachment", {}).get("InstanceId")
+            if name not in ours:
+                owner = user or row.get("Description") or "nobody's"
+                said.append(f"{name} in {vpc.id} is not ours ({owner}) and is not touched")
     return said

@@ -1,10 +1,9 @@
-"""The CloudFormation template of a fleet: a pure function of the config, the tables and the
-account's facts.
+"""Makes the CloudFormation template of a fleet from the config and the account's facts.
 
-Resources, by logical id: Node<slot> each node, made from Template in the group Together; Wall, its
-security group; Vpc, PrivateSubnet, PublicSubnet, Nat: the network; FileSystem, Bucket, Log;
-NodeRole; Head. What must not change while nodes live (another image would replace them all) is in
-the stack's parameters: `read_back` gives them to an update.
+Resources by logical id: Node<slot>, the nodes, from the launch template Template in the group
+Together; Wall, their security group; Vpc, PrivateSubnet, PublicSubnet, Nat: the network;
+FileSystem, Bucket, Log; NodeRole; Head. Values that must not change while nodes live, because a new
+value would replace them, are parameters of the stack: `read_back` passes them to an update.
 
 Tested: every instance type and kind of capacity passes cfn-lint and our own rules (tests/oracles).
 Not tested: no stack of it has been made in an account of AWS.
@@ -20,24 +19,13 @@ from typing import Any
 from ..config import Config
 from ..trust.errors import ConfigError
 from .instances import machines
-from .template_inputs import Inputs, bucket_of, pairs, tags_of
+from .template_inputs import TEMPLATE_TYPES, Inputs, bucket_of, pairs, tags_of
 from .template_parts import Resources, attribute, network, ref, roles, walls
 from .template_storage import bucket, file_system, logs, makes_file_system
 
-MOST_BYTES = 51_200  # of a template that is sent with the request (CloudFormation quotas)
-UNTAGGED = {  # kinds that take no tags, or get theirs from elsewhere
-    "AWS::EC2::Instance",
-    "AWS::EC2::LaunchTemplate",
-    "AWS::EC2::Route",
-    "AWS::EC2::SubnetRouteTableAssociation",
-    "AWS::EC2::VPCGatewayAttachment",
-    "AWS::EC2::SecurityGroupIngress",
-    "AWS::EC2::SecurityGroupEgress",
-    "AWS::IAM::InstanceProfile",
-    "AWS::S3::BucketPolicy",
-    "AWS::Batch::ComputeEnvironment",
-    "AWS::Batch::JobQueue",
-}
+MOST_BYTES = 51_200  # of a template in a request. Source: CloudFormation quotas
+UNTAGGED = {kind for kind, row in TEMPLATE_TYPES.items() if not row.get("tagged", True)}
+# the stack's parameters, and the fields of Inputs with their values
 FIXED = {
     "Image": "image",
     "HeadImage": "head_image",
@@ -51,18 +39,13 @@ FIXED = {
 
 
 def render(config: Config, inputs: Inputs) -> str:
-    """Renders the template as JSON. Raises ConfigError if it has more nodes than one template can
-    hold.
-    """
+    """Renders the template as JSON. Raises ConfigError if the template is too large."""
     text = json.dumps(template(config, inputs), separators=(",", ":"))
     if len(text) > MOST_BYTES:
-        works = (
-            f"{len(inputs.slots) - (len(text) - MOST_BYTES) // 200 - 1} is the most; for more "
-            "nodes use slurm, batch or sagemaker"
-        )
-        raise ConfigError.of(
-            "fleet.nodes", f"{len(inputs.slots)}: too many nodes for one template; {works}"
-        )
+        most = len(inputs.slots) - (len(text) - MOST_BYTES) // 200 - 1
+        works = f"{most} is the most; for more nodes use slurm, batch or sagemaker"
+        what = f"{len(inputs.slots)}: too many nodes for one template; {works}"
+        raise ConfigError.of("fleet.nodes", what)
     return text
 
 
@@ -76,8 +59,8 @@ def template(config: Config, inputs: Inputs) -> dict[str, Any]:
 def assemble(
     config: Config, inputs: Inputs, made: Resources, outputs: dict[str, Any], about: str
 ) -> dict[str, Any]:
-    """Builds a template of these resources, each with our tags, and outputs; its parameters are
-    those of FIXED that it names.
+    """Returns a template of these resources, with our tags, and outputs. Its parameters are those
+    of FIXED that the resources or outputs refer to.
     """
     for entry in made.values():
         if entry["Type"] not in UNTAGGED:
@@ -98,7 +81,7 @@ def assemble(
 
 
 def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """Returns all resources; for a reduced stack only those that hold data, and their network."""
+    """Returns all resources; with `inputs.kept` only those that hold data, and their network."""
     kept = bucket(config, inputs) | file_system(config, inputs)
     if not inputs.kept or makes_file_system(config):
         kept |= network(config, inputs) | walls(config, inputs)
@@ -108,7 +91,7 @@ def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources
 
 
 def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
-    """Returns the stack's outputs: names that are known only once it is made."""
+    """Returns the stack's outputs: names and addresses that exist only after its creation."""
     values: dict[str, Any] = {
         "BucketName": bucket_of(config, inputs),
         "Made": ref("Created"),
@@ -119,26 +102,24 @@ def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
     if inputs.subnet or "PrivateSubnet" in made:
         values["Subnet"] = inputs.subnet or ref("PrivateSubnet")
     if "FileSystem" in made:
-        values |= {
-            "FileSystemId": ref("FileSystem"),
-            "FileSystemDns": attribute("FileSystem", "DNSName"),
-        }
-        values |= {"FileSystemMount": attribute("FileSystem", "LustreMountName")}
+        values["FileSystemId"] = ref("FileSystem")
+        values["FileSystemDns"] = attribute("FileSystem", "DNSName")
+        values["FileSystemMount"] = attribute("FileSystem", "LustreMountName")
     if "Log" in made:
-        values |= {"LogGroup": ref("Log")}
+        values["LogGroup"] = ref("Log")
     if "Head" in made:
-        values |= {"HeadPublicAddress": ref("HeadAddress")}
+        values["HeadPublicAddress"] = ref("HeadAddress")
     return {name: {"Value": value} for name, value in values.items()}
 
 
 def read_back(inputs: Inputs, parameters: Mapping[str, str]) -> Inputs:
-    """Returns the inputs with the values that the existing stack's parameters fix."""
+    """Returns the inputs with the values of the existing stack's parameters."""
     fixed: dict[str, Any] = {
         field: parameters[name] for name, field in FIXED.items() if name in parameters
     }
     if "Image" in parameters:
-        # a stack from the time when both had one image
+        # In older stacks, nodes and head have the same image.
         fixed.setdefault("head_image", parameters["Image"])
-    if inputs.plain == "no":  # there are several nodes now, which need the fabric
+    if inputs.plain == "no":  # several nodes need EFA
         fixed.pop("plain", None)
     return replace(inputs, **fixed)

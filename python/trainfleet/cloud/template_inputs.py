@@ -1,6 +1,4 @@
-"""Gathers the inputs of a template in addition to the config: facts of the account, and values that
-an earlier stack of the same name has fixed.
-"""
+"""Defines the inputs of a template besides the config, and the names and tags of its resources."""
 
 from __future__ import annotations
 
@@ -9,25 +7,27 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from ..config import Config
+from ..config.tables import read_table
 
 PROJECT = "trainfleet"
-TAG = f"{PROJECT}:"  # before each of our keys
+TAG = f"{PROJECT}:"  # prefix of the keys of our tags
 LONGEST, LONGEST_WITH_DATABASE = 60, 40  # characters of a cluster's name
-MOST_SLUG = 20  # letters of a config's name in the name of its bucket, which has 63
+MOST_SLUG = 20  # characters of the config's name in a bucket's name, which has at most 63
+TEMPLATE_TYPES = read_table(Path(__file__).with_name("template_types.yaml"))
 
 
 @dataclass(frozen=True)
-class Engine:
-    """A maker of a config's nodes.
+class Scheduler:
+    """A kind of scheduler, which makes a config's nodes and runs jobs on them.
 
-    in_account  whether the nodes are instances of the account
-    in_zone     whether they are in the stack's zone
-    by_ssh      whether SSH reaches them or their head, and they mount the stack's file
-                system
-    image       key of a platform in docker/platforms.lock.yaml that names their machine image
-    services    AWS services that act in the account by a separate role
+    in_account  whether the nodes are instances of the account.
+    in_zone     whether the nodes are in the stack's zone.
+    by_ssh      whether SSH reaches the nodes or their head, and nodes mount the stack's FSx.
+    image       the key in docker/platforms.lock.yaml of the nodes' machine image.
+    services    AWS services that need a service-linked role in the account.
     """
 
     in_account: bool = True
@@ -37,11 +37,11 @@ class Engine:
     services: tuple[str, ...] = ()
 
 
-ENGINES = {
-    "": Engine(image="ami"),  # the stack itself
-    "batch": Engine(by_ssh=False, image="ecs", services=("batch.amazonaws.com",)),
-    "parallelcluster": Engine(in_zone=False),
-    "sagemaker": Engine(in_account=False, in_zone=False, by_ssh=False),
+SCHEDULERS = {
+    "": Scheduler(image="ami"),  # none: instances of the stack, over SSH
+    "batch": Scheduler(by_ssh=False, image="ecs", services=("batch.amazonaws.com",)),
+    "parallelcluster": Scheduler(in_zone=False),
+    "sagemaker": Scheduler(in_account=False, in_zone=False, by_ssh=False),
 }
 
 
@@ -51,23 +51,20 @@ class Inputs:
 
     account, owner     the account's number, and the identity that makes the stack
     zone               the zone of all resources; `subnet`: the user's own subnet there
-    image, root        the machine image and its root device. An update keeps those of the stack:
-                       others would replace every node
-    head_image         the head's image, which needs nothing that is baked into the nodes'
-    created            when the stack was first made, ISO 8601 in UTC; an update keeps it for the
-                       same reason
-    slots              a node each, `Node<slot>`; nodes whose slots stay are unchanged, so leaving
-                       a slot out replaces its node
-    public_key         OpenSSH's line for the key pair that is made; "" where the config names one
-    group              the placement group of the reservation, if it has one
-    has_bucket         whether the bucket that would be made exists already, kept by an earlier
-                       `make clean`
-    plain              yes: the one node has one network interface and no placement group, as the
-                       console launches it. A stack
-                       with a fabric keeps it: another launch template would replace the node
-    engine             a row of ENGINES
+    image, root        the nodes' machine image and its root device. An update keeps the stack's
+                       values, because others would replace every node
+    head_image         the head's machine image, never the one baked from a node
+    created            when the stack was first made, ISO 8601 in UTC; an update keeps it, too
+    slots              the slots of the nodes, `Node<slot>`. An update leaves nodes in remaining
+                       slots unchanged; another slot makes a new node
+    public_key         OpenSSH's line of the key pair to make; "" if the config names a key pair
+    group              the reservation's placement group, if any
+    has_bucket         whether an earlier `make clean` kept the bucket that the stack would make
+    plain              yes: the one node has one network interface and no placement group. A stack
+                       with EFA keeps it, because another launch template would replace the node
+    scheduler          a key of SCHEDULERS
     tokenizing         the machine image of data.tokenize_instance_type, if it is set
-    kept               only resources that hold data are wanted, and the network that they need
+    kept               whether to keep only resources that hold data, and their network
     """
 
     region: str
@@ -85,42 +82,40 @@ class Inputs:
     kept: bool = False
     partition: str = "aws"
     plain: str = "no"
-    engine: str = ""
+    scheduler: str = ""
     tokenizing: str = ""
     head_image: str = ""
 
     @property
-    def kind(self) -> Engine:
-        return ENGINES[self.engine]
+    def kind(self) -> Scheduler:
+        return SCHEDULERS[self.scheduler]
 
 
 def stack_name(config: Config) -> str:
-    """Returns the stack's name: the config's name in the characters that CloudFormation accepts:
-    letters, digits and hyphens.
-    """
+    """Returns the stack's name. CloudFormation accepts only letters, digits and hyphens."""
     return f"{PROJECT}-{slug(config.fleet_name)}"
 
 
 def cluster_name(config: Config) -> str:
     """Returns the name of the cluster that ParallelCluster makes."""
     wanted = config.fleet.slurm.parallelcluster
+    if wanted.name:
+        return wanted.name
     most = LONGEST_WITH_DATABASE if wanted.database_uri else LONGEST
     plain = slug(config.fleet_name, most)
-    return wanted.name or (
-        plain if plain[:1].isalpha() else f"c-{slug(config.fleet_name, most - 2)}"
-    )
+    return plain if plain[:1].isalpha() else f"c-{slug(config.fleet_name, most - 2)}"
 
 
 def tokenizing_queue(config: Config) -> str:
-    """Returns the queue of data.tokenize_instance_type's machines. The underscore keeps it apart
-    from any config's stack name.
+    """Returns the queue of data.tokenize_instance_type's machines. The underscore prevents a clash
+    with any stack's name.
     """
     return f"{stack_name(config)}_tokenize"
 
 
 def slug(name: str, most: int = 100) -> str:
-    """Returns a config's name in lower-case letters, digits and single hyphens; if that loses
-    something, with a hash of the complete name.
+    """Returns a config's name in lower-case letters, digits and single hyphens. A hash of the
+    complete name follows if characters are lost.
     """
     plain = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
     if plain == name and len(plain) <= most:
@@ -130,33 +125,27 @@ def slug(name: str, most: int = 100) -> str:
 
 
 def bucket_of(config: Config, inputs: Inputs) -> str:
-    """Returns the bucket for data and checkpoints: the user's, or our own, with a name that no
-    other account can have.
-    """
-    return (
-        config.fleet.aws.bucket
-        or f"{PROJECT}-{slug(config.fleet_name, MOST_SLUG)}-{inputs.account}-{inputs.region}"
-    )
+    """Returns the bucket for data and checkpoints: the user's, or one with a unique name."""
+    name = f"{PROJECT}-{slug(config.fleet_name, MOST_SLUG)}-{inputs.account}-{inputs.region}"
+    return config.fleet.aws.bucket or name
 
 
 def own_tags(config: str) -> dict[str, str]:
-    """Returns the tags of all resources and jobs of the config with this name."""
+    """Returns the tags by which a config's resources and jobs are found."""
     return {f"{TAG}project": PROJECT, f"{TAG}config": config}
 
 
 def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns tags in the form that most services use."""
+    """Returns tags as the list of objects that most services use."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
-    """Returns the tags of every resource: only they find it again."""
-    hours = config.fleet.max_lifetime_hours
-    expires = (
-        "never"
-        if hours is None
-        else (datetime.fromisoformat(inputs.created) + timedelta(hours=hours)).isoformat()
-    )
+    """Returns the tags of every resource of the stack."""
+    hours, expires = config.fleet.max_lifetime_hours, "never"
+    if hours is not None:
+        end = datetime.fromisoformat(inputs.created) + timedelta(hours=hours)
+        expires = end.isoformat()
     values = {
         "project": PROJECT,
         "config": config.fleet_name,
@@ -168,5 +157,5 @@ def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
 
 
 def _fit(value: str) -> str:
-    """Returns a value that every service accepts: letters, digits and `_.:/=+-@`, at most 256."""
+    """Returns a tag's value in the characters and the length that every service accepts."""
     return re.sub(r"[^A-Za-z0-9 _.:/=+@-]", "-", value)[:256]

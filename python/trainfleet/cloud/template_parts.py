@@ -1,14 +1,17 @@
-"""The network of a fleet: a VPC with a public and a private subnet in one zone, or the user's own,
-and its security groups; and the roles of nodes, which may only use SSM, the config's buckets,
-images and their log.
+"""Makes the template's network, security groups and roles.
+
+The network is a VPC with a public and a private subnet in one zone, or the user's own. Roles allow
+only SSM, the config's buckets, its images and its log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..config.tables import read_table
 from ..storage import s3
 from .repository import pulled
 from .template_inputs import Inputs, bucket_of
@@ -18,6 +21,8 @@ Resources = dict[str, Resource]
 
 WHOLE, PUBLIC, PRIVATE = "10.0.0.0/16", "10.0.0.0/24", "10.0.128.0/17"
 ANYWHERE, SSH = "0.0.0.0/0", 22
+AGENT = "AmazonSSMManagedInstanceCore"  # AWS's managed policy for machines with an SSM agent
+ROLE_ACTIONS: dict[str, list[str]] = read_table(Path(__file__).with_name("role_actions.yaml"))
 
 
 def ref(name: str) -> dict[str, str]:
@@ -33,23 +38,24 @@ def resource(kind: str, **properties: Any) -> Resource:
 
 
 def after(name: str, made: Resource) -> Resource:
-    """Returns a resource that is made after another, which it does not name."""
+    """Returns the resource with a dependency on the resource of this name."""
     return {**made, "DependsOn": name}
 
 
 def vpc(config: Config) -> Any:
-    """Returns a reference to the VPC for other resources."""
+    """Returns the VPC's id, or a reference to the stack's VPC."""
     return config.fleet.aws.vpc or ref("Vpc")
 
 
 def subnet(inputs: Inputs) -> Any:
-    """Returns a reference to the subnet of nodes and file system for other resources."""
+    """Returns the id of the nodes' subnet, or a reference to the stack's private subnet."""
     return inputs.subnet or ref("PrivateSubnet")
 
 
 def network(config: Config, inputs: Inputs) -> Resources:
-    """Makes the network; nothing if the config names a VPC. A reduced stack has no NAT gateway,
-    which costs money.
+    """Makes the network; empty if the config names a VPC.
+
+    A stack that only keeps data has no NAT gateway, because the gateway costs money.
     """
     if config.fleet.aws.vpc:
         return {}
@@ -74,9 +80,7 @@ def network(config: Config, inputs: Inputs) -> Resources:
 
 
 def _way_out() -> Resources:
-    """Makes the public subnet, and the NAT gateway there through which private nodes reach the
-    Internet.
-    """
+    """Makes the public subnet with the NAT gateway, the private nodes' way to the Internet."""
     address = attribute("NatAddress", "AllocationId")
     return {
         "Gateway": resource("AWS::EC2::InternetGateway"),
@@ -110,8 +114,10 @@ def _of_subnet(name: str) -> Resource:
 
 
 def walls(config: Config, inputs: Inputs) -> Resources:
-    """Makes the security groups. EFA needs a group that is open to itself in both directions: a
-    rule for all outgoing traffic is not enough.
+    """Makes the security groups.
+
+    EFA needs a group that allows all traffic to and from itself. A rule for all outgoing traffic is
+    not enough.
     """
     text = f"trainfleet {config.fleet_name}: nodes and file system, open to each other"
     out = [{"IpProtocol": "-1", "CidrIp": ANYWHERE, "Description": "packages, images, S3, SSM"}]
@@ -164,24 +170,11 @@ def _ssh(group: str, whom: str) -> dict[str, Any]:
     }
 
 
-READ = ["s3:GetObject"]
-WRITE = [
-    *READ,
-    "s3:PutObject",
-    "s3:DeleteObject",
-    "s3:AbortMultipartUpload",
-    "s3:ListMultipartUploadParts",
-]
-LIST = ["s3:ListBucket", "s3:GetBucketLocation"]
-AGENT = "AmazonSSMManagedInstanceCore"  # AWS's own policy for machines with an SSM agent
-PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerAvailability"]
-
-
 def written(config: Config, inputs: Inputs) -> set[str]:
     """Returns the buckets that a run writes to."""
     addresses = (config.data.tokenized_path, config.checkpoint.path, config.fleet.shared_folder)
-    # an engine's stack makes no bucket
-    own = {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.engine else set()
+    # A scheduler's stack has no bucket.
+    own = {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.scheduler else set()
     return own | set(_buckets(addresses))
 
 
@@ -202,14 +195,10 @@ def _buckets(addresses: Iterable[str | None]) -> Iterator[str]:
 
 
 def roles(config: Config, inputs: Inputs) -> Resources:
-    """Makes the roles of nodes and head, each in its instance profile."""
+    """Makes the roles of nodes and head, with their instance profiles."""
+    allowed = [*statements(config, inputs), *pulls(config, inputs)]
     found = {
-        "NodeRole": role(
-            inputs,
-            "ec2.amazonaws.com",
-            [*statements(config, inputs), *pulls(config, inputs)],
-            [AGENT],
-        ),
+        "NodeRole": role(inputs, "ec2.amazonaws.com", allowed, [AGENT]),
         "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
     }
     if config.fleet.aws.bastion_type:
@@ -219,63 +208,67 @@ def roles(config: Config, inputs: Inputs) -> Resources:
 
 
 def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Lists the actions of ranks by their role: data, checkpoints, logs."""
-    for actions, buckets in ((WRITE, written(config, inputs)), (READ, only_read(config, inputs))):
+    """Yields the statements that ranks need: data, checkpoints, log."""
+    for access, buckets in (
+        ("write", written(config, inputs)),
+        ("read", only_read(config, inputs)),
+    ):
         arns = [f"arn:{inputs.partition}:s3:::{name}" for name in sorted(buckets)]
         if arns:
-            yield allow(LIST, arns)
-            yield allow(actions, [f"{arn}/*" for arn in arns])
-    yield allow(["logs:CreateLogStream", "logs:PutLogEvents"], [attribute("Log", "Arn")])
+            yield allow("list", arns)
+            yield allow(access, [f"{arn}/*" for arn in arns])
+    yield allow("log", [attribute("Log", "Arn")])
 
 
 def pulls(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Allows pulling the image, for a role that pulls it itself."""
+    """Yields the statements of a role that pulls the image itself."""
     if source := pulled(config, inputs):
-        yield allow(["ecr:GetAuthorizationToken"], ["*"])  # AWS allows no narrower resource here
-        yield allow(PULL, [source])
+        yield allow("login", ["*"])
+        yield allow("pull", [source])
 
 
 def keys(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Lists the uses of fleet.sagemaker.kms_key by a training job's role. The key's policy must
-    allow them too.
+    """Yields the statements for a training job's use of fleet.sagemaker.kms_key. The key's policy
+    must allow the same actions.
 
-    The key may be an id, an alias, or the ARN of either: an alias is not a resource of a policy, so
-    it is a condition. Source: the SageMaker API's OutputDataConfig and ResourceConfig, KmsKeyId
-    (2026-11-23).
+    The config may name the key by id, alias, or the ARN of either. A policy's resource can't be an
+    alias, so the statement has a condition instead. Source: the SageMaker API's OutputDataConfig
+    and ResourceConfig, KmsKeyId (2026-11-23).
     """
     key = config.fleet.sagemaker.kms_key
     if key is None:
         return
     home = f"arn:{inputs.partition}:kms:{inputs.region}:{inputs.account}:"
-    arn = (
-        key
-        if key.startswith("arn:")
-        else home + (key if key.startswith("alias/") else f"key/{key}")
-    )
+    arn = key
+    if not key.startswith("arn:"):
+        arn = home + (key if key.startswith("alias/") else f"key/{key}")
     where, _, alias = arn.partition(":alias/")
     named = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": f"alias/{alias}"}} if alias else {}
     resources = [f"{where}:key/*" if alias else arn]
-    yield allow(
-        ["kms:DescribeKey", "kms:Encrypt", "kms:Decrypt", "kms:GenerateDataKey*"], resources, named
-    )
-    # for the nodes' disks
-    yield allow(
-        ["kms:CreateGrant"], resources, named | {"Bool": {"kms:GrantIsForAWSResource": "true"}}
-    )
+    yield allow("use key", resources, named)
+    by_aws = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+    yield allow("grant key", resources, named | by_aws)
 
 
 def allow(
+    access: str, resources: list[Any], conditions: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns a statement with the actions of a row of role_actions.yaml."""
+    return statement(ROLE_ACTIONS[access], resources, conditions)
+
+
+def statement(
     actions: list[str], resources: list[Any], conditions: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns a statement of a policy."""
-    statement = {"Effect": "Allow", "Action": actions, "Resource": resources}
-    return statement | ({"Condition": conditions} if conditions else {})
+    """Returns a policy's statement that allows the actions."""
+    allowed = {"Effect": "Allow", "Action": actions, "Resource": resources}
+    return allowed | ({"Condition": conditions} if conditions else {})
 
 
 def role(
     inputs: Inputs, service: str, allowed: Iterable[dict[str, Any]], managed: Iterable[str] = ()
 ) -> Resource:
-    """Makes a role for this service, with its permissions and AWS's policies of these names."""
+    """Makes a role that `service` assumes. `managed`: names of AWS's managed policies."""
     trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": [service]}}
     made = resource(
         "AWS::IAM::Role", AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]}

@@ -1,5 +1,5 @@
-"""Refuses configs that AWS can't serve, if no request is needed to know it: (key, message) each.
-Pure.
+"""Refuses configs that AWS can't serve, without any request to AWS. Each refusal is a pair of key
+and message.
 """
 
 from __future__ import annotations
@@ -12,61 +12,69 @@ from ..hardware import node_types
 from .instances import capacity_of
 from .template_storage import makes_file_system, refuse_size, refuse_unmade
 
-MOST_NODES = 120  # of one stack: its template is sent in the request, which takes 51,200 bytes
+MOST_NODES = 120  # nodes in one stack: a request holds at most 51,200 bytes of template
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
     """Yields every reason why AWS can't make the fleet of a config."""
-    for rule in (_type, _capacity, _network, _ways_in, _file_system, _size):
+    yield from _type(config)
+    yield from refuse_of_scheduler(config)
+    for rule in (_ways_in, _file_system, _size):
         yield from rule(config)
 
 
-def refuse_of_engine(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the same for a stack in which an engine makes the machines: AWS Batch."""
-    yield from _capacity(config)
-    yield from _network(config)
+def refuse_of_scheduler(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields the reasons that also apply if AWS Batch makes the machines."""
+    for rule in (_reservation, _block, _sold, _network):
+        yield from rule(config)
 
 
 def _type(config: Config) -> Iterator[tuple[str, str]]:
     if config.fleet.instance_type is None:
-        yield (
-            "fleet.instance_type",
-            "null: AWS needs an instance type to make the machines; set one, such as trn1.32xlarge",
-        )
+        why = "AWS needs an instance type to make the machines"
+        yield "fleet.instance_type", f"null: {why}; set one, such as trn1.32xlarge"
 
 
-def _capacity(config: Config) -> Iterator[tuple[str, str]]:
-    aws, capacity, key = config.fleet.aws, capacity_of(config), "fleet.aws.reservation"
-    is_bought = capacity == "block" and aws.block_hours is not None
-    if capacity in ("reservation", "block") and not aws.reservation and not is_bought:
-        yield (
-            key,
-            f"null: fleet.aws.capacity {capacity} needs a reservation; set its id, such as "
-            "cr-0123456789abcdef0",
-        )
-    if aws.reservation and capacity in ("on-demand", "spot"):
-        yield (
-            key,
-            f"{aws.reservation}: not used with {capacity}; set fleet.aws.capacity reservation or "
-            "block, or remove this key",
-        )
-    if config.fleet.spot and capacity in ("reservation", "block"):
+def _buys_block(config: Config) -> bool:
+    return capacity_of(config) == "block" and config.fleet.aws.block_hours is not None
+
+
+def _reservation(config: Config) -> Iterator[tuple[str, str]]:
+    capacity, key, given = (
+        capacity_of(config),
+        "fleet.aws.reservation",
+        config.fleet.aws.reservation,
+    )
+    reserves = capacity in ("reservation", "block")
+    if reserves and not given and not _buys_block(config):
+        why = f"fleet.aws.capacity {capacity} needs a reservation"
+        yield key, f"null: {why}; set its id, such as cr-0123456789abcdef0"
+    if given and not reserves:
+        then = "set fleet.aws.capacity reservation or block, or remove this key"
+        yield key, f"{given}: not used with {capacity}; {then}"
+    if config.fleet.spot and reserves:
         yield "fleet.spot", f"true: a {capacity} has no spot instances; set false"
-    if aws.block_hours is not None and (capacity != "block" or aws.reservation):
-        other = "fleet.aws.reservation" if aws.reservation else f"fleet.aws.capacity {capacity}"
-        yield (
-            "fleet.aws.block_hours",
-            f"{aws.block_hours:g}: with {other} no capacity block is bought; set null",
-        )
-    elif is_bought and config.budget.max_usd is None:
+
+
+def _block(config: Config) -> Iterator[tuple[str, str]]:
+    aws = config.fleet.aws
+    if aws.block_hours is None:
+        return
+    if aws.reservation or not _buys_block(config):
+        capacity = f"fleet.aws.capacity {capacity_of(config)}"
+        other = "fleet.aws.reservation" if aws.reservation else capacity
+        what = f"{aws.block_hours:g}: with {other} no capacity block is bought; set null"
+        yield "fleet.aws.block_hours", what
+    elif config.budget.max_usd is None:
         yield "budget.max_usd", "null: a capacity block is bought only within a limit; set one"
-    row = node_types.instance(config.fleet.instance_type)
-    if row and capacity != "reservation" and capacity not in row.sold:
+
+
+def _sold(config: Config) -> Iterator[tuple[str, str]]:
+    row, capacity = node_types.instance(config.fleet.instance_type), capacity_of(config)
+    if row and capacity not in ("reservation", *row.sold):
         works = f"set {', '.join(sorted(row.sold))} or reservation"
-        yield (
-            "fleet.aws.capacity",
-            f"{capacity}: AWS does not sell {config.fleet.instance_type} this way; {works}",
-        )
+        why = f"AWS does not sell {config.fleet.instance_type} this way"
+        yield "fleet.aws.capacity", f"{capacity}: {why}; {works}"
 
 
 def _network(config: Config) -> Iterator[tuple[str, str]]:
@@ -88,28 +96,18 @@ def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
             yield key, f"{given} is not a network: {error}"
             continue
         if network.prefixlen < 8:
-            yield (
-                key,
-                f"{given}: nearly the complete Internet; set your address, such as 203.0.113.7/32, "
-                "or [] for SSM",
-            )
-    if aws.bastion_type and aws.vpc:
-        yield (
-            "fleet.aws.bastion_type",
-            f"{aws.bastion_type}: your own VPC is reached through fleet.ssh.jump; set null",
-        )
-    elif aws.bastion_type and aws.ssm_only:
-        yield (
-            "fleet.aws.bastion_type",
-            f"{aws.bastion_type}: no address may reach it; set fleet.aws.allow_ssh_from, or null "
-            "to use SSM",
-        )
-    elif aws.allow_ssh_from and not aws.vpc and not aws.bastion_type:
-        yield (
-            key,
-            "the nodes have no public address; set fleet.aws.bastion_type, such as c7i.xlarge, "
-            "or this key to [] for SSM",
-        )
+            then = "set your address, such as 203.0.113.7/32, or [] for SSM"
+            yield key, f"{given}: nearly the complete Internet; {then}"
+    bastion, bastion_key = aws.bastion_type, "fleet.aws.bastion_type"
+    if bastion and aws.vpc:
+        why = "your own VPC is reached through fleet.ssh.jump"
+        yield bastion_key, f"{bastion}: {why}; set null"
+    elif bastion and aws.ssm_only:
+        then = "set fleet.aws.allow_ssh_from, or null to use SSM"
+        yield bastion_key, f"{bastion}: no address may reach it; {then}"
+    elif aws.allow_ssh_from and not aws.vpc and not bastion:
+        then = "set fleet.aws.bastion_type, such as c7i.xlarge, or this key to [] for SSM"
+        yield key, f"the nodes have no public address; {then}"
 
 
 def _file_system(config: Config) -> Iterator[tuple[str, str]]:
@@ -121,35 +119,23 @@ def _file_system(config: Config) -> Iterator[tuple[str, str]]:
     row = node_types.INSTANCE_TYPES.get(fleet.instance_type or "")
     if fleet.fsx.efa and row and not node_types.lustre_efa(row, fleet.nodes):
         unused = f"{row.name} can't reach FSx over EFA, so it would be paid for unused"
-        yield (
-            "fleet.fsx.efa",
-            f"true: {unused}; set false, or use {', '.join(node_types.reach_lustre())}",
-        )
-    inside = (fleet.shared_folder or "").removeprefix(fleet.fsx.mount_point.rstrip("/"))
-    if fleet.fsx.s3_export and not inside.strip("/"):
-        yield (
-            key,
-            f"{fleet.shared_folder} is the complete file system; set "
-            f"{fleet.fsx.mount_point.rstrip('/')}/trainfleet",
-        )
-    elif inside.strip("/").split("/")[0] == "linked":
+        then = f"set false, or use {', '.join(node_types.reach_lustre())}"
+        yield "fleet.fsx.efa", f"true: {unused}; {then}"
+    top = fleet.fsx.mount_point.rstrip("/")
+    inside = (fleet.shared_folder or "").removeprefix(top).strip("/")
+    if fleet.fsx.s3_export and not inside:
+        what = f"{fleet.shared_folder} is the complete file system"
+        yield key, f"{what}; set {top}/trainfleet"
+    elif inside.split("/")[0] == "linked":
         yield key, f"{fleet.shared_folder}: fleet.fsx.s3_import appears there; set another folder"
 
 
 def _size(config: Config) -> Iterator[tuple[str, str]]:
-    fleet = config.fleet
+    fleet, bastion = config.fleet, config.fleet.aws.bastion_type
     if fleet.nodes > MOST_NODES:
-        yield (
-            "fleet.nodes",
-            f"{fleet.nodes}: one stack makes at most {MOST_NODES}; for more use slurm, "
-            "batch or sagemaker",
-        )
-    if (
-        fleet.aws.bastion_type
-        and fleet.aws.bastion_type in node_types.INSTANCE_TYPES
-        and node_types.INSTANCE_TYPES[fleet.aws.bastion_type].accelerator
-    ):
-        yield (
-            "fleet.aws.bastion_type",
-            f"{fleet.aws.bastion_type}: a bastion needs no accelerator; set c7i.xlarge",
-        )
+        what = f"{fleet.nodes}: one stack makes at most {MOST_NODES}"
+        yield "fleet.nodes", f"{what}; for more use slurm, batch or sagemaker"
+    row = node_types.INSTANCE_TYPES.get(bastion or "")
+    if row and row.accelerator:
+        what = f"{bastion}: a bastion needs no accelerator; set c7i.xlarge"
+        yield "fleet.aws.bastion_type", what

@@ -27,7 +27,7 @@ import yaml
 from ...cloud import prices
 from ...cloud.api_errors import passing
 from ...cloud.calls import Calls
-from ...cloud.engine_template import NETWORK, EngineFleet
+from ...cloud.scheduler_template import NETWORK, SchedulerStack
 from ...cloud.resource_types import Row, is_ours, tags_of
 from ...cloud.template_storage import makes_file_system
 from ...config import Config
@@ -39,11 +39,11 @@ from .cluster_file import links
 FILE = "network.yaml"
 
 
-def network_stack(config: Config, maker: str = "") -> EngineFleet:
+def network_stack(config: Config, maker: str = "") -> SchedulerStack:
     """Returns the stack of the network. `maker` is the config that created the existing cluster, if
     any.
     """
-    return EngineFleet(replace(config, name=maker or config.fleet_name), NETWORK)
+    return SchedulerStack(replace(config, name=maker or config.fleet_name), NETWORK)
 
 
 def with_network(config: Config, maker: str = "") -> Config:

@@ -23,10 +23,10 @@ from ...cloud.api_errors import passing
 from ...cloud.calls import Calls
 from ...cloud.cloudformation import CONFIG
 from ...cloud.discovery import known, public_key
-from ...cloud.engine_template import NETWORK
 from ...cloud.inventory import costing, surely
 from ...cloud.prices import in_region
 from ...cloud.resource_types import Row, tags_of
+from ...cloud.scheduler_template import NETWORK
 from ...cloud.sweep import Sweep
 from ...cloud.template_inputs import Inputs, cluster_name, own_tags, pairs
 from ...config import Config

@@ -1,10 +1,11 @@
-"""The CloudFormation template for AWS Batch, SageMaker and ParallelCluster: the resources that all
-their jobs share; and its stack, which has no nodes, because the engine makes them.
+"""Makes the CloudFormation template of AWS Batch, SageMaker and ParallelCluster: the resources that
+all their jobs share. The stack has no nodes, because the scheduler makes them.
 
-Batch: a network, an environment whose launch template has every EFA interface, in one placement
-group, and its queue. SageMaker makes machines itself and needs a role. Both: the roles of
-containers, a log group. ParallelCluster: a network. The definition of a job is not in it: it holds
-the image, and is registered with the job (backends/batch_request.py).
+Batch: a network, a compute environment and its queue. The environment's launch template has every
+EFA interface, in one placement group. SageMaker makes machines itself and needs a role. Both: the
+roles of containers, and a log group. ParallelCluster: a network. Job definitions are not part of
+the stack: a definition names the image, so it is registered with the job
+(backends/batch_request.py).
 
 Tested: every instance type passes cfn-lint and our own rules. Not tested: no stack of it has been
 made in an account.
@@ -25,7 +26,7 @@ from ..trust.errors import CloudError
 from .instances import hardened, interfaces, newest, placement, reserved, together
 from .stack_nodes import FleetStack, StackNode
 from .template import assemble
-from .template_inputs import ENGINES, Inputs, stack_name, tags_of, tokenizing_queue
+from .template_inputs import SCHEDULERS, Inputs, stack_name, tags_of, tokenizing_queue
 from .template_parts import (
     AGENT,
     Resources,
@@ -43,13 +44,13 @@ from .template_parts import (
 )
 from .template_storage import logs
 
-GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
-TASKS_OWN = 1  # interface of a task of a multi-node job, on card 0
-# GiB at least: training images are large, and ECS pulls them to the root volume
+GRACE = 110  # seconds from SIGTERM to SIGKILL, for ranks to save a checkpoint and exit
+TASKS_OWN = 1  # network interfaces that ECS adds on card 0 for a task of a multi-node job
+# Root device, and its least size in GiB: ECS pulls training images, which are large, to it.
 ROOT, DISK = ("/dev/xvda", 300)
 BOUNDARY = "==TRAINFLEET=="
-# The ECS agent starts when user data has ended, even after an error. The console keeps these
-# messages when the instance is gone.
+# The ECS agent starts when user data has ended, even after an error. The console output keeps these
+# messages after the instance is terminated.
 REFUSE = """refuse() {
   set +e
   trap - ERR
@@ -59,33 +60,29 @@ REFUSE = """refuse() {
   exit 1
 }
 trap 'refuse "user data, line $LINENO: $BASH_COMMAND"' ERR"""
-INSTANCES, TASKS = (
-    "service-role/AmazonEC2ContainerServiceforEC2Role",
-    "service-role/AmazonECSTaskExecutionRolePolicy",
-)
+INSTANCES = "service-role/AmazonEC2ContainerServiceforEC2Role"
+TASKS = "service-role/AmazonECSTaskExecutionRolePolicy"
 
 
-def render(config: Config, inputs: Inputs, engine: str) -> str:
-    """Renders the template of `engine` (batch, sagemaker or parallelcluster) as JSON."""
-    return json.dumps(template(config, inputs, engine), separators=(",", ":"))
+def render(config: Config, inputs: Inputs, scheduler: str) -> str:
+    """Renders the template of `scheduler` (batch, sagemaker or parallelcluster) as JSON."""
+    return json.dumps(template(config, inputs, scheduler), separators=(",", ":"))
 
 
-def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
+def template(config: Config, inputs: Inputs, scheduler: str) -> dict[str, Any]:
     """Returns the template as data."""
-    made = MAKERS[engine](config, inputs)
+    made = MAKERS[scheduler](config, inputs)
     values: dict[str, Any] = {"In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}
-    values |= {
-        name: attribute(name, "Arn") for name in ("JobRole", "ExecutionRole") if name in made
-    }
-    values |= {"LogGroup": ref("Log")} if "Log" in made else {}
-    if ENGINES[engine].by_ssh:
-        values |= {
-            name: ref(f"{name}Subnet") for name in ("Private", "Public") if f"{name}Subnet" in made
-        }
-    about = f"trainfleet {config.fleet_name}: {engine} on {config.fleet.instance_type}"
-    return assemble(
-        config, inputs, made, {name: {"Value": value} for name, value in values.items()}, about
-    )
+    roles = [name for name in ("JobRole", "ExecutionRole") if name in made]
+    values |= {name: attribute(name, "Arn") for name in roles}
+    if "Log" in made:
+        values["LogGroup"] = ref("Log")
+    if SCHEDULERS[scheduler].by_ssh:
+        subnets = [name for name in ("Private", "Public") if f"{name}Subnet" in made]
+        values |= {name: ref(f"{name}Subnet") for name in subnets}
+    outputs = {name: {"Value": value} for name, value in values.items()}
+    about = f"trainfleet {config.fleet_name}: {scheduler} on {config.fleet.instance_type}"
+    return assemble(config, inputs, made, outputs, about)
 
 
 def batch(config: Config, inputs: Inputs) -> Resources:
@@ -103,29 +100,21 @@ def batch(config: Config, inputs: Inputs) -> Resources:
 
 
 def _tokenizing(config: Config, inputs: Inputs) -> Resources:
-    """Makes the resources for the machines that tokenize: a launch template, an environment and a
-    queue.
-    """
-    name = tokenizing_queue(config)
-    return _queue(
-        tokenizing(config),
-        replace(inputs, image=inputs.tokenizing),
-        (f"{name}-nodes", name),
-        None,
-        "Tokenizing",
-    )
+    """Makes the launch template, environment and queue of the machines that tokenize."""
+    name, own = tokenizing_queue(config), replace(inputs, image=inputs.tokenizing)
+    return _queue(tokenizing(config), own, (f"{name}-nodes", name), None, "Tokenizing")
 
 
 def _queue(
     config: Config, inputs: Inputs, names: Sequence[str], group: Any, prefix: str = ""
 ) -> Resources:
-    """Makes a launch template, the environment of these names that uses it, and its queue."""
+    """Makes a launch template, its environment and queue. `names`: of environment and queue."""
     row, tags = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
     return {
         f"{prefix}Template": resource(
             "AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, inputs, tags)
         ),
-        # group of the tasks' interfaces: else they get the VPC's default group
+        # SecurityGroupIds are those of the tasks' interfaces; the default is the VPC's own group.
         f"{prefix}Environment": resource(
             "AWS::Batch::ComputeEnvironment",
             ComputeEnvironmentName=names[0],
@@ -162,9 +151,7 @@ def _queue(
 
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
-    """Makes the role that SageMaker's training jobs need; it also pulls the image, writes the log
-    and reads secrets.
-    """
+    """Makes the role of SageMaker's training jobs."""
     return {
         **logs(config),
         "JobRole": role(inputs, "sagemaker.amazonaws.com", of_a_training_job(config, inputs)),
@@ -172,7 +159,7 @@ def sagemaker(config: Config, inputs: Inputs) -> Resources:
 
 
 def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """Lists the permissions of a training job's role, both for the stack's role and the user's."""
+    """Returns the statements that a training job's role needs, in the stack or by the user."""
     return [
         *statements(config, inputs),
         *pulls(config, inputs),
@@ -183,16 +170,18 @@ def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
 
 
 def of_a_start(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """Lists the permissions of a user's role with which ECS starts containers; a stack's role also
-    has an AWS policy.
+    """Returns the statements that the user's execution role needs, with which ECS starts
+    containers.
+
+    The stack's role has an AWS managed policy (TASKS) instead of those for image and log.
     """
     *_, log = statements(config, inputs)
     return [*_reads(config, inputs), *pulls(config, inputs), log]
 
 
 def parallelcluster(config: Config, inputs: Inputs) -> Resources:
-    """Makes a cluster's network. The head gets its public address from the subnet: ParallelCluster
-    does not assign one.
+    """Makes a cluster's network. The public subnet gives the head its public address, because
+    ParallelCluster does not.
     """
     made = network(config, inputs)
     if "PublicSubnet" in made:
@@ -205,63 +194,37 @@ MAKERS = {"batch": batch, "sagemaker": sagemaker, NETWORK: parallelcluster}
 
 
 def _reads(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """Allows reading a job's secrets."""
+    """Returns the statements for reading a job's secrets."""
     return [_parameters(config, inputs), *_secrets(config)]
 
 
 def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
-    """Allows reading the parameters that keep this config's secrets (backends/aws_managed.py)."""
+    """Returns the statement for SSM parameters with the config's secrets
+    (backends/aws_managed.py).
+    """
     store = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}"
     where = f"{store}:parameter/trainfleet/{config.fleet_name}/*"
-    return allow(["ssm:GetParameter", "ssm:GetParameters"], [where])
+    return allow("parameters", [where])
 
 
 def _secrets(config: Config) -> Iterator[dict[str, Any]]:
-    """Allows reading the secrets that the config names by ARN."""
-    arns = sorted({entry.partition("=")[2] for entry in config.fleet.secret_arns})
-    actions = ["secretsmanager:GetSecretValue", "ssm:GetParameter", "ssm:GetParameters"]
-    if arns:
-        yield allow(actions, arns)
+    """Yields the statement for secrets that the config names by ARN."""
+    if arns := sorted({entry.partition("=")[2] for entry in config.fleet.secret_arns}):
+        yield allow("secrets", arns)
 
 
 def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    group = (
-        f"arn:{inputs.partition}:logs:{inputs.region}:{inputs.account}:log-group:/aws/sagemaker/*"
-    )
-    actions = [
-        "logs:CreateLogGroup",
-        "logs:CreateLogStream",
-        "logs:PutLogEvents",
-        "logs:DescribeLogStreams",
-    ]
-    yield allow(actions, [group])
-    yield allow(["cloudwatch:PutMetricData"], ["*"])  # AWS allows no narrower resource here
+    logs = f"arn:{inputs.partition}:logs:{inputs.region}:{inputs.account}:log-group"
+    yield allow("training log", [f"{logs}:/aws/sagemaker/*"])
+    yield allow("metrics", ["*"])
     if config.fleet.sagemaker.remote_debug:
-        yield allow(
-            [
-                f"ssmmessages:{step}{kind}Channel"
-                for step in ("Create", "Open")
-                for kind in ("Control", "Data")
-            ],
-            ["*"],
-        )
+        yield allow("remote debug", ["*"])
     if config.fleet.sagemaker.subnets:
-        faces = [
-            "CreateNetworkInterface",
-            "CreateNetworkInterfacePermission",
-            "DeleteNetworkInterface",
-            "DeleteNetworkInterfacePermission",
-            "DescribeNetworkInterfaces",
-            "DescribeVpcs",
-            "DescribeDhcpOptions",
-            "DescribeSubnets",
-            "DescribeSecurityGroups",
-        ]
-        yield allow([f"ec2:{action}" for action in faces], ["*"])
+        yield allow("network interfaces", ["*"])
 
 
 def _image(inputs: Inputs, row: node_types.NodeType) -> dict[str, str]:
-    """Returns the machine image, and the image type that Batch needs to be given.
+    """Returns the machine image, and the image type that Batch requires.
 
     Source: docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html
     """
@@ -272,13 +235,12 @@ def _image(inputs: Inputs, row: node_types.NodeType) -> dict[str, str]:
 
 
 def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:
-    """Makes the launch template: every EFA interface, but no subnet, because the environment sets
-    it.
+    """Makes the launch template's data: every EFA interface, and no subnet, because the environment
+    sets the subnet.
     """
+    root = inputs.root if config.fleet.aws.ami else ROOT
     return {
-        **hardened(
-            inputs.root if config.fleet.aws.ami else ROOT, config.fleet.aws.volume_gib, tags
-        ),
+        **hardened(root, config.fleet.aws.volume_gib, tags),
         **reserved(config),
         "NetworkInterfaces": [
             {
@@ -295,8 +257,8 @@ def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any
 
 
 def user_data(config: Config) -> str:
-    """Writes the commands that an instance runs before it takes jobs, as a multi-part MIME message:
-    Batch adds its own part.
+    """Writes the script that an instance runs before it takes jobs, as a multi-part MIME message,
+    to which Batch adds a part.
     """
     lines = [
         "#!/bin/bash",
@@ -319,8 +281,9 @@ def user_data(config: Config) -> str:
 
 
 def _mounting(config: Config) -> list[str]:
-    """Mounts the file system. Until it is mounted no user can write into its folder, which is then
-    on the instance's own disk.
+    """Returns the commands that mount the file system.
+
+    The mount point is immutable, so no job can write to the instance's disk if the mount fails.
     """
     fsx, folder = config.fleet.fsx, config.fleet.fsx.mount_point
     if not fsx.dns_name:
@@ -336,15 +299,15 @@ def _mounting(config: Config) -> list[str]:
     ]
 
 
-class EngineFleet(FleetStack):
-    """The stack of `engine`: batch, sagemaker or parallelcluster."""
+class SchedulerStack(FleetStack):
+    """The stack of `scheduler`: batch, sagemaker or parallelcluster."""
 
-    def __init__(self, config: Config, engine: str) -> None:
+    def __init__(self, config: Config, scheduler: str) -> None:
         super().__init__(config)
-        self.engine = engine
+        self.scheduler = scheduler
 
     def render(self, inputs: Inputs) -> str:
-        return render(self.config, inputs, self.engine)
+        return render(self.config, inputs, self.scheduler)
 
     def _wanted(
         self, bad: Collection[str]
@@ -353,14 +316,9 @@ class EngineFleet(FleetStack):
 
     def outputs(self) -> dict[str, str]:
         """Returns the stack's outputs by name. Raises CloudError without a stack."""
-        state = self.stack.look()
+        state, what = self.stack.look(), "nothing is set up for this config"
         if state is None or not state.whole:
-            why = (
-                f"the stack {self.stack.name} is {state.status}"
-                if state
-                else f"the stack {self.stack.name} does not exist"
-            )
-            raise CloudError(
-                "nothing is set up for this config", where=self.where, why=why, next="make setup"
-            )
+            condition = f"is {state.status}" if state else "does not exist"
+            why = f"the stack {self.stack.name} {condition}"
+            raise CloudError(what, where=self.where, why=why, next="make setup")
         return dict(state.outputs)

@@ -1,4 +1,4 @@
-"""A site for the engines' backends: the pretended account with AWS Batch and SageMaker, nodes in namespaces, a local S3 server.
+"""A site for the schedulers' backends: the pretended account with AWS Batch and SageMaker, nodes in namespaces, a local S3 server.
 
 with site(folder) as place:
     place.account, place.batch, place.sagemaker, place.cluster, place.watched

@@ -16,12 +16,12 @@ from aws.batch import Batch as Service
 from aws.fleets import INPUTS
 from aws.sagemaker import Job as Training
 from aws.sagemaker import SageMaker as Trainings
-from aws.test_engine_machines import engine_config
+from aws.test_scheduler_machines import scheduler_config
 from aws.watchers import Watched
 from aws.world import aws
 from trainfleet.backends import BACKENDS
 from trainfleet.backends.queue_reasons import CODES, QueueReasons
-from trainfleet.cloud import engine_template
+from trainfleet.cloud import scheduler_template
 from trainfleet.cloud.calls import Calls
 from trainfleet.config import Config
 from trainfleet.launch import job_image
@@ -93,17 +93,17 @@ BAD: list[tuple[str, Callable[[Account], object], str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("engine", "spoil", "what", "next"), BAD, ids=[f"{row[0]}-{row[2][:40]}" for row in BAD]
+    ("scheduler", "spoil", "what", "next"), BAD, ids=[f"{row[0]}-{row[2][:40]}" for row in BAD]
 )
 def test_what_could_not_run_is_said_before_anything_is_made(
-    engine: str,
+    scheduler: str,
     spoil: Callable[[Account], object],
     what: str,
     next: str,
     account: Account,
     tmp_path: Path,
 ) -> None:
-    config = engine_config(tmp_path, engine, **OWN[engine])
+    config = scheduler_config(tmp_path, scheduler, **OWN[scheduler])
     spoil(account)
     with pytest.raises(CloudError, match="the job can't run with this config") as caught:
         submit(config)
@@ -116,7 +116,7 @@ def test_a_name_that_another_job_has_is_said(
     account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It can't be looked at, as it is being deleted, and its name is not free yet."""
-    config = engine_config(tmp_path, "sagemaker", **OWN["sagemaker"])
+    config = scheduler_config(tmp_path, "sagemaker", **OWN["sagemaker"])
     backend = BACKENDS["sagemaker"](config)
     request = backend.plan(train_job(config), {})
     trainings = account.sagemaker  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ def test_an_image_that_is_not_in_ecr_is_said_before_anything_is_sent(
 ) -> None:
     image = f"{Account.number}.dkr.ecr.us-east-1.amazonaws.com/trainfleet:absent"
     with pytest.raises(ImageError, match="is not in the registry") as caught:
-        job_image.make_ready(engine_config(tmp_path, "batch", container=image, **OWN["batch"]))
+        job_image.make_ready(scheduler_config(tmp_path, "batch", container=image, **OWN["batch"]))
     assert caught.value.next == "make push" and "has no such tag" in caught.value.why
 
 
@@ -142,13 +142,13 @@ def test_without_a_stack_it_is_said_that_setup_comes_first(
     account: Account, tmp_path: Path
 ) -> None:
     with pytest.raises(BackendError, match="nothing is set up for this config") as caught:
-        submit(engine_config(tmp_path, "sagemaker"))
+        submit(scheduler_config(tmp_path, "sagemaker"))
     assert caught.value.next == "make setup"
 
 
 def test_warm_pools_have_a_quota_of_their_own(account: Account, tmp_path: Path) -> None:
     account.watched.quotas["ml.c7i.8xlarge for training warm pool usage"] = 0  # type: ignore[attr-defined]
-    config = engine_config(
+    config = scheduler_config(
         tmp_path, "sagemaker", sagemaker=OWN["sagemaker"]["sagemaker"] | {"warm_pool_minutes": 10}
     )
     with pytest.raises(BackendError, match="training warm pool usage"):
@@ -178,7 +178,7 @@ def test_a_key_that_can_t_be_used_is_said_before_a_job_is_made(
     key: str, state: str, what: str, next: str, account: Account, tmp_path: Path
 ) -> None:
     account.watched.keys[key] = state  # type: ignore[attr-defined]
-    config = engine_config(
+    config = scheduler_config(
         tmp_path, "sagemaker", sagemaker=OWN["sagemaker"]["sagemaker"] | {"kms_key": key}
     )
     with pytest.raises(BackendError) if what else nullcontext() as caught:
@@ -188,21 +188,21 @@ def test_a_key_that_can_t_be_used_is_said_before_a_job_is_made(
         assert "CreateTrainingJob" not in {operation for _, operation, _ in account.calls}
 
 
-ROLE_STATEMENTS = [("batch", "job_role", engine_template.statements), ("batch", "execution_role", engine_template.of_a_start),
-                   ("sagemaker", "role", engine_template.of_a_training_job)]  # fmt: skip
+ROLE_STATEMENTS = [("batch", "job_role", scheduler_template.statements), ("batch", "execution_role", scheduler_template.of_a_start),
+                   ("sagemaker", "role", scheduler_template.of_a_training_job)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("engine", "role", "statements"),
+    ("scheduler", "role", "statements"),
     ROLE_STATEMENTS,
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_without_any_statement_of_a_role_of_yours_a_job_is_refused_and_it_is_named(
-    engine: str, role: str, statements: Any, account: Account, tmp_path: Path
+    scheduler: str, role: str, statements: Any, account: Account, tmp_path: Path
 ) -> None:
     image = f"{Account.number}.dkr.ecr.us-east-1.amazonaws.com/trainfleet:x"
-    config = engine_config(tmp_path, engine, container=image, **OWN[engine])
-    wanted = list(statements(config, replace(INPUTS, account=Account.number, engine=engine)))
+    config = scheduler_config(tmp_path, scheduler, container=image, **OWN[scheduler])
+    wanted = list(statements(config, replace(INPUTS, account=Account.number, scheduler=scheduler)))
     for statement in wanted:
         account.watched.forbidden = set(statement["Action"])  # type: ignore[attr-defined]
         with pytest.raises(BackendError, match="the role lacks") as caught:
@@ -214,7 +214,7 @@ def test_without_any_statement_of_a_role_of_yours_a_job_is_refused_and_it_is_nam
 
 def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> None:
     account.denied |= {"iam:GetRole", "service-quotas:ListServiceQuotas", "s3:ListBucket"}
-    submit(engine_config(tmp_path, "batch", **OWN["batch"]))
+    submit(scheduler_config(tmp_path, "batch", **OWN["batch"]))
     assert ("batch", "SubmitJob") in {
         (service, operation) for service, operation, _ in account.calls
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfleet.cloud.engine_resource_types import ENDED, LOGS
+from trainfleet.cloud.scheduler_resource_types import ENDED, LOGS
 from trainfleet.storage.s3_sync_agent import BUCKET
 
 from . import logs  # noqa: F401  what CloudWatch Logs answers
@@ -24,9 +24,9 @@ DEFINITION = {"jobDefinitionName": "cloudy-train-0", "type": "multinode", "nodeP
 MACHINES = {"InstanceType": "ml.c7i.8xlarge", "InstanceCount": 2}
 
 
-def said(engine: str) -> dict[str, Any]:
+def said(scheduler: str) -> dict[str, Any]:
     """The config, which leaves queue and roles to the stack."""
-    fleet = {"backend": engine, "nodes": 2, "instance_type": "c7i.8xlarge", "shared_folder": "s3://theirs/some",
+    fleet = {"backend": scheduler, "nodes": 2, "instance_type": "c7i.8xlarge", "shared_folder": "s3://theirs/some",
              "container": "x/y:z", "aws": {"region": "us-east-1"}}  # fmt: skip
     return {"name": "cloudy", "fleet": fleet, "train": {"global_batch_size": 12},
             "data": {"name": "text", "sources": ["s3://theirs/text"], "tokenized_path": "s3://theirs/sets", "vocab_size": 340},
