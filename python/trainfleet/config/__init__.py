@@ -1,4 +1,4 @@
-"""config.yaml → checked → frozen dataclasses: once, at the edge."""
+"""Loads config.yaml once, at the edge: checks it and converts it into frozen dataclasses."""
 
 from .derive import Derived
 from .dump import dump_asked, dump_resolved

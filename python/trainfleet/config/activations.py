@@ -1,10 +1,10 @@
-"""The activations that a stage's forward passes keep for backward, and the working memory of one
-block at its peak.
+"""Estimates the activations that a stage's forward passes keep for backward, and the peak working
+memory of one block.
 
-Counted as Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) do, of our modules, and compared
-with what lives at the peak of a step (tests/bench/bench_memory.py). Between modules a tensor rank
-has a part of the sequence; what enters attention and feed-forward is whole, as it is kept after it
-was gathered.
+The formulas follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1), adapted to our modules.
+tests/bench/bench_memory.py compares them with the tensors alive at the peak of a step. Between
+modules, a tensor rank has a part of the sequence. Attention and feed-forward gather the whole
+sequence, and keep it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from .families import FAMILIES
 from .precision import by_parts, casts
 from .types import Config
 
-FULL = 4  # bytes of an fp32 number
+FULL = 4  # bytes per fp32 element
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Bytes that a rank's micro-batch takes.
+    """Activation bytes of one micro-batch on a rank.
 
-    `kept` of one block for its backward pass; `again`: what its recomputation adds to that; `work`:
-    gradients within the block at its fullest, beyond what it frees by then; `hidden`: hidden states
-    as they are between modules; `entering`: as they enter the output layer, and what its norm
-    keeps; `gradient`: of the hidden states, whole.
+    `kept`: activations that one block keeps for its backward pass. `again`: further activations
+    that recomputation restores. `work`: gradients within the block at their peak, minus the memory
+    freed by then. `hidden`: hidden states between modules. `entering`: hidden states that enter the
+    output layer, and the activations that its norm keeps. `gradient`: the whole gradient of the
+    hidden states.
     """
 
     kept: float
@@ -37,10 +38,10 @@ class Flow:
 
 
 def flow_of(config: Config, width: int) -> Flow:
-    """The bytes, where a number of the hidden states takes `width`."""
+    """Returns the bytes of each part, for hidden states of `width` bytes per element."""
     train, wide, part = config.train, config.model.hidden_size, config.train.parallelism.tensor
     tokens = train.micro_batch_size * train.sequence_length / train.parallelism.context
-    # between products, where those alone are in bf16
+    # Extra bytes per element: if only products run in bf16, other values stay in fp32.
     apart, gained = (by_parts(config), FULL - width if casts(config) else 0)
     norm = _norm(width) if apart and FAMILIES[config.model.family].rotary else gained
     whole = (
@@ -64,8 +65,9 @@ def flow_of(config: Config, width: int) -> Flow:
 
 
 def _dropped(config: Config, width: int, apart: bool) -> float:
-    """Bytes a token that dropout keeps: masks, a byte a number; by parts, wide masks, and
-    attention's scores three times.
+    """Returns the bytes per token that dropout keeps. A fused dropout keeps masks of one byte per
+    element. An unfused dropout keeps masks as wide as the activations, and three fp32 copies of the
+    attention scores.
     """
     model, layout = config.model, config.train.parallelism
     if not FAMILIES[model.family].dropout or not model.dropout:
@@ -79,16 +81,17 @@ def _dropped(config: Config, width: int, apart: bool) -> float:
 
 
 def _cast(config: Config, width: int) -> int:
-    """Bytes a token of copies in bf16: for each product that the norms' outputs enter, where else
-    there is one copy for all.
+    """Returns the bytes per token of extra bf16 copies of the norms' outputs. Each product that
+    reads a norm's output casts a separate copy; otherwise all products share one.
     """
     entered = 3 + (2 if FAMILIES[config.model.family].rotary else 1)
     return width * (entered - 2) * config.model.hidden_size
 
 
 def _kept(config: Config, width: int, most: float) -> float:
-    """Bytes a token that a block keeps, with recomputation: its input, what is costly to compute,
-    or a part of the rest.
+    """Returns the bytes per token that a block keeps with recomputation. Full keeps only its input,
+    selective also the results of costly operations. A memory budget keeps the input and a share of
+    the rest.
     """
     recompute, least = (
         config.train.recomputation,
@@ -100,7 +103,9 @@ def _kept(config: Config, width: int, most: float) -> float:
 
 
 def _products(config: Config, width: int) -> float:
-    """The block's input, what matrix products and attention made, and attention's sums."""
+    """Returns the bytes per token of a block's input, the outputs of matrix products and attention,
+    and attention's softmax sums.
+    """
     model, part = config.model, config.train.parallelism.tensor
     inner = (2 if FAMILIES[model.family].rotary else 1) * model.intermediate_size
     numbers = (
@@ -110,14 +115,15 @@ def _products(config: Config, width: int) -> float:
 
 
 def _most(config: Config, width: int, norm: int) -> float:
-    """Returns the bytes that every product, norm and activation keeps. These are the inputs of both
-    norms and modules, query, key, value, attention, SwiGLU's four tensors or the two of a plain
-    module, and attention's sums. `norm`: further bytes that a norm keeps per number.
+    """Returns the bytes per token that a block keeps without recomputation. These are the inputs of
+    both norms and modules, and query, key, value and the attention output. SwiGLU's four tensors,
+    or two of a plain feed-forward, and attention's softmax sums are included. `norm`: further bytes
+    per element that a norm keeps.
     """
     model, layout, family = config.model, config.train.parallelism, FAMILIES[config.model.family]
     queries, keys, part = _queries(config), _keys(config), layout.tensor
     inner = (4 if family.rotary else 2) * model.intermediate_size
-    # pieces of a sequence attend apart, and are joined then
+    # context parallelism computes attention per piece of the sequence, then joins the results
     joined = queries if layout.context > 1 else 0
     numbers = (
         2 * model.hidden_size + 2 * queries + joined + keys + inner
@@ -131,15 +137,13 @@ def _most(config: Config, width: int, norm: int) -> float:
 
 
 def _norm(width: int) -> int:
-    """Bytes a number that a norm computed by parts keeps beyond its input and output: what it made
-    of both, in fp32.
-    """
-    return FULL if width == FULL else 2 * FULL - width  # its input is then kept in fp32 alone
+    """Returns the bytes per element of the fp32 intermediate results that an unfused norm keeps."""
+    return FULL if width == FULL else 2 * FULL - width  # the input is then kept only in fp32
 
 
 def _work(config: Config) -> float:
-    """Numbers a token: gradients in the feed-forward, or in attention, when the feed-forward is
-    done; and of hidden states.
+    """Returns the gradient elements per token at a block's peak. The peak is in the feed-forward,
+    or in attention once the feed-forward is done. Gradients of hidden states are included.
     """
     model, part, gated = (
         config.model,
@@ -158,8 +162,8 @@ def _queries(config: Config) -> int:
 
 
 def _keys(config: Config) -> int:
-    """Keys and values, of the whole sequence, as context ranks gather them; more tensor ranks than
-    heads have copies.
+    """Returns the elements per token of keys and values. Context ranks gather those of the whole
+    sequence. If tensor ranks outnumber the key-value heads, the heads are copied.
     """
     layout = config.train.parallelism
     return (

@@ -1,13 +1,13 @@
-"""Addresses: folders, buckets, and datasets, models and tokenizers on the Hugging Face Hub; and the
-rules for the keys that have one.
+"""Parses and checks addresses: folders, buckets, and datasets, models and tokenizers on the Hugging
+Face Hub.
 
 A model:    hf://owner/name[@revision]
 A dataset:  hf://owner/name[@revision][/config][:split], hf://name[...] without an owner, or
             hf:///local/folder[:split]
 
-huggingface_hub keeps what it fetches below HF_HOME (~/.cache/huggingface) and takes it from there
-when the Hub does not answer or with HF_HUB_OFFLINE=1. Only shapes, tokenizers and safetensors are
-fetched: nothing that could be code or a pickle.
+huggingface_hub stores its downloads below HF_HOME (~/.cache/huggingface). It reads that cache if
+the Hub does not respond, or with HF_HUB_OFFLINE=1. Only shapes, tokenizers and safetensors are
+fetched, so no download can contain code or a pickle.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ SMALL = (
     "README.md",
 )
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-SECONDS = 5  # that the Hub gets to answer before the cache is asked
+SECONDS = 5  # timeout of a request to the Hub, before the cache is used
 
 
 def folder_of(address: str, weights: bool = False) -> Path:
-    """The folder of this machine that an address means; `weights`: with those of a model from the
-    Hub.
+    """Returns the local folder of an address. A Hub model is fetched into the cache, with its
+    weights if `weights` is set.
 
     Raises:
-        InputError: it names no model of the Hub, or that can neither be fetched nor is in the
-            cache.
+        InputError: the address is neither a path nor a Hub model, or the model can neither be
+            fetched nor found in the cache.
     """
     if not address.startswith(HUB):
         if (elsewhere := _ADDRESS.match(address)) or meant(address):
@@ -80,11 +80,10 @@ def folder_of(address: str, weights: bool = False) -> Path:
 
 
 def pinned(address: str) -> str:
-    """An address of the Hub with the revision that this machine has of it; any other address as it
-    is.
+    """Adds the cached revision to an address of the Hub. Returns any other address unchanged.
 
     Raises:
-        InputError: as `folder_of`.
+        InputError: see `folder_of`.
     """
     if not address.startswith(HUB) or "@" in address:
         return address
@@ -93,7 +92,9 @@ def pinned(address: str) -> str:
 
 
 def meant(address: str) -> str:
-    """Returns a question that names the Hub's model that a wrong address seems to mean, or ""."""
+    """Returns "; did you mean hf://owner/name?" if a wrong address probably names a Hub model, else
+    "".
+    """
     page = _PAGE.match(address)
     path = Path(address)
     is_model = (
@@ -117,8 +118,8 @@ def fault_of(address: str) -> str:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset of the Hub, or one of its folders; `None`: the only configuration, the newest
-    revision.
+    """A dataset on the Hub or in a local folder. A `config` of None selects the only configuration,
+    and a `revision` of None the newest revision.
     """
 
     name: str
@@ -131,7 +132,8 @@ def dataset_of(address: str) -> HubDataset:
     """Parses a source on the Hub.
 
     Raises:
-        InputError: nothing, or a part of a split, which can't be streamed.
+        InputError: the address does not name a dataset, or names a part of a split, which can't be
+            streamed.
     """
     path, colon, split = address.removeprefix(HUB).replace("?split=", ":").partition(":")
     if "[" in split:
@@ -154,7 +156,7 @@ def dataset_of(address: str) -> HubDataset:
 def _fetched(address: str, weights: bool) -> Path:
     name, _, revision = address.removeprefix(HUB).partition("@")
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(SECONDS))
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # in logs they are noise
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they clutter logs
     from huggingface_hub import snapshot_download
 
     try:
@@ -166,7 +168,7 @@ def _fetched(address: str, weights: bool) -> Path:
         )
     except (
         Exception
-    ) as error:  # of the network, the Hub, the cache, the disk: the library has a dozen kinds
+    ) as error:  # errors of network, Hub, cache or disk: the library raises a dozen types
         why = " ".join(str(error).split())[:300] or type(error).__name__
         then = (
             f"run hf download {name} on a machine with a network (a model with a licence needs "
@@ -184,11 +186,11 @@ S3 = "s3://"
 # docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _BUCKET = re.compile(r"(?!xn--|sthree-)(?![0-9.]+\Z)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-NO_TEXT = re.compile(r"/(dev)?|/(proc|sys)(/.*)?", re.DOTALL)  # a walk from here ends nowhere
+NO_TEXT = re.compile(r"/(dev)?|/(proc|sys)(/.*)?", re.DOTALL)  # system folders, too large to search
 
 
 def check(config: Config) -> Iterator[tuple[str, str]]:
-    """Each key whose address can't be meant."""
+    """Yields each key with an invalid address, and the reason."""
     yield from _sources(config)
     for key, address in (
         ("data.tokenized_path", config.data.tokenized_path),
@@ -220,7 +222,7 @@ def _sources(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | None:
-    """Returns why this is not a valid address; `up`: whether a path may climb by `..`."""
+    """Returns why an address is invalid, or `None`. `up` allows `..` in a path."""
     scheme = _SCHEME.match(address)
     if scheme and scheme[0] not in schemes:
         return f"{address!r} begins with {scheme[0]}; what is read: paths, {', '.join(schemes)}"
@@ -241,7 +243,7 @@ def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | No
 
 
 def _no_dataset(address: str) -> str | None:
-    """Returns why an address of the Hub names no dataset."""
+    """Returns why an address of the Hub does not name a dataset, or `None`."""
     try:
         dataset_of(address)
     except InputError as error:
@@ -250,11 +252,13 @@ def _no_dataset(address: str) -> str | None:
 
 
 def _too_wide(source: str) -> str | None:
-    """Returns why this source holds far more than a dataset: a walk through it would not end."""
+    """Returns why a source covers far more files than a dataset, or `None`. Searching it for text
+    would not end.
+    """
     fixed = list(takewhile(lambda part: not glob.has_magic(part), Path(source).parts))
     if _SCHEME.match(source) or not fixed:
         return None
-    top = f"/{os.path.abspath(Path(*fixed)).lstrip('/')}"  # noqa: PTH100  resolves `..` without asking the disk
+    top = f"/{os.path.abspath(Path(*fixed)).lstrip('/')}"  # noqa: PTH100  resolves `..` without disk access
     return (
         f"{source!r} means all of {top}: name the folder that has the text"
         if NO_TEXT.fullmatch(top)
@@ -263,7 +267,9 @@ def _too_wide(source: str) -> str | None:
 
 
 def absent(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields each named file that is missing, if the nodes are this machine, which can tell."""
+    """Yields each configured file that is missing on this machine. This is only meaningful if all
+    nodes are this machine.
+    """
     for key, file in (
         ("model.module", config.model.module),
         ("train.callback", config.train.callback),
@@ -273,7 +279,9 @@ def absent(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_shared_folder(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses half an FSx file system, and a shared folder outside it."""
+    """Refuses an FSx file system without a DNS name or mount name, and a shared folder outside
+    it.
+    """
     fleet, fsx = config.fleet, config.fleet.fsx
     if (fsx.dns_name is None) != (fsx.mount_name is None):
         yield "fleet.fsx", "dns_name and mount_name go together"
@@ -290,7 +298,7 @@ def check_shared_folder(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_destination(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses a path for checkpoints that only a shell expands."""
+    """Refuses a checkpoint path that only a shell would expand."""
     path = config.checkpoint.path or ""
     if path.startswith(("~", "$")):
         yield (

@@ -1,9 +1,9 @@
-"""A tokenizer.json from the other forms of a tokenizer: SentencePiece models, WordPiece lists,
-vocab.json + merges.txt.
+"""Converts other tokenizer formats into a tokenizer.json: SentencePiece models, WordPiece lists,
+and vocab.json with merges.txt.
 
-The definitions follow those that the models' authors published with their Hugging Face ports: Llama
-2 for SentencePiece BPE, T5 for Unigram, BERT for WordPiece, GPT-2 for byte-level BPE. tests/oracles
-compares them with the original libraries.
+The definitions follow the Hugging Face ports that the models' authors published. These are Llama 2
+for SentencePiece BPE, T5 for Unigram, BERT for WordPiece and GPT-2 for byte-level BPE.
+tests/oracles compares them with the original libraries.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ..trust.validation import fit
 from .foreign_formats import LIST, TIKTOKEN
 
 Definition = dict[str, Any]
-# of a tokenizer's file: the largest that are published have 35
+# size limit of a tokenizer file; the largest published ones have 35 MiB
 LARGEST = 128 * untrusted_input.MEBIBYTE
-LONGEST = 1024  # bytes of a SentencePiece token: every cut of it is tried
+LONGEST = 1024  # maximum bytes of a SentencePiece token, because _merges tries every split
 SETTINGS = "tokenizer_config.json"
 T = TypeVar("T")
-SPACE = "\u2581"  # what SentencePiece writes for a space
+SPACE = "\u2581"  # SentencePiece's symbol for a space
 # sentencepiece_model.proto, SentencePiece.Type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = (1, 2, 3, 4, 6)
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
-# GPT-2's and RoBERTa's
+# special tokens of GPT-2 and RoBERTa
 BYTE_LEVEL_SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")
 
 
 class Named(TypedDict):
-    """A token that is described at length."""
+    """A token that is given as an object. Only its text is read."""
 
     content: str
 
@@ -46,8 +46,8 @@ Token = str | Named | None
 
 
 class TokenizerSettings(TypedDict, total=False):
-    """The keys of tokenizer_config.json that are read here; special_tokens_map.json has its tokens
-    too.
+    """The keys of tokenizer_config.json that are read here. special_tokens_map.json has the token
+    keys too.
     """
 
     bos_token: Token
@@ -62,10 +62,10 @@ class TokenizerSettings(TypedDict, total=False):
 
 
 def convert(path: Path) -> str | None:
-    """Converts a tokenizer.model, a vocab.txt, or a folder with one of them or with vocab.json and
-    merges.txt, into a definition as JSON.
+    """Converts a tokenizer into the JSON of a tokenizer.json. `path` is a tokenizer.model, a
+    vocab.txt, or a folder with one of these or with vocab.json and merges.txt.
 
-    Returns `None` for any other path. DataError when it can't be made into a tokenizer.json.
+    Returns `None` for any other path. Raises DataError if the file can't be converted.
     """
     model = _file(path, "tokenizer.model", ".model")
     words = _file(path, "vocab.txt", "vocab.txt")
@@ -103,8 +103,8 @@ def added(id_: int, content: str, *, special: bool = True) -> Definition:
 
 
 def _from_wordpiece(path: Path) -> Definition:
-    """BERT's tokenizer. It is lower-cased if the folder's tokenizer_config.json says so, else if no
-    token has a capital letter.
+    """Returns the definition of a BERT tokenizer. tokenizer_config.json decides whether it
+    lower-cases text. Without that setting, it does so if no token has a capital letter.
     """
     tokens = untrusted_input.read_text(path, LARGEST).splitlines()
     file = path.with_name(SETTINGS)
@@ -141,7 +141,7 @@ def _from_wordpiece(path: Path) -> Definition:
 
 
 def _from_merges(vocabulary: Path, merges: Path) -> Definition:
-    """GPT-2's byte-level BPE, which RoBERTa has too."""
+    """Returns the definition of GPT-2's byte-level BPE, which RoBERTa also uses."""
     vocab = fit(dict[str, int], untrusted_input.read_json(vocabulary, LARGEST), str(vocabulary))
     lines = untrusted_input.read_text(merges, LARGEST).splitlines()
     byte_level = {
@@ -179,8 +179,8 @@ def _bpe(vocab: dict[str, int], merges: list[str], **more: Any) -> Definition:
 
 
 def _from_sentencepiece(content: bytes, where: str) -> Definition:
-    """A SentencePiece model of type BPE (as Llama 2's) or Unigram (as T5's), with its own
-    normalisation.
+    """Returns the definition of a SentencePiece model of type BPE (Llama 2) or Unigram (T5), with
+    the model's normalization.
     """
     try:
         model = _fields(content)
@@ -233,7 +233,7 @@ def _normalizers(spec: dict[int, list[Any]], prefix: bool) -> Iterator[Definitio
     if table := _last(spec, 2, bytes, b""):
         yield {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
     if _last(spec, 4, int, 1):  # remove_extra_whitespaces
-        # Strip would take other white space too
+        # Strip would also remove other whitespace
         yield {"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""}
         yield {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
     if prefix:
@@ -257,8 +257,8 @@ def _decoder(prefix: bool) -> Definition:
 
 
 def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
-    """All pairs that make a piece, best score first: SentencePiece merges the pair whose joint
-    piece has the highest score.
+    """Returns all pairs of pieces that form another piece, best score first. SentencePiece first
+    merges the pair that forms the piece with the highest score.
     """
     ids = {
         token: id_
@@ -276,7 +276,7 @@ def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
 
 
 def _piece(message: bytes) -> tuple[str, float, int]:
-    """Token, score and type."""
+    """Parses a piece into its token, score and type."""
     fields = _fields(message)
     token, score = _last(fields, 1, bytes), _last(fields, 2, float, 0.0)
     if len(token) > LONGEST or not math.isfinite(score):
@@ -291,7 +291,9 @@ def _bytes(value: Any) -> bytes:
 
 
 def _last(fields: dict[int, list[Any]], number: int, kind: type[T], default: T | None = None) -> T:
-    """The value of a field, which must be of this kind; the last one counts."""
+    """Returns the last value of a field, or `default` if the field is missing. Raises ValueError if
+    the value is not of type `kind`.
+    """
     value = fields[number][-1] if number in fields else default
     if type(value) is not kind:
         raise ValueError(
@@ -301,7 +303,7 @@ def _last(fields: dict[int, list[Any]], number: int, kind: type[T], default: T |
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
-    """The values of a protobuf message by field number: int, float or bytes
+    """Parses a protobuf message into its values by field number: int, float or bytes
     (protobuf.dev/programming-guides/encoding).
     """
     fields: dict[int, list[Any]] = {}

@@ -1,7 +1,8 @@
-"""Rules between keys, which the schema can't express. Each names the keys, the values and the
-nearest that would work.
+"""Rules between keys, which the schema can't express. Each message names the keys, their values and
+the nearest values that work.
 
-These hold on every backend. What one backend refuses is in its `refuse` (backends/base.py).
+These rules apply to every backend. A backend's further rules are in its `refuse`
+(backends/base.py).
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from .families import FAMILIES, Preset
 from .host_list import parse_hosts
 from .types import Config, Layout
 
-# The loader's, the shell's, Python's, ours, torchrun's.
+# Variables of the dynamic loader, the shell, Python, trainfleet and torchrun.
 NOT_SECRET = re.compile(
     "(LD|DYLD|PYTHON|TRAINFLEET|MASTER|TORCHELASTIC)_?.*|PATH|HOME|USER|LOGNAME|SHELL|IFS|ENV|BASH_ENV|TMPDIR|TERM|LANG|LC_ALL|RANK|WORLD_SIZE"
 )
-SHORTEST_MASKED = 8  # tokens
+SHORTEST_MASKED = 8  # minimum tokens in a sequence of a masked model
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 
 
-# A refused dial → the keys that can't be judged before it is right: they were judged by its
-# default.
+# Keys that depend on the model's shape. If model.preset or model.family is refused, their values
+# follow from its default, so they are not checked.
 SHAPED = (
     "model",
     "train.sequence_length",
@@ -42,8 +43,8 @@ DIALS = {"model.preset": SHAPED, "model.family": SHAPED}
 
 
 def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, str]]:
-    """Yields each rule that the config breaks. Keys in `broken` already have an error, so rules
-    about them are skipped.
+    """Yields each rule that the config breaks. Rules about the keys in `broken` are skipped,
+    because these keys already have an error.
     """
     broken = broken | {key for dial in broken & DIALS.keys() for key in DIALS[dial]}
     if config.model.vocab_size < tokens and not broken & {
@@ -64,8 +65,8 @@ def _is_open(key: str, broken: set[str]) -> bool:
 
 
 def check_shape(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields each rule of arithmetic that a resolved config breaks: no machine can build such a
-    model or layout.
+    """Yields each arithmetic rule that a resolved config breaks. No machine can build such a model
+    or layout.
     """
     for rule in (_hosts, _heads, *DIVISION, _family, _sequence, _profile):
         yield from rule(config)
@@ -90,12 +91,12 @@ def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _machine(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses keys that contradict the kind of nodes."""
+    """Refuses keys that contradict the type of the nodes."""
     fleet, row = config.fleet, config.fleet.node_type
     if row is None:
         return
     if fleet.platform == "cpu":
-        return  # whatever devices there are, its ranks compute on CPUs
+        return  # the ranks compute on CPUs, even if the nodes have devices
     kind = row.accelerator.kind if row.accelerator else "no"
     if fleet.platform.partition("-")[0] != kind:
         yield (
@@ -128,8 +129,8 @@ def _hosts(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _secrets(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses variables that control how a node's programs run: with this machine's values they
-    would run differently, or not at all.
+    """Refuses secrets named like variables that control a node's programs, because this machine's
+    values could break these programs.
     """
     if taken := [name for name in config.fleet.secrets if NOT_SECRET.fullmatch(name)]:
         yield (
@@ -240,11 +241,11 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def fills(passes: int, layout: Layout) -> bool:
-    """Returns whether this number of micro-batches fits the pipeline: at least one per stage, and
-    interleaved in equal rounds.
+    """Returns whether this number of micro-batches fits the pipeline. It needs at least one per
+    stage, and an interleaved schedule needs equal rounds.
 
-    1F1B takes any larger number (BLOOM: 128 through 12 stages); torch's interleaved schedule takes
-    multiples of its rounds.
+    1F1B accepts any larger number (BLOOM: 128 micro-batches on 12 stages). torch's interleaved
+    schedule accepts multiples of its rounds.
     """
     if layout.pipeline == 1:
         return True
@@ -363,7 +364,7 @@ def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _own(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses settings that a model of the user's module can't have."""
+    """Refuses settings that a user's model module does not support."""
     if config.model.module and config.checkpoint.export_hf:
         yield (
             "checkpoint.export_hf",
@@ -398,7 +399,7 @@ def divisors(number: int) -> list[int]:
 
 
 def _listed(sizes: list[int]) -> str:
-    """Returns `1, 2, 4`; if there are many, the smallest."""
+    """Formats sizes as `1, 2, 4`, and truncates a long list."""
     return ", ".join(map(str, sizes[:8])) + (" ..." if len(sizes) > 8 else "")
 
 
@@ -408,7 +409,7 @@ def _nearest(batch: int, ways: int) -> str:
 
 
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
-# which `auto` must obey
+# rules for a layout that `auto` chooses
 OF_A_LAYOUT: tuple[Rule, ...] = (
     *DIVISION,
     _documents,

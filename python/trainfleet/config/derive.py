@@ -1,5 +1,5 @@
 """Derives the values that a config leaves open, each with the reason that `make plan` shows.
-Layouts: layouts.py.
+layouts.py derives the layouts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .families import FAMILIES, PLAIN, PRESETS, USUAL, Preset
 from .neuron_limits import XLA
 
 Values = dict[str, Any]
-Rows = Iterator[tuple[str, Any, str]]  # a key within its group, its value, and why
+Rows = Iterator[tuple[str, Any, str]]  # key within its group, value, reason
 COMPILE_PAYS_MINUTES = 3
-CPU_SHARE = 0.5  # of the time of a step, which its matrix products take
+CPU_SHARE = 0.5  # fraction of a step's time that matrix products take
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ def derive(
 ) -> list[Derived]:
     """Fills the open values in `values`, in place; returns each with its reason.
 
-    `values` are checked; `tokens`: the tokenizer's size; `node`: makes a node of a kind and a
-    number of nodes; `here`: this machine plays all nodes.
+    `values` must be checked. `tokens`: the tokenizer's vocabulary size. `node`: builds a node from
+    a type and the number of nodes. `here`: this machine simulates all nodes.
     """
     found: list[Derived] = []
 
     def fill(group: str, rows: Rows) -> None:
-        """Fills a value before the next is derived from it."""
+        """Stores each value before the next one is derived from it."""
         for name, value, why in rows:
             values[group][name] = value
             found.append(Derived(f"{group}.{name}", value, why))
@@ -55,7 +55,7 @@ def derive(
     kind = owned_machines.node_type_of(fleet)
     machine = _given_by_gres(node(kind, fleet["nodes"]), kind, fleet)
     fill("fleet", _of_fleet(values, machine))
-    # the config keeps auto: ranks on other CPUs may decide differently
+    # the config keeps `auto`, because ranks on other CPUs may decide differently
     if values["train"]["precision"] == "auto":
         device = kind.accelerator if kind else node_types.local_accelerator() if here else None
         found += [Derived("train.precision", *row) for row in _formats(machine, device)]
@@ -75,7 +75,9 @@ def _of_fleet(values: Values, machine: node_types.Node) -> Rows:
 
 
 def _formats(machine: node_types.Node, device: Accelerator | None) -> Iterator[tuple[str, str]]:
-    """Yields what `train.precision: auto` chooses, and why, if that is not plain."""
+    """Yields the format that `train.precision: auto` chooses, and the reason, unless the choice is
+    obvious.
+    """
     if machine.cores:
         speed = cpu_speed.of_this_machine()
         yield "bf16" if speed.half else "fp32", speed.formats()
@@ -97,7 +99,7 @@ def _of_training(values: Values) -> Rows:
         yield "schedule_steps", train["steps"], "train.steps"
     if train["decay_steps"] is None:
         train["decay_steps"] = max(1, train["schedule_steps"] // 5)
-        if train["schedule"] == "wsd":  # no other looks at it
+        if train["schedule"] == "wsd":  # no other schedule reads it
             yield "decay_steps", train["decay_steps"], "a fifth of train.schedule_steps"
     if train["warmup_steps"] is None:
         steps = min(2000, max(1, train["steps"] // 20))
@@ -107,8 +109,8 @@ def _of_training(values: Values) -> Rows:
 def _given_by_gres(
     machine: node_types.Node, kind: node_types.NodeType | None, fleet: Values
 ) -> node_types.Node:
-    """Returns the node as Slurm's gres describes it: a job may get fewer GPUs than the node has,
-    and only gres may say that it has any.
+    """Returns the node with the GPU count of Slurm's gres. A job may get fewer GPUs than the node
+    has, and gres may be the only key that mentions GPUs.
     """
     gres, gpus = fleet["slurm"]["gres"], owned_machines.gpus_of(fleet["slurm"]["gres"])
     if (
@@ -126,8 +128,8 @@ def _given_by_gres(
 
 
 def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str]:
-    """Returns the ranks per node, and why. A node that is played on cores of this machine gets one
-    rank for all of them or one per core, whichever was measured to be faster.
+    """Returns the ranks per node, and the reason. A node simulated on this machine's cores gets one
+    rank, or one per core if a trial found that faster.
     """
     if machine.cores <= 1:
         return machine.ranks, machine.reason
@@ -137,8 +139,8 @@ def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str
 
 
 def compilation(values: Values) -> tuple[bool, str]:
-    """Returns whether compiling pays, and why: it takes half a minute on a CPU, once, and gains an
-    eighth in fp32, a quarter in bf16 (LOG.md).
+    """Returns whether compiling pays off, and the reason. On a CPU it takes half a minute once, and
+    gains an eighth in fp32, a quarter in bf16 (LOG.md).
     """
     fleet, train, model = values["fleet"], values["train"], values["model"]
     if train["activation_memory_budget"] is not None:
@@ -159,10 +161,10 @@ def compilation(values: Values) -> tuple[bool, str]:
 
 
 def shape_of(preset: str | None) -> Preset | None:
-    """The shape that `model.preset` names: a known one, or that of a Hugging Face folder.
+    """Returns the shape that `model.preset` names: a known one, or that of a Hugging Face folder.
 
     Raises:
-        ValueError: the folder's config.json is missing or of a model that is not built.
+        ValueError: the folder's config.json is missing, or its model is not supported.
     """
     return (
         huggingface_config.read(addresses.folder_of(preset))
@@ -172,7 +174,7 @@ def shape_of(preset: str | None) -> Preset | None:
 
 
 def other_family(model: Values) -> str:
-    """Returns why `model.family` contradicts `model.preset`, or "". Both are checked."""
+    """Returns why `model.family` contradicts `model.preset`, or "". Both keys must be checked."""
     preset, family = shape_of(model["preset"]), model["family"]
     if preset is None or family in (None, preset.family) or model["preset"] in PLAIN:
         return ""
@@ -194,7 +196,7 @@ def _of_model(model: Values, tokens: int) -> Rows:
     family = FAMILIES[model["family"] or USUAL]
     published = {"norm_eps": family.norm_eps, "dropout": family.dropout}
     yield from _open(model, published, f"{family.name}'s")
-    size = -(-tokens // 64) * 64  # matrix products like multiples of 64
+    size = -(-tokens // 64) * 64  # matrix products are faster with multiples of 64
     why = f"the tokenizer's {tokens}, rounded up to a multiple of 64"
     yield from _open(model, {"vocab_size": size}, why)
 

@@ -1,4 +1,6 @@
-"""A config as YAML: with all that was derived, or as it was asked for, to be derived again."""
+"""Writes a config as YAML, either with all derived values or as the user requested it. The latter
+can be derived again.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from .types import Config, flat
 
 
 def dump_resolved(config: Config) -> str:
-    """The whole config, with every derived value in it."""
+    """Returns the whole config as YAML, including every derived value."""
     return _yaml(dataclasses.asdict(config))
 
 
 def dump_asked(config: Config, derivation: Derivation) -> str:
-    """Writes the config as it was asked for: the file with SET and the variables in it.
+    """Returns the requested config as YAML: the file with SET and the make variables applied.
 
     It includes the keys that a verb has changed since, for example for a shorter run.
     """
@@ -39,7 +41,9 @@ def _yaml(values: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, all the way down: YAML's safe dumper knows no tuples."""
+    """Converts tuples into lists at every level, because YAML's safe dumper does not support
+    tuples.
+    """
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

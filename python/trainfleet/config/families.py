@@ -1,8 +1,9 @@
-"""The architectures that `model.family` names, one object each: its shape, its folders at Hugging
-Face, its module; and the known shapes that `model.preset` names (presets.yaml, with its sources).
+"""The architectures that `model.family` names, and the known shapes that `model.preset` names. A
+family has its shape, its Hugging Face format and its module. The shapes are in presets.yaml, with
+their sources.
 
-Control plane and node plane read it; no other file compares a family's name. Nothing is loaded for
-it: `module` is a dotted name.
+Both the control plane and the node plane read this file; no other file compares a family's name. It
+imports no model code, because `module` is only a dotted name.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from typing import Any, NamedTuple
 
 from .tables import read_table
 
-# of a sequence's tokens are to be guessed (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
+# fraction of tokens that masked models predict (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
 MASKED = 0.15
 Json = Mapping[str, Any]
 NONE: Json = MappingProxyType({})
 
 
-class Folder(NamedTuple):  # a sixth of a dataclass's time to load, as every verb does
-    """A family's form in Hugging Face's folders: config.json (config/huggingface_config.py) and
-    weights (models/huggingface_weights.py).
+class Folder(NamedTuple):  # every verb loads it, and a dataclass takes six times as long
+    """A family's Hugging Face format: config.json (config/huggingface_config.py) and weights
+    (models/huggingface_weights.py).
 
-    Of config.json, `keys`: the key of each of our dimensions. `fixed`: the values that other keys
-    must have. `written`: further keys that are written. `refused`: keys that must have this value,
-    which is also a missing key's. Any other makes another function of the same weights, or other
-    weights, in some version; they are not written. `dropouts`: further keys of the one dropout.
-    When older files omit a key, `transformers` takes `defaults`, the value of another key
-    (`same_as`), or four times that (`four_times`). `aliases`: other names of keys, which count
-    first. `window`: the key of a window; no sequence may be longer.
+    For config.json, `keys` maps our dimensions to its keys. `fixed`: required values of other keys.
+    `written`: further keys to write. `refused`: keys that must be absent or have this value; they
+    are not written. With another value, some versions compute another function or have other
+    weights. `dropouts`: further keys that must equal the one dropout. If an older file omits a key,
+    `transformers` uses `defaults`, the value of another key (`same_as`), or four times that value
+    (`four_times`). `aliases`: other names of keys, which take precedence. `window`: the key of the
+    attention window, which limits the sequence length.
 
-    Of weights, `trunk`: the prefix of all except `heads`. `names`: ours to theirs within the trunk;
-    `own`: matches the names that are the same; `heads`: names outside the trunk. `turned`: matrices
-    are transposed, and one has query, key and value side by side. `ignored`: further tensors that
-    folders may have, and that are then named: buffers that older versions saved, tied copies, and a
-    head that is not trained here.
+    For weights, `trunk` is the prefix of all names except `heads`. `names` maps our names to theirs
+    within the trunk. `own`: pattern of the names that are the same. `heads`: names outside the
+    trunk. `turned`: matrices are transposed, and query, key and value are one matrix. `ignored`:
+    pattern of further tensors that are skipped and reported. These are buffers of older versions,
+    tied copies, and a head that is not trained here.
     """
 
     architecture: str
@@ -62,10 +63,10 @@ class Folder(NamedTuple):  # a sixth of a dataclass's time to load, as every ver
 class Slices(NamedTuple):
     """The division of a family's weights in AWS's examples for NxD Core (the platform nxd).
 
-    `column` and `row`: matrices that tensor ranks divide by outputs, or by inputs. `tied`: two
-    names of one tensor. `fused`: gate and up projection are one tensor, and query, key and value
-    too; key-value heads are copied if they are fewer than the tensor ranks. `staged`: it may be
-    divided into pipeline stages.
+    `column` and `row`: patterns of the matrices that tensor ranks split by outputs and by inputs.
+    `tied`: two names of one tensor. `fused`: gate and up projections are one tensor, and so are
+    query, key and value. Key-value heads are copied if they are fewer than the tensor ranks.
+    `staged`: the model can be split into pipeline stages.
     """
 
     column: str
@@ -77,17 +78,18 @@ class Slices(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """`objective`: next (the next token), masked (hidden tokens), pairs (hidden tokens, and whether
-    B follows A).
+    """A model architecture. `objective`: next (predict the next token), masked (predict hidden
+    tokens) or pairs (hidden tokens, and whether text B follows A).
 
-    `module`: the network, by dotted name. `rotary`: positions are turned into the queries and keys;
-    otherwise they are learnt, `positions_from` rows after the first. What distinguishes the
-    decoders with rotary positions is data too: `biases` of query, key and value; norms of query and
-    key by head, or of `all` heads together; `normed_after`: a block norms what its parts give, not
-    what they take; `gains_from_one`: a norm's weight is what its gain has over 1; `scaled`: the
-    embedding times the square root of its width; `gelu` in place of silu. `tanh`: gelu by its tanh
-    approximation. `xla`: engine/parallel realises its plan with NxD Core's layers. `slices`: how
-    AWS's examples divide it; None: they lack it.
+    `module`: dotted name of the network. `rotary`: rotary position embeddings; otherwise positions
+    are learnt, and position 0 is row `positions_from`. The flags from `biases` to `gelu`
+    distinguish decoders with rotary positions. `biases`: query, key and value have biases.
+    `normed`: query and key are normed per head, or over `all` heads together. `normed_after`: a
+    block norms the outputs of its modules, not their inputs. `gains_from_one`: a norm's gain is its
+    weight plus 1. `scaled`: embeddings are multiplied by the square root of their width. `gelu`
+    replaces silu. `tanh`: gelu uses its tanh approximation. `xla`: engine/parallel can build the
+    model with NxD Core's layers. `slices`: the division in AWS's examples; None if they lack this
+    family.
     """
 
     name: str
@@ -111,17 +113,17 @@ class Family:
 
     @property
     def causal(self) -> bool:
-        """Returns whether a token sees only those before it."""
+        """Returns whether a token attends only to earlier tokens."""
         return self.objective == "next"
 
     @property
     def copies_heads(self) -> bool:
-        """Returns whether NxD Core can have a key-value head on several tensor ranks."""
+        """Returns whether NxD Core can copy a key-value head to several tensor ranks."""
         return self.xla and self.rotary
 
     def guesses(self, sequence_length: int) -> int:
-        """Tokens of a sequence that the loss is a mean over; the same for every sequence, so that
-        means of means are exact.
+        """Returns the number of tokens per sequence that the loss is averaged over. It is the same
+        for every sequence, so means of means are exact.
         """
         return sequence_length if self.causal else max(1, round(MASKED * sequence_length))
 
@@ -218,7 +220,7 @@ _LLAMA_SLICES = Slices(
     ("lm_head.weight", "model.embed_tokens.weight"),
     fused=True,
 )
-# arXiv:2403.08295
+# source of gemma: arXiv:2403.08295
 FAMILIES = {
     family.name: family
     for family in (
@@ -233,8 +235,8 @@ FAMILIES = {
                 "LlamaForCausalLM", {**_SILU, **_NO_BIAS, "mlp_bias": False}, same_as=_OWN_HEADS
             ),
         ),
-        # Llama's with a window; no sequence here may be longer, so a model trained here has
-        # seen whole sequences
+        # Llama with an attention window. Sequences here are never longer than the window, so
+        # training attends to whole sequences.
         Family(
             "mistral",
             "next",
@@ -344,7 +346,7 @@ FAMILIES = {
                 ignored=r"position_ids$|^cls\.predictions\.decoder\.bias$",
             ),
         ),
-        # Position 0 has row 2: fairseq counts from the row after the padding token's, which is 1.
+        # Position 0 is row 2, because fairseq starts after the padding token's row, which is 1.
         Family(
             "roberta",
             "masked",
@@ -368,15 +370,15 @@ FAMILIES = {
         ),
     )
 }
-USUAL = next(iter(FAMILIES))  # of a model whose config names neither a family nor a preset
+USUAL = next(iter(FAMILIES))  # default if the config names neither a family nor a preset
 
 FILE = Path(__file__).with_name("presets.yaml")
 
 
 @dataclass(frozen=True)
 class Preset:
-    """None: as large as the tokenizer (vocabulary), as many as heads (kv_heads), or what the family
-    takes.
+    """The shape of a model. None means: vocab_size is the tokenizer's size, norm_eps and dropout
+    are the family's, and head_dim is hidden_size over heads.
     """
 
     family: str
@@ -395,5 +397,5 @@ class Preset:
     head_dim: int | None = None
 
 
-PLAIN = ("tiny", "small")  # of nobody's paper: any family may have their dimensions
+PLAIN = ("tiny", "small")  # not from a paper; any family can have these dimensions
 PRESETS = {name: Preset(**row) for name, row in read_table(FILE).items()}

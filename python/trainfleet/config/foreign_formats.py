@@ -1,5 +1,5 @@
-"""Models and tokenizers in formats that are not read here: how each is recognized, its name, and
-what to do with it.
+"""Recognizes model and tokenizer formats that trainfleet does not support, and suggests what to do
+with them.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
-MOST = 4096  # names of a folder that are looked at
+MOST = 4096  # maximum number of file names read in a folder
 SAVE = "save it with transformers' save_pretrained, which writes safetensors"
 OTHER = "name the same model in Hugging Face's format, with config.json and safetensors"
 LIST = "name the tokenizer.json of the same model"
-# a line of its lists: a token in base64, and its rank
+# a line of a tiktoken list: a token in base64, and its rank
 TIKTOKEN = rb"[A-Za-z0-9+/]{1,400}={0,2} [0-9]{1,8}\r?\n"
 
 
-# Patterns of file names, of which one identifies a format; its name; what to do. The first that
-# fits counts.
+# File name patterns, format name and remedy. One matching pattern is enough, and the first matching
+# format is reported.
 FORMATS = (
     (
         ("adapter_config.json",),
@@ -57,8 +57,8 @@ FORMATS = (
 
 
 def told(path: Path) -> str:
-    """Returns what a folder or file is, and what to do with it, judged by its names; "" if they are
-    unknown.
+    """Returns the format of a folder or file, judged by file names, and what to do with it. Returns
+    "" for an unknown format.
     """
     names = [at.name for at in islice(path.iterdir(), MOST)] if path.is_dir() else [path.name]
     fits = (

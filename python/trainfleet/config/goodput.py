@@ -1,9 +1,9 @@
-"""The useful share of a run's time when machines fail: Young's and Daly's arithmetic, with
-published rates and our own seconds.
+"""Predicts goodput, the useful share of a run's time when machines fail. It uses Young's and Daly's
+formulas with published failure rates and our own timings.
 
-A run loses, per checkpoint, what saving holds it up for; per failure, on average half an interval
-of work that is done again, and the seconds until ranks train again. The best interval between
-checkpoints balances both (Young 1974; Daly 2006, eq. 7).
+A checkpoint costs the time for which saving blocks the run. A failure costs half an interval of
+repeated work on average, and the seconds until ranks train again. The best interval balances both
+(Young 1974; Daly 2006, eq. 7).
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from .derive import Derived
 from .sizes import count_parameters
 from .types import Config
 
-# Failures of a device's share of a node per hour of use: hardware, its host, its link and what
-# stops a job with them. 419 unexpected interruptions of 16,384 H100 in 54 days (Llama 3,
-# arXiv:2407.21783, 3.3.4) are 2.0e-5; 6.5 of 1,000 node-days of 8 A100 (Kokolis et al. 2024,
-# arXiv:2410.21680) are 3.4e-5. Nobody has published rates of Trainium.
+# Failures that stop a job, per device and hour of use: the device, its link and its share of the
+# host. 419 unexpected interruptions of 16,384 H100 in 54 days (Llama 3, arXiv:2407.21783, 3.3.4)
+# are 2.0e-5. 6.5 in 1,000 node-days of 8 A100 (Kokolis et al. 2024, arXiv:2410.21680) are 3.4e-5.
+# Rates for Trainium are not published.
 FAILURES = 2.0e-5
-NOTICED = 12.3  # seconds until a fault is noticed, the longest of docs/evidence/faults.md
-# seconds from there to the first step, beside reading state: 9 to 13 of small models there; large
-# ones compile
+NOTICED = 12.3  # seconds to detect a fault, the longest in docs/evidence/faults.md
+# Seconds from detection to the first step, without reading the state. Small models take 9 to 13
+# (docs/evidence/faults.md); large ones also compile.
 RESTART = 60.0
-# bytes/s at which a node reads or writes a checkpoint, assumed: FSx for Lustre, or S3 by several
+# assumed bytes/s at which a node reads or writes a checkpoint: FSx for Lustre, or S3 with several
 # streams
 STORE = 1e9
-# bytes/s at which ranks copy their state before they train on, assumed; they train while it is
-# written
+# assumed bytes/s at which ranks copy their state; training continues while the copy is written
 COPY = 4e9
-STALL = 0.2  # seconds more for which a save blocks ranks
-STATE = 12  # bytes of a parameter in a checkpoint: the weight and two moments, in fp32
-LEAST, MOST = 1, 60  # minutes between checkpoints
+STALL = 0.2  # further seconds for which a save blocks ranks
+STATE = 12  # bytes per parameter in a checkpoint: the weight and two moments, in fp32
+LEAST, MOST = 1, 60  # bounds of the minutes between checkpoints
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ class Goodput:
 
 
 def foresee(config: Config, step: float) -> Goodput:
-    """The goodput of a run whose steps take `step` seconds, at the interval between checkpoints
-    that its config says.
+    """Predicts the goodput of a run with steps of `step` seconds, at its configured checkpoint
+    interval.
     """
     between = 3600 / (FAILURES * config.world_size)
     restart = (
@@ -61,28 +60,30 @@ def foresee(config: Config, step: float) -> Goodput:
 
 
 def saving_of(config: Config) -> float:
-    """Seconds until a checkpoint is whole: the ranks' parts go to the store together."""
+    """Returns the seconds until a checkpoint is complete. All nodes write their parts in
+    parallel.
+    """
     return stall_of(config) + STATE * count_parameters(config.model) / config.fleet.nodes / STORE
 
 
 def stall_of(config: Config) -> float:
-    """Seconds for which a save blocks the ranks."""
+    """Returns the seconds for which a save blocks the ranks."""
     return STALL + STATE * count_parameters(config.model) / config.world_size / COPY
 
 
 def share(between: float, interval: float, stall: float, restart: float) -> float:
-    """Returns the useful share of all seconds, for exponential failures every `between` seconds:
-    Daly's complete model (2006, eq. 5), inverted.
+    """Returns the useful share of all seconds, for exponentially distributed failures that are
+    `between` seconds apart on average. This inverts Daly's complete model (2006, eq. 5).
 
     `interval` useful seconds and `stall` take (between + restart) x (e^((interval + stall) /
-    between) - 1) seconds, as each failure within them costs the work so far, and `restart`.
+    between) - 1) seconds. Each failure costs the work since the last checkpoint, and `restart`.
     """
     return interval / ((between + restart) * expm1(min(600.0, (interval + stall) / between)))
 
 
 def with_interval(config: Config) -> tuple[Config, list[Derived]]:
-    """Returns the config with the interval that `checkpoint.every: auto` chooses, and why;
-    unchanged if an interval is given.
+    """Returns the config with the interval that `checkpoint.every: auto` chooses, and the reason. A
+    given interval stays unchanged.
     """
     if config.checkpoint.every != "auto":
         return config, []
@@ -98,7 +99,7 @@ def with_interval(config: Config) -> tuple[Config, list[Derived]]:
 
 
 def best_minutes(between: float, stall: float) -> int:
-    """Minutes between checkpoints that lose least (Young 1974): sqrt(2 x stall x between), within
-    sense.
+    """Returns the minutes between checkpoints that lose the least time: sqrt(2 x stall x between)
+    (Young 1974), within LEAST and MOST.
     """
     return max(LEAST, min(MOST, round(sqrt(2 * stall * between) / 60)))

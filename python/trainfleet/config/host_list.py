@@ -1,5 +1,5 @@
-"""The hosts of fleet.hosts: `address`, `name=address`, `address:port`; `gpu-[01,03-08]` for many at
-once, as in Slurm.
+"""Parses the hosts of fleet.hosts: `address`, `name=address` or `address:port`. As in Slurm,
+`gpu-[01,03-08]` names several hosts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-MOST = 10_000  # hosts: more than any fleet has, and few enough to count at once
+MOST = 10_000  # maximum number of hosts: more than any fleet has, and quick to expand
 _PIECE = "[0-9]{1,9}(?:-[0-9]{1,9})?"
 _RANGES = re.compile(rf"\[({_PIECE}(?:,{_PIECE})*)\]")
 _USER = r"[A-Za-z_][A-Za-z0-9._-]{0,62}"
@@ -25,7 +25,7 @@ _NUMBERS = re.compile(r"[0-9.]+")
 
 @dataclass(frozen=True)
 class Host:
-    """One machine of the fleet: the name that tables show, and where SSH finds it."""
+    """One machine of the fleet, with its display name and its SSH address."""
 
     name: str
     address: str
@@ -37,15 +37,17 @@ class Host:
 
     @property
     def identity(self) -> str:
-        """A lasting identity: an EC2 instance's id, as AWS reuses addresses; else the address."""
+        """Returns the ID of an EC2 instance, because AWS reuses addresses; otherwise the
+        address.
+        """
         return self.name if _INSTANCE.fullmatch(self.name) else self.address
 
 
 def parse_hosts(words: Iterable[str]) -> tuple[Host, ...]:
-    """The hosts in their order.
+    """Returns the hosts in the given order.
 
     Raises:
-        ValueError: a word is no host, or they are too many.
+        ValueError: a word is not a host, or there are too many hosts.
     """
     written = list(words)
     if (count := sum(map(count_of, written))) > MOST:
@@ -54,14 +56,16 @@ def parse_hosts(words: Iterable[str]) -> tuple[Host, ...]:
 
 
 def count_of(word: str) -> int:
-    """Counts the hosts that a word names. ValueError for a range that runs backwards."""
+    """Counts the hosts that a word names. Raises ValueError for a descending range."""
     return math.prod(
         sum(len(numbers) for _, numbers in _pieces(ranges)) for ranges in _RANGES.findall(word)
     )
 
 
 def expand(word: str) -> Iterator[str]:
-    """`gpu-[01,08-10]` → gpu-01, gpu-08, gpu-09, gpu-10; what holds no range is itself."""
+    """Expands `gpu-[01,08-10]` into gpu-01, gpu-08, gpu-09 and gpu-10. Yields a word without a
+    range unchanged.
+    """
     match = _RANGES.search(word)
     if match is None:
         yield word
@@ -72,7 +76,7 @@ def expand(word: str) -> Iterator[str]:
 
 
 def _pieces(ranges: str) -> Iterator[tuple[int, range]]:
-    """The numbers between two brackets, by piece, each with the digits that they have at least."""
+    """Yields each piece between the brackets as its minimum number of digits and its numbers."""
     for piece in ranges.split(","):
         first, _, last = piece.partition("-")
         numbers = range(int(first), int(last or first) + 1)
@@ -82,11 +86,10 @@ def _pieces(ranges: str) -> Iterator[tuple[int, range]]:
 
 
 def parse_host(word: str) -> Host:
-    """The host in a word without ranges: name=user@address:port, of which only the address must be
-    there.
+    """Parses a word without ranges: name=user@address:port. Only the address is required.
 
     Raises:
-        ValueError: it is none; says which part is not.
+        ValueError: the word is not a host; the message names the wrong part.
     """
     match = _HOST.fullmatch(word)
     if match is None:
@@ -104,7 +107,9 @@ def parse_host(word: str) -> Host:
 
 
 def _is_address(text: str) -> bool:
-    """Returns whether it is an IP address or a possible DNS name; four numbers are never a name."""
+    """Returns whether the text is an IP address or a possible DNS name. A text of digits and dots
+    is never a DNS name.
+    """
     if ":" in text or _NUMBERS.fullmatch(text):
         try:
             ipaddress.ip_address(text)

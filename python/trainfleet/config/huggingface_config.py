@@ -1,5 +1,5 @@
-"""A model's shape as Hugging Face's config.json, both ways. Nothing is loaded for it: `make plan`
-reads one too.
+"""Reads and writes a model's shape as Hugging Face's config.json. It loads no model library,
+because `make plan` uses it too.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .foreign_formats import told
 from .types import Model
 
 CONFIG = "config.json"
-LARGEST = untrusted_input.MEBIBYTE  # of a config.json: published ones have a few KiB
+LARGEST = untrusted_input.MEBIBYTE  # size limit of a config.json; published ones have a few KiB
 Json = dict[str, Any]
 
 
-READ = ("model_type", "quantization_config", "layer_types")  # of every family
+READ = ("model_type", "quantization_config", "layer_types")  # keys that are read for every family
 TURNING = ("head_dim", "rope_theta", "rope_scaling", "rope_parameters")
 FULL_ATTENTION = "full_attention"
 GELU = "gelu_pytorch_tanh"
-# older files have the first, in which gelu meant the same
+# keys of the activation function; older files have only the first, and write `gelu` for GELU
 ACTIVATIONS = ("hidden_act", "hidden_activation")
 STRETCHED = {
     "rope_type": "llama3",
@@ -36,8 +36,8 @@ STRETCHED = {
 
 
 def write(model: Model) -> Json:
-    """Returns the config.json of a shape, without the tokenizer's keys. A key that `transformers` 4
-    and 5 call differently is there under both names.
+    """Returns the config.json of a shape, without the tokenizer's keys. Keys that `transformers` 4
+    and 5 name differently are written under both names.
     """
     family = FAMILIES[model.family]
     form = family.folder
@@ -53,17 +53,17 @@ def write(model: Model) -> Json:
         content["rope_parameters"] = (stretched or {"rope_type": "default"}) | {
             "rope_theta": model.rope_theta
         }
-        # the names of versions before 5
+        # key names of transformers before version 5
         content |= {"rope_theta": model.rope_theta, "rope_scaling": stretched}
     return content | {"dtype": "float32", "torch_dtype": "float32"}
 
 
 def read(folder: Path) -> Preset:
-    """The shape that a folder's config.json has, each number within what the config's own key
-    allows.
+    """Reads the shape in a folder's config.json. Each number must be within the bounds of the
+    config key.
 
     Raises:
-        InputError: there is none, or it is of a model that is not built here; which key says so.
+        InputError: the file is missing, or its model is not supported; the error names the key.
     """
     path = folder / CONFIG
     try:
@@ -81,8 +81,8 @@ def read(folder: Path) -> Preset:
 
 
 def unused(folder: Path) -> list[str]:
-    """The keys of a folder's config.json by which nothing here goes, whatever `transformers` does
-    with them.
+    """Returns the keys of a folder's config.json that trainfleet ignores, even if `transformers`
+    uses them.
     """
     content = untrusted_input.read_json(folder / CONFIG, LARGEST)
     form = (family := FAMILIES[content["model_type"]]).folder
@@ -119,7 +119,7 @@ def _read(content: Any) -> Preset:
 
 
 def _require_its_function(content: Json, family: Family) -> None:
-    """Refuses keys that make another function of the family's weights."""
+    """Refuses values that make the family's weights compute a different function."""
     form = family.folder
     needed: dict[str, tuple[Any, ...]] = dict.fromkeys(
         ACTIVATIONS * family.gelu, (GELU, "gelu", None)
@@ -134,7 +134,7 @@ def _require_its_function(content: Json, family: Family) -> None:
 
 
 def _dimensions(content: Json, family: Family) -> Json:
-    """The numbers of a shape, each within what the config's own key allows."""
+    """Returns the dimensions of a shape, each within the bounds of its config key."""
     keys, values = family.folder.keys, _defaults(content, family)
     if missing := sorted(theirs for theirs in keys.values() if values.get(theirs) is None):
         raise InputError(f"lacks {', '.join(missing)}", key=missing[0])
@@ -156,11 +156,11 @@ def _require_unquantized(how: Any) -> None:
 
 
 def _whole(value: Any) -> int:
-    return value if type(value) is int else 0  # 0 is refused with the key that it is of
+    return value if type(value) is int else 0  # _check refuses 0 and names the key
 
 
 def _check(ours: str, theirs: str, value: Any) -> None:
-    """InputError where a value is not what the key `model.<ours>` of a config takes."""
+    """Raises InputError if the config key `model.<ours>` does not allow a value."""
     for fault in schema.faults(
         value, schema.load_schema()["properties"]["model"]["properties"][ours]
     ):
@@ -189,13 +189,15 @@ def _one_dropout(content: Json, family: Family, dropout: Any) -> None:
 
 
 def _defaults(content: Json, family: Family) -> Json:
-    """The file with what `transformers` takes where older files leave a key out."""
+    """Returns the file's values, plus the defaults of `transformers` for keys that older files
+    omit.
+    """
     form = family.folder
     values: Json = {**form.defaults, **content}
     values |= {name: content[alias] for alias, name in form.aliases.items() if alias in content}
     for key, other in form.same_as.items():
         values.setdefault(key, values.get(other))
-    if form.window and values.get(form.window) is not None:  # within it all is seen, as here
+    if form.window and values.get(form.window) is not None:  # attention is full within it
         key = form.keys["max_position_embeddings"]
         values[key] = min(_whole(values[name]) for name in (key, form.window))
     for key, other in form.four_times.items():
@@ -205,8 +207,10 @@ def _defaults(content: Json, family: Family) -> Json:
 
 
 def _rotary(content: Json, family: Family) -> Json:
-    """Base and stretch of the rotary embedding, from where files of either age have them."""
-    # Of both, all versions of transformers take rope_scaling.
+    """Returns the base, the scaling and the head size of the rotary embedding, from files of old
+    and new versions.
+    """
+    # If a file has both, all versions of transformers use rope_scaling.
     name = "rope_parameters" if content.get("rope_scaling") in (None, {}) else "rope_scaling"
     scaling = {} if content.get(name) is None else content[name]
     stretched = _is_stretched(scaling, name)
@@ -222,7 +226,9 @@ def _rotary(content: Json, family: Family) -> Json:
 
 
 def _is_stretched(scaling: Any, name: str) -> bool:
-    """Returns whether the rotary embedding is stretched like Llama 3's; refuses other kinds."""
+    """Returns whether the rotary embedding is scaled like Llama 3's. Refuses other kinds of
+    scaling.
+    """
     if not isinstance(scaling, dict):
         raise InputError(f"must be an object, not {show(scaling)}", key=name)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -234,7 +240,7 @@ def _is_stretched(scaling: Any, name: str) -> bool:
 
 
 def _head_dim(content: Json, family: Family) -> Any:
-    """The features of a head, unless they follow from the hidden size."""
+    """Returns the features per head, or `None` if they equal the hidden size over the heads."""
     head = content.get("head_dim", family.folder.defaults.get("head_dim"))
     if head is None:
         return None

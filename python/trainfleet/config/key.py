@@ -1,8 +1,8 @@
-"""Describes a key of the config's dataclasses (types*.py), and makes the schema from them.
+"""Describes the keys in the config's dataclasses (types*.py), and derives the schema from them.
 
-A field has the type that a resolved config has. `Key` says what may be written, in the words of
-JSON Schema 2020-12. The docstring below a field describes the key. A key with the default null is
-derived (derive.py) if its type has no null.
+A field's type is its type in a resolved config. `Key` defines the allowed values, in the keywords
+of JSON Schema 2020-12. The docstring below a field describes the key. If a key defaults to null and
+its type does not allow null, derive.py derives its value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypedDict, Unpack, cast, get_args, get_origin
 from ..trust.validation import kinds_of
 
 Schema = dict[str, Any]
-NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # the pattern of names of runs and datasets
+NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # pattern for names of runs and datasets
 S3 = "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?$"
 OWN_FILE = "^(?!runs/|data/)(?:[A-Za-z0-9_][A-Za-z0-9_-]*/){0,8}[A-Za-z0-9_][A-Za-z0-9_-]*"
 HEAD = {
@@ -31,17 +31,18 @@ WORDS: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "
 
 
 class Rules(TypedDict, total=False):
-    """JSON Schema's keywords, and two of ours: `unit`, and `backends`, which use the key.
+    """The keywords of JSON Schema, and two of ours: `unit`, and `backends`, the backends that use
+    the key.
 
-    A group's `backends` are those of each key in it that names no others.
+    A group's `backends` apply to each of its keys that does not name others.
     """
 
-    default: Any  # where the field has none, or another
-    type: Sequence[str]  # where a word may stand for a group of keys
+    default: Any  # replaces the field's default
+    type: Sequence[str]  # of a group of keys that a word may replace
     backends: Sequence[str]
     unit: str
     writeOnly: bool
-    enum: Iterable[Any]  # without null; a table of what there is does too
+    enum: Iterable[Any]  # without null; a dict provides its keys
     minimum: float
     exclusiveMinimum: float
     maximum: float
@@ -58,16 +59,17 @@ class Rules(TypedDict, total=False):
 
 
 class Key:
-    """The rules for the value of a key, as the metadata of an Annotated type."""
+    """The rules for a key's value, as metadata of an Annotated type."""
 
     def __init__(self, **rules: Unpack[Rules]) -> None:
         self.rules = rules
 
 
 def schema_of(kind: type, described: bool = False) -> Schema:
-    """The schema of a dataclass; `described` with the text on each key, read from its source.
+    """Returns the schema of a dataclass. `described` adds the description of each key, read from
+    the source.
 
-    A key without one is left out there: only a verb sets it.
+    Keys without a description are then skipped, because only verbs set them.
     """
     told = _descriptions(kind) if described else {}
     keys = {
@@ -93,7 +95,7 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, described: bool) -> Sche
 
 
 def _part(base: Any, rules: Schema, described: bool, null: bool = False) -> Schema:
-    """Makes the schema of a type with these rules; `null`: null is allowed too."""
+    """Returns the schema of a type with these rules. `null`: null is also allowed."""
     every = get_args(base) if get_origin(base) is UnionType else (base,)
     nulls = [None] * (null or NoneType in every)
     kinds = [kind for kind in every if kind is not NoneType]

@@ -1,9 +1,9 @@
-"""Finds every layout of a fleet that the rules allow, with its memory per rank and the predicted
-seconds of a step.
+"""Finds every layout of a fleet that the rules allow, and predicts its memory per rank and its step
+time.
 
-All degrees that divide are tried: tensor ranks within a node, stages, context ranks, the ranks that
-share one copy of the state, ZeRO stages, recomputation and micro-batches. The fastest that fits is
-taken; if the model can't tell several apart (NEAR), the one that divides least.
+It tries all degrees that divide evenly: tensor ranks within a node, stages, context ranks, shard
+ranks, ZeRO stages, recomputation and micro-batches. The fastest layout that fits is chosen. If the
+speed model can't tell several apart (NEAR), the least divided one is chosen.
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ KEYS = (
 )
 PLAIN = Layout(fsdp=1, tensor=1, pipeline=1, context=1)
 MODES = ("none", "selective", "full")
-MOST_TOKENS = 16384  # of a micro-batch, beyond which products get no faster
+MOST_TOKENS = 16384  # maximum tokens per micro-batch; matrix products get no faster beyond it
 MOST_CONTEXT = 64
-LONG = 16384  # tokens of a sequence from which context parallelism is tried
-# of the best speed: the model's error between two layouts of one fleet is at least this
-# (tests/bench/LOG.md)
+LONG = 16384  # minimum tokens per sequence for trying context parallelism
+# fraction of the best step time; the model's error between two layouts of a fleet is at least this
+# large (tests/bench/LOG.md)
 NEAR = 0.05
-# ranks that one copy of the state is divided over: no published run gathers weights over more
+# maximum ranks that share one copy of the state; no published run gathers weights over more
 MOST_SHARERS = 1024
-WIDER = (4, 16, 64)  # nodes that share one copy of the state, between one and the most
-ROUNDS = (1, 2, 4, 8)  # stages a rank of an interleaved pipeline
+WIDER = (4, 16, 64)  # numbers of nodes that share one copy of the state, besides one and all
+ROUNDS = (1, 2, 4, 8)  # stages per rank of an interleaved pipeline
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run a config: bytes of the fullest rank, and the seconds of a step by part."""
+    """One way to run a config, with the peak bytes of the fullest rank and the step time by
+    part.
+    """
 
     config: Config
     bytes: int
@@ -62,7 +64,7 @@ class Choice:
 
     @property
     def division(self) -> tuple[int, ...]:
-        """Sorts by how little the layout divides, and among equals the larger micro-batch first."""
+        """Returns a sort key: the least divided layout first, then the larger micro-batch."""
         train, layout = self.config.train, self.config.train.parallelism
         mode = MODES.index(train.activation_checkpointing)
         state = layout.fsdp > 1, layout.zero_stage
@@ -79,23 +81,25 @@ class Choice:
 
 
 def needs(config: Config) -> int:
-    """Bytes of a rank at its fullest."""
+    """Returns the peak memory of the fullest rank in bytes."""
     return memory_of(config, is_half(config)).total
 
 
 def ranked(config: Config, asked: set[str], device: Accelerator) -> list[Choice]:
-    """All that fit, the fastest first. What is not in `asked` (of KEYS) stays as it is."""
+    """Returns all choices that fit, the fastest first. Keys that are not in `asked` keep their
+    values.
+    """
     return list(_ranked(_undecided(config, asked), frozenset(asked), device))
 
 
 def _undecided(config: Config, asked: set[str]) -> Config:
-    """Returns the config without values for the open keys: `make plan` asks twice, and one search
-    answers both.
+    """Returns the config with its open keys reset to plain values. `make plan` searches twice, and
+    the second search then hits the cache.
     """
     train, layout = config.train, config.train.parallelism
     kept = (
         "parallelism.zero_stage" if layout.fsdp == 1 else ""
-    )  # shown with a layout that shards nothing
+    )  # an unsharded layout is shown with its ZeRO stage
     plain = {
         name: getattr(PLAIN, name)
         for key in asked - {kept}
@@ -110,7 +114,7 @@ def _undecided(config: Config, asked: set[str]) -> Config:
     return replace(config, train=replace(train, parallelism=replace(layout, **plain), **rest))  # type: ignore[arg-type]
 
 
-@lru_cache(maxsize=64)  # numbers of nodes, which `make plan` goes through more than once
+@lru_cache(maxsize=64)  # `make plan` searches several node counts more than once
 def _ranked(config: Config, asked: frozenset[str], device: Accelerator) -> tuple[Choice, ...]:
     room, found = usable_bytes(device), []
     for candidate in candidates(config, asked, device):
@@ -122,21 +126,21 @@ def _ranked(config: Config, asked: frozenset[str], device: Accelerator) -> tuple
 
 
 def choose(choices: list[Choice]) -> Choice:
-    """Returns the choice among `ranked` ones that divides least, of those that the model can't tell
-    from the fastest.
-    """
+    """Returns the least divided choice among those that are within NEAR of the fastest."""
     near = [choice for choice in choices if choice.seconds <= choices[0].seconds * (1 + NEAR)]
     return min(near, key=lambda choice: choice.division)
 
 
 def least(config: Config, asked: set[str], device: Accelerator) -> Config | None:
-    """Returns the layout that needs the least memory; `None` if the rules refuse every division."""
+    """Returns the layout that needs the least memory; `None` if the rules refuse every layout."""
     return min(candidates(config, asked, device), key=needs, default=None)
 
 
 def candidates(config: Config, asked: Set[str], device: Accelerator) -> Iterator[Config]:
-    """Every division that no rule refuses, with the smallest micro-batch."""
-    # NxD Core recomputes whole blocks
+    """Yields every layout and recomputation mode that the rules allow, with the smallest
+    micro-batch.
+    """
+    # NxD Core recomputes only whole blocks
     choices = [mode for mode in MODES if mode != "selective" or not is_xla(config)]
     modes = (
         choices if "activation_checkpointing" in asked else [config.train.activation_checkpointing]
@@ -156,19 +160,19 @@ def candidates(config: Config, asked: Set[str], device: Accelerator) -> Iterator
 
 
 def sizes_of(config: Config, asked: Set[str]) -> Iterator[Config]:
-    """A candidate with each micro-batch worth trying, from the smallest."""
+    """Yields a candidate with each micro-batch worth trying, smallest first."""
     if "micro_batch_size" not in asked:
         yield config
         return
-    yield config  # which has the smallest already
+    yield config  # the candidate has the smallest one already
     for size in sizes(config)[1:]:
         if size * config.train.sequence_length <= MOST_TOKENS:
             yield replace(config, train=replace(config.train, micro_batch_size=size))
 
 
 def sizes(config: Config) -> list[int]:
-    """The micro-batches that divide a rank's part of the global batch into passes that the pipeline
-    can take.
+    """Returns the micro-batches that divide a rank's part of the global batch into passes that the
+    pipeline accepts.
     """
     part, layout = (
         max(1, config.train.global_batch_size // max(1, config.data_parallel)),
@@ -206,8 +210,10 @@ def _layouts(config: Config, asked: Set[str], device: Accelerator) -> Iterator[L
 
 
 def _tensors(config: Config, device: Accelerator) -> list[int]:
-    """Degrees within a node, over links that are made for it."""
-    # key-value heads may be copied (neuron.copies_heads)
+    """Returns the tensor degrees to try: within a node, and only if direct links join its
+    devices.
+    """
+    # NxD Core can copy key-value heads (neuron_limits.copies_heads)
     copied = is_xla(config) and FAMILIES[config.model.family].copies_heads
     heads = config.model.heads if copied else math.gcd(config.model.heads, config.model.kv_heads)
     together = FAMILIES[config.model.family].normed == "all"
@@ -222,7 +228,7 @@ def _tensors(config: Config, device: Accelerator) -> list[int]:
 def _contexts(config: Config) -> list[int]:
     train = config.train
     if is_xla(config) or train.sequence_length < LONG:
-        return [1]  # NxD Core has none for training
+        return [1]  # NxD Core has no context parallelism for training
     pieces = [
         degree
         for degree in divisors(config.world_size)
@@ -247,8 +253,8 @@ def _interleaves(config: Config, layout: Layout) -> list[int]:
 
 
 def _sharded(config: Config, layout: Layout, asked: Set[str], ways: int) -> Iterator[Layout]:
-    """Not sharded, ZeRO 1, ZeRO 3: each over the ranks of a node, of some (WIDER), and of all that
-    see other sequences.
+    """Yields the unsharded layout, then ZeRO 1 and ZeRO 3. Shards span the ranks of one node, of
+    several nodes (WIDER), or as many data-parallel ranks as allowed.
     """
     inside = max(1, config.fleet.ranks_per_node // (layout.tensor * layout.context))
     widest = max(shard for shard in divisors(ways) if shard <= MOST_SHARERS)
@@ -258,8 +264,8 @@ def _sharded(config: Config, layout: Layout, asked: Set[str], ways: int) -> Iter
     )
     if "parallelism.fsdp" in asked:
         yield replace(layout, fsdp=1)
-    # NxD Core divides the optimizer's state alone, and torch's pipelining gathers weights for the
-    # whole step
+    # NxD Core shards only the optimizer's state, and torch's pipelining keeps weights gathered for
+    # the whole step
     zeros = (1,) if is_xla(config) or layout.pipeline > 1 else (1, 3)
     for zero in zeros if "parallelism.zero_stage" in asked else (layout.zero_stage,):
         yield from (

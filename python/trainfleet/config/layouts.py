@@ -1,5 +1,5 @@
-"""Chooses an open layout: the fastest that fits the device, by prediction, with its micro-batch and
-recomputation. Refits a run to fewer nodes: only the division of the work changes.
+"""Chooses an open layout, micro-batch and recomputation: the choice with the fastest predicted step
+that fits the device. Also refits a run to fewer nodes, which changes only the division of the work.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .optimizers import OPTIMIZERS
 from .precision import is_half, usable_bytes
 from .types import Config
 
-CPU_TOKENS = 4096  # enough to keep a CPU core's matrix products large; see tests/bench/LOG.md
+CPU_TOKENS = 4096  # enough for efficient matrix products on a CPU core (tests/bench/LOG.md)
 
 
 def provide(train: dict[str, Any]) -> set[str]:
-    """Fills the open keys in `train` with their least values, in place; returns these keys, for
+    """Fills the open keys in `train` with their smallest values, in place. Returns these keys, for
     `settle`.
     """
     asked = {f"parallelism.{name}" for name, value in train["parallelism"].items() if value is None}
@@ -42,7 +42,7 @@ def provide(train: dict[str, Any]) -> set[str]:
 
 
 def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
-    """Chooses the keys in `asked` (`parallelism.fsdp`, `micro_batch_size` ...); returns the config,
+    """Chooses the keys in `asked` (`parallelism.fsdp`, `micro_batch_size` ...). Returns the config,
     and each choice with its reason.
     """
     device = config.fleet.rank_device
@@ -61,8 +61,8 @@ def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
 
 
 def lack(config: Config, asked: set[str]) -> str | None:
-    """Returns why no layout fits, with a number of nodes that would; `None` when one fits, or that
-    is unknown.
+    """Returns why no layout fits, and a number of nodes that would. Returns `None` if one fits or
+    the device is unknown.
     """
     device = config.fleet.rank_device
     if (
@@ -72,7 +72,7 @@ def lack(config: Config, asked: set[str]) -> str | None:
     ):
         return None
     if any(message for rule in cross_checks.DIVISION for message in rule(config)):
-        return None  # no layout was found for another reason, which that rule tells
+        return None  # a broken rule is the cause, and has its own message
     for times in (2, 4, 8, 16, 32, 64):
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
         if _fits(least(more, asked, device), device):
@@ -87,8 +87,8 @@ def lack(config: Config, asked: set[str]) -> str | None:
 
 
 def best(config: Config, count: int) -> list[Choice]:
-    """The fastest ways to divide this model over this fleet, whatever its layout says; none for an
-    unknown device.
+    """Returns the fastest ways to divide this model over this fleet, regardless of the config's
+    layout. The list is empty for an unknown device or a single rank.
     """
     device = config.fleet.rank_device
     if device is None or config.world_size == 1:
@@ -96,14 +96,16 @@ def best(config: Config, count: int) -> list[Choice]:
     budget = config.train.activation_memory_budget
     asked = {key for key in KEYS if key != "activation_checkpointing" or budget is None}
     seen: dict[object, Choice] = {}
-    # one of each division, whatever its micro-batch and recomputation
+    # the fastest choice per layout, regardless of micro-batch, recomputation and interleaving
     for choice in ranked(config, asked, device):
         seen.setdefault(replace(choice.config.train.parallelism, virtual_stages=1), choice)
     return list(seen.values())[:count]
 
 
 def _for_cpus(config: Config, asked: set[str]) -> Config:
-    """With the largest micro-batch that keeps products large, or the smallest there is."""
+    """Returns the config with the largest micro-batch within CPU_TOKENS, or else the smallest
+    possible one.
+    """
     if "micro_batch_size" not in asked:
         return config
     found = sizes(config)
@@ -119,7 +121,7 @@ def _fits(config: Config | None, device: Accelerator) -> bool:
 
 
 def _halved(config: Config, asked: set[str], device: Accelerator) -> str:
-    """`, or train.param_dtype=bf16`, where that alone makes it fit."""
+    """Returns a suggestion to set train.param_dtype=bf16 if the model then fits, or ""."""
     if (
         "bf16" not in OPTIMIZERS[config.train.optimizer].formats
         or config.train.param_dtype == "bf16"
@@ -143,8 +145,8 @@ def _lacking(config: Config, device: Accelerator) -> str:
 
 
 def _is_shown(key: str, settled: Config, given: Config) -> bool:
-    """Returns whether a plan shows a key: those that differ from plain data parallelism, and always
-    the division of the state, the micro-batch and recomputation.
+    """Returns whether a plan shows a key. It always shows fsdp, the micro-batch and recomputation.
+    It shows other degrees only if they differ from plain data parallelism.
     """
     if key == "parallelism.zero_stage":
         return settled.train.parallelism.fsdp > 1
@@ -160,7 +162,7 @@ def _value(config: Config, key: str) -> object:
 
 
 def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
-    """The reasons on a device without figures."""
+    """Returns the reasons that a plan shows for a CPU or an unknown device."""
     known = "on CPUs the fastest, as was measured"
     unknown = (
         "the table of devices does not have this one, so memory can't be checked; set "
@@ -177,8 +179,8 @@ def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
 
 
 def _reason(key: str, settled: Config, choices: list[Choice], device: Accelerator) -> str:
-    """Returns why a key has its value: what the fastest choice with the next smaller value would
-    cost, or that it doesn't fit.
+    """Returns the reason for a key's value. It compares the choice with the fastest one that has
+    another value, or states that no other value fits.
     """
     chosen = next(choice for choice in choices if choice.config is settled)
     there = (
@@ -209,7 +211,7 @@ def _against(chosen: Choice, others: list[Choice], what: str) -> str:
 
 
 def _differs(choice: Choice, settled: Config) -> bool:
-    """Returns whether a choice differs from the settled one in more than the micro-batch."""
+    """Returns whether a choice differs from the settled one only in the micro-batch."""
     train, other = settled.train, choice.config.train
     return (
         other.micro_batch_size != train.micro_batch_size
@@ -232,8 +234,8 @@ def _order(key: str, config: Config) -> float:
 
 
 def smaller(config: Config) -> Iterator[Config]:
-    """The config for one node less, and so on down to fleet.min_nodes, without the numbers that no
-    rule allows.
+    """Yields the config for one node fewer, then two fewer, down to fleet.min_nodes. Skips numbers
+    of nodes that break a rule.
     """
     least = config.fleet.min_nodes or config.fleet.nodes
     for nodes in range(config.fleet.nodes - 1, least - 1, -1):
@@ -243,10 +245,11 @@ def smaller(config: Config) -> Iterator[Config]:
 
 
 def refit(config: Config, nodes: int) -> Config:
-    """The config for `nodes` nodes; each rank accumulates more micro-batches, none larger than
-    before: that one fitted.
+    """Returns the config for `nodes` nodes. Each rank accumulates more micro-batches, but none
+    larger than before, because that size is known to fit.
 
-    The state is sharded over as many ranks as before, or the most that divide those that are left.
+    The state is sharded over as many ranks as before, or over the largest number that divides the
+    remaining ranks.
     """
     fewer = replace(
         config,

@@ -1,5 +1,5 @@
-"""config.yaml, SET and the make variables → one checked, complete Config, or every problem at
-once.
+"""Loads config.yaml, SET and the make variables into one checked, complete Config, or reports all
+problems at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .types import Config, Data
 from .vocabulary import lack_for, vocabulary_size_of
 from .yaml_lines import DEEPEST, Key, YamlDocument, dotted, read, read_value
 
-# a config of 4,096 hosts has 160 KiB
+# size limits; a config of 4,096 hosts has 160 KiB
 LARGEST, LONGEST_SET = (256 * untrusted_input.KIBIBYTE, 32 * untrusted_input.KIBIBYTE)
 KEYS = f"all keys: {page('schema/README.md')}"
 RETYPE = f"SET='train.steps=50 train.seed=2', with blanks between the keys; {KEYS}"
@@ -38,7 +38,7 @@ REMEDY = f"{KEYS}; what follows from them: make plan"
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a command: the file, `SET`, and the variables for one key each."""
+    """The settings of a command: the file, `SET`, and the variables that set one key each."""
 
     path: Path
     set: str = ""
@@ -47,9 +47,7 @@ class Settings:
 
 
 class Derivation(list[Derived]):
-    """The derived values, in order, with the document that was asked for and the config that came
-    of both.
-    """
+    """The derived values, in order, with the values that were requested and the final config."""
 
     def __init__(self, derived: list[Derived], asked: dict[str, Any], config: Config) -> None:
         super().__init__(derived)
@@ -58,8 +56,8 @@ class Derivation(list[Derived]):
 
 @dataclass(frozen=True)
 class BackendTerms:
-    """A backend's terms for a config: a node of a kind, given a number of nodes; what it refuses;
-    whether this machine is all.
+    """A backend's terms for a config. `node` builds a node from its type and the number of nodes.
+    `refuse` yields unsupported settings. `here`: this machine is the whole fleet.
     """
 
     node: OfKind
@@ -68,18 +66,18 @@ class BackendTerms:
 
 
 def no_terms(backend: str) -> BackendTerms:
-    """The terms for a config that is only read: no backend's rules."""
+    """Returns terms without any backend's rules, for a config that is only read."""
     return BackendTerms(node_types.node, lambda config: iter(()))
 
 
 def load(
     settings: Settings, terms_of: Callable[[str], BackendTerms] = no_terms
 ) -> tuple[Config, Derivation]:
-    """The config with everything derived, and from what. `terms_of`: what the backend of that name
-    says to it.
+    """Returns the complete config and its derived values. `terms_of` returns the terms of a backend
+    by name.
 
     Raises:
-        ConfigError: with all that is wrong, in file order.
+        ConfigError: lists every problem, in file order.
     """
     document, config, derived = _loaded(settings, terms_of)
     if document.problems:
@@ -92,7 +90,7 @@ def load(
     return config, Derivation(derived, document.value, config)
 
 
-OPTIONAL = {"preset", "head_dim", "module"}  # of a resolved model
+OPTIONAL = {"preset", "head_dim", "module"}  # keys that may be null in a resolved model
 
 
 def _loaded(
@@ -100,7 +98,7 @@ def _loaded(
 ) -> tuple[YamlDocument, Config | None, list[Derived]]:
     document, values, broken = _checked(settings)
     report, terms = document.report, terms_of(values["fleet"]["backend"])
-    values["name"] = values["name"] or ""  # a missing name has been reported already
+    values["name"] = values["name"] or ""  # a missing name is reported already
     tokens = _tokenizer_size(fit(Data, values["data"]), report)
     if against := _against_preset(values["model"]):
         report(*against)
@@ -122,7 +120,7 @@ def _settled(
     tokens: int,
     terms: BackendTerms,
 ) -> tuple[Config, list[Derived]]:
-    """Makes the config, chooses its layout and intervals, and reports what can't be together."""
+    """Builds the config, chooses its layout and intervals, and reports contradictory keys."""
     asked = layouts.provide(values["train"])
     config, chosen = layouts.settle(fit(Config, values), asked)
     config, interval = goodput.with_interval(config)
@@ -137,8 +135,8 @@ def _settled(
 
 
 def _against_preset(model: dict[str, Any]) -> tuple[str, str] | None:
-    """Returns the key and the message of a preset that can't be read, which then has its default,
-    or of a family that contradicts it.
+    """Returns the key and message for a preset that can't be read, or for a family that contradicts
+    it. An unreadable preset is reset to its default.
     """
     try:
         against = other_family(model)
@@ -152,8 +150,8 @@ def _against_preset(model: dict[str, Any]) -> tuple[str, str] | None:
 def _blamed(
     problems: list[Problem], settings: Settings, terms_of: Callable[[str], BackendTerms]
 ) -> list[Problem]:
-    """The problems, with those that the file alone has not blamed on the variables that brought
-    them about.
+    """Returns the problems. A problem that the file alone does not have is attributed to SET and
+    the variables.
     """
     named = [name for name in ("SET" if settings.set else "", *settings.short) if name]
     if not named or all(problem.where in named for problem in problems):
@@ -173,8 +171,8 @@ def _blamed(
 
 
 def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
-    """Returns how many tokens the tokenizer has or will have. A broken one is reported, and its
-    size assumed to be the one asked for.
+    """Returns the number of tokens that the tokenizer has or will have. If it is broken, reports
+    that and returns the configured size.
     """
     try:
         return vocabulary_size_of(data)
@@ -184,7 +182,9 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
 
 
 def _lacks(config: Config, problems: list[Problem]) -> str | None:
-    """Returns what the tokenizer lacks for the model's family, unless it can't be read anyway."""
+    """Returns what the tokenizer lacks for the model's family; `None` if data.tokenizer already has
+    a problem.
+    """
     return (
         None
         if any(problem.key == "data.tokenizer" for problem in problems)
@@ -193,11 +193,11 @@ def _lacks(config: Config, problems: list[Problem]) -> str | None:
 
 
 def load_name(settings: Settings) -> str:
-    """Only the run's name: for the verbs that look at a run and need no working config for it.
+    """Returns only the run's name, for verbs that inspect a run and don't need a valid config.
 
     Raises:
-        ConfigError: the file has no good one; or a variable is wrong, as it may have been to name
-            another run.
+        ConfigError: the name is missing or invalid, or a variable that may have named another run
+            is wrong.
     """
     document, values, broken = _checked(settings)
     mine = [problem for problem in document.problems if problem.line == 0]
@@ -207,18 +207,18 @@ def load_name(settings: Settings) -> str:
 
 
 def place_of(settings: Settings, key: Key) -> tuple[int, str]:
-    """The line of a key, and its file and line; 0 and the variable that has set it."""
+    """Returns the line number of a key and its file and line, or 0 and the variable that set it."""
     return _checked(settings)[0].where(key)
 
 
 def load_resolved(path: Path) -> Config:
-    """The config of a run folder, as `dump_resolved` left it: complete, so nothing is derived
-    again, and checked like any other.
+    """Loads the config that `dump_resolved` wrote into a run folder. It is complete, so it is
+    checked but nothing is derived.
 
-    Keys that came into the schema after it was written have their defaults.
+    Keys that the schema has gained since then get their defaults.
 
     Raises:
-        ConfigError: it is not what a run leaves; with all that is wrong.
+        ConfigError: the file is not a resolved config; lists every problem.
     """
     document = _read(path)
     if not isinstance(document.value, dict):
@@ -240,7 +240,7 @@ def load_resolved(path: Path) -> Config:
 
 
 def load_steps(path: Path) -> int:
-    """Reads train.steps in the config.yaml of a run folder; 0 if it is missing."""
+    """Reads train.steps from the config.yaml of a run folder. Returns 0 if it is missing."""
     try:
         value = _read(path).value
         return fit(int, value["train"]["steps"])
@@ -249,11 +249,11 @@ def load_steps(path: Path) -> int:
 
 
 def dump_known(path: Path) -> str:
-    """Returns the known keys in a run folder's config.yaml, as YAML, without unknown keys and wrong
+    """Returns the keys of a run folder's config.yaml as YAML, without unknown keys and wrong
     values.
 
     Raises:
-        ConfigError: it can't be read, or has no keys.
+        ConfigError: the file can't be read, or has no keys.
     """
     document = _read(path)
     if document.problems or not isinstance(document.value, dict):
@@ -266,7 +266,7 @@ def dump_known(path: Path) -> str:
 
 
 def _keys_in(path: Path) -> YamlDocument:
-    """Reads a config, and refuses another kind of file, an empty one, and one without keys."""
+    """Reads a config. Refuses other types of file, empty files, and files without keys."""
     document = _read(path)
     has_keys = isinstance(document.value, dict)
     if not has_keys or any("is not a key" in problem.message for problem in document.problems):
@@ -283,8 +283,8 @@ def _keys_in(path: Path) -> YamlDocument:
 
 
 def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str]]:
-    """Returns the document with its problems, its values with defaults in, and the keys that are
-    wrong; these are back at their defaults.
+    """Returns the document with its problems, its values including defaults, and the wrong keys.
+    Wrong keys are reset to their defaults.
     """
     document = _keys_in(settings.path)
     _open_short(document)
@@ -300,8 +300,8 @@ def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str]
 
 
 def _secrets_in(document: YamlDocument, value: Any, key: Key = ()) -> Iterator[Problem]:
-    """Values that have a secret's form: a config is printed, kept with its run and copied to
-    nodes.
+    """Yields a problem for each value that looks like a secret. A config is printed, kept with its
+    run and copied to nodes.
     """
     if isinstance(value, str) and looks_secret(value):
         what = (
@@ -321,8 +321,8 @@ def _secrets_in(document: YamlDocument, value: Any, key: Key = ()) -> Iterator[P
 
 
 def _open_short(document: YamlDocument) -> None:
-    """Writes out the words that stand for a group: `train.parallelism: auto`, which is null for all
-    of it, and `fleet.accelerator`.
+    """Expands the short forms of groups: `train.parallelism: auto`, which leaves all its keys null,
+    and `fleet.accelerator`.
     """
     train, fleet = document.value.get("train"), document.value.get("fleet")
     if isinstance(train, dict) and train.get("parallelism") == "auto":
@@ -343,8 +343,8 @@ def _read(path: Path) -> YamlDocument:
 
 
 def _instead(path: Path) -> str:
-    """Returns what to type if this config is missing: the one that was probably meant, if it
-    exists.
+    """Returns the command to type if this config is missing. It names the file that was probably
+    meant, if there is one.
     """
     with contextlib.suppress(OSError):
         folder = path if path.is_dir() else path.parent
@@ -391,7 +391,7 @@ def _override(document: YamlDocument, settings: Settings) -> Iterator[Problem]:
 
 
 def quoted(text: str) -> str:
-    """A text as a shell takes it in quotes, cut where it is long."""
+    """Quotes a text for a shell, and shortens a long one."""
     return (
         f"'{short}'"
         if "'" not in (short := untrusted_input.shortened(text))
@@ -400,8 +400,8 @@ def quoted(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """The words of SET, as a shell parts them; but brackets hold together, and quotes within them
-    are YAML's own.
+    """Splits SET into words like a shell. Brackets keep words together, and quotes within brackets
+    belong to YAML.
     """
     depth, quote, parts = 0, "", list[str]()
     for letter in text:
@@ -438,9 +438,9 @@ def _drop(value: Any, key: Key) -> None:
     """Removes a wrong value, so that its default replaces it while the other keys are checked."""
     for part in key[:-1]:
         if not isinstance(value, dict) or part not in value:
-            return  # what holds it is out already
+            return  # its group is removed already
         if isinstance(value[part], list):
-            key = key[: key.index(part) + 1]  # a list with one bad item is out as a whole
+            key = key[: key.index(part) + 1]  # one bad item removes the whole list
             break
         value = value[part]
     if key and isinstance(value, dict):

@@ -1,13 +1,13 @@
-"""Predicts the memory that a rank needs on its device, only from the layout and the shapes:
-arithmetic, which tests compare with torch.
+"""Predicts the memory that a rank needs on its device, using only the layout and the shapes. Tests
+compare these formulas with torch.
 
-It counts what engine/ does (parallel/blocks.py shards, models/ keep for backward), not the best
-that a device could do. If a compiled block keeps less than its modules one by one, the latter
-counts: an estimate errs on the side that fits.
+It models what engine/ does (parallel/blocks.py shards, models/ keep for backward), not the best
+that a device could do. A compiled block counts as much as its separate modules, even if it keeps
+less. An estimate should rather be too high than too low.
 
-No moment of a step holds everything: logits are gone before a block's gradients come, activations
-before the last gradients are summed. So it computes each moment that can be the fullest (_moments),
-and returns the fullest of them.
+No moment of a step needs all of this memory. For example, logits are freed before blocks have
+gradients, and activations before the last gradients are summed. The prediction is the largest of
+all moments that can be the peak (_moments).
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from .precision import casts
 from .sizes import ParameterCount, look_ups, parts_of
 from .types import Config, Layout
 
-FORMATS = {"fp32": 4, "bf16": 2}  # bytes of a number
-REDUCED = 4  # bytes of a number while gradients are summed over ranks, which is done in fp32
-# with ZeRO 3: the block that computes, and the next one, gathered ahead (Zhao et al. 2023, FSDP,
+FORMATS = {"fp32": 4, "bf16": 2}  # bytes per element
+REDUCED = 4  # bytes per element while gradients are summed over ranks, in fp32
+# with ZeRO 3: the current block and the next one, which is prefetched (Zhao et al. 2023, FSDP,
 # 3.3.2)
 GATHERED_BLOCKS = 2
-# of fp32 logits at once, where they come in pieces: 8,192 tokens of a vocabulary of 32,000
+# fp32 logits per piece of a loss in pieces: 8,192 tokens with a vocabulary of 32,000
 LOGITS_BYTES = 1 << 30
-ROUNDING = 10  # fp32 copies of a matrix that an update in bf16 works with, where it is not compiled
-# numbers of matrices that are rounded, or made orthogonal, at once
+ROUNDING = 10  # fp32 copies of a matrix that an uncompiled update in bf16 needs
+# elements of matrices that are rounded, or orthogonalized, at once
 ROUNDED, STRAIGHTENED = (1 << 26, 1 << 24)
-# fp32 copies of the logits at the peak: their log-softmax, its gradient and their own
-# (models/loss.py); of slices one more
+# fp32 copies of the logits at the peak: log-softmax, its gradient and the logits' gradient
+# (models/loss.py); tensor ranks need one more
 LOSS = 3
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the fullest rank at its fullest moment, by purpose."""
+    """Bytes of the fullest rank at its peak, by purpose."""
 
-    weights: int  # that the optimizer works on
+    weights: int  # updated by the optimizer
     gradients: int
     moments: int  # the optimizer's state
-    copies: int  # of weights in the format of the products, and gathered from other ranks
-    activations: int  # kept from forward for backward, and what one block works with
-    # logits and their gradients; or what gradients are summed over ranks in, or an update works
-    # with
+    copies: int  # weights in the products' format, and weights gathered from other ranks
+    activations: int  # kept for backward, and one block's working memory
+    # logits and their gradients, or buffers for summing gradients over ranks, or an update's
+    # working memory
     loss: int
 
     @property
@@ -67,8 +67,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class StageNumbers:
-    """The part of a rank in a pipeline: numbers in blocks and around them, and the micro-batches
-    that are under way at once.
+    """A rank's part of a pipeline: parameters in its blocks and outside them, and the micro-batches
+    in flight.
     """
 
     blocks: int
@@ -77,18 +77,18 @@ class StageNumbers:
     under_way: float
     last: bool
     first: bool
-    output: int = 0  # numbers of the output layer
-    neighbours: int = 0  # stages that its own ones receive from, hidden states or their gradients
+    output: int = 0  # parameters in the output layer
+    neighbours: int = 0  # stages that send hidden states or gradients to this rank's stages
 
 
 def memory_of(config: Config, half: bool) -> Memory:
-    """The memory of the stage that needs most at its fullest moment; `half`: products are computed
-    in bf16.
+    """Returns the peak memory of the stage that needs the most; `half`: products are computed in
+    bf16.
     """
     width = 2 if half else 4
     flow = flow_of(config, width)
     stages = [list(_moments(config, width, stage, flow)) for stage in _stages(config)]
-    # where a compiler orders what a step does: as if all parts were at their fullest at once
+    # XLA's compiler reorders a step, so all parts might peak at once
     if is_xla(config):
         stages = [[tuple(map(max, zip(*moments, strict=True)))] for moments in stages]
     return Memory(*max(chain.from_iterable(stages), key=sum))
@@ -104,12 +104,12 @@ def _stages(config: Config) -> list[StageNumbers]:
     output = model.vocab_size * model.hidden_size // layout.tensor
     if layout.pipeline == 1:
         return [StageNumbers(model.layers, block, first + last, 1, True, True, output)]
-    again = first if model.tie_word_embeddings else 0  # the last stage has tied weights too
+    again = first if model.tie_word_embeddings else 0  # the last stage has a copy of tied weights
     passes, end, both = passes_of(config), layout.pipeline - 1, 2 * layout.virtual_stages
     under_way = [min(_under_way(layout, rank), passes) for rank in range(layout.pipeline)]
     blocks = [_blocks(model.layers, layout, rank) for rank in range(layout.pipeline)]
     stages = [StageNumbers(blocks[0], block, first, under_way[0], False, True, neighbours=both - 1)]
-    # the most under way, and the most blocks
+    # the middle stages with the most micro-batches in flight, and with the most blocks
     for rank in {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ():
         stages.append(
             StageNumbers(blocks[rank], block, 0, under_way[rank], False, False, neighbours=both)
@@ -123,8 +123,8 @@ def _stages(config: Config) -> list[StageNumbers]:
 
 
 def _blocks(layers: int, layout: Layout, rank: int) -> int:
-    """The blocks of a rank's stages, which differ by one at most (engine/parallel/pipeline.py,
-    _bounds).
+    """Returns the number of blocks in a rank's stages. Stages differ by at most one block
+    (engine/parallel/pipeline.py, _bounds).
     """
     stages = layout.pipeline * layout.virtual_stages
     return sum(
@@ -134,12 +134,12 @@ def _blocks(layers: int, layout: Layout, rank: int) -> int:
 
 
 def _under_way(layout: Layout, rank: int) -> float:
-    """Micro-batches whose forward pass has run on a rank's blocks and whose backward pass has not,
-    at most.
+    """Returns the peak number of micro-batches in flight on a rank. Their forward pass has run on
+    the rank's blocks, but not their backward pass.
 
-    With 1F1B p on the first rank, one less on each after it. Interleaved, with v stages a rank, (p
-    - 1) / v more on the first (Narayanan et al. 2021, arXiv:2104.04473, 2.2), and two stages' worth
-    less on each after it.
+    With 1F1B on p ranks, the first rank has p, and each rank after it one less. With v interleaved
+    stages per rank, the first has (p - 1) / v more (Narayanan et al. 2021, arXiv:2104.04473, 2.2).
+    Each rank after it has two stages' worth less.
     """
     ranks, stages = layout.pipeline, layout.virtual_stages
     if stages == 1:
@@ -148,7 +148,7 @@ def _under_way(layout: Layout, rank: int) -> float:
 
 
 def passes_of(config: Config) -> int:
-    """Micro-batches of a rank in a step."""
+    """Returns the number of micro-batches of a rank in a step."""
     return max(
         1,
         config.train.global_batch_size
@@ -158,13 +158,13 @@ def passes_of(config: Config) -> int:
 
 @dataclass(frozen=True)
 class HeldBytes:
-    """Bytes of a rank that no activation changes: weights, the optimizer's state; gradients
-    `before` the last pass and `after` it.
+    """Bytes of a rank that do not depend on activations: weights, optimizer state, and gradients
+    `before` and `after` the last pass.
 
-    `gathered` are copies of all weights that are gathered at once, of which a block's and what is
-    around blocks are each a part; `reduced`: in which a block's gradients are summed over ranks;
-    `replicated`: over replicas, which FSDP frees only at a step's end (torch 2.13,
-    _fsdp_param_group.py). 0 without copies.
+    `gathered`: copies of all weights that are gathered at once. `block` and `around` are its parts
+    for one block and for weights outside blocks. `reduced`: the buffer that sums a block's
+    gradients over ranks. `replicated`: the same over replicas, which FSDP frees only at a step's
+    end (torch 2.13, _fsdp_param_group.py). These are 0 without copies.
     """
 
     weights: int
@@ -178,27 +178,30 @@ class HeldBytes:
     replicated: int
 
     def copies(self, blocks: int) -> int:
-        """Of weights, while so many blocks are gathered beside what is around them."""
+        """Returns the bytes of weight copies while this number of blocks is gathered, plus the
+        weights outside blocks.
+        """
         return min(self.gathered, self.around + blocks * self.block)
 
 
 def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     layout, several = config.train.parallelism, passes_of(config) > 1
     numbers, format_ = stage.blocks * stage.block + stage.around, FORMATS[config.train.param_dtype]
-    # context ranks have the same weights, and share them (engine/parallel/gradients.py)
+    # the state is also sharded over context ranks, which have the same weights
+    # (engine/parallel/gradients.py)
     ranks = layout.fsdp * layout.context
     copied = _copied(config, width)
-    # torch's pipelining frees no weights and reduces no gradients before a step's last micro-batch
+    # torch's pipelining frees weights and reduces gradients only at a step's last micro-batch
     # (torch 2.13, stage.py)
     whole = layout.zero_stage == 1 or layout.pipeline > 1
     after = REDUCED * numbers if whole and several and ranks > 1 else format_ * numbers // ranks
     after += 0 if copied else _looked_up(config, format_, stage)
-    # where gradients were whole already, a block's sum takes the place of them
+    # if gradients are whole already, a block's sum reuses their memory
     summed = copied and (is_xla(config) or not (whole and several))
-    # whose sums are added to those of passes before
+    # replicas add their sums to those of earlier passes
     replicas = layout.fsdp < config.data_parallel and several
-    buckets = not copied and config.data_parallel > 1  # DDP's; the gradients are views of them
-    # for products, in a whole pass
+    buckets = not copied and config.data_parallel > 1  # DDP's buckets; gradients are views of them
+    # copies for products, kept during a whole pass
     cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
     all_ = width * numbers if copied else cast
     return HeldBytes(
@@ -215,11 +218,11 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
 
 
 def _copied(config: Config, width: int) -> bool:
-    """Returns whether FSDP copies weights for the products: it gathers parts, or casts; DDP keeps
-    no other copy.
+    """Returns whether FSDP copies weights for the products, because it gathers or casts them. DDP
+    keeps no copies.
     """
     layout, format_ = config.train.parallelism, FORMATS[config.train.param_dtype]
-    parted = layout.tensor * layout.pipeline > 1  # whose replicas are FSDP's too
+    parted = layout.tensor * layout.pipeline > 1  # FSDP then handles replicas too
     replicas = config.data_parallel > 1 and (width != 4 or parted)
     return layout.fsdp * layout.context > 1 or (
         (width != format_ or replicas) and not casts(config)
@@ -227,8 +230,8 @@ def _copied(config: Config, width: int) -> bool:
 
 
 def _looked_up(config: Config, width: int, stage: StageNumbers) -> int:
-    """Bytes of an embedding's gradient beyond a tensor rank's part: DTensor computes all of it and
-    takes a view (torch 2.13).
+    """Returns the bytes of an embedding's gradient beyond a tensor rank's part. DTensor computes
+    the whole gradient and takes a view (torch 2.13).
     """
     part = config.train.parallelism.tensor
     whole = width * config.model.vocab_size * config.model.hidden_size
@@ -238,15 +241,15 @@ def _looked_up(config: Config, width: int, stage: StageNumbers) -> int:
 def _moments(
     config: Config, width: int, stage: StageNumbers, flow: Flow
 ) -> Iterator[tuple[int, ...]]:
-    """`Memory` at the moments of a step that may be the fullest: the loss, blocks' backward passes,
-    the end, the update.
+    """Yields the fields of `Memory` at each moment that may be the peak of a step. These are the
+    loss, blocks' backward passes, their end, and the update.
     """
     held = _held(config, width, stage)
     kept = stage.under_way * stage.blocks * flow.kept + _exchanged(config, stage) * flow.hidden
     busy, part = flow.again + flow.work, config.train.parallelism.tensor
     matrix = config.model.hidden_size * config.model.intermediate_size // part
-    # to a pass's end the output layer's gradient waits, and a block's first one until the block has
-    # all
+    # the output layer's gradient is kept until a pass ends, and a block's first one until the block
+    # has all its gradients
     waiting = width * (stage.output + matrix) if held.reduced else 0
 
     def memory(gradients: int, blocks: int, activations: float, reducing: float) -> tuple[int, ...]:
@@ -283,7 +286,7 @@ def _moments(
 
 
 def _moments_of(config: Config, stage: StageNumbers, numbers: int) -> int:
-    """Counts the moments that the optimizer keeps."""
+    """Returns the number of elements in the optimizer's moments."""
     matrices = (
         stage.blocks * parts_of(config.model).block.matrices // config.train.parallelism.tensor
     )
@@ -291,8 +294,8 @@ def _moments_of(config: Config, stage: StageNumbers, numbers: int) -> int:
 
 
 def _updating(config: Config, stage: StageNumbers) -> int:
-    """Bytes that an optimizer's step works with, beyond its state (engine/optimizers.py,
-    engine/optimizers.py).
+    """Returns the bytes of working memory of an optimizer step, in addition to its state
+    (engine/optimizers.py).
     """
     model, train, layout = config.model, config.train, config.train.parallelism
     shape = (model.hidden_size, model.intermediate_size)
@@ -309,8 +312,8 @@ def _updating(config: Config, stage: StageNumbers) -> int:
 
 
 def _loss(config: Config, width: int, flow: Flow) -> float:
-    """Bytes of logits and their gradients; or those gradients, the output layer's and the hidden
-    states', which follow.
+    """Returns the peak bytes of the loss. These are logits and their gradients, or later the
+    gradients of logits, output layer and hidden states.
     """
     family, train, model = FAMILIES[config.model.family], config.train, config.model
     guessed = (
@@ -325,18 +328,18 @@ def _loss(config: Config, width: int, flow: Flow) -> float:
 
 
 def _pieces(config: Config, width: int, flow: Flow) -> float:
-    """Bytes of a loss in pieces (models/loss.py, Pieces): one piece's logits, in fp32 and for
-    products, and both gradients.
+    """Returns the peak bytes of a loss in pieces (models/loss.py, Pieces). These are one piece's
+    logits, in fp32 and for products, and both gradients.
 
-    After the last piece, both gradients are there twice: as computed, and as passed to backward.
+    After the last piece, both gradients exist twice: as computed, and as passed to backward.
     """
     numbers = config.model.vocab_size * config.model.hidden_size
     logits = LOGITS_BYTES * (1 + (width / FULL if width < FULL else 0))
     layer, product = width, 0
     if casts(
         config
-        # a piece's product is cast, and added to a sum that is not: a CPU first copies it into
-        # that format
+        # a piece's product is cast, but its sum is not, so a CPU first copies the product into
+        # the sum's format
     ):
         layer, product = FULL, width + FULL
     return (
@@ -346,12 +349,12 @@ def _pieces(config: Config, width: int, flow: Flow) -> float:
 
 
 def _exchanged(config: Config, stage: StageNumbers) -> float:
-    """Counts the copies of a micro-batch's hidden states, or of their gradients, that stages keep
-    because they send them.
+    """Returns how many copies of a micro-batch's hidden states, or of their gradients, stages keep
+    for sending and receiving.
 
-    torch.distributed.pipelining has a buffer for each tensor that a stage receives in a step. The
-    interleaved schedule frees sent tensors only at the step's end (torch 2.13, schedules.py); 1F1B
-    keeps the outputs of micro-batches under way.
+    torch.distributed.pipelining allocates a buffer for each tensor that a stage receives in a step.
+    The interleaved schedule frees sent tensors only at the step's end (torch 2.13, schedules.py).
+    1F1B keeps the outputs of micro-batches in flight.
     """
     layout, received = config.train.parallelism, stage.neighbours * passes_of(config)
     if not received:

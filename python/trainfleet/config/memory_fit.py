@@ -1,8 +1,8 @@
-"""Tells whether a run can fit its memory, and which smaller runs would.
+"""Checks whether a run can fit its memory, and suggests smaller runs that would.
 
-An estimate is up to 3 % more than a step takes, and up to a fifth more if a compiler decides what
-is kept (tests/bench/LOG.md). So a run is refused when even that much less would not fit, and one
-that is merely tight is planned with a warning.
+An estimate is up to 3 % too high, or up to a fifth if a compiler selects activations
+(tests/bench/LOG.md). So a run is refused only if it would not fit even after subtracting that
+error. A tight run is planned with a warning.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .precision import USABLE, is_half
 from .sizes import count_parameters
 from .types import Config
 
-# the most by which an estimate has been too high, and some room
+# largest factor by which an estimate was too high, with some margin
 TOO_HIGH, TOO_HIGH_COMPILED = (1.05, 1.2)
-SHOWN = 4  # suggestions
-MOST_TIMES = 64  # as many nodes as asked for, that are suggested
+SHOWN = 4  # maximum number of suggestions
+MOST_TIMES = 64  # largest suggested multiple of the requested nodes
 
 
 @dataclass(frozen=True)
 class Room:
-    """Memory in bytes, by whom it is shared (a `rank` has it alone, a `node`, or `all` nodes), and
-    whose it is, in words.
+    """Available memory in bytes. `of` is the scope that shares it: a `rank`, the ranks of a `node`,
+    or `all` ranks. `whose` describes its owner.
     """
 
     bytes: float
@@ -38,30 +38,32 @@ class Room:
     whose: str
 
     def ranks(self, config: Config) -> int:
-        """Returns how many ranks share it."""
+        """Returns how many ranks share this memory."""
         return {"rank": 1, "node": config.fleet.ranks_per_node, "all": config.world_size}[self.of]
 
     def wanted(self, config: Config) -> float:
-        """Bytes that the config needs of it."""
+        """Returns the bytes that the config needs from this memory."""
         return memory_of(config, is_half(config)).total * self.ranks(config)
 
     def holds(self, config: Config) -> bool:
         """Returns whether the config may fit."""
-        # a block's input stays as it is
+        # with full recomputation, a block keeps only its input, compiled or not
         kept = config.train.compile and config.train.activation_checkpointing != "full"
         compiled = kept or is_xla(config)
         return self.wanted(config) <= (TOO_HIGH_COMPILED if compiled else TOO_HIGH) * self.bytes
 
 
 def device_room(config: Config) -> Room | None:
-    """Returns a rank's room on its accelerator; `None` without one, or if it is unknown."""
+    """Returns the memory of a rank's accelerator; `None` without an accelerator, or if it is
+    unknown.
+    """
     device = config.fleet.rank_device
     return Room(device.memory_gib * 2**30, "rank", f"a {device.name}") if device else None
 
 
 def lack(config: Config, room: Room) -> tuple[str, str] | None:
-    """Returns the key and the message of a run that can't fit, with one that would; `None` if it
-    may.
+    """Returns the key and message of a run that can't fit, with suggestions that would; `None` if
+    it may fit.
     """
     if room.holds(config):
         return None
@@ -78,7 +80,7 @@ def lack(config: Config, room: Room) -> tuple[str, str] | None:
 
 
 def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
-    """Yields smaller runs, the least change first: in the words of SET or a make variable, and as a
+    """Yields smaller runs, the smallest change first, as text for SET or a make variable and as a
     config.
     """
     train, ways = config.train, config.data_parallel
@@ -112,7 +114,7 @@ def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
 
 
 def _wider(config: Config) -> Iterator[tuple[str, Config]]:
-    """More nodes, over which the state is divided."""
+    """Yields configs with more nodes, and the state sharded over them."""
     times, layout = 2, config.train.parallelism
     while times <= MOST_TIMES and layout.pipeline == 1:
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
@@ -126,8 +128,8 @@ def _wider(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _presets(config: Config) -> Iterator[tuple[str, Config]]:
-    """Smaller models of the family, the largest first, each as it is and with the smallest
-    micro-batch.
+    """Yields smaller models of the family, the largest first, each with its micro-batch and with
+    the smallest one.
     """
     shapes = [
         (name, shape)
@@ -161,8 +163,8 @@ def _works(config: Config, room: Room) -> bool:
 
 
 def checkpoint_bytes(config: Config) -> int:
-    """Of one checkpoint: the weights and the optimizer's moments, by those of blocks' matrices,
-    which most weights are.
+    """Returns the bytes of one checkpoint: the weights and the optimizer's moments. It treats all
+    weights as blocks' matrices, which most of them are.
     """
     copies = 1 + OPTIMIZERS[config.train.optimizer].moments
     return FORMATS[config.train.param_dtype] * count_parameters(config.model) * copies

@@ -1,8 +1,8 @@
-"""The limits of Trainium's two platforms, as rules between keys: each with a value that works.
+"""Rules between keys for Trainium's two platforms. Each message names a value that works.
 
-`neuron-xla` is PyTorch/XLA with NxD Core, all that Trn1 has (SDK 2.31 is its last); `neuron` is
-native PyTorch, only for Trn2 and Trn3 (awsdocs-neuron.readthedocs-hosted.com: v2.31.0 and v2.33.0,
-release notes, 2026-07-07 and 2026-10-19).
+`neuron-xla` is PyTorch/XLA with NxD Core, the only platform of Trn1 (SDK 2.31 is its last).
+`neuron` is native PyTorch, only for Trn2 and Trn3 (awsdocs-neuron.readthedocs-hosted.com: v2.31.0
+and v2.33.0, release notes, 2026-07-07 and 2026-10-19).
 """
 
 from __future__ import annotations
@@ -16,15 +16,9 @@ from .types import Config
 
 XLA = "neuron-xla"
 NATIVE = "neuron"
-RANKS = (
-    1,
-    2,
-    8,
-    32,
-    # of a trn1 node: its collectives run only on these numbers of cores (optimum-neuron issue
-    # 761)
-)
-LENGTHS = 128  # a NeuronCore's partitions: attention's kernels take sequences in tiles of this size
+# numbers of cores on which a trn1 node's collectives run (optimum-neuron issue 761)
+RANKS = (1, 2, 8, 32)
+LENGTHS = 128  # tile size of attention kernels: the partitions of a NeuronCore
 
 
 def is_xla(config: Config) -> bool:
@@ -32,8 +26,8 @@ def is_xla(config: Config) -> bool:
 
 
 def copies(config: Config) -> dict[int, int]:
-    """Tensor degrees above the number of key-value heads that work -> on how many ranks each head
-    is (kv_size_multiplier).
+    """Maps each working tensor degree above the number of key-value heads to the number of copies
+    of each head (kv_size_multiplier).
     """
     model = config.model
     if not is_xla(config) or not FAMILIES[model.family].copies_heads:
@@ -43,14 +37,16 @@ def copies(config: Config) -> dict[int, int]:
 
 
 def copies_heads(config: Config) -> bool:
-    """Returns whether tensor ranks outnumber the key-value heads, so that several have the same
-    one.
+    """Returns whether tensor ranks outnumber the key-value heads, so that several ranks have a copy
+    of the same head.
     """
     return config.train.parallelism.tensor in copies(config)
 
 
 def check_node(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses a platform, ranks or a sequence length that the type of node can't have."""
+    """Refuses a platform, a number of ranks or a sequence length that the node type does not
+    support.
+    """
     fleet, row = config.fleet, config.fleet.node_type
     if (
         row is None
@@ -89,7 +85,7 @@ def _check_length(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_layout(config: Config) -> Iterator[tuple[str, str]]:
-    """Layouts that NxD Core lacks, or that are not built on it."""
+    """Refuses layouts that NxD Core lacks, or that trainfleet does not build on it."""
     train, layout, ways = config.train, config.train.parallelism, config.data_parallel
     if not is_xla(config):
         return
@@ -123,7 +119,9 @@ def check_layout(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_training(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses what a step can't have as one program of PyTorch/XLA with NxD's optimizer."""
+    """Refuses settings that PyTorch/XLA with NxD's optimizer does not support, because it runs a
+    step as one program.
+    """
     train = config.train
     if not is_xla(config):
         return

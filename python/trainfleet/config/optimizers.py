@@ -1,5 +1,5 @@
-"""The optimizers that `train.optimizer` names, a row each: all that config, plan and engine know of
-one.
+"""The optimizers that `train.optimizer` names, one row each, with all properties that config, plan
+and engine use.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 
 class Optimizer(NamedTuple):
-    """`moments`: numbers of state for each number of a block's matrices; `others`, for each of all
-    other parameters.
+    """The properties of an optimizer. `moments`: state elements per parameter in blocks' matrices;
+    `others`: per other parameter.
 
-    `whole`: an update depends on its whole matrix, also where ranks hold slices. `orthogonal`: it
-    makes those of the blocks' matrices orthogonal. `formats`: of weights and moments
-    (train.param_dtype). What makes it, by dotted name: `made_by` takes engine.optimizer.Making,
-    `xla` is the class that NxD Core's takes ("": none).
+    `whole`: an update depends on the whole matrix, even if ranks hold slices. `orthogonal`: updates
+    of blocks' matrices are orthogonalized. `formats`: supported formats of weights and moments
+    (train.param_dtype). `made_by`: dotted name of a function that takes engine.optimizer.Making.
+    `xla`: dotted name of the class for NxD Core's optimizer; "" without one.
     """
 
     name: str
@@ -27,8 +27,8 @@ class Optimizer(NamedTuple):
     xla: str = ""
 
     def numbers(self, matrices: int, others: int) -> int:
-        """Returns the numbers of state for these counts of blocks' matrices and of other
-        parameters.
+        """Returns the state elements for `matrices` parameters in blocks' matrices and `others`
+        other ones.
         """
         return self.moments * matrices + self.others * others
 
@@ -47,4 +47,4 @@ OPTIMIZERS = {
         Optimizer("muon", f"{ENGINE}.optimizer:muon", moments=1, whole=True, orthogonal=True),
     )
 }
-USUAL = next(iter(OPTIMIZERS))  # what works wherever another does not
+USUAL = next(iter(OPTIMIZERS))  # suggested if another optimizer does not work

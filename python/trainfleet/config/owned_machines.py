@@ -1,5 +1,5 @@
-"""fleet.accelerator: machines without an EC2 type. It fills the open keys from Slurm's gres or
-usual values, and checks the rules.
+"""Handles fleet.accelerator, which describes machines without an EC2 type. It fills open keys from
+Slurm's gres or with usual values, and checks the rules.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ GPUS = re.compile(
     r"(?:gres/)?gpu(?:[:=]([A-Za-z][A-Za-z0-9_.-]*))?(?:[:=]([0-9]{1,4}))?(?:\([^)]*\))?"
 )
 LOOK = "make doctor looks at the nodes and prints what to write"
-FURTHEST = 3.0  # times the memory that the name says: more or less of it is another device
+FURTHEST = 3.0  # maximum factor between given and usual memory; beyond it, the name is wrong
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs in a gres of Slurm: the cluster's name for them, and their count per node."""
+    """The GPUs in a Slurm gres: the cluster's name for them, and their number per node."""
 
     type: str
     count: int
 
 
 def expand(text: str) -> dict[str, Any]:
-    """The keys that the short form stands for: `8xH100`, or the name alone."""
+    """Expands the short form, such as `8xH100` or only the name, into keys of fleet.accelerator."""
     match = SHORT.fullmatch(text)
     if match is None:
         return {"name": text}
@@ -43,7 +43,9 @@ def expand(text: str) -> dict[str, Any]:
 
 
 def gpus_of(gres: str | None) -> Gpus | None:
-    """The GPUs in a gres: `gpu:8`, `gpu:h100:8(S:0-1),nvme:1`; None where it has none."""
+    """Parses the GPUs in a gres such as `gpu:8` or `gpu:h100:8(S:0-1),nvme:1`. Returns None if it
+    has no GPUs.
+    """
     found = [
         match
         for word in re.split(r",(?![^(]*\))", gres or "")
@@ -58,15 +60,15 @@ def gpus_of(gres: str | None) -> Gpus | None:
 
 
 def node_type_of(fleet: dict[str, Any]) -> node_types.NodeType | None:
-    """Returns the kind of nodes of a fleet that is still a dictionary."""
+    """Returns the node type of a fleet that is still a dictionary."""
     if fleet["instance_type"] is not None:
         return node_types.instance(fleet["instance_type"])
     return fit(Devices, fleet["accelerator"]).node_type if fleet["accelerator"] else None
 
 
 def settle(fleet: dict[str, Any], here: bool) -> Iterator[tuple[str, Any, str]]:
-    """Fills the accelerator's open keys, in place; yields key, value and reason of each. `here`:
-    this machine is the fleet's.
+    """Fills the accelerator's open keys, in place. Yields the key, value and reason of each.
+    `here`: the fleet is this machine.
     """
     gres, gpus = fleet["slurm"]["gres"], gpus_of(fleet["slurm"]["gres"])
     if fleet["accelerator"] is None:
@@ -113,7 +115,7 @@ def _count(
 def _assumed(
     own: dict[str, Any], row: Accelerator, nodes: int, here: bool
 ) -> Iterator[tuple[str, Any, str]]:
-    """Yields each key that stays open: key, assumed value and reason."""
+    """Yields the key, assumed value and reason of each key that stays open."""
     sizes = sorted({each.size for each in NVIDIA if each.words == row.words})
     if (
         own["memory_gib"] is None
@@ -148,8 +150,8 @@ def _bytes(gib: float | None) -> float | None:
 
 
 def check(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses a fleet.accelerator with an unknown name, a wrong memory, or an instance type that
-    contradicts it.
+    """Refuses a fleet.accelerator with an unknown name, an implausible memory, or values that
+    contradict the instance type.
     """
     own, gpus = config.fleet.accelerator, gpus_of(config.fleet.slurm.gres)
     if gpus and config.fleet.device != "cpu" and config.fleet.ranks_per_node > gpus.count:
@@ -174,7 +176,7 @@ def check(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def untold(fleet: Fleet) -> tuple[str, str]:
-    """Returns the key and the message of a fleet whose devices are not named."""
+    """Returns the key and message for a fleet that does not name its devices."""
     if fleet.device != "cuda":
         which = "so set the type of the nodes, such as trn1.32xlarge"
         return "fleet.instance_type", f"null: fleet.platform is {fleet.platform}, {which}"
@@ -196,8 +198,8 @@ def untold(fleet: Fleet) -> tuple[str, str]:
 
 
 def unknown(name: str) -> str:
-    """Returns the message for a name that the table lacks: an EC2 type, one that can't be used, a
-    slip, or an unknown name.
+    """Returns the message for a name that is not in the table: an EC2 type, an unsupported device,
+    a typo or another name.
     """
     if name in node_types.INSTANCE_TYPES:
         return f"{name} is an EC2 type: fleet.instance_type: {name}"
@@ -208,7 +210,7 @@ def unknown(name: str) -> str:
 
 
 def instead(name: str) -> str:
-    """Returns what to write for a wrong EC2 type that names an accelerator; else ""."""
+    """Returns what to write instead of a wrong EC2 type that names an accelerator; else ""."""
     own = expand(name)
     row = find_accelerator(own["name"])
     if row is None and nearest(name, node_types.INSTANCE_TYPES):

@@ -1,9 +1,9 @@
-"""Platforms in addition to the engine's: packages that bring a device, divide models and have
-checkpoints; and the formats of `make export` (FORMAT), a Hugging Face folder or NxD Core's layout.
+"""Loads platforms: packages that add a kind of device, divide models and have a checkpoint format.
+Also parses the formats of `make export` (FORMAT): a Hugging Face folder or NxD Core's layout.
 
-A package outside this program names its platform as an entry point of the group
-`trainfleet.platforms`. Those of this program are in a table here: a checkout, and the code that
-hosts are sent, have no metadata of an installed package.
+A package outside this program registers its platform as an entry point of the group
+`trainfleet.platforms`. This program's platforms are in a table here. A checkout, and the code that
+is sent to hosts, have no package metadata.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from . import Config
 from .types import Model
 
 HUGGINGFACE = "huggingface"
-Degrees = tuple[int | None, int | None]  # tensor and pipeline; None: as the run has it
+Degrees = tuple[int | None, int | None]  # tensor and pipeline degree; None: the run's
 FORMAT = re.compile(
     rf"{HUGGINGFACE}|nxd(?:-tp([1-9][0-9]{{0,2}}))?(?:-pp([1-9][0-9]{{0,2}}))?", re.ASCII
 )
 
 
 def degrees(form: str) -> Degrees | None:
-    """Returns the tensor and pipeline degrees in a FORMAT, `None` for an open one; `None` for a
-    Hugging Face folder.
+    """Returns the tensor and pipeline degrees in a FORMAT, with `None` for an omitted one. Returns
+    `None` for a Hugging Face folder.
 
     Raises:
-        ValueError: there is no such format.
+        ValueError: the format does not exist.
     """
     found = FORMAT.fullmatch(form)
     if not found:
@@ -42,7 +42,7 @@ def degrees(form: str) -> Degrees | None:
 
 
 def require_new(out: Path) -> None:
-    """RunError where `out` is there already, and no empty folder."""
+    """Raises RunError if `out` exists and is not an empty folder, or can't be created."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(
             "is there already",
@@ -55,7 +55,7 @@ def require_new(out: Path) -> None:
 
 
 def loading(form: str, out: Path) -> str:
-    """Returns how to load an export, for the text after `next:`."""
+    """Returns how to load an export, as text after `next:`."""
     if degrees(form) is None:
         return f"transformers' from_pretrained({str(out)!r}) loads it"
     return (
@@ -65,47 +65,51 @@ def loading(form: str, out: Path) -> str:
 
 
 GROUP = "trainfleet.platforms"
-OURS = {"nxd": "trainfleet_nxd:Platform"}  # name → class; in pyproject.toml too, as entry points
+OURS = {"nxd": "trainfleet_nxd:Platform"}  # name → class, as in the entry points of pyproject.toml
 
 
 class Platform(Protocol):
-    """The parts of a platform. Its module imports no torch: Any is a type of torch or engine/."""
+    """The interface of a platform. Neither this module nor a platform's module imports torch, so
+    types of torch and engine/ are Any.
+    """
 
-    device: str  # the kind of its device (`fleet.platform`, hardware.device_of)
+    device: str  # kind of device (`fleet.platform`, hardware.device_of)
 
     def open(self, index: int) -> Any:
-        """Its device (devices.Device), number `index` of this node, not started.
+        """Returns device number `index` of this node (devices.Device), not started.
 
-        RunError where the node has none.
+        Raises RunError if the node does not have it.
         """
         ...
 
     def arrange(self, config: Config, world: Any) -> Any:
-        """The model and its optimizer as this rank has them (engine.parallel.Parts).
+        """Returns this rank's part of the model and its optimizer (engine.parallel.Parts).
 
-        All ranks call it together.
+        All ranks must call this together.
         """
         ...
 
     def checkpoint_at(self, address: str) -> Path | None:
-        """Finds its checkpoint at an address; `None` if there is no such checkpoint.
+        """Returns the platform's checkpoint at an address; `None` if there is no such checkpoint.
 
-        RunError where it was not saved to its end.
+        Raises RunError if the checkpoint is incomplete.
         """
         ...
 
     def require_readable(self, checkpoint: Path) -> None:
-        """RunError where the checkpoint's files can't be what they say; no weight is read."""
+        """Raises RunError if a file of the checkpoint is not in the expected format. No weights are
+        read.
+        """
         ...
 
     def described(self, checkpoint: Path) -> list[Path]:
-        """The folders whose config.json says of which model the checkpoint is."""
+        """Returns the folders with a config.json that describes the checkpoint's model."""
         ...
 
     def load(self, checkpoint: Path, shape: Model, sizes: Any) -> Any:
-        """The weights of a checkpoint under our names, for those in `sizes`.
+        """Returns the weights of a checkpoint under our names, for the names in `sizes`.
 
-        RunError naming what is missing.
+        Raises RunError with the names of missing weights.
         """
         ...
 
@@ -113,25 +117,25 @@ class Platform(Protocol):
         self, config: Config, degrees: Degrees, where: str
     ) -> Callable[[Any, Path], list[str]]:
         """Returns a function that writes a whole model's weights into a new folder and returns the
-        files' names.
+        file names.
 
-        RunError where the model can't be divided so.
+        Raises RunError if the model can't be divided by these degrees.
         """
         ...
 
 
 @cache
 def named(name: str) -> Platform:
-    """A platform by its name.
+    """Loads a platform by name.
 
     Raises:
-        RunError: it is not installed, or can't be imported.
+        RunError: the platform is not installed, or can't be imported.
     """
     path = _known().get(name, "")
     module, _, found = path.partition(":")
     try:
         platform: Platform = getattr(import_module(module), found)()
-    except Exception as error:  # another's module may raise anything
+    except Exception as error:  # a third-party module may raise any exception
         why = str(error) if path else f"no package here names it as an entry point of {GROUP}"
         raise RunError(
             f"the platform {name} can't be loaded", where=path, why=why, next="pip check; pip list"
@@ -144,31 +148,31 @@ def names() -> list[str]:
 
 
 def devices() -> dict[str, Platform]:
-    """The platforms by the kinds of device that they bring."""
+    """Returns the platforms by the kind of device that they add."""
     return {named(name).device: named(name) for name in names()}
 
 
 def opening(kind: str) -> Callable[[int], Any] | None:
-    """Returns the function that opens a device of a kind; `None` if no platform has it."""
+    """Returns the function that opens this kind of device; `None` if no platform supports it."""
     platform = devices().get(kind)
     return platform.open if platform else None
 
 
 def arrange(kind: str, config: Config, world: Any) -> Any:
-    """The model as the platform of this kind of device divides it."""
+    """Returns the model as divided by the platform for this kind of device."""
     return devices()[kind].arrange(config, world)
 
 
 def checkpoint_at(address: str) -> tuple[str, Path] | None:
-    """The platform whose own checkpoint an address means, and its folder; None: it is not a
-    platform's.
+    """Returns the platform's name and the folder of the checkpoint at an address; None if no
+    platform has such a checkpoint.
     """
     looks = ((name, named(name).checkpoint_at(address)) for name in names())
     return next(((name, found) for name, found in looks if found), None)
 
 
 def _known() -> dict[str, str]:
-    """Returns the classes of all platforms, installed ones and ours, by their names."""
-    from importlib.metadata import entry_points  # takes 14 ms
+    """Returns the class of each platform by name, both installed platforms and ours."""
+    from importlib.metadata import entry_points  # this import takes 14 ms
 
     return {entry.name: entry.value for entry in entry_points(group=GROUP)} | OURS

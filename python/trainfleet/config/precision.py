@@ -1,4 +1,6 @@
-"""The number format of a device's products, the memory that a rank may use, and their rules."""
+"""Number formats of a device's matrix products, the memory that a rank may use, and the rules for
+both.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from ..hardware.accelerators import Accelerator
 from .optimizers import OPTIMIZERS, USUAL
 from .types import Config
 
-# of a device's memory: the rest is the driver's, NCCL's buffers and what fragments
-# (tests/bench/accounts.py)
+# usable fraction of a device's memory; the rest is for the driver, NCCL's buffers and
+# fragmentation (tests/bench/accounts.py)
 USABLE = 0.9
 
 
@@ -19,8 +21,8 @@ def usable_bytes(device: Accelerator) -> float:
 
 
 def format_of(config: Config) -> str:
-    """The number format of products: fp8, bf16, fp16 or fp32. Of CPUs this one stands for all:
-    ranks decide by theirs.
+    """Returns the number format of products: fp8, bf16, fp16 or fp32. For `auto` on CPUs, it
+    assumes this machine's CPU; each rank decides by its CPU.
     """
     if config.train.precision != "auto":
         return config.train.precision
@@ -31,19 +33,19 @@ def format_of(config: Config) -> str:
 
 
 def is_half(config: Config) -> bool:
-    """Returns whether activations take two bytes a number: fp8 is only for products."""
+    """Returns whether activations take two bytes per number. fp8 applies only to products."""
     return format_of(config) != "fp32"
 
 
 def by_parts(config: Config) -> bool:
-    """Returns whether norms and dropout keep the results of their parts, as torch does on CPUs
-    (2.13); elsewhere each is one kernel.
+    """Returns whether norms and dropout keep intermediate results, as torch 2.13 does on CPUs.
+    Elsewhere each is one kernel.
     """
     return config.fleet.on_local_cpus and not config.train.compile
 
 
 def casts(config: Config) -> bool:
-    """Returns whether every product casts its factors, as undivided models do on CPUs
+    """Returns whether every product casts its inputs, as for undivided models on CPUs
     (engine/parallel/__init__.py).
     """
     layout, train = config.train.parallelism, config.train
@@ -53,7 +55,9 @@ def casts(config: Config) -> bool:
 
 
 def check_budget(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses a memory budget that no compiled block keeps to."""
+    """Refuses an activation memory budget unless checkpointing is selective, blocks are compiled
+    and tensor parallelism is off.
+    """
     train, key = config.train, "train.activation_memory_budget"
     budget, tensor = train.activation_memory_budget, train.parallelism.tensor
     if budget is None:
@@ -66,12 +70,12 @@ def check_budget(config: Config) -> Iterator[tuple[str, str]]:
         why = "only compiled blocks keep to a budget"
         yield key, f"{budget}: {why}; null works, or SET='train.compile=true'"
     elif tensor > 1:
-        # torch 2.13's partitioner can't tell the size of a mesh, which is an input of such blocks
+        # torch 2.13's partitioner can't compute the size of a mesh, an input of these blocks
         yield key, f"{budget}: no budget with train.parallelism.tensor of {tensor}; null works"
 
 
 def check_formats(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses number formats that the device, the optimizer or the layout can't have."""
+    """Refuses number formats that the device, the optimizer or the layout does not support."""
     train, device = config.train, config.fleet.rank_device
     if device is not None and device.bf16 is None and config.fleet.platform != "cpu":
         instead = {"param_dtype": "fp32", "precision": f"{device.half}, which auto takes,"}
@@ -97,7 +101,7 @@ def check_formats(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _against_fp8(config: Config, device: Accelerator | None) -> str:
-    """Returns what speaks against fp8, with what works, or ""; ranks check an unknown device."""
+    """Returns why fp8 does not work, with an alternative, or "". Ranks check an unknown device."""
     if config.fleet.node_type is not None if device is None else device.fp8 is None:
         name = device.name if device else "a CPU"
         return f"{name} has no instructions for it, as GPUs since Ada and Hopper have; auto works"

@@ -25,8 +25,8 @@ refuse the key, except local, which sets it aside. `parallelcluster` is slurm on
 
 
 def files() -> dict[str, str]:
-    """The files of schema/ by name: the JSON Schema, which editors read, and the page of all
-    keys.
+    """Returns the files of schema/ by name: the JSON Schema, which editors read, and the page of
+    all keys.
     """
     schema = key.HEAD | key.schema_of(Config, described=True)
     return {
@@ -36,7 +36,7 @@ def files() -> dict[str, str]:
 
 
 def render(schema: key.Schema) -> str:
-    """The page as Markdown: a table for each group of keys."""
+    """Renders the page as Markdown, with a table for each group of keys."""
     lines = [HEAD, *_table("", schema)]
     for path, part in walk(schema):
         if is_group(part):
@@ -65,7 +65,7 @@ def _table(prefix: str, schema: key.Schema) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Escapes text for Markdown: outside of code, `<name>` would be a tag and vanish."""
+    """Escapes text for Markdown, where `<name>` outside code would vanish as an HTML tag."""
     parts = text.split("`")
     return "`".join(
         part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts)
@@ -73,8 +73,8 @@ def _plain(text: str) -> str:
 
 
 def _backends(part: key.Schema) -> str:
-    """The backends that use a key, or those of a group, where not all do; the others refuse it
-    (local sets it aside).
+    """Names the backends that use a key or a group, unless all do. The others refuse it, except
+    that local ignores it.
     """
     return f" Used by: {', '.join(part['backends'])}." if "backends" in part else ""
 
@@ -91,7 +91,7 @@ def _allowed(part: key.Schema) -> str:
         ("exclusiveMaximum", "&lt;"),
     )
     bounds = [f"{sign} {part[name]}" for name, sign in signs if name in part]
-    # what it matches, in its own words: a bar would end the table's cell
+    # examples instead of a pattern, because a `|` in a pattern would end the table's cell
     if "pattern" in part and "examples" in part:
         return "such as " + ", ".join(f"`{example}`" for example in part["examples"])
     return ", ".join(bounds) or (f"`{part['pattern']}`" if "pattern" in part else "")

@@ -1,5 +1,5 @@
-"""The learning rate as a function of the step: a linear warm-up to the peak, and then one of four
-ways down to the floor.
+"""Learning rate schedules: a linear warm-up to the peak, followed by one of four decays to the
+floor.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from collections.abc import Iterator
 
 from .types import Config, Train
 
-LEAST_RATIO = 0.001  # of learning rates; a smaller value is a rate, as in other programs
+LEAST_RATIO = 0.001  # smallest allowed ratio; smaller values are rates, as in other programs
 
 
 def learning_rate(train: Train, step: int) -> float:
-    """The rate of step 1, 2, ...; the floor is reached in the last of `train.schedule_steps`."""
+    """Returns the learning rate of a step, counted from 1. It reaches the floor in the last of
+    `train.schedule_steps`.
+    """
     if step <= train.warmup_steps:
         return train.learning_rate * step / train.warmup_steps
     height = FALLS[train.schedule](train, min(step, train.schedule_steps))
@@ -21,7 +23,7 @@ def learning_rate(train: Train, step: int) -> float:
 
 
 def _done(train: Train, step: int) -> float:
-    """The fraction of the decay that is done at a step."""
+    """Returns the completed fraction of the decay at a step."""
     return (step - train.warmup_steps) / max(1, train.schedule_steps - train.warmup_steps)
 
 
@@ -34,13 +36,13 @@ def _linear(train: Train, step: int) -> float:
 
 
 def _polynomial(train: Train, step: int) -> float:
-    """fairseq's polynomial_decay."""
+    """Implements fairseq's polynomial_decay."""
     return float((1 - _done(train, step)) ** train.schedule_power)
 
 
 def _wsd(train: Train, step: int) -> float:
-    """Warm-up, stable, decay: flat until the last steps, which fall in a straight line (Hu et al.
-    2024, arXiv:2404.06395).
+    """Implements warm-up, stable, decay: a constant rate that decays linearly in the last steps (Hu
+    et al. 2024, arXiv:2404.06395).
     """
     return min(1.0, (train.schedule_steps - step) / train.decay_steps)
 
@@ -49,7 +51,9 @@ FALLS = {"cosine": _cosine, "linear": _linear, "polynomial": _polynomial, "wsd":
 
 
 def check(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses steps that don't fit together, and a floor that is a rate instead of a fraction."""
+    """Refuses numbers of steps that contradict each other, and a floor that is a rate instead of a
+    fraction.
+    """
     train, ratio = config.train, config.train.min_lr_ratio / config.train.learning_rate
     if 0 < train.min_lr_ratio < LEAST_RATIO:
         share = f"{train.min_lr_ratio:g} / {train.learning_rate:g} is {ratio:.3g}"

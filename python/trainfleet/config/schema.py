@@ -1,5 +1,5 @@
-"""Checks a config by the schema of its dataclasses (types.py), and suggests what a wrong key or
-value meant.
+"""Checks a config against the schema of its dataclasses (types.py), and suggests corrections for
+wrong keys and values.
 """
 
 from __future__ import annotations
@@ -23,35 +23,34 @@ from .types import Config
 from .yaml_lines import Key, YamlDocument, dotted
 
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
-GUESSES = 20  # keys of one group that are guessed at: each guess takes a millisecond
-WORDS: dict[
-    str, dict[str, tuple[str, ...]]
-] = {  # of other languages, and of YAML 1.1, for what YAML 1.2 calls so
+GUESSES = 20  # maximum suggestions per group of keys; each takes a millisecond
+# words from other languages and YAML 1.1 for values of YAML 1.2
+WORDS: dict[str, dict[str, tuple[str, ...]]] = {
     "null": {"null": ("none", "nil")},
     "boolean": {"true": ("yes", "on", "y"), "false": ("no", "off", "n")},
 }
-BACKEND = ("fleet", "backend")  # installed packages add to its names
-# a rule that is broken: at which key, its name, the value, and the part that has the rule
+BACKEND = ("fleet", "backend")  # installed packages add names
+# a broken rule: the key, the rule's name, the value, and the part of the schema with the rule
 Fault = tuple[Key, str, Any, Schema]
-# further characters of a number, except a factor
+# characters around a number, except a factor such as k
 AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"
 
 
 @cache
 def load_schema() -> Schema:
-    """The schema, without its descriptions."""
+    """Returns the schema, without its descriptions."""
     return schema_of(Config)
 
 
 def is_group(part: Schema) -> bool:
-    """Returns whether a key holds other keys (one word may replace them: `train.parallelism:
-    auto`).
+    """Returns whether a key is a group of keys. One word may replace some groups, as in
+    `train.parallelism: auto`.
     """
     return "object" in part.get("type", ())
 
 
 def walk(schema: Schema, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Schema]]:
-    """Every key with its part of the schema, parents first, in the order of the file."""
+    """Yields every key with its part of the schema, parents first, in the order of the schema."""
     for name, part in schema.get("properties", {}).items():
         yield (*prefix, name), part
         if is_group(part):
@@ -59,7 +58,7 @@ def walk(schema: Schema, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """The same mapping with every missing key at its default."""
+    """Returns the mapping with defaults for all missing keys."""
     filled = {}
     for name, part in schema["properties"].items():
         given = value.get(name, copy.deepcopy(part.get("default")))
@@ -68,7 +67,7 @@ def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
 
 
 def check(document: YamlDocument) -> Iterator[tuple[Key, Problem]]:
-    """Each thing in the document that the schema does not allow, with the key it is about."""
+    """Yields each fault that the schema finds in the document, with its key."""
     known = {problem.key for problem in document.problems}
     for fault in faults(document.value, load_schema()):
         place, rule, got, _ = fault
@@ -82,8 +81,8 @@ def check(document: YamlDocument) -> Iterator[tuple[Key, Problem]]:
 
 
 def faults(value: Any, part: Schema, key: Key = ()) -> Iterator[Fault]:
-    """The rules that a value breaks, at every level, as JSON Schema has them (a test asks the
-    jsonschema package too).
+    """Yields the rules that a value breaks, at every level, as JSON Schema defines them. A test
+    compares the results with the jsonschema package.
     """
     for rule, wanted in part.items():
         if rule in RULES and not RULES[rule](value, wanted):
@@ -101,14 +100,14 @@ def faults(value: Any, part: Schema, key: Key = ()) -> Iterator[Fault]:
 
 @cache
 def whole_pattern(rule: str) -> str:
-    """Translates a pattern of JSON Schema for Python: there a `$` may also match before a last line
+    """Translates a JSON Schema pattern for Python, where `$` would also match before a final line
     break.
     """
     return re.sub(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$", lambda match: match[1] or r"\Z", rule)
 
 
 def _is(value: Any, name: str) -> bool:
-    """Returns whether a value has a type of JSON: true is not a number, and 1.0 is an integer."""
+    """Returns whether a value has a JSON type. A boolean is not a number, and 1.0 is an integer."""
     if name == "integer":
         return type(value) is int or (isinstance(value, float) and value.is_integer())
     return isinstance(value, TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
@@ -117,8 +116,8 @@ def _is(value: Any, name: str) -> bool:
 def _when(
     kind: type | tuple[type, ...], holds: Callable[[Any, Any], bool]
 ) -> Callable[[Any, Any], bool]:
-    """A rule for values of a type only, as all of JSON Schema's are but `type`, `enum` and
-    `anyOf`.
+    """Returns a rule for values of one type only, like all rules of JSON Schema except `type`,
+    `enum` and `anyOf`.
     """
     return lambda value, wanted: (
         not isinstance(value, kind) or isinstance(value, bool) or holds(value, wanted)
@@ -158,9 +157,9 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, str]]:
-    """Yields the faults of a key's value, in words; each with the rest of its key."""
+    """Yields the faults of a key's value in words, each with the rest of its key."""
     wanted, unit = part[rule], f" {part['unit']}" if part.get("unit") else ""
-    # a wrong value may be the secret itself
+    # the value of a writeOnly key may be a secret, so its messages do not show it
     match rule:
         case "additionalProperties":
             parent = tuple(name for name in key if isinstance(name, str))
@@ -213,13 +212,13 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
 
 
 def _written(schema: Schema) -> str:
-    """Returns how to write a text: the schema's examples, or its pattern."""
+    """Describes how to write a text: by the schema's examples, or by its pattern."""
     examples = ", ".join(map(show, schema.get("examples", ())))
     return f"written as in {examples}" if examples else f"of the form {schema['pattern']}"
 
 
 def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
-    """Suggests the value that one of another type means; "" if that is unclear."""
+    """Suggests the value that a value of the wrong type probably means; "" if this is unclear."""
     word, types = (
         got.strip().lower() if isinstance(got, str) else "",
         {rule} if isinstance(rule, str) else set(rule),
@@ -253,7 +252,9 @@ def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
 
 
 def _multiplied(number: str, factor: str, key: str) -> int:
-    """10k in full; of lengths and vocabularies, which are powers of two, 4k is 4096."""
+    """Expands a number such as 10k. Lengths and vocabularies are powers of two, so their 4k is
+    4096.
+    """
     thousand = 1024 if key.endswith(("length", "vocab_size")) and "." not in number else 1000
     exponent = "kmb".index(factor) + 1
     return round(float(number) * float(thousand**exponent))
@@ -283,8 +284,8 @@ def _range(schema: Schema) -> str:
 
 
 def suggest_key(key: tuple[str, ...], schema: Schema) -> str:
-    """Suggests the key that an unknown one means: a slip, another program's name, a key of that
-    name elsewhere; else lists the keys that are known here.
+    """Suggests the key that an unknown key means: a typo, another program's name, or a key in
+    another group. Otherwise lists the known keys of the group.
     """
     if key[-1] == "<<":
         return "; YAML's merge keys are not taken: write the keys out"
@@ -307,7 +308,7 @@ def _suggestion(key: tuple[str, ...], siblings: list[str]) -> str:
 
 
 def _ratio(guess: str, rate: Any, siblings: dict[str, Any]) -> str:
-    """Returns the share of the peak that a rate is, if the key takes a share."""
+    """Returns the ratio of a rate to the peak rate, if the suggested key takes a ratio."""
     peak = siblings.get("learning_rate")
     if "min_lr_ratio?" in guess and isinstance(rate, float) and isinstance(peak, float):
         return f"; {rate:g} / {peak:g} is {rate / peak:.3g}" if 0 < rate < peak else ""
@@ -316,8 +317,8 @@ def _ratio(guess: str, rate: Any, siblings: dict[str, Any]) -> str:
 
 @cache
 def _meanings() -> dict[tuple[str, ...], str]:
-    """The first sentence on each key: another program's key of a like name may have another
-    unit.
+    """Returns the first sentence of each key's description. Suggestions quote it, because a similar
+    key of another program may have another unit.
     """
     return {
         path: part["description"].partition(". ")[0].rstrip(".")
@@ -326,8 +327,8 @@ def _meanings() -> dict[tuple[str, ...], str]:
 
 
 def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
-    """The path of the key that was meant. A word that is known somewhere counts before one that is
-    only like it.
+    """Returns the path of the key that was meant. A name that is known in any group takes
+    precedence over a merely similar name.
     """
     paths = [path for path, _ in walk(load_schema())]
     form, here = spelling.plain(key[-1]), key[:-1]
@@ -338,7 +339,7 @@ def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
     if len(form) > 3 and (
         near := next((name for name in siblings if spelling.distance(form, name) <= 1), None)
     ):
-        return (*here, near)  # queues instead of queue
+        return (*here, near)  # such as queues for queue
     named = [path for path in paths if form in (path[-1], dotted(path))]
     if exact := [*named, *synonyms().get(form, ())]:
         return max(  # type: ignore[no-any-return]
@@ -358,8 +359,8 @@ def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
 
 
 def key_named(word: str) -> str:
-    """The one key of that name, by its last part or in full; of several that of train, then of
-    model; "" for none.
+    """Returns the key with this name or full path, or "". Among several, keys of train come first,
+    then those of model.
     """
     found = [
         dotted(path)
@@ -378,8 +379,8 @@ def key_named(word: str) -> str:
 
 
 def _part(form: str, paths: list[tuple[str, ...]]) -> tuple[str, ...] | None:
-    """Returns the first key with a name that is a whole word of `form`, like seed in seed_value;
-    else the first with `form` in its name.
+    """Returns the first key with a name that is a whole word of `form`, like seed in seed_value.
+    Otherwise returns the first key with `form` in its name.
     """
     within = (path for path in paths if len(path[-1]) > 3 and f"_{path[-1]}_" in f"_{form}_")
     around = (path for path in paths if len(form) > 3 and f"_{form}_" in f"_{path[-1]}_")

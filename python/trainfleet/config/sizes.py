@@ -1,4 +1,4 @@
-"""Counts a model's parameters, and the FLOPs of one token: arithmetic, which tests compare with the
+"""Counts a model's parameters and its FLOPs per token. Tests compare these formulas with the
 modules.
 """
 
@@ -13,8 +13,8 @@ from .types import Model
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Trained numbers of a part of a model: those in matrices, which tensor parallelism divides,
-    and those in vectors.
+    """The parameters in a part of a model: in matrices, which tensor parallelism divides, and in
+    vectors.
     """
 
     matrices: int
@@ -23,8 +23,8 @@ class ParameterCount:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """A model as a pipeline may cut it: what comes before the blocks, one block, what comes after
-    them.
+    """The parts into which a pipeline can cut a model: before the blocks, one block, and after the
+    blocks.
     """
 
     first: ParameterCount
@@ -34,11 +34,11 @@ class ModelParts:
 
 @cache
 def parts_of(model: Model) -> ModelParts:
-    """The parts; a tied output layer counts in the first alone."""
+    """Returns the parts of a model. A tied output layer counts only in the first part."""
     family, width = FAMILIES[model.family], model.hidden_size
     embedding = model.vocab_size * width
     head = _transform(model) + _pooler(model) + (0 if model.tie_word_embeddings else embedding)
-    # gains: two a block and the last, and of query and key; biases of query, key and value
+    # per block: gains of two norms, gains for query and key, biases of query, key and value
     if family.rotary:
         vectors = (
             2 * width
@@ -50,9 +50,9 @@ def parts_of(model: Model) -> ModelParts:
             ParameterCount(_block(model), vectors),
             ParameterCount(head, width),
         )
-    # attention, feed-forward, two norms
+    # biases of attention and feed-forward, and two norms with gain and bias
     block = 4 * width + model.intermediate_size + width + 4 * width
-    # an encoder norms its embedding
+    # an encoder has a norm after its embedding
     first = ParameterCount(embedding + look_ups(model), 0 if family.causal else 2 * width)
     return ModelParts(
         first, ParameterCount(_block(model), block), ParameterCount(head, _head_vectors(model))
@@ -60,7 +60,7 @@ def parts_of(model: Model) -> ModelParts:
 
 
 def count_parameters(model: Model) -> int:
-    """Trained numbers; a tied one counts once."""
+    """Returns the number of trained parameters. Tied parameters count once."""
     parts = parts_of(model)
     return sum(
         part.matrices + part.vectors
@@ -69,13 +69,13 @@ def count_parameters(model: Model) -> int:
 
 
 def flops_per_token(model: Model, sequence_length: int) -> float:
-    """FLOPs that training on one token costs: 6 a number of every matrix that it goes through, and
-    attention.
+    """Returns the FLOPs of training on one token: 6 per parameter in each matrix that it passes,
+    plus attention.
 
-    A multiply-add forward and two backward make 6; looking up an embedding makes none; the output
-    layer, where hidden tokens are guessed, sees only those. Attention's scores and their use cost
-    12 x layers x length x width (Chowdhery et al. 2022, PaLM, arXiv:2204.02311, appendix B), halved
-    where a token sees only those before it. Recomputation is left out.
+    A multiply-add forward and two backward make 6 FLOPs. Embedding look-ups need none. In a masked
+    model, the output layer processes only masked tokens. Attention's scores and their use cost 12 x
+    layers x length x width (Chowdhery et al. 2022, PaLM, arXiv:2204.02311, appendix B). Causal
+    models need half of that. Recomputation does not count.
     """
     family = FAMILIES[model.family]
     seen = family.guesses(sequence_length) / sequence_length
@@ -95,8 +95,8 @@ def flops_per_token(model: Model, sequence_length: int) -> float:
 
 
 def flops_in_words(model: Model) -> str:
-    """Describes the FLOPs that count for a token, in one line, so that MFUs can be compared: others
-    seldom state their formula.
+    """Describes the FLOP formula in one line. MFUs can't be compared without it, and other programs
+    seldom state theirs.
     """
     causal = FAMILIES[model.family].causal
     attention = (
@@ -110,8 +110,8 @@ def flops_in_words(model: Model) -> str:
 
 
 def _block(model: Model) -> int:
-    """Numbers in the matrices of a block: attention's four, and SwiGLU's three or a plain
-    feed-forward's two.
+    """Returns the parameters in the matrices of a block: attention's four, and SwiGLU's three or a
+    plain feed-forward's two.
     """
     attention = model.hidden_size * model.head_features * (2 * model.heads + 2 * model.kv_heads)
     return (
@@ -121,20 +121,22 @@ def _block(model: Model) -> int:
 
 
 def _normed(model: Model) -> int:
-    """Gains of the norms of query and key."""
+    """Returns the number of gains in the norms of query and key."""
     heads = {"": 0, "head": 2, "all": model.heads + model.kv_heads}[FAMILIES[model.family].normed]
     return heads * model.head_features
 
 
 def _transform(model: Model) -> int:
-    """The square matrix between the last block and the output layer of a model that guesses hidden
-    tokens.
+    """Returns the parameters in the square matrix between the last block and the output layer of a
+    masked model.
     """
     return 0 if FAMILIES[model.family].causal else model.hidden_size**2
 
 
 def _pooler(model: Model) -> int:
-    """The matrices that say from a sequence's first token whether B follows A."""
+    """Returns the parameters in the matrices that predict from a sequence's first token whether B
+    follows A.
+    """
     return (
         model.hidden_size**2 + 2 * model.hidden_size
         if FAMILIES[model.family].objective == "pairs"
@@ -143,15 +145,17 @@ def _pooler(model: Model) -> int:
 
 
 def look_ups(model: Model) -> int:
-    """Numbers of learnt positions and segments, which every tensor rank has whole."""
+    """Returns the parameters in learnt positions and segments. Every tensor rank has a whole copy
+    of them.
+    """
     family = FAMILIES[model.family]
     positions = 0 if family.rotary else model.max_position_embeddings + family.positions_from
     return (positions + family.segments) * model.hidden_size
 
 
 def _head_vectors(model: Model) -> int:
-    """The last norm; of an encoder the biases of the square matrix and of the output layer, and of
-    what judges pairs.
+    """Returns the parameters in the vectors of the last part. These are the last norm and an
+    encoder's biases of the square matrix, output layer and pooler.
     """
     family, width = FAMILIES[model.family], model.hidden_size
     pooler = width + 2 if family.objective == "pairs" else 0

@@ -1,11 +1,12 @@
-"""Predicts the seconds of a step and their parts: a pure model of compute, memory traffic, links
-and waiting.
+"""Predicts the seconds of a step by part: a pure model of compute, memory traffic, links and idle
+time.
 
-A rank's micro-batch goes through its stage: matrix products that saturate with their size,
-attention, what memory bandwidth limits, kernel launches, and the collectives of its layout over the
-links that its group has. Then come the pipeline's bubble, the optimizer and what is left of the
-gradients' exchange. The constants were fitted to published figures (tests/bench/fit_planner.py,
-with the rows that it used); the structure follows the sources named at each part.
+The model follows a rank's micro-batch through its stage. It adds matrix products, which saturate
+with their size, attention, memory-bound operations and kernel launches. It also adds the
+collectives of the layout over the links of each group. Then it adds the pipeline's bubble, the
+optimizer, and the gradient exchange that computing does not hide. The constants were fitted to
+published figures (tests/bench/fit_planner.py, with the rows that it used). The structure follows
+the sources named at each part.
 """
 
 from __future__ import annotations
@@ -16,57 +17,55 @@ from math import ceil, log2
 
 from .step_work import DeviceSpeed, Work
 
-# seconds of a ring's step inside a node and between two (NCCL 2.30, tuning.cc, Simple)
+# seconds per step of a ring, inside a node and between nodes (NCCL 2.30, tuning.cc, Simple)
 HOP, HOP_OUTSIDE = (3.4e-6, 14e-6)
-# of the work of a forward pass; a backward pass takes the gradient of inputs and of weights
+# work relative to a forward pass; a backward pass computes gradients of inputs and of weights
 FORWARD, BACKWARD = (1.0, 2.0)
 
 
 @dataclass(frozen=True)
 class Constants:
-    """The fitted constants, each dimensionless or in seconds; fit_planner.py prints this table with
+    """The fitted constants, each dimensionless or in seconds. fit_planner.py prints this table with
     its errors.
     """
 
-    # a product with this many tokens, per FLOP that the device does per byte, takes twice its time
+    # tokens at which a product takes twice its ideal time, per FLOP/byte of the device
     thin_tokens: float = 1.44
-    thin_width: float = 1.23  # the same for the smaller of its other two sizes
-    fp8: float = 1.0  # efficiency of fp8 products over that of bf16 ones, each of its peak
-    traffic: float = (
-        22.0  # hidden-wide numbers that a block moves through memory per token, forward, not fused
-    )
+    thin_width: float = 1.23  # the same for the smaller size of the matrix
+    fp8: float = 1.0  # efficiency of fp8 products relative to bf16, each against its own peak
+    # multiples of the hidden size per token that an unfused block moves through memory, forward
+    traffic: float = 22.0
     traffic_fused: float = 32.5
-    traffic_inner: float = 5.9  # the same, feed-forward-wide
-    scores: float = 18.5  # times that stored attention scores go through memory
-    # the same where one kernel scales, masks and normalizes them (Narayanan et al. 2021, 4.2)
+    traffic_inner: float = 5.9  # the same in multiples of the feed-forward size
+    scores: float = 18.5  # times that stored attention scores pass through memory
+    # the same if one kernel scales, masks and normalizes them (Narayanan et al. 2021, 4.2)
     scores_fused: float = 4.6
-    launch: float = 9e-6  # seconds a kernel takes to launch
-    kernels: float = 45.0  # kernels a block launches, forward
-    ring: float = 0.79  # of a link's nominal rate that large collectives reach
+    launch: float = 9e-6  # seconds to launch a kernel
+    kernels: float = 45.0  # kernels that a block launches, forward
+    ring: float = 0.79  # fraction of a link's nominal rate that large collectives reach
     ring_outside: float = 0.78
-    latency: float = 1.2e-05  # seconds a collective takes inside a node, times the log of its ranks
+    latency: float = 1.2e-05  # seconds per collective inside a node, times the log of its ranks
     latency_outside: float = 3e-05
-    hidden_tensor: float = 0.23  # of the tensor-parallel exchange that computing hides
-    hidden_shard: float = 0.78  # of the sharded weights' exchange
-    bubble: float = 0.84  # of the pipeline's idle share by arithmetic
-    update: float = 75.5  # bytes that the optimizer moves per number, in fp32
-    step: float = 0.0054  # seconds a step takes beside all this
-    spread: float = 0.0058  # slowdown per doubling of nodes: the slowest of many sets the pace
-    selective: float = 0.06  # of a forward pass that selective recomputation repeats
-    # speed of an engine with hand-written kernels and exchanges hidden in products (Megatron) over
-    # torch's
+    hidden_tensor: float = 0.23  # fraction of the tensor-parallel exchange that computing hides
+    hidden_shard: float = 0.78  # the same for the sharded weights' exchange
+    bubble: float = 0.84  # fraction of the pipeline's theoretical bubble
+    update: float = 75.5  # bytes that the optimizer moves per parameter, in fp32
+    step: float = 0.0054  # constant overhead per step in seconds
+    spread: float = 0.0058  # slowdown per doubling of nodes, because the slowest one sets the pace
+    selective: float = 0.06  # fraction of a forward pass that selective recomputation repeats
+    # speed relative to torch of an engine with hand-written kernels and exchanges hidden in
+    # products (Megatron)
     tuned: float = 1.28
-    tuned_attention: float = (
-        2.02  # the same of attention alone, on GPUs that torch's kernels do not use well
-    )
-    # of a forward pass that full recomputation repeats (the output layer and the last product are
-    # spared)
+    # the same for attention, on GPUs that torch's kernels do not use well
+    tuned_attention: float = 2.02
+    # fraction of a forward pass that full recomputation repeats; it omits the output layer and the
+    # last product
     full: float = 0.84
 
 
 FITTED = Constants()
-# On CPUs ranks meet over gloo, which hides little behind computing. Measured on one machine;
-# finished runs correct them.
+# On CPUs ranks communicate over gloo, and computing hides little of that. These constants were
+# measured on one machine; finished runs correct them.
 ON_CPUS = Constants(
     thin_tokens=0.1,
     thin_width=1.0,
@@ -85,7 +84,7 @@ ON_CPUS = Constants(
 )
 
 
-# parts of a step that are corrected together; a run measures all but calls and exchange
+# parts of a step that are corrected together; a run measures all except calls and exchange
 # (engine/timing.py)
 GROUPS = {
     "computing": ("products", "attention", "traffic", "idle"),
@@ -99,8 +98,8 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by part; `total` is their sum. Exchanges are what computing does not
-    hide.
+    """Seconds of a step by part; `total` is their sum. An exchange counts only for the time that
+    computing does not hide.
     """
 
     products: float
@@ -121,37 +120,37 @@ class StepTime:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
     def corrected(self, factors: Mapping[str, float]) -> StepTime:
-        """The step with the parts of each group (GROUPS) multiplied by its factor, if it has
-        one.
+        """Returns the step time with the parts of each group (GROUPS) multiplied by its factor, if
+        given.
         """
         of = {name: factors.get(group, 1.0) for group, names in GROUPS.items() for name in names}
         return StepTime(**{name: seconds * of[name] for name, seconds in asdict(self).items()})
 
     def group(self, name: str) -> float:
-        """Seconds of a group of parts."""
+        """Returns the seconds of a group of parts."""
         return float(sum(getattr(self, part) for part in GROUPS[name]))
 
     def limit(self) -> str:
-        """The part that takes most."""
+        """Returns the name of the part that takes the most time."""
         return max((field.name for field in fields(self)), key=lambda name: getattr(self, name))
 
 
 def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> StepTime:
-    """The seconds of one optimizer step of `work` on `device`s."""
+    """Predicts the time of one optimizer step of `work` on `device`."""
     c = constants
     layers = ceil(work.layers / work.pipeline)
     again = {"none": 0.0, "selective": c.selective, "full": c.full}[work.recompute]
     times = FORWARD + BACKWARD + again
     block = _block(work, device, c)
     head = _head(work, device, c)
-    whole = work.pipeline == 1 or work.even  # the output layer, on one stage
-    # of the slowest stage's products: engines balance the output layer against blocks, which leaves
-    # half of it
+    whole = work.pipeline == 1 or work.even  # the output layer is extra work on one stage
+    # Engines balance the output layer against blocks, so the slowest stage has only half of the
+    # output layer's time in addition to its blocks.
     share = 1.0 if whole else (layers * block + head / 2) / (layers * block)
     ending = head * (FORWARD + BACKWARD) + _loss(work, device) if whole else 0.0
     products = layers * block * times * share + (head * (FORWARD + BACKWARD) if whole else 0.0)
-    # of attention all, as only a block's last product is spared; with selective recomputation what
-    # engines differ in
+    # Full recomputation repeats all of attention, because only a block's last product is omitted.
+    # With selective recomputation, engines differ.
     repeated = 1.0 if work.recompute == "full" else min(1.0, 4 * again)
     attention = layers * _attention(work, device, c) * (FORWARD + 2.5 + repeated)
     traffic = layers * _traffic(work, device, c) * times + (_loss(work, device) if whole else 0.0)
@@ -188,15 +187,15 @@ def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> S
 
 
 def tokens_per_second(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> float:
-    """Tokens per second of one rank."""
+    """Returns the tokens per second of one rank."""
     return work.step_tokens / step_of(work, device, constants).total / work.world
 
 
 def _product(
     work: Work, device: DeviceSpeed, c: Constants, size: tuple[float, float], format_: str
 ) -> float:
-    """Seconds of the product of the micro-batch's tokens with one matrix: a peak that thin products
-    do not reach.
+    """Returns the seconds to multiply the micro-batch's tokens by one matrix. Thin products do not
+    reach the peak.
     """
     inputs, outputs = size
     flops = device.peak(format_)
@@ -218,15 +217,15 @@ def _head(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _beside(format_: str) -> str:
-    """The format of products outside blocks, and of attention."""
+    """Returns the format of attention and of products outside blocks."""
     return "bf16" if format_ == "fp8" else format_
 
 
 def _launches(
     work: Work, device: DeviceSpeed, c: Constants, blocks: float, computing: float
 ) -> float:
-    """Seconds of overhead per micro-batch that computing does not hide; `blocks`: forward passes of
-    a block that it takes.
+    """Returns the seconds of launch overhead per micro-batch that computing does not hide.
+    `blocks`: the micro-batch's work in forward passes of one block.
     """
     called = blocks * c.kernels * (0.6 if work.fused else 1.0)
     if device.host is None:
@@ -241,8 +240,8 @@ def _launches(
 
 
 def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Seconds of a block's scores and their use, forward: 4 x length x width FLOPs per token, half
-    if causal.
+    """Returns the seconds of a block's attention, forward. It takes 4 x length x width FLOPs per
+    token, or half of that if causal.
     """
     seen = 0.5 if work.causal and work.flash else 1.0
     flops = 4 * work.tokens * work.length * seen * work.queries / work.tensor
@@ -258,8 +257,8 @@ def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _traffic(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Seconds that norms, activations, residuals and copies keep memory busy, per block,
-    forward.
+    """Returns the seconds of a block's memory traffic, forward: norms, activations, residuals and
+    copies.
     """
     wide = (
         (c.traffic_fused if work.fused else c.traffic)
@@ -271,13 +270,15 @@ def _traffic(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _loss(work: Work, device: DeviceSpeed) -> float:
-    """Seconds of the softmax over the vocabulary and its gradient: some passes over fp32 logits."""
+    """Returns the seconds of the softmax over the vocabulary and its gradient: several passes over
+    fp32 logits.
+    """
     bytes_ = device.host.logits if device.host else 6 * 4
     return bytes_ * work.tokens * work.predicted * work.vocabulary / work.tensor / device.memory
 
 
 def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[float, float]:
-    """Bytes/s and latency of a collective over `ranks` ranks that lie `stride` ranks apart.
+    """Returns bytes/s and latency of a collective over `ranks` ranks that are `stride` ranks apart.
 
     On a torus several rings run at once, each over separate wires (AWS Neuron, Intra-node
     Collective Communications).
@@ -285,7 +286,7 @@ def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[f
     if ranks * stride <= device.joined:
         wires = 2 if stride < device.side < ranks * stride else 1
         return device.inside * wires * c.ring, c.latency * log2(max(2, ranks))
-    # of the group on one node: each adds its part of the network
+    # ranks of the group on one node; each adds its share of the network
     together = max(1, device.joined // stride)
     inside, outside = device.inside * c.ring, together * device.outside * c.ring_outside
     rate = outside if together == 1 else 1 / (1 / inside + 1 / outside)
@@ -293,8 +294,8 @@ def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[f
 
 
 def _around(device: DeviceSpeed, ranks: int, stride: int) -> float:
-    """Seconds that the first number needs around a ring: gathering and scattering know no tree
-    (NCCL, tuning.cc).
+    """Returns the seconds until the first number has passed around a ring. Gathering and scattering
+    have no tree algorithm (NCCL, tuning.cc).
     """
     if not device.kernels:
         return 0.0
@@ -307,8 +308,8 @@ def _around(device: DeviceSpeed, ranks: int, stride: int) -> float:
 
 
 def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Seconds of a block's tensor-parallel exchange, each way: two all-gathers and two
-    reduce-scatters (arXiv:2205.05198).
+    """Returns the seconds of a block's tensor-parallel exchange per pass, forward or backward: two
+    all-gathers and two reduce-scatters (arXiv:2205.05198).
     """
     if work.tensor == 1:
         return 0.0
@@ -318,8 +319,8 @@ def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> float:
-    """Seconds of a block's exchange of keys and values around the context ranks that attention does
-    not hide.
+    """Returns the seconds to exchange a block's keys and values between context ranks, minus the
+    part that attention hides.
     """
     if work.context == 1:
         return 0.0
@@ -330,8 +331,8 @@ def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> flo
 
 
 def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> tuple[float, float]:
-    """Seconds of exchanging weights and gradients that computing does not hide: in each
-    micro-batch, and once a step.
+    """Returns the seconds to exchange weights and gradients that computing does not hide: per
+    micro-batch, and per step.
     """
     group, ways = work.data * work.context, max(1, work.shard)
     if group == 1:
@@ -344,7 +345,7 @@ def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> 
             (2 * work.weight_bytes + work.gradient_bytes) * work.numbers * (together - 1) / together
         )
         latency += _around(device, together, work.tensor)
-        # weights gathered forward and backward, gradients summed
+        # weights are gathered forward and backward, and gradients are summed
         exchange = bytes_ / rate + 3 * layers * latency
         over = (
             _hidden(_replicas(work, device, c, together, group // together), computing, c)
@@ -353,22 +354,20 @@ def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> 
         return _hidden(exchange, computing, c) + over, 0.0
     rate, latency = _link(device, c, group, work.tensor)
     latency += _around(device, ways, work.tensor) if ways > 1 else 0.0
-    # updated weights are gathered, or the sums of gradients
+    # shard ranks then gather updated weights; otherwise ranks gather summed gradients
     back = work.weight_bytes if ways > 1 else work.gradient_bytes
     exchange = (work.gradient_bytes + back) * work.numbers * (
         group - 1
     ) / group / rate + layers * latency
     if not device.kernels:
-        return 0.0, exchange  # one graph computes, the next one exchanges
-    # stages end one after the other
+        return 0.0, exchange  # one graph computes and the next one exchanges
+    # stages finish one after another, which leaves more computing to overlap with the exchange
     window = computing * (1 + (work.pipeline - 1) / work.interleave)
     return 0.0, _hidden(exchange, 2 / 3 * window, c)
 
 
 def _replicas(work: Work, device: DeviceSpeed, c: Constants, together: int, replicas: int) -> float:
-    """Seconds of summing what one rank has of the gradients over the copies of the weights
-    (HSDP).
-    """
+    """Returns the seconds to sum a rank's gradients over the copies of the weights (HSDP)."""
     if replicas == 1:
         return 0.0
     rate, latency = _link(device, c, replicas, work.tensor * together)
@@ -379,17 +378,17 @@ def _replicas(work: Work, device: DeviceSpeed, c: Constants, together: int, repl
 
 
 def _hidden(exchange: float, window: float, c: Constants) -> float:
-    """Returns the rest of an exchange that `window` seconds of computing don't hide."""
+    """Returns the part of an exchange that `window` seconds of computing don't hide."""
     return exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - window)
 
 
 def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Seconds of passing hidden states and their gradients on, that are not hidden; stages lie the
-    other degrees' ranks apart.
+    """Returns the seconds to pass hidden states and their gradients between stages, minus the part
+    that computing hides. Adjacent stages are world / pipeline ranks apart.
     """
     if work.pipeline == 1:
         return 0.0
-    # of all hops, a node
+    # fraction of hops that leave a node
     leaving = (
         min(1.0, work.world / work.pipeline / device.joined) if work.world > device.joined else 0.0
     )
@@ -400,7 +399,7 @@ def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _update(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    # where the host computes, rounding takes what that saves
+    # if the host computes, rounding costs as much time as a smaller format saves
     bytes_ = c.update * (1 if device.host else work.state_bytes / 4)
     seconds = bytes_ * work.numbers / max(1, work.shard) / device.memory
     seconds += device.host.agreed if device.host and work.pipeline > 1 else 0.0
@@ -408,8 +407,8 @@ def _update(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _straighten(work: Work, device: DeviceSpeed) -> float:
-    """Returns the seconds of Muon's orthogonalization of a stage's matrices; sharded ones are
-    gathered for it.
+    """Returns the seconds to orthogonalize a stage's matrices with Muon. Sharded matrices are
+    gathered first.
     """
     layers, matrices = ceil(work.layers / work.pipeline), 4 + (3 if work.gated else 2)
     peak = device.peak(_beside(work.format)) * device.efficiency

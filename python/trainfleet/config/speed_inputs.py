@@ -1,4 +1,4 @@
-"""The inputs of the speed model (speed.py) from a config: a rank's work in a step, and its
+"""Derives the inputs of the speed model (speed.py) from a config: a rank's work in a step, and its
 device.
 """
 
@@ -14,17 +14,18 @@ from .speed import ON_CPUS, StepTime, step_of
 from .step_work import DeviceSpeed, HostOverheads, Work
 from .types import Config
 
-# of what products were measured to reach; torch's attention is far slower
+# fractions of the measured speed of products; torch's attention is far slower
 CPU_EFFICIENCY, CPU_ATTENTION = (1.0, 0.095)
-# of its cores' speed that a rank of several reaches: most of a small model's operations are short
+# fraction of its cores' speed that a rank with several cores reaches, because most operations of a
+# small model are short
 CPU_THREADS = 0.93
-# bytes/s of a core, and of a rank's exchange with another by gloo
+# bytes/s of a core's memory, and between two ranks over gloo
 CPU_MEMORY, LOOPBACK = (10e9, 1.5e9)
-UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of no known type: 100 Gbit/s
+UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of unknown type: 100 Gbit/s
 
 
 def predict(config: Config) -> StepTime | None:
-    """The seconds of a step by part; None for a device without figures."""
+    """Predicts the seconds of a step by part; returns None for an unknown device."""
     row = config.fleet.rank_device
     if row is not None:
         return step_of(work_of(config), as_device(config, row))
@@ -34,7 +35,7 @@ def predict(config: Config) -> StepTime | None:
 
 
 def work_of(config: Config) -> Work:
-    """Returns a rank's work in a step of this config, for config/speed.py."""
+    """Returns a rank's work in a step, for config/speed.py."""
     model, train, layout = config.model, config.train, config.train.parallelism
     family, recompute = FAMILIES[model.family], train.recomputation
     nearest = (
@@ -79,7 +80,7 @@ def work_of(config: Config) -> Work:
 
 
 def as_device(config: Config, row: Accelerator) -> DeviceSpeed:
-    """A rank's device, with its part of the node's network."""
+    """Returns a rank's device, with its share of the node's network."""
     machine, ranks = config.fleet.node_type, config.fleet.ranks_per_node
     outside = (
         machine.network_gbps / 8 * 1e9 / max(1, machine.accelerators)
@@ -107,7 +108,7 @@ def as_device(config: Config, row: Accelerator) -> DeviceSpeed:
 
 
 def local_cpu(config: Config) -> DeviceSpeed:
-    """A rank's share of this machine's cores."""
+    """Returns a rank's share of this machine's cores as its device."""
     share = node_types.local_cores() / config.world_size
     share *= CPU_THREADS if share > 1 else 1.0
     measured = cpu_speed.of_this_machine()

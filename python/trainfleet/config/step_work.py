@@ -1,4 +1,4 @@
-"""The inputs of the speed model (speed.py): what a rank computes in a step, and on which device."""
+"""Inputs of the speed model (speed.py): a rank's work in a step, and its device."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from math import ceil
 
 @dataclass(frozen=True)
 class HostOverheads:
-    """Overheads of a step where the host itself runs each operation, as on CPUs: seconds, and bytes
-    of memory traffic.
+    """Overheads of a step if the host itself runs each operation, as on CPUs: seconds, and bytes of
+    memory traffic.
 
-    Measured on one CPU, in CPU seconds of layouts that differ in one respect (tests/bench/LOG.md).
+    They were measured on one CPU, as differences in CPU seconds between layouts that differ in one
+    respect (tests/bench/LOG.md).
     """
 
     launch: float = 1.7e-6  # per operation
     weights: float = 24.0  # bytes per parameter and micro-batch: casts and gradient accumulation
     logits: float = 90.0  # bytes per logit in the loss
-    # per block under tensor parallelism: DTensor's dispatch, and ranks that wait for each other
+    # per block with tensor parallelism: DTensor's dispatch, and ranks that wait for each other
     sliced: float = 0.0275
-    gathered: float = 2.5e-3  # per block whose weights FSDP gathers
+    gathered: float = 2.5e-3  # per block with weights that FSDP gathers
     gathering: float = 70.0  # bytes per gathered parameter
     passed: float = 1e-3  # per micro-batch at a pipeline stage
     agreed: float = 8e-3  # per step of a pipeline: gradient norm and gradients of tied weights
@@ -28,15 +29,15 @@ class HostOverheads:
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """One rank's device: dense FLOP/s by number format, memory in bytes/s, links in bytes/s each
-    way, and how many share a node.
+    """One rank's device: dense FLOP/s by number format, memory in bytes/s, links in bytes/s per
+    direction, and ranks per node.
 
-    `inside` is a rank's rate to its neighbours of the node, `outside` its part of the node's
-    network. `domain` counts the ranks that the inside links join, if they join several nodes (GB200
-    NVL72). `efficiency` is the part of the peak that large products reach, `attention` the part of
-    that which fused attention reaches; `kernels` is False if whole graphs run without launches
-    (Neuron). `side` counts the ranks along one side of a torus; a group across both has twice the
-    wires.
+    `inside` is a rank's rate to others in its node, and `outside` its share of the node's network.
+    `domain`: number of ranks that the inside links join, if they span several nodes (GB200 NVL72).
+    `efficiency`: fraction of the peak that large products reach. `attention`: fraction of that rate
+    that fused attention reaches. `kernels`: False if whole graphs run without kernel launches
+    (Neuron). `side`: number of ranks along one side of a torus; a group across both sides has twice
+    the wires.
     """
 
     name: str
@@ -49,7 +50,7 @@ class DeviceSpeed:
     attention: float
     kernels: bool = True
     domain: int = 0
-    host: HostOverheads | None = None  # its overheads, where the host itself runs each operation
+    host: HostOverheads | None = None  # set if the host itself runs each operation
     side: int = 0
 
     @property
@@ -57,8 +58,8 @@ class DeviceSpeed:
         return self.domain or self.node
 
     def peak(self, format_: str) -> float:
-        """FLOP/s of products in a format, or in the nearest to it that the device has instructions
-        for.
+        """Returns the FLOP/s of products in a format, or in the nearest format that the device
+        supports.
         """
         near = {"fp8": ("fp8", "bf16"), "bf16": ("bf16",), "fp16": ("fp16", "bf16")}.get(
             format_, ()
@@ -68,12 +69,12 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class Work:
-    """A rank's work in a step: the model's shape, its batch and the layout. Degrees are 1 if they
-    divide nothing.
+    """A rank's work in a step: the model's shape, its batch and the layout. A degree is 1 if it
+    divides nothing.
 
-    `shard` counts the ranks that divide the state (`zero`: which parts of it); `recompute` is the
-    part of a forward pass outside attention that is computed again; `flash`: attention keeps no
-    scores; `fused`: elementwise work is compiled; `tuned`: the engine has custom kernels
+    `shard`: number of ranks that divide the state, of which `zero` selects the parts. `recompute`:
+    how much of a forward pass outside attention is repeated. `flash`: attention does not store
+    scores. `fused`: elementwise operations are compiled. `tuned`: the engine has custom kernels
     (Megatron), for products since FlashAttention, for scores before it.
     """
 
@@ -102,19 +103,15 @@ class Work:
     fused: bool = True
     sequence_parallel: bool = True
     tuned: bool = False
-    head: int = 0  # features of a head; 0: the width over the heads
-    predicted: float = (
-        1.0  # the part of tokens whose logits are computed: 0.15 for masked models that gather them
-    )
-    straightened: bool = (
-        False  # the optimizer is Muon, and each rank orthogonalizes all matrices of its stage
-    )
-    gradient_bytes: int = 4  # of a number, while gradients are summed over ranks
-    state_bytes: int = (
-        4  # of a number that the optimizer works on: a weight, its gradient, a moment
-    )
-    # stages have equal numbers of blocks, and the last also has the output layer; else they are
-    # balanced
+    head: int = 0  # features per head; 0: the width over the heads
+    # fraction of tokens with computed logits: 0.15 for masked models that gather them
+    predicted: float = 1.0
+    # the optimizer is Muon, and each rank orthogonalizes all matrices of its stage
+    straightened: bool = False
+    gradient_bytes: int = 4  # per element, while gradients are summed over ranks
+    state_bytes: int = 4  # per weight, gradient or moment in the optimizer
+    # stages have equal numbers of blocks, and the last one also has the output layer; otherwise
+    # stages are balanced
     even: bool = False
 
     @property
@@ -123,12 +120,12 @@ class Work:
 
     @property
     def tokens(self) -> float:
-        """Tokens of a micro-batch on one rank."""
+        """Returns the tokens of a micro-batch on one rank."""
         return self.micro_batch * self.length / self.context
 
     @property
     def step_tokens(self) -> float:
-        """Tokens of a step, of all ranks."""
+        """Returns the tokens of a step over all ranks."""
         return float(self.micro_batch * self.length * self.passes * self.data)
 
     @property
@@ -141,7 +138,7 @@ class Work:
 
     @property
     def products(self) -> tuple[tuple[float, float], ...]:
-        """Inputs and outputs of a block's matrices on a tensor rank, as they are multiplied."""
+        """Returns the inputs and outputs of a block's matrix products on one tensor rank."""
         part = self.tensor
         rows = (2 if self.gated else 1) * self.inner
         return (
@@ -156,14 +153,14 @@ class Work:
 
     @property
     def block_numbers(self) -> float:
-        """Numbers in one block's matrices, of all tensor ranks."""
+        """Returns the parameters in one block's matrices over all tensor ranks."""
         return self.width * (
             2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.inner
         )
 
     @property
     def straightening(self) -> float:
-        """FLOPs of Muon for one block: five Newton-Schulz iterations of three products each
+        """Returns Muon's FLOPs for one block: five Newton-Schulz iterations of three products each
         (engine/optimizers.py).
         """
         wide, inner = (self.width, self.queries), (self.width, self.inner)
@@ -178,6 +175,6 @@ class Work:
 
     @property
     def numbers(self) -> float:
-        """Numbers of a rank's stage, before they are sharded."""
+        """Returns the parameters in a rank's stage before sharding."""
         around = self.width * self.vocabulary * (1 if self.pipeline > 1 else 2)
         return (self.block_numbers * ceil(self.layers / self.pipeline) + around) / self.tensor

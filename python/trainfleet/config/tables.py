@@ -1,4 +1,4 @@
-"""Reads the program's tables, YAML files next to the code that reads them, and loads the objects
+"""Reads the program's tables, which are YAML files next to their modules, and loads the objects
 that their rows name.
 """
 
@@ -12,7 +12,7 @@ import yaml
 
 
 def read_table(path: Path) -> Any:
-    """Reads such a file, with the parser in C if PyYAML was built with it: the other takes six
+    """Reads a table. It uses PyYAML's C parser if available, because the Python parser takes six
     times as long.
     """
     return yaml.load(
@@ -21,6 +21,6 @@ def read_table(path: Path) -> Any:
 
 
 def named(name: str) -> Any:
-    """Loads `package.module:name`. ImportError or AttributeError if it is missing."""
+    """Loads `package.module:name`. Raises ImportError or AttributeError if it is missing."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -1,5 +1,5 @@
-"""The machines on which a dataset is tokenized: data.tokenize_instance_type's, where it is set, in
-the place of the fleet's.
+"""Chooses the machines that tokenize a dataset: data.tokenize_instance_type if it is set, otherwise
+the fleet's.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from .types import Config
 
 
 def tokenizing(config: Config) -> Config:
-    """The config as its tokenize job has it: one machine of data.tokenize_instance_type, bought on
-    demand; without that key, as it is.
+    """Returns the config of a tokenize job: one on-demand machine of data.tokenize_instance_type,
+    or the config unchanged without that key.
 
-    What the config says of the training machines' memory, licences, image and reservation is not
-    said of this one.
+    The memory, licences, image and reservation in the config are for the training machines, so they
+    are reset.
     """
     if config.data.tokenize_instance_type is None:
         return config
@@ -34,8 +34,8 @@ def tokenizing(config: Config) -> Config:
 
 
 def fitting() -> list[str]:
-    """The types that data.tokenize_instance_type takes: of x86 processors, as the images are,
-    without accelerators and EFA.
+    """Returns the allowed values of data.tokenize_instance_type: types with x86 processors, which
+    the images need, and without accelerators or EFA.
     """
     return [
         row.name for row in node_types.INSTANCE_TYPES.values() if row.kind == "cpu" and not row.efa
@@ -43,8 +43,8 @@ def fitting() -> list[str]:
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """A type on which the images do not run, or whose devices would be paid for unused: (key,
-    message).
+    """Refuses a type that can't run the images, or with devices that tokenizing would not use.
+    Yields (key, message).
     """
     name = config.data.tokenize_instance_type
     if name is not None and name not in (works := fitting()):

@@ -1,8 +1,8 @@
-"""The config as frozen dataclasses, a field per key: the only definition of a key.
+"""The config as frozen dataclasses with a field per key. This is the only definition of a key.
 
-They make schema/config.schema.json and schema/README.md (reference.py), the checks and defaults of
-a file (schema.py), and its conversion (`load`, once, at the edge). After `load` each value that
-training needs is set (derive.py reports the derived ones).
+These dataclasses generate schema/config.schema.json and schema/README.md (reference.py). They also
+define the checks and defaults of a file (schema.py) and its conversion (`load`, once, at the edge).
+After `load`, each value that training needs is set (derive.py reports the derived values).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Config:
-    """All of a config."""
+    """A complete config."""
 
     name: Annotated[str, Key(pattern=NAME, examples=["first-run"])]
     """The run's name. Its folder is runs/<name>; running the same name again resumes it."""
@@ -61,8 +61,8 @@ class Config:
 
     @property
     def fleet_name(self) -> str:
-        """Returns the name of the config that made these machines: everything in an account has it
-        as a tag.
+        """Returns the name of the config that made these machines. Every AWS resource of the fleet
+        is tagged with it.
         """
         return self.fleet.aws.share_fleet_of or self.name
 
@@ -72,13 +72,15 @@ class Config:
 
     @property
     def data_parallel(self) -> int:
-        """Ranks that see different sequences: the world over the degrees that share one."""
+        """Returns the number of ranks that train on different sequences: the world size over the
+        product of the other degrees.
+        """
         layout = self.train.parallelism
         return self.world_size // (layout.tensor * layout.pipeline * layout.context)
 
     @property
     def degrees(self) -> dict[str, int]:
-        """The layout as results.json and checkpoints tell it."""
+        """Returns the layout as recorded in results.json and checkpoints."""
         layout = self.train.parallelism
         return {
             "dp": self.data_parallel,
@@ -90,7 +92,7 @@ class Config:
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values by their dotted keys: `train.steps`."""
+    """Yields nested values with their dotted keys, such as `train.steps`."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{key}.")

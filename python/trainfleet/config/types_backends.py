@@ -1,4 +1,4 @@
-"""The keys of backends: AWS, where machines are made, Batch, SageMaker and Slurm."""
+"""The keys of backends: AWS (for machines that trainfleet makes), Batch, SageMaker and Slurm."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ class Aws:
 
     @property
     def ssm_only(self) -> bool:
-        """Returns whether no port is open to the outside: SSH goes through SSM Session Manager."""
+        """Returns whether no port is open to the outside, so SSH goes through SSM Session
+        Manager.
+        """
         return not self.allow_ssh_from
 
 

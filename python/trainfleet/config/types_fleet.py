@@ -1,4 +1,4 @@
-"""The keys of the fleet: its nodes, how they are reached, what they compute with and share."""
+"""The keys of the fleet: its nodes, access to them, their devices and their storage."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..hardware.accelerators import Accelerator
 from .key import S3, Key
 from .types_backends import ACCOUNT, Aws, BatchConfig, SageMakerConfig, SlurmConfig
 
-BY_SSH = ("ssh", "ec2", "slurm", "parallelcluster")  # backends whose nodes or head SSH reaches
-MOUNTS = ("ssh", "ec2", "parallelcluster", "batch")  # backends that mount a file system of FSx
+BY_SSH = ("ssh", "ec2", "slurm", "parallelcluster")  # backends with SSH to the nodes or the head
+MOUNTS = ("ssh", "ec2", "parallelcluster", "batch")  # backends that mount an FSx file system
 PATH = r"(/(?!\.\.?(/|$))[A-Za-z0-9._@%+=:,~-]+)+/?$"
 REPOSITORY = "[a-z0-9][a-z0-9._-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*"
 IMAGE = f"^{REPOSITORY}(:[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?$"
@@ -95,7 +95,7 @@ class Fsx:
 
 @dataclass(frozen=True)
 class Devices:
-    """The keys of fleet.accelerator, which describe machines that somebody owns."""
+    """The keys of fleet.accelerator, which describe the user's own machines."""
 
     name: Annotated[str | None, Key(maxLength=80, examples=["h100", "rtx-4090"])] = None
     """Which one: v100, t4, a10, a10g, a40, a100, l4, l40, l40s, h100, h200, gh200, b200, b300,
@@ -123,7 +123,7 @@ class Devices:
 
     @property
     def node_type(self) -> node_types.NodeType | None:
-        """The kind of nodes that it says; None where it says too little, or the table lacks it."""
+        """Returns the node type; None if the keys are incomplete, or the table does not have it."""
         if self.name is None or self.per_node is None:
             return None
         return node_types.own_machine(
@@ -318,26 +318,28 @@ class Fleet:
 
     @property
     def device(self) -> str:
-        """The kind of device that a rank opens: nothing else is taken in its place."""
+        """Returns the kind of device that a rank opens. There is no fallback to another kind."""
         return node_types.device_of(self.platform)
 
     @property
     def is_told(self) -> bool:
-        """Returns whether the config names the nodes' kind, known or not; else they are like this
-        machine.
+        """Returns whether the config names the node type, known or not. Otherwise the nodes are
+        like this machine.
         """
         return self.instance_type is not None or self.accelerator is not None
 
     @property
     def node_type(self) -> node_types.NodeType | None:
-        """The kind of its nodes, by type or fleet.accelerator; None where not told or not known."""
+        """Returns the node type from instance_type or accelerator; None if it is not given or not
+        known.
+        """
         if self.instance_type is not None:
             return node_types.instance(self.instance_type)
         return self.accelerator.node_type if self.accelerator else None
 
     @property
     def rank_device(self) -> Accelerator | None:
-        """Returns a rank's device; `None` for a CPU, or a device that the table lacks."""
+        """Returns a rank's device; `None` for a CPU, or a device that is not in the table."""
         row = self.node_type
         if self.is_told or self.device == "cpu":
             return row.accelerator if row else None
@@ -345,5 +347,5 @@ class Fleet:
 
     @property
     def on_local_cpus(self) -> bool:
-        """Returns whether its ranks would probably compute on this machine's CPUs."""
+        """Returns whether the ranks would probably compute on this machine's CPUs."""
         return not self.is_told and (self.device == "cpu" or not node_types.local_accelerators())

@@ -80,17 +80,19 @@ class Data:
 
     @property
     def mixture(self) -> tuple[Source, ...]:
-        """Every source in full, also those that are only a path."""
+        """Returns every source in full, including those given only as a path."""
         return tuple(Source(part) if isinstance(part, str) else part for part in self.sources)
 
     @property
     def weights(self) -> tuple[float, ...] | None:
-        """The sources' weights; None when they have none, and each counts by its tokens."""
+        """Returns the sources' weights; None without weights, so that each source counts by its
+        tokens.
+        """
         given = [source.weight for source in self.mixture if source.weight is not None]
         return tuple(given) if given and len(given) == len(self.sources) else None
 
     def text_field_of(self, source: int) -> str:
-        """The field that holds the text of one source's records."""
+        """Returns the field that has the text in one source's records."""
         return self.mixture[source].text_field or self.text_field
 
 
@@ -165,7 +167,7 @@ class Model:
 
     @property
     def head_features(self) -> int:
-        """Features of one head."""
+        """Returns the features of one head."""
         return self.head_dim or self.hidden_size // self.heads
 
 
@@ -300,8 +302,8 @@ class Train:
     compile: Annotated[bool, Key(default=None)]
     """Whether blocks are compiled (torch.compile). Null: on accelerators always, on CPUs when the
     run is long enough to pay for it."""
-    # Whether a run only compiles: make compile sets it for a separate run of three steps that
-    # keeps nothing. It has no text, so no page shows it.
+    # Whether a run only compiles. `make compile` sets it for a separate run of three steps that
+    # keeps nothing. Without a docstring, the key is not in schema/.
     compile_only: bool = False
     document_mask: bool = False
     """Whether attention stays within a document where several are packed into one sequence, with
@@ -321,7 +323,9 @@ class Train:
 
     @property
     def recomputation(self) -> str | float:
-        """Returns what blocks recompute, by name; with a budget, the share that they keep."""
+        """Returns the name of the recomputation mode; with a budget, the share of activations that
+        blocks keep.
+        """
         budget = self.activation_memory_budget
         return self.activation_checkpointing if budget is None else budget
 
@@ -373,12 +377,14 @@ class Checkpoint:
 
     @property
     def every_steps(self) -> int:
-        """0 when the clock decides."""
+        """Returns the steps between checkpoints; 0 if the interval is not in steps."""
         return self.every if isinstance(self.every, int) else 0
 
     @property
     def every_seconds(self) -> float:
-        """0 when the steps decide; `auto` is minutes by the time that anybody asks (goodput.py)."""
+        """Returns the seconds between checkpoints; 0 if the interval is not a time. goodput.py
+        replaces `auto` before this is used.
+        """
         return (
             0.0
             if isinstance(self.every, int) or self.every in ("auto", "never")

@@ -1,5 +1,5 @@
-"""The tokens of a tokenizer, in any of the forms that conversion.py reads: all that a config needs
-to know of it.
+"""Reads the tokens of a tokenizer, in any format that conversion.py supports. A config needs
+nothing else from a tokenizer.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .families import FAMILIES
 from .foreign_formats import told
 from .types import Data
 
-TRAINED = "bpe"  # the value of data.tokenizer that means: train one here
+TRAINED = "bpe"  # value of data.tokenizer that trains a tokenizer here
 FILE = "tokenizer.json"
-DEEPEST = 64  # levels of a tokenizer.json: its steps may be sequences of sequences
+DEEPEST = 64  # maximum levels of a tokenizer.json, where sequences may contain sequences
 # the parts of a tokenizer.json that change a text
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-LONGEST = 4096  # characters of a text in these, except SentencePiece's table of characters
+LONGEST = 4096  # maximum characters of a text in PARTS, except SentencePiece's character table
 TABLE = ".precompiled_charsmap"
-MOST_TOKENS = 2_000_000  # as model.vocab_size has it
+MOST_TOKENS = 2_000_000  # maximum of model.vocab_size
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-# what a tokenizer trained here has beside the end, so that it suits masked models too
+# further special tokens of tokenizers trained here, so that masked models can use them
 PADDING, MASK = ("<|pad|>", "<|mask|>")
-SPECIALS = {  # role in the input of a masked model → the names that tokenizers have for it
+SPECIALS = {  # role in a masked model's input → names in tokenizers
     "start": ("[CLS]", "<s>", "<|startoftext|>", END_OF_DOCUMENT),
     "separator": ("[SEP]", "</s>", END_OF_DOCUMENT),
     "mask": ("[MASK]", "<mask>", MASK),
@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 
 class Added(TypedDict):
-    """A token beside the model's own."""
+    """An entry of `added_tokens`."""
 
     id: int
     content: str
 
 
 class Algorithm(TypedDict, total=False):
-    """A tokenizer's algorithm; `vocab` is checked separately, as it is long."""
+    """A tokenizer's algorithm. `vocab` is checked separately, because it is long."""
 
     type: Literal["BPE", "WordPiece", "WordLevel", "Unigram"]
     vocab: Required[Any]
@@ -66,7 +66,7 @@ class Definition(TypedDict, total=False):
 
 
 class Vocabulary:
-    """The tokens of one tokenizer.json, which is parsed when they are asked for."""
+    """The tokens of a tokenizer.json, which is parsed on first use."""
 
     def __init__(self, definition: str, where: str, end_token: str | None = None) -> None:
         self.definition, self.where, self.end_token = definition, where, end_token
@@ -74,7 +74,7 @@ class Vocabulary:
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """Token to id. DataError when the definition is broken."""
+        """Maps each token to its ID. Raises DataError if the definition is broken."""
         try:
             return _vocabulary(untrusted_input.parse_json(self.definition, self.where, DEEPEST))
         except InputError as error:
@@ -88,13 +88,13 @@ class Vocabulary:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """The largest id plus one: what an embedding must have at least."""
+        """Returns the largest ID plus one, which is the minimum size of an embedding."""
         return max(self.vocabulary.values()) + 1
 
     @cached_property
     def end_of_document(self) -> int:
-        """The id that ends every document: the tokenizer's own end token. DataError when it has
-        none that is known.
+        """Returns the ID of the tokenizer's end token, which ends every document. Raises DataError
+        if there is no known end token.
         """
         names = (self.end_token,) if self.end_token else ENDS
         for token in names:
@@ -110,10 +110,9 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads a tokenizer.json, a folder that has one, or one of the other forms that
-        conversion.py reads.
+        """Reads a tokenizer.json, a folder with one, or another format that conversion.py supports.
 
-        DataError when it is missing or broken.
+        Raises DataError if the tokenizer is missing or broken.
         """
         try:
             definition, where = _found(path)
@@ -138,7 +137,7 @@ class Vocabulary:
 
 
 def _found(path: Path) -> tuple[str, str]:
-    """Returns the definition, as it is or converted, and its path."""
+    """Returns the definition, converted if necessary, and its path."""
     file = path / FILE if path.is_dir() else path
     if file.is_file() and (what := told(file)):
         raise InputError(what, where=str(file))
@@ -148,11 +147,11 @@ def _found(path: Path) -> tuple[str, str]:
 
 
 def named_tokens(path: Path) -> tuple[dict[str, str], list[str]]:
-    """The tokens that a folder's files name by role (`eos_token`), and those that they add, in the
-    order of their ids.
+    """Returns the tokens that a folder's files name by role (`eos_token`), and the added tokens in
+    the order of their IDs.
 
-    As transformers 5 reads them: special_tokens_map.json and added_tokens.json count where
-    tokenizer_config.json lists none.
+    As in transformers 5, special_tokens_map.json and added_tokens.json are only read if
+    tokenizer_config.json lists no added tokens.
     """
     folder = path if path.is_dir() else path.parent
     given: dict[str, Any] = {**_read(TokenizerSettings, folder / SETTINGS)}
@@ -164,7 +163,7 @@ def named_tokens(path: Path) -> tuple[dict[str, str], list[str]]:
         given |= _read(TokenizerSettings, folder / "special_tokens_map.json")
         ids = _read(dict[str, int], folder / "added_tokens.json")
     tokens = {
-        role: value.get("content") if isinstance(value, dict) else value  # keys may have any value
+        role: value.get("content") if isinstance(value, dict) else value  # values may have any type
         for role, value in given.items()
     }
     return {role: token for role, token in tokens.items() if isinstance(token, str)}, sorted(
@@ -177,8 +176,8 @@ def _read(kind: type[T], file: Path) -> T:
 
 
 def _with_added(definition: str, tokens: list[str], where: str) -> str:
-    """The definition with the tokens that only other files of its folder have, which `tokenizers`
-    would number alike.
+    """Returns the definition with the tokens that only other files in its folder have, numbered as
+    `tokenizers` would.
     """
     if all(json.dumps(token, ensure_ascii=False) in definition for token in tokens):
         return definition
@@ -191,18 +190,18 @@ def _with_added(definition: str, tokens: list[str], where: str) -> str:
 
 
 def vocabulary_size_of(data: Data) -> int:
-    """Counts the ids of the tokenizer of this config (the largest, plus one), without loading a
-    library for it.
+    """Returns the vocabulary size of this config's tokenizer (the largest ID plus one) without
+    loading a tokenizer library.
     """
     if data.tokenizer == TRAINED:
         return data.vocab_size
     vocabulary = Vocabulary.read(folder_named(data))
-    _ = vocabulary.end_of_document  # which every document ends with: DataError where it has none
+    _ = vocabulary.end_of_document  # raises DataError without an end token
     return vocabulary.vocabulary_size
 
 
 def folder_named(data: Data) -> Path:
-    """Returns the path of data.tokenizer on this machine. DataError when it can't be fetched."""
+    """Returns the local path of data.tokenizer. Raises DataError if it can't be fetched."""
     try:
         return folder_of(data.tokenizer)
     except InputError as error:
@@ -210,10 +209,9 @@ def folder_named(data: Data) -> Path:
 
 
 def lack_for(data: Data, family: str) -> str | None:
-    """Returns a special token of a masked model that the tokenizer of this config lacks, or `None`.
+    """Returns which special token of a masked model the config's tokenizer lacks, or `None`.
 
-    RoBERTa counts positions from the row after its padding token's id, so its folder is only right
-    if that id is 1.
+    RoBERTa counts positions from the row after its padding token's ID, so this ID must be 1.
     """
     if FAMILIES[family].causal or data.tokenizer == TRAINED:
         return None
@@ -233,7 +231,9 @@ def lack_for(data: Data, family: str) -> str | None:
 
 
 def _vocabulary(content: Any) -> dict[str, int]:
-    """Returns token to id, with added tokens. InputError for a wrong vocabulary."""
+    """Maps each token to its ID, including added tokens. Raises InputError for a wrong
+    vocabulary.
+    """
     definition = fit(Definition, content)
     kind, vocab = definition["model"].get("type", "BPE"), content["model"].get("vocab")
     if (
@@ -253,7 +253,9 @@ def _vocabulary(content: Any) -> dict[str, int]:
 
 
 def _require_short(value: Any, key: str) -> None:
-    """Refuses a long text in a part that changes every text: each word would become as long."""
+    """Refuses a long text in a part that changes every text, because each word could become that
+    long.
+    """
     match value:
         case str() if len(value) > LONGEST and not key.endswith(TABLE):
             raise InputError(
@@ -278,7 +280,7 @@ def _require_ids(tokens: dict[str, Any], key: str) -> None:
 
 
 def _scored(vocab: list[Any]) -> dict[str, int]:
-    """A Unigram model's tokens: a list of pairs of a token and its score."""
+    """Returns the tokens of a Unigram model, which is a list of pairs of token and score."""
     for index, pair in enumerate(vocab):
         if not (
             isinstance(pair, list)

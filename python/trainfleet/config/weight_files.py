@@ -1,5 +1,5 @@
-"""The files of a Hugging Face folder that hold weights: which they are, and what their headers tell
-before a launch.
+"""Finds the files with weights in a Hugging Face folder, and checks their headers before a
+launch.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from .types import Model
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_INDEX = 64 * untrusted_input.MEBIBYTE
-FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the number formats of weights
-# The output layer's bias has two names in an encoder. transformers 4 makes them one tensor; 5 does
-# so where the weights are tied, and else reads the second alone.
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the accepted number formats
+# The output layer's bias has two names in an encoder. transformers 4 makes them one tensor.
+# transformers 5 does so only if the weights are tied; otherwise it reads only the second.
 BIASES = {
     "cls.predictions.bias": "cls.predictions.decoder.bias",
     "lm_head.bias": "lm_head.decoder.bias",
 }
-# copies of the embedding, if they are tied
+# names of copies of the embedding, if tied
 _TIED = r"^lm_head\.weight$|^(cls\.predictions|lm_head)\.decoder\.weight$"
 _SOURCE = _TIED + r"|(embed_tokens|wte|word_embeddings)\.weight$"
-COMPARED = 2**16  # bytes at the beginning of what should be one tensor: tuning changes every row
+COMPARED = 2**16  # leading bytes compared between tied tensors; tuning changes every row
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h)\.([0-9]{1,6})\.")
-SEEN = 64  # files that are looked into before a launch: the largest models have some hundreds
+SEEN = 64  # maximum files opened before a launch; the largest models have some hundreds
 
 
 class WeightIndex(TypedDict):
-    """The part of an index that is read: the file of each weight; each is in the folder itself."""
+    """The part of an index that is read: the file of each weight, all in the same folder."""
 
     weight_map: dict[str, Annotated[str, Pattern(r"[A-Za-z0-9_.-]{1,255}")]]
 
 
 def file_names(folder: Path) -> list[str]:
-    """The files of a folder that hold weights."""
+    """Returns the names of a folder's files with weights."""
     if (folder / WEIGHTS).exists():
         return [WEIGHTS]
     try:
@@ -67,7 +67,7 @@ def file_names(folder: Path) -> list[str]:
 
 
 def open_file(path: Path, framework: str) -> Any:
-    """Opens a file of weights and compares its header with its size; reads no weight."""
+    """Opens a file of weights and checks its header against its size. No weights are read."""
     try:
         untrusted_input.open_regular(path).close()
         return safe_open(path, framework=framework)
@@ -82,7 +82,7 @@ def open_file(path: Path, framework: str) -> Any:
 
 
 def require(folder: Path, model: Model) -> None:
-    """Raises RunError if the headers of a folder's weights are not those of such a model."""
+    """Raises RunError if the headers of a folder's weight files do not match the model."""
     require_tied(folder, model)
     sizes = _look(folder)
     if model.module:
@@ -93,7 +93,7 @@ def require(folder: Path, model: Model) -> None:
         folder, [name for name in sizes if not re.search(f"{left_out}|{_own(family)}", name)]
     )
     if len(file_names(folder)) > SEEN:
-        return  # what no more than counting finds, ranks find too
+        return  # ranks also find the faults that the counts below find
     layers = {int(found[1]) for name in sizes if (found := _LAYER.search(name))}
     if len(layers) != model.layers:
         raise _other_model(folder, f"{len(layers)} layers", f"{model.layers}")
@@ -104,8 +104,8 @@ def require(folder: Path, model: Model) -> None:
 
 
 def unused(folder: Path, model: Model) -> str:
-    """The weights of a folder that no model of the family has a use for, counted, and some by name;
-    "" where it has none.
+    """Counts and names the weights of a folder that no model of the family uses; "" if all are
+    used.
     """
     names = set(_look(folder))
     found = {name for name in names if re.search(FAMILIES[model.family].folder.ignored, name)}
@@ -116,7 +116,7 @@ def unused(folder: Path, model: Model) -> str:
 
 
 def some(names: Collection[str]) -> str:
-    """Counts weights, and names the first."""
+    """Returns the number of weights, and the first names."""
     if not names:
         return ""
     return (
@@ -126,8 +126,8 @@ def some(names: Collection[str]) -> str:
 
 
 def require_no_others(folder: Path, names: Collection[str]) -> None:
-    """Raises RunError if a folder has weights, among these names, that its model lacks: a part of
-    the model would be lost.
+    """Raises RunError if `names` lists weights that the model lacks, because a part of the model
+    would be lost.
     """
     if names:
         raise RunError(
@@ -139,7 +139,7 @@ def require_no_others(folder: Path, names: Collection[str]) -> None:
 
 
 def _own(family: Family) -> str:
-    """Matches the names of a family's weights."""
+    """Returns a pattern for the names of a family's weights."""
     form = family.folder
     parts = [
         form.own,
@@ -151,7 +151,7 @@ def _own(family: Family) -> str:
 
 
 def _look(folder: Path) -> dict[str, list[int]]:
-    """The size of each weight in a folder's first files."""
+    """Returns the shape of each weight in a folder's first files."""
     return {
         key: size
         for name in file_names(folder)[:SEEN]
@@ -160,13 +160,13 @@ def _look(folder: Path) -> dict[str, list[int]]:
 
 
 def require_tied(folder: Path, model: Model) -> None:
-    """RunError where an output layer that is tied to the embedding has other numbers: transformers
-    5 unties them then.
+    """Raises RunError if a tied output layer differs from the embedding, because transformers 5
+    then unties them.
     """
     beginnings = dict[str, bytes]()
     for path in (folder / name for name in file_names(folder) if model.tie_word_embeddings):
         with open_file(path, "numpy") as file:
-            keys = [key for key in file.keys() if re.search(_SOURCE, key)]  # noqa: SIM118 - it is no dict
+            keys = [key for key in file.keys() if re.search(_SOURCE, key)]  # noqa: SIM118 - not a dict
         beginnings |= {key: _beginning(path, key) for key in keys}
     if len({*beginnings.values()}) > 1:
         raise RunError(
@@ -180,7 +180,7 @@ def require_tied(folder: Path, model: Model) -> None:
 
 
 def _beginning(path: Path, key: str) -> bytes:
-    """Reads the first bytes of a tensor; its file's header has been checked."""
+    """Reads the first bytes of a tensor. The caller has checked the file's header."""
     with untrusted_input.open_regular(path) as stream:
         size = int.from_bytes(stream.read(8), "little")
         first, last = (
@@ -191,11 +191,11 @@ def _beginning(path: Path, key: str) -> bytes:
 
 
 def _sizes(path: Path) -> dict[str, list[int]]:
-    """Reads the size of each tensor in a file; RunError if it has none, or weights that are not
-    real numbers.
+    """Returns the shape of each tensor in a file. Raises RunError if there are no tensors, or
+    weights that are not real numbers.
     """
     with open_file(path, "numpy") as file:
-        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         kinds = {key: part.get_dtype() for key, part in slices.items()}
         if other := next(
             (
@@ -226,7 +226,9 @@ def _other_model(folder: Path, there: str, here: str) -> RunError:
 
 
 def _other(path: Path) -> str:
-    """Returns what a file is that is not a safetensors file, judged by its first words, or ""."""
+    """Returns the actual type of a file that is not safetensors, judged by its first bytes, or
+    "".
+    """
     with (
         contextlib.suppress(OSError, TrainfleetError),
         untrusted_input.open_regular(path) as stream,

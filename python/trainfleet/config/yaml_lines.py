@@ -1,5 +1,5 @@
-"""YAML read with the line of every key, by the 1.2 rules that people expect: `on` is a word, `3e-4`
-is a number.
+"""Reads YAML with the line of every key. It follows YAML 1.2, as people expect: `on` is a word, and
+`3e-4` is a number.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ..trust.errors import Problem
 from ..trust.untrusted_input import shortened, show, unprintable
 
 Key = tuple[str | int, ...]
-# values in a document, those that aliases repeat included: a fleet of 4,096 hosts has half as many
+# maximum values in a document, including those that aliases repeat; a fleet of 4,096 hosts has half
+# of that
 MOST = 20_000
-DEEPEST = 12  # levels; the schema has five
+DEEPEST = 12  # maximum levels; the schema has five
 LARGEST = 2**63
-SMALLEST = 2.0**-126  # of a number that is not 0: ranks compute with 32 bits
+SMALLEST = 2.0**-126  # smallest nonzero number, because ranks compute with 32 bits
 PREFIX = "tag:yaml.org,2002:"
-TAGS: dict[
-    type[yaml.Node], tuple[str, ...]
-] = {  # what a value may be; any other tag would build something
+# allowed tags of values; another tag would create an object
+TAGS: dict[type[yaml.Node], tuple[str, ...]] = {
     yaml.ScalarNode: tuple(PREFIX + name for name in ("str", "int", "float", "bool", "null")),
     yaml.SequenceNode: (f"{PREFIX}seq",),
     yaml.MappingNode: (f"{PREFIX}map",),
 }
 LONGEST_KEY = 64  # characters
-PLAIN = (  # what PyYAML says of a text → what a person would
+PLAIN = (  # part of PyYAML's message → plain message
     (
         "mapping values are not allowed",
         "has a second `: `: quote a text that holds one, or write the inner key on the next "
@@ -51,18 +51,20 @@ PLAIN = (  # what PyYAML says of a text → what a person would
     ("while parsing a flow node", "has brackets that are not closed, or a comma too many"),
 )
 _COLON = re.compile(r":(?=\s|$)", re.ASCII)
-BROKEN = object()  # stands for a value that was reported as a problem
+BROKEN = object()  # placeholder for a value that was reported as a problem
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 core scalars. PyYAML's own are 1.1, where `3e-4` is text, `1_000` and `1:30` are
-    numbers and `on` is true.
+    """A loader of YAML 1.2 core scalars. PyYAML follows YAML 1.1, where `3e-4` is text, `1_000` and
+    `1:30` are numbers and `on` is true.
     """
 
     depth = count = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """As PyYAML's, but bounded: it recurses, and a text can ask for any depth."""
+        """Composes a node like PyYAML, but limits the depth and the number of nodes, because
+        PyYAML's recursion is unbounded.
+        """
         self.depth, self.count = self.depth + 1, self.count + 1
         if self.depth > DEEPEST or self.count > MOST:
             what = (
@@ -76,8 +78,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def scan_to_next_token(self) -> None:
-        """As PyYAML's, which knows blanks alone: YAML separates by tabs, too, wherever they indent
-        nothing.
+        """Skips blanks like PyYAML, and also tabs. YAML allows tabs as separators, but not for
+        indentation.
         """
         super().scan_to_next_token()
         while self.peek() == "\t" and (
@@ -87,7 +89,7 @@ class _Loader(yaml.SafeLoader):
             super().scan_to_next_token()
 
     def _only_blanks(self) -> bool:
-        """Returns whether only a comment follows on this line."""
+        """Returns whether the rest of this line is blank or a comment."""
         length = 0
         while self.peek(length) in ("\t", " "):
             length += 1
@@ -134,13 +136,13 @@ def _real(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | int:
         raise ValueError(
             f"is {shortened(node.value)}, which 32 bits do not hold: 0 is meant, or a larger number"
         )
-    # 1e3 steps are 1,000 steps; where a key is a real, it is one again
+    # 1e3 steps are 1,000 steps; a key of type float converts the number back
     return int(number) if number.is_integer() else number
 
 
 def _boolean(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
     text = str(loader.construct_scalar(node)).lower()
-    if text not in ("true", "false"):  # only with a tag
+    if text not in ("true", "false"):  # possible only with a tag
         raise ValueError("must be true or false")
     return text == "true"
 
@@ -152,8 +154,8 @@ _Loader.add_constructor("tag:yaml.org,2002:bool", _boolean)
 
 @dataclass
 class YamlDocument:
-    """Plain values, the place of each key (file name and line, or the variable that set it), and
-    the faults of the text.
+    """Plain values, the place of each key (file and line, or the variable that set it), and the
+    problems in the text.
     """
 
     value: Any
@@ -164,12 +166,12 @@ class YamlDocument:
     text: str = ""
 
     def where(self, key: Key) -> tuple[int, str]:
-        """Line (0 for a variable) and place of a key; of its nearest parent when the key itself is
-        not there.
+        """Returns the line (0 for a variable) and place of a key. For a missing key, returns those
+        of its nearest parent.
         """
         below = (name for known, name in self.overridden.items() if known[: len(key)] == key)
         if key not in self.lines and (name := next(below, None)):
-            return 0, name  # it is there only because of what a variable put below it
+            return 0, name  # this group exists only because a variable set a key in it
         for end in range(len(key), -1, -1):
             if key[:end] in self.overridden:
                 return 0, self.overridden[key[:end]]
@@ -178,12 +180,12 @@ class YamlDocument:
         return 1, f"{self.source}:1"
 
     def report(self, key: str, message: str) -> None:
-        """Adds a problem with a key, at its place."""
+        """Adds a problem with a key, at the key's place."""
         self.problems.append(Problem(*self.where(tuple(key.split("."))), key, message))
 
     def set(self, key: Key, value: Any, source: str) -> None:
-        """Sets `value` at a key, on behalf of the variable `source`; replaces whatever stood there
-        or below it.
+        """Sets `value` at a key, on behalf of the variable `source`. Replaces the previous value,
+        with all keys below it.
         """
         size = len(key)
         self.lines = {known: line for known, line in self.lines.items() if known[:size] != key}
@@ -197,8 +199,8 @@ class YamlDocument:
 
 
 def read(text: str, source: str) -> YamlDocument:
-    """The document in a file's text; syntax errors, duplicate keys and values that no key can have
-    are in its problems.
+    """Reads a file's text. The document's problems list syntax errors, duplicate keys and values
+    that no key can have.
     """
     document = YamlDocument(None, source, text=text)
     document.value = _Reader(document, (), lambda line: (line, f"{source}:{line}")).read(text)
@@ -206,7 +208,7 @@ def read(text: str, source: str) -> YamlDocument:
 
 
 def read_value(text: str, variable: str, key: Key) -> YamlDocument:
-    """A value as written in `SET='key=value'`: any YAML, so that 4, 3e-4, null and [a, b] have
+    """Reads a value from `SET='key=value'`. It can be any YAML, so 4, 3e-4, null and [a, b] have
     their types.
     """
     document = YamlDocument(None, variable)
@@ -215,7 +217,7 @@ def read_value(text: str, variable: str, key: Key) -> YamlDocument:
 
 
 def dotted(key: Key) -> str:
-    """`data.sources[0]` for ("data", "sources", 0)."""
+    """Formats ("data", "sources", 0) as `data.sources[0]`."""
     text = ""
     for part in key:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -223,7 +225,7 @@ def dotted(key: Key) -> str:
 
 
 def _plainly(error: yaml.MarkedYAMLError) -> str:
-    """Says what is wrong with a text, in words that need no knowledge of PyYAML."""
+    """Describes a syntax error in words that need no knowledge of PyYAML."""
     told = " ".join(filter(None, (error.context, error.problem)))
     plain = next((words for said, words in PLAIN if said in told), told)
     opened = error.context_mark
@@ -237,8 +239,8 @@ def _plainly(error: yaml.MarkedYAMLError) -> str:
 
 
 def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] | None:
-    """The line and what is wrong with it, where YAML stops at a key because of the line before it:
-    it took both for one text.
+    """Returns the faulty line and the reason if YAML stops at a key because of the line before it.
+    YAML then reads both lines as one text.
     """
     mark = error.problem_mark
     if mark is None or "mapping values are not allowed" not in str(error.problem):
@@ -246,7 +248,7 @@ def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] |
     lines = text.splitlines()
     first = _COLON.search(lines[mark.line])
     if first is None or first.start() < mark.column:
-        return None  # it has another one before that
+        return None  # the line has a `: ` before the fault
     line = mark.line + 1
     above = (at for at in range(mark.line, 0, -1) if re.match(r"\s*[^\s#]", lines[at - 1]))
     before = next(above, None)
@@ -261,14 +263,14 @@ def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] |
 
 
 def _quoted(text: str, line: int) -> str:
-    """A line of the text, as a message quotes it; nothing for a blank one."""
+    """Returns a line of the text, formatted for the end of a message; "" for a blank line."""
     lines = text.splitlines()[line - 1 : line]
     return f": {show(lines[0].strip())}" if lines and lines[0].strip() else ""
 
 
 class _Reader:
-    """Turns the nodes of one text into plain values, and collects their problems; `locate` says
-    where a line is.
+    """A reader that converts the nodes of one text into plain values, and collects their problems.
+    `locate` returns the place of a line.
     """
 
     def __init__(
