@@ -168,8 +168,8 @@ def test_a_plan_names_its_type_and_price_and_the_budget_s_hour_stays_the_fleet_s
 
 def test_what_it_can_not_be_is_refused(tmp_path: Path) -> None:
     for kind, why in (
-        ("trn1.2xlarge", "no use for"),
-        ("c5n.18xlarge", "no use for"),
+        ("trn1.2xlarge", "does not use"),
+        ("c5n.18xlarge", "does not use"),
         ("m1.tiny", "not in the table"),
     ):
         (said,) = [

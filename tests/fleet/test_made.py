@@ -50,7 +50,7 @@ def test_what_a_run_on_hosts_has_made_is_had_from_here(pair: Lab, tmp_path: Path
         path.name for path in (tmp_path / "model").iterdir()
     }
     assert not list((pair.shared / "trainfleet/runs/made/huggingface").glob(".*"))
-    assert "is there already" in enter(tmp_path, "export", "OUT=model", code=1)
+    assert "already exists" in enter(tmp_path, "export", "OUT=model", code=1)
 
     looker = begin(tmp_path, "sample")
     deadline = time.monotonic() + 30

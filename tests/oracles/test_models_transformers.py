@@ -183,7 +183,7 @@ def test_a_folder_that_is_not_the_model_is_refused_by_name(tmp_path: Path) -> No
     }
     assert "lacks weights" in (told := refusal(lacking)) and "transformer.h.1.mlp.c_fc.bias" in told
     assert (
-        "no place for" in (told := refusal(tensors | {"score.weight": torch.zeros(2)}))
+        "the model does not have" in (told := refusal(tensors | {"score.weight": torch.zeros(2)}))
         and "score.weight" in told
     )
     assert "neither model.safetensors" in refusal(None)
@@ -201,18 +201,21 @@ def test_a_folder_that_is_not_the_model_is_refused_by_name(tmp_path: Path) -> No
     [
         (
             {"model_type": "mamba"},
-            'model_type: "mamba" is not built; built: llama, mistral, qwen2, qwen3, olmo2, gemma, gpt2',
+            'model_type: "mamba" is not supported; supported: llama, mistral, qwen2, qwen3, olmo2, gemma, gpt2',
         ),
-        ({"attention_bias": True}, "attention_bias: true is not built for llama"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "is not built: Llama 3's is"),
+        ({"attention_bias": True}, "attention_bias: true is not supported for llama"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+            "is not supported; supported: Llama 3's",
+        ),
         ({"hidden_size": None}, "lacks hidden_size"),
         (
             {"partial_rotary_factor": 0.5},
-            "partial_rotary_factor: 0.5 is not built for llama: 1.0 is",
+            "partial_rotary_factor: 0.5 is not supported for llama; supported: 1.0",
         ),
         (
             {"layer_types": ["sliding_attention"]},
-            'layer_types: ["sliding_attention"] is not built: "full_attention" in every layer is',
+            'layer_types: ["sliding_attention"] is not supported; every layer needs "full_attention"',
         ),
     ],
 )
@@ -262,7 +265,7 @@ def test_a_head_that_differs_is_refused_and_as_transformers_has_it_once_untied(
     head = {"bert": "cls.predictions.decoder.weight"}.get(family, "lm_head.weight")
     tensors = load_file(file) | {head: torch.randn(shape.vocab_size, shape.hidden_size) / 9}
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(RunError, match="not its embedding") as caught:
+    with pytest.raises(RunError, match="differs from its embedding") as caught:
         huggingface_weights.load(folder, shape, {})
     assert "tie_word_embeddings to false" in caught.value.next
     if family != "llama":

@@ -189,7 +189,10 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     )
     yield queue(instance_type="trn9.big"), "trn9.big is not in the table of instance types"
     yield queue(name="default"), "default: Slurm reserves this name"
-    yield queue(name="One_queue"), 'queues[0].name: "One_queue" is not written as in "queue-0"'
+    yield (
+        queue(name="One_queue"),
+        'queues[0].name: "One_queue" is not valid; write it like "queue-0"',
+    )
     yield queue(capacity="block"), "capacity block needs a reservation"
     yield (
         queue(capacity="block", reservation="cr-0123456789abcdef0"),

@@ -141,7 +141,7 @@ def test_weights_of_every_family_are_let_through(desk: Path, family: str) -> Non
             other = tensors[tied].clone()
             other[row] += 1
             save_file(tensors | {tied: other}, file)
-            with pytest.raises(RunError, match="not its embedding"):
+            with pytest.raises(RunError, match="differs from its embedding"):
                 weight_files.require(desk / "model", shape)
 
 
@@ -154,14 +154,14 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "no weights": (lambda folder: (folder / weight_files.WEIGHTS).unlink(), "has neither model.safetensors nor"),
     "a part missing": (lambda folder: (in_parts(folder), (folder / "part-2.safetensors").unlink()), "part-2.safetensors: is missing"),
     "a part for another": (
-        lambda folder: (in_parts(folder), shutil.copy(folder / "part-1.safetensors", folder / "part-2.safetensors")), "numbers",
+        lambda folder: (in_parts(folder), shutil.copy(folder / "part-1.safetensors", folder / "part-2.safetensors")), "parameters",
     ),
     "half a file": (lambda folder: os.truncate(folder / weight_files.WEIGHTS, 900), "can't be read as safetensors"),
     "git-lfs": (
         lambda folder: (folder / weight_files.WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull",
     ),
     "a web page": (lambda folder: (folder / weight_files.WEIGHTS).write_text("<!DOCTYPE html>404"), "a web page"),
-    "another family": (lambda folder: change(folder, model_type="mamba"), '"mamba" is not built'),
+    "another family": (lambda folder: change(folder, model_type="mamba"), '"mamba" is not supported'),
     "another shape": (lambda folder: change(folder, hidden_size=32), "model.hidden_size is 32 there, 16 here"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
     "a list": (lambda folder: (folder / "config.json").write_text("[]"), "must be an object"),
@@ -182,12 +182,12 @@ def test_weights_that_contradict_their_config_are_told(desk: Path) -> None:
     folder = hugging_face(desk / "model")
     deep = SHAPE.__class__(**{**asdict(SHAPE), "layers": 3})
     change(folder, num_hidden_layers=3)
-    assert "have 1 layers, and the model's config.json asks for 3" in told(folder, deep)
+    assert "have 1 layers, but the model's config.json needs 3" in told(folder, deep)
     tensors = load_file(folder / weight_files.WEIGHTS)
     change(folder, num_hidden_layers=1)
     tensors["model.norm.weight"] = torch.ones(17)
     save_file(tensors, folder / weight_files.WEIGHTS)
-    assert "numbers, and the model's config.json asks for" in told(folder)
+    assert "parameters, but the model's config.json needs" in told(folder)
 
 
 EXTRA = {  # what a family's folders may have beside its weights; and what none may, as then the model computes something else
@@ -223,7 +223,7 @@ def test_no_weight_of_a_folder_is_passed_over_without_a_word(
     huggingface_weights_are_loaded(desk / "model", shape)
     save_file(tensors | beside | {other: torch.ones(3)}, file)
     refused = said(2)
-    assert f"has weights that the model has no place for: 1 weight: {other}" in refused
+    assert f"has weights that the model does not have: 1 weight: {other}" in refused
     assert "next: " in refused
 
 

@@ -22,7 +22,7 @@ from trainfleet.trust.errors import ConfigError, InputError, RunError
 
 @pytest.mark.parametrize(
     "text, line, why",
-    [("a:\n  steps 3\n  b: 8\n", 2, "has no `: `"), ("a:\n  steps:3\n\n  # so\n  b: 8\n", 5, "indented unlike"),
+    [("a:\n  steps 3\n  b: 8\n", 2, "has no `: `"), ("a:\n  steps:3\n\n  # so\n  b: 8\n", 5, "not indented like"),
      ("a:\n  steps:3\n  b: 8\n", 2, "has no `: `"), ("a:\n  steps:\u00a03\n  b: 8\n", 2, "the character U+00A0"),
      ("a:\n  b\uff1a 3\n  c: 8\n", 2, "the character U+FF1A"), ("a:\n  b: 1\n    c: 2\n", 3, "indented deeper than line 2"),
      ("a: b: c\n", 1, "has a second `: `"), ("a: 'x': y\n", 1, "has a second `: `"), ("k" * 2000 + ": 1\n", 1, "more than 1,024")],
@@ -52,7 +52,7 @@ def test_a_folder_that_can_t_be_made_is_refused_before_all_work(
     Path("gone").symlink_to("nowhere")
     with pytest.raises(ConfigError, match="OUT: "):
         require_own(Path(out))
-    with pytest.raises(RunError, match=r"can't be made|is there already"):
+    with pytest.raises(RunError, match=r"can't be created|already exists"):
         platforms.require_new(Path(out))
     require_own(Path("new/plan"))
     platforms.require_new(Path("runs/x/model"))
@@ -72,7 +72,7 @@ def test_a_name_or_page_of_the_hub_leads_to_its_address(tmp_path: Path, key: str
         "meta-llama/Llama-2-7b",
     ):
         assert "did you mean hf://meta-llama/Llama-2-7b?" in refused(tmp_path, f"{key}={address}")
-    assert "s3:// is nothing that models are read from" in refused(tmp_path, f"{key}=s3://bucket/x")
+    assert "models can't be read from s3://" in refused(tmp_path, f"{key}=s3://bucket/x")
     assert "hf://tests" not in refused(tmp_path, f"{key}={tmp_path}/none")
 
 

@@ -44,7 +44,7 @@ def messages(tmp_path: Path, text: str, set: str = "", **short: tuple[str, str])
 def test_a_merge_key_is_told_what_to_write_instead(tmp_path: Path) -> None:
     told = messages(tmp_path, "name: a\ntrain: &a {steps: 3}\ncheckpoint:\n  <<: *a\n")
     assert told[0].endswith(
-        "checkpoint.<<: unknown key; YAML's merge keys are not taken: write the keys out"
+        "checkpoint.<<: unknown key; YAML merge keys are not supported; write out the keys"
     )
 
 
@@ -184,8 +184,8 @@ steps: 4
         "config.yaml:6: data.sources: must not be empty",
         'config.yaml:8: train.learning_rate: must be a number, not "abc"',
         "config.yaml:9: train.seqlen: unknown key; did you mean sequence_length? Tokens in a sequence",
-        "config.yaml:10: train.global_batch_size: 7 sequences do not divide over 2 data-parallel ranks; nearest that do: 6, 8",
-        "config.yaml:11: train.sequence_length: 100000 is more than the model takes (model.max_position_embeddings 1024)",
+        "config.yaml:10: train.global_batch_size: 7 is not a multiple of the 2 data-parallel ranks; nearest valid values: 6, 8",
+        "config.yaml:11: train.sequence_length: 100000 is more than model.max_position_embeddings 1024",
         "config.yaml:12: model.kv_heads: 2 does not divide model.heads 7",
         "config.yaml:13: model.heads: 7 does not divide model.hidden_size 128",
         "config.yaml:14: steps: unknown key; did you mean train.steps?",
@@ -197,9 +197,9 @@ steps: 4
     [
         ("", "is empty"),
         ("# only a comment\n", "is empty"),
-        ("4\n", "must be keys with values"),
+        ("4\n", "must contain keys with values"),
         ("name: [x\n", "not valid YAML"),
-        ("name: a\nname: b\n", "config.yaml:2: name: duplicate key; line 1 has it already"),
+        ("name: a\nname: b\n", "config.yaml:2: name: duplicate key; it is already on line 1"),
         ("fleet: {}\n", "needs the key 'name'"),
         (
             "name: a\ntrain: {learning_rate: -1}\n",
@@ -231,14 +231,14 @@ steps: 4
         ),
         (
             "name: a\nmodel: {preset: null}\n",
-            "model.hidden_size: must be given, as model.preset is null",
+            "model.hidden_size: is required because model.preset is null",
         ),
         (
             "name: a\ntrain: {micro_batch_size: 3}\n",
-            "train.micro_batch_size: 3 does not divide a rank's 8 sequences; nearest that do: 1, 2, 4",
+            "train.micro_batch_size: 3 does not divide a rank's 8 sequences; nearest valid values: 1, 2, 4",
         ),
         ("name: a\ntrain: {parallelism: {tensor: 3}}\n", "= 3 does not divide the world size 2"),
-        ("name: ../evil\n", "must be lower-case letters"),
+        ("name: ../evil\n", "must be at most 63 lower-case letters"),
         ("name: a\ntrain: {lr: 1e-3}\n", "train.lr: unknown key; did you mean learning_rate?"),
         (
             "name: a\ntrain: {batch_size: 8}\n",
@@ -260,7 +260,7 @@ def test_variables_are_named_as_the_place_of_their_mistakes(tmp_path: Path) -> N
     )
     assert found == [
         'NODES: fleet.nodes: must be a whole number, not "4; touch x"',
-        "SET: 'nonsense' is not key=value, as in SET='train.steps=50 train.seed=2'",
+        "SET: 'nonsense' is not key=value, such as SET='train.steps=50 train.seed=2'",
         "SET: train.stps: unknown key; did you mean steps?",
     ]
 
@@ -315,7 +315,7 @@ def test_a_name_of_before_gets_one_line_with_its_new_one(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("min_lr: 3e-5, learning_rate: 3e-4", "min_lr_ratio? Where the schedule ends, as a fraction of train.learning_rate; 3e-05 / 0.0003 is 0.1"),
+        ("min_lr: 3e-5, learning_rate: 3e-4", "min_lr_ratio? The final learning rate, as a fraction of train.learning_rate; 3e-05 / 0.0003 is 0.1"),
         ("min_lr: 0.1, learning_rate: 3e-4", "as a fraction of train.learning_rate"),
     ],
 )  # fmt: skip

@@ -18,7 +18,7 @@ from trainfleet.trust.errors import DataError, InputError
 
 FOLDERS = {
     "adapter_config.json": "merge_and_unload", "model-q4_0.gguf": "GGUF", "lit_model.pth": "litgpt convert_from_litgpt",
-    "consolidated.00.pth": "Mistral's own code", "consolidated.safetensors": "Mistral's own code", "__0_0.distcp": "dcp_to_torch",
+    "consolidated.00.pth": "Mistral's original format", "consolidated.safetensors": "Mistral's original format", "__0_0.distcp": "dcp_to_torch",
     "mp_rank_00": "Megatron", "tf_model.h5": "from_tf=True", "flax_model.msgpack": "from_flax=True", "model.onnx": "ONNX",
     "model_index.json": "diffusers", "pytorch_model-00001-of-00002.bin": "save_pretrained",
 }  # fmt: skip
@@ -63,7 +63,7 @@ def test_a_foreign_tokenizer_is_named_with_what_to_do(tmp_path: Path, name: str,
     for path in (tmp_path, tmp_path / name):
         with pytest.raises(DataError) as caught:
             Vocabulary.read(path)
-        assert what in str(caught.value) and "name the tokenizer.json" in str(caught.value)
+        assert what in str(caught.value) and "use the tokenizer.json" in str(caught.value)
 
 
 def test_every_format_has_a_test() -> None:

@@ -94,7 +94,7 @@ def test_set_takes_yaml_s_own_quotes_and_blanks_in_brackets(desk: Path) -> None:
     config, _ = load(Settings(Path("config.yaml"), given))
     assert config.name == "two" and config.train.steps == 7
     assert [source.path for source in config.data.mixture] == ["te xt", "text"]
-    assert "brackets that are not closed" in refused(set="data.sources=[a name=b")
+    assert "bracket that is not closed" in refused(set="data.sources=[a name=b")
 
 
 def test_a_variable_of_pages_is_refused_in_a_line(desk: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_source_without_text_is_told_as_what_it_is(
     "set, why",
     [("checkpoint.path=~/x", "only a shell expands"), ('checkpoint.path="$HOME/x"', "only a shell expands"),
      ("train.init_from=config.yaml", "is not a folder"), ("data.tokenizer=text", "the folder has no tokenizer.json"),
-     ("train.loggers=[wandb,wandb]", 'names "wandb" twice')],
+     ("train.loggers=[wandb,wandb]", 'lists "wandb" twice')],
 )  # fmt: skip
 def test_a_path_that_would_be_taken_for_another_is_refused(desk: Path, set: str, why: str) -> None:
     Path("config.yaml").write_text("name: base\ndata: {sources: [text]}\n")

@@ -38,10 +38,10 @@ MEANT = {  # of some of them: what is proposed, to the letter, in place of the o
 NUMBERS = r"(-?[0-9][\w.]*)"
 FORMS = (  # how a message proposes a value of the key that it is about
     r"did you mean (\[.*\]|[^\s?,]+)(?:, without[^?]*)?\?$",
-    r"(?:;|, so|:| or) ([\w.\[\]/:-]+)(?:, which auto takes,|,)? (?:is what )?works(?: on both|, or [^;]*)?$",
-    r"(?:;|, so|:) set ([\w.\[\]/:-]+)(?: or more|, or [^;]*|, with [^;]*)?$",
-    rf"(?:what does|nearest that do|that do|sizes that work): {NUMBERS}",
-    rf"at most {NUMBERS} (?:are left|works?)",
+    r"(?:;|, so|:| or) ([\w.\[\]/:-]+)(?:,)? (?:is what )?works(?:, or [^;]*)?$",
+    r"(?:;|, so|:) (?:set|use) ([\w.\[\]/:-]+)(?: or more|,? or [^;]*|, with [^;]*|, as auto does| \([^)]*\))?$",
+    rf"valid (?:values|products|sizes): {NUMBERS}",
+    rf"use at most {NUMBERS}",
     r"another preset: ([\w.-]+)",
 )
 
@@ -57,8 +57,8 @@ def problems(text: str, set: str = "", **short: tuple[str, str]) -> list[Problem
 
 def proposals(problem: Problem) -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
     """SET, and the variables, that a message proposes; of a key that is unknown: its right name."""
-    if match := re.search(r"(?:set )?NODES=([0-9]+)(?: works|, or )", problem.message):
-        yield "", {"NODES": ("fleet.nodes", match[1])}
+    if match := re.search(r"set NODES=([0-9]+)(?:$|, or )|NODES=([0-9]+) works", problem.message):
+        yield "", {"NODES": ("fleet.nodes", match[1] or match[2])}
     if match := re.search(r"SET='([^']*)'", problem.message):
         yield match[1], {}
     if not problem.message.startswith("unknown key"):
@@ -133,7 +133,10 @@ def test_each_value_and_key_that_a_message_proposes_is_taken() -> None:
                 found for found in tries if known[0] in {(one.key, one.message) for one in found}
             ]
             ignored += [f"{label}: {problem}" for _ in again]
-            if "did you mean" in problem.message or " works" in problem.message:
+            if re.search(
+                "did you mean| works|valid [a-z]+:|; use at most|; (?:set|use) \\S+$",
+                problem.message,
+            ):
                 unread += [str(problem)] * (not tries)
     assert not ignored, "\n".join(ignored)
     assert not unread, "\n".join(["nothing was found to type in:", *unread])

@@ -30,11 +30,11 @@ def refusal(folder: Path, text: str) -> str:
 )
 def test_a_variable_by_which_programs_run_is_no_secret(name: str, tmp_path: Path) -> None:
     said = refusal(tmp_path, f"fleet: {{secrets: [HF_TOKEN, {name}]}}\n")
-    assert f"fleet.secrets: {name}: each node sets this itself" in said
+    assert f"fleet.secrets: {name}: each node sets its own value" in said
 
 
 def test_what_learns_its_positions_has_no_base_of_a_rotary_embedding(tmp_path: Path) -> None:
-    assert "model.rope_theta: 5: gpt2 has learnt positions" in refusal(
+    assert "model.rope_theta: 5: gpt2 has learned positions" in refusal(
         tmp_path, "model: {family: gpt2, rope_theta: 5}\n"
     )
     (tmp_path / "config.yaml").write_text("name: x\nmodel: {family: gpt2}\n")

@@ -125,7 +125,7 @@ def test_what_names_no_dataset_is_refused_by_plan_and_reader_alike(
     assert "data.sources[0]" in capsys.readouterr().err
     with pytest.raises(InputError):
         dataset_of(source)
-    with pytest.raises(DataError, match=r"names no dataset|part of a split"):
+    with pytest.raises(DataError, match=r"is not a dataset address|part of a split"):
         open_dataset(source)
 
 

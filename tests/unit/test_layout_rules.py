@@ -36,25 +36,25 @@ def refusal(folder: Path, settings: str) -> str:
         ),
         (
             "train.parallelism.fsdp=3",
-            "train.parallelism.fsdp: 3 does not divide the 4 data-parallel ranks; what does: 1, 2, 4",
+            "train.parallelism.fsdp: 3 does not divide the 4 data-parallel ranks; valid values: 1, 2, 4",
         ),
         (
             "train.parallelism.tensor=4",
-            "train.parallelism.tensor: 4 does not divide model.heads 4 and model.kv_heads 2; what does: 1, 2",
+            "train.parallelism.tensor: 4 does not divide model.heads 4 and model.kv_heads 2; valid values: 1, 2",
         ),
         (
             "train.parallelism.tensor=2 model.intermediate_size=97",
-            "train.parallelism.tensor: 2 does not divide model.intermediate_size 97; what does: 1",
+            "train.parallelism.tensor: 2 does not divide model.intermediate_size 97; valid values: 1",
         ),
         (
             "model.layers=2 train.parallelism.pipeline=4",
-            "train.parallelism.pipeline: 4 makes 4 stages of 2 layers; at most 2 work",
+            "train.parallelism.pipeline: 4 makes 4 stages of 2 layers; use at most 2",
         ),
         (
             "train.parallelism.pipeline=2 train.parallelism.virtual_stages=4",
             "train.parallelism.virtual_stages: 2 x virtual_stages 4 makes 8 stages of 4 layers",
         ),
-        ("train.parallelism.virtual_stages=2", "needs train.parallelism.pipeline of 2 or more"),
+        ("train.parallelism.virtual_stages=2", "needs train.parallelism.pipeline 2 or more"),
         (
             "train.parallelism.context=4 train.sequence_length=60",
             "train.parallelism.context: 2 x 4 pieces do not divide",
@@ -69,11 +69,11 @@ def refusal(folder: Path, settings: str) -> str:
         ),
         (
             "train.activation_memory_budget=0.5 train.compile=false",
-            "train.activation_memory_budget: 0.5: only compiled blocks keep to a budget",
+            "train.activation_memory_budget: 0.5: a budget needs compiled blocks",
         ),
         (
             "train.activation_memory_budget=0.5 train.parallelism.tensor=2",
-            "train.activation_memory_budget: 0.5: no budget with train.parallelism.tensor of 2; null works",
+            "train.activation_memory_budget: 0.5 is not supported with train.parallelism.tensor 2; use null",
         ),
         (
             "train.activation_memory_budget=1.5",
@@ -85,7 +85,7 @@ def refusal(folder: Path, settings: str) -> str:
         ),
         (
             "train.activation_checkpointing=full train.activation_memory_budget=0.5",
-            "train.activation_memory_budget: 0.5: only selective checkpointing keeps to a budget; null works",
+            "train.activation_memory_budget: 0.5: a budget needs selective checkpointing; use null",
         ),
         (
             "train.learning_rate=3e-4 train.min_lr_ratio=3e-5",
@@ -93,19 +93,19 @@ def refusal(folder: Path, settings: str) -> str:
         ),
         (
             "train.learning_rate=3e-4 train.min_lr_ratio=9e-4",
-            "train.min_lr_ratio: 0.0009 is read as a fraction of train.learning_rate; 0.001 works, or 0",
+            "train.min_lr_ratio: 0.0009 is read as a fraction of train.learning_rate; use 0.001, or 0",
         ),
         (
             "train.document_mask=true train.parallelism.context=2",
-            "train.document_mask: true: not with train.parallelism.context",
+            "train.document_mask: true is not supported with train.parallelism.context",
         ),
         (
             "train.param_dtype=bf16 train.precision=fp32",
-            "train.param_dtype: bf16: its products are bf16 too, so not with train.precision fp32; fp32 works, or train.precision bf16",
+            "train.param_dtype: bf16 is not supported with train.precision fp32; use fp32, or train.precision bf16",
         ),
         (
             "train.param_dtype=bf16 train.precision=bf16 train.optimizer=muon",
-            "train.param_dtype: bf16: train.optimizer muon works only on fp32; adamw works on both",
+            "train.param_dtype: bf16: train.optimizer muon supports only fp32; set train.optimizer adamw for both",
         ),
         (
             "train.document_mask=true model.family=roberta model.kv_heads=4",
@@ -120,18 +120,18 @@ def test_what_can_not_be_divided_so_is_refused(tmp_path: Path, settings: str, to
 @pytest.mark.parametrize(
     ("kind", "settings", "told"),
     [
-        ("p4d.24xlarge", "", "fp8: A100-40GB has no instructions for it"),
-        ("trn1.32xlarge", "", "fp8: NeuronCore-v2 has no instructions for it"),
-        ("c7i.8xlarge", "", "fp8: a CPU has no instructions for it"),
+        ("p4d.24xlarge", "", "fp8: A100-40GB has no fp8 instructions"),
+        ("trn1.32xlarge", "", "fp8: NeuronCore-v2 has no fp8 instructions"),
+        ("c7i.8xlarge", "", "fp8: a CPU has no fp8 instructions"),
         (
             "p5.48xlarge",
             "train.compile=false",
-            "fp8: slower than bf16 unless compiled; train.compile true works, or bf16",
+            "fp8: slower than bf16 unless compiled; use bf16, or train.compile true",
         ),
         (
             "p5.48xlarge",
             "train.parallelism.tensor=2",
-            "fp8: not with train.parallelism.tensor 2; bf16 works, or tensor 1",
+            "fp8: not supported with train.parallelism.tensor 2; use bf16, or tensor 1",
         ),
         ("p5.48xlarge", "train.param_dtype=bf16", None),
         ("g6e.48xlarge", "", None),
@@ -159,15 +159,23 @@ def test_fp8_is_for_devices_that_have_it(
         (
             "p3dn.24xlarge",
             "train.precision=bf16",
-            "train.precision: bf16: V100-32GB has no instructions for it; fp16, which auto takes, works",
+            "train.precision: bf16: V100-32GB has no bf16 instructions; use fp16, as auto does",
         ),
         (
             "p3dn.24xlarge",
             "train.param_dtype=bf16",
-            "train.param_dtype: bf16: V100-32GB has no instructions for it; fp32 works",
+            "train.param_dtype: bf16: V100-32GB has no bf16 instructions; use fp32",
         ),
-        ("trn1.32xlarge", "train.precision=fp16", "train.precision: fp16: not on Trainium"),
-        ("trn2.48xlarge", "train.precision=fp16", "train.precision: fp16: not on Trainium"),
+        (
+            "trn1.32xlarge",
+            "train.precision=fp16",
+            "train.precision: fp16 is not supported on Trainium",
+        ),
+        (
+            "trn2.48xlarge",
+            "train.precision=fp16",
+            "train.precision: fp16 is not supported on Trainium",
+        ),
         ("p3dn.24xlarge", "train.precision=auto", "fp16"),
         ("p3dn.24xlarge", "train.precision=auto train.optimizer=muon", "fp16"),
         (

@@ -95,8 +95,8 @@ def test_files_that_are_not_there_and_exports_are_refused_with_the_config(desk: 
         load(Settings(desk / "config.yaml"), terms_of)
     said = str(caught.value)
     assert (
-        "'no_model.py' is not there" in said
-        and "'no_callback.py' is not there" in said
+        "'no_model.py' does not exist" in said
+        and "'no_callback.py' does not exist" in said
         and "checkpoint.export_hf" in said
     )
 

@@ -28,24 +28,24 @@ def read(folder: Path, settings: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "told"),
     [
-        ("trn1.32xlarge", "fleet.platform=neuron", "fleet.platform: neuron: trn1 trains only by PyTorch/XLA; neuron-xla works"),
-        ("trn2.48xlarge", "fleet.platform=neuron-xla", "fleet.platform: neuron-xla: trn2 trains only by native PyTorch; neuron works"),
-        ("trn1.32xlarge", "fleet.ranks_per_node=16", "fleet.ranks_per_node: 16: the collectives of a trn1.32xlarge run on 1, 2, 8, 32 cores"),
-        ("trn1.2xlarge", "", "trn1.2xlarge has no EFA, so it can't train over 4 nodes; NODES=1 works"),
-        ("trn1.32xlarge", "train.sequence_length=4000", "train.sequence_length: 4000: Trainium's kernels take multiples of 128; 3968, 4096 work"),
-        ("trn2.48xlarge", "train.sequence_length=100", "multiples of 128; 128 work"),
-        ("trn1.32xlarge", "train.parallelism.fsdp=8 train.parallelism.tensor=1 train.parallelism.pipeline=1", "train.parallelism.fsdp: 8: NxD Core shards over all 128 data-parallel ranks or none; 1, 128 work"),
+        ("trn1.32xlarge", "fleet.platform=neuron", "fleet.platform: neuron: trn1 trains only with PyTorch/XLA; use neuron-xla"),
+        ("trn2.48xlarge", "fleet.platform=neuron-xla", "fleet.platform: neuron-xla: trn2 trains only with native PyTorch; use neuron"),
+        ("trn1.32xlarge", "fleet.ranks_per_node=16", "fleet.ranks_per_node: 16: collectives on a trn1.32xlarge support only 1, 2, 8, 32 cores"),
+        ("trn1.2xlarge", "", "trn1.2xlarge has no EFA and can't train on 4 nodes; set NODES=1"),
+        ("trn1.32xlarge", "train.sequence_length=4000", "train.sequence_length: 4000: Trainium's kernels need a multiple of 128; nearest valid values: 3968, 4096"),
+        ("trn2.48xlarge", "train.sequence_length=100", "multiple of 128; nearest valid values: 128"),
+        ("trn1.32xlarge", "train.parallelism.fsdp=8 train.parallelism.tensor=1 train.parallelism.pipeline=1", "train.parallelism.fsdp: 8: NxD Core shards over all 128 data-parallel ranks or none; use 1 or 128"),
         ("trn1.32xlarge", "train.parallelism.tensor=8 train.parallelism.fsdp=16 train.parallelism.zero_stage=3", "train.parallelism.zero_stage: 3: NxD Core shards only the optimizer's state"),
-        ("trn1.32xlarge", "train.parallelism.context=2", "train.parallelism.context: 2: not with platform neuron-xla; 1 works"),
-        ("trn1.32xlarge", "train.spike_sigmas=6", "train.spike_sigmas: 6: NxD's optimizer can't leave a step out; 0 works"),
-        ("trn1.32xlarge", "train.optimizer=muon", "train.optimizer: muon: not with platform neuron-xla; adamw works"),
-        ("trn1.32xlarge", "train.optimizer=lamb train.parallelism.tensor=8", "lamb: needs the norm of whole matrices"),
-        ("trn1.32xlarge", "train.param_dtype=bf16 train.precision=bf16", "train.param_dtype: bf16: not with platform neuron-xla"),
-        ("trn1.32xlarge", "train.activation_checkpointing=selective", "train.activation_checkpointing: selective: NxD Core recomputes whole blocks"),
-        ("trn1.32xlarge", "train.compile=true", "train.compile: true: PyTorch/XLA compiles every step anyway"),
+        ("trn1.32xlarge", "train.parallelism.context=2", "train.parallelism.context: 2 is not supported on platform neuron-xla; use 1"),
+        ("trn1.32xlarge", "train.spike_sigmas=6", "train.spike_sigmas: 6: NxD's optimizer can't skip a step; use 0"),
+        ("trn1.32xlarge", "train.optimizer=muon", "train.optimizer: muon is not supported on platform neuron-xla; use adamw"),
+        ("trn1.32xlarge", "train.optimizer=lamb train.parallelism.tensor=8", "lamb needs the norm of whole matrices"),
+        ("trn1.32xlarge", "train.param_dtype=bf16 train.precision=bf16", "train.param_dtype: bf16 is not supported on platform neuron-xla"),
+        ("trn1.32xlarge", "train.activation_checkpointing=selective", "train.activation_checkpointing: selective: NxD Core recomputes only whole blocks"),
+        ("trn1.32xlarge", "train.compile=true", "train.compile: true: PyTorch/XLA always compiles every step"),
         ("trn1.32xlarge", "train.parallelism.tensor=3", "does not divide the world size 128"),
-        ("trn1.32xlarge", "model.kv_heads=4 train.parallelism.tensor=64", "what does: 1, 2, 4; or, with copies of key-value heads (ranks each): 8 (2), 16 (4), 32 (8)"),
-        ("trn2.48xlarge", "model.kv_heads=4 train.parallelism.tensor=8", "8 does not divide model.heads 32 and model.kv_heads 4; what does: 1, 2, 4"),
+        ("trn1.32xlarge", "model.kv_heads=4 train.parallelism.tensor=64", "valid values: 1, 2, 4; with copied key-value heads (copies each): 8 (2), 16 (4), 32 (8)"),
+        ("trn2.48xlarge", "model.kv_heads=4 train.parallelism.tensor=8", "8 does not divide model.heads 32 and model.kv_heads 4; valid values: 1, 2, 4"),
     ],
 )  # fmt: skip
 def test_what_a_stack_lacks_is_refused(tmp_path: Path, kind: str, settings: str, told: str) -> None:
@@ -91,7 +91,7 @@ def test_namesakes_of_torch_neuronx_are_refused(
 
 @pytest.mark.parametrize("settings", ["train.micro_batch_size=2", "train.micro_batch_size=4", ""])
 def test_what_is_derived_for_a_stack_is_not_refused_on_it(tmp_path: Path, settings: str) -> None:
-    """NxD Core recomputes whole blocks: the planner, left free, never takes the way that a rule then refuses."""
+    """NxD Core recomputes only whole blocks: the planner, left free, never takes the way that a rule then refuses."""
     read(tmp_path, settings, "trn1.32xlarge")
 
 

@@ -74,10 +74,10 @@ def test_many_hosts_are_those_that_slurm_reads(words: str, tmp_path: Path) -> No
         ({"nodes": 3}, "3 nodes on 2 hosts (fleet.hosts); set NODES=2"),
         ({"min_nodes": 3}, "3 is more than fleet.nodes 2"),
         ({"shared_folder": None}, "needs a folder that every node sees"),
-        ({"fsx": {"dns_name": "fs-1"}}, "dns_name and mount_name go together"),
+        ({"fsx": {"dns_name": "fs-1"}}, "set both dns_name and mount_name, or neither"),
         (
             {"fsx": {"dns_name": "fs-1", "mount_name": "a", "mount_point": "/data"}},
-            "/fsx/x is not in fleet.fsx.mount_point /data",
+            "/fsx/x is outside fleet.fsx.mount_point /data",
         ),
         ({"ssh": {"fingerprints": ["MD5:aa"]}}, "fleet.ssh.fingerprints"),
     ],

@@ -226,7 +226,7 @@ def test_what_is_missing_or_of_another_model_is_told(tmp_path: Path) -> None:
     tag = save(make(SHAPES["grouped"]), Degrees(2, 2), tmp_path)
     assert "another size" in refusal(tag, replace(SHAPES["grouped"], intermediate_size=128))
     assert "lacks weights" in refusal(tag, replace(SHAPES["grouped"], layers=4))
-    assert "no place for" in refusal(tag, replace(SHAPES["grouped"], layers=2))
+    assert "the model does not have" in refusal(tag, replace(SHAPES["grouped"], layers=2))
     assert "have no gpt2" in refusal(tag, replace(SHAPES["grouped"], family="gpt2"))
     (tag / "model" / nxd_folder.name_of(1, 0)).unlink()
     assert nxd_folder.name_of(1, 0) in refusal(tag, SHAPES["grouped"])

@@ -101,7 +101,7 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
         ({"options": ["queue=7"]}, "fleet.options: queue: must be text, not 7"),
         ({"options": ["queue=a", "queue=b"]}, "fleet.options: queue: is given twice"),
         ({"options": ["queue=[1"]}, "fleet.options: queue: is not a YAML value"),
-        ({"options": ["queue"]}, "is not written"),
+        ({"options": ["queue"]}, "is not valid"),
         (
             {"backend_options": ["queue=gpu"]},
             "fleet.backend_options: unknown key; did you mean options?",

@@ -45,7 +45,7 @@ def config(text: str, set: str = "", short: dict[str, tuple[str, str]] | None = 
 
 
 def offers(message: str) -> list[str]:
-    return message.partition("what fits: ")[2].split(", or ")
+    return message.partition("these fit: ")[2].split(", or ")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_is_offered_in_place_of_a_model_that_is_too_large_is_accepted(
     text = HERE % (preset, train)
     with pytest.raises(
         ConfigError,
-        match=f"model.preset: {preset} needs .* GiB per rank, .* for 2 ranks, and this machine has 24.0 GiB",
+        match=f"model.preset: {preset} needs .* GiB per rank, .* for 2 ranks, but this machine has 24.0 GiB",
     ) as caught:
         preflight.require(config(text))
     found = offers(caught.value.problems[0].message)
@@ -102,7 +102,7 @@ def test_what_this_machine_has_says_nothing_of_hosts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(node_types, "local_accelerator", lambda: accelerators.BY_NAME["A10G-24GB"])
     with pytest.raises(
         ConfigError,
-        match=r"fleet\.accelerator: null: fleet\.platform cuda means GPUs, but no key names them",
+        match=r"fleet\.accelerator: null: fleet\.platform cuda means GPUs, but no key names their type",
     ):
         config(H100.replace("instance_type: p5.48xlarge", "platform: cuda"))
     assert not dict(

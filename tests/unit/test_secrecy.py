@@ -183,7 +183,7 @@ def test_a_config_that_holds_a_secret_is_refused_and_does_not_show_it(
         yaml.safe_dump({"name": "x", "data": {"sources": ["stdlib", text]}})
     )
     with pytest.raises(
-        ConfigError, match=r"config.yaml:\d+: data.sources: holds what looks like a secret"
+        ConfigError, match=r"config.yaml:\d+: data.sources: looks like a secret"
     ) as told:
         load(Settings(tmp_path / "config.yaml"))
     assert CANARIES[text] not in hide(str(told.value))

@@ -91,7 +91,7 @@ def test_a_plan_for_v100_says_which_number_format_it_uses() -> None:
     (row,) = (row for row in derived if row.key == "train.precision")
     assert (
         row.value == "fp16"
-        and "V100-32GB has no instructions for bf16" in row.why
+        and "V100-32GB has no bf16 instructions" in row.why
         and "125 TFLOP/s" in row.why
     )
 

@@ -159,7 +159,7 @@ def test_an_export_onto_what_is_there_is_refused_before_anything_is_loaded(
     (tmp_path / "file").write_text("mine")
     assert command(["export", "OUT=file"]) == 1
     assert (
-        "file: is there already" in capsys.readouterr().err
+        "file: already exists" in capsys.readouterr().err
         and (tmp_path / "file").read_text() == "mine"
     )
 

@@ -65,13 +65,9 @@ def folder_of(address: str, weights: bool = False) -> Path:
     """
     if not address.startswith(HUB):
         if (elsewhere := _ADDRESS.match(address)) or meant(address):
-            what = (
-                f"{elsewhere[0]} is nothing that models are read from"
-                if elsewhere
-                else "there is no such folder"
-            )
+            what = f"models can't be read from {elsewhere[0]}" if elsewhere else "no such folder"
             raise InputError(
-                f"{what}: a path and hf://owner/name are read{meant(address)}", where=address
+                f"{what}; set a path or hf://owner/name{meant(address)}", where=address
             )
         return Path(address)
     if fault := fault_of(address):
@@ -112,7 +108,7 @@ def fault_of(address: str) -> str:
     return (
         ""
         if named
-        else f"{address!r} names no model; hf://owner/name and hf://owner/name@revision do"
+        else f"{address!r} is not a model address; set hf://owner/name or hf://owner/name@revision"
     )
 
 
@@ -138,17 +134,14 @@ def dataset_of(address: str) -> HubDataset:
     path, colon, split = address.removeprefix(HUB).replace("?split=", ":").partition(":")
     if "[" in split:
         whole = address.partition("[")[0]
-        what = (
-            "asks for a part of a split: datasets are streamed, which takes whole ones; "
-            f"{whole} works"
-        )
+        what = f"selects a part of a split, but datasets are streamed as whole splits; use {whole}"
         raise InputError(what, where=address)
     split = split if colon else "train"
     if path.startswith(("/", "./", "../")) and path.strip("/") and SPLIT.fullmatch(split):
         return HubDataset(path, None, split, None)
     found = DATASET.fullmatch(path)
     if not found or not SPLIT.fullmatch(split):
-        raise InputError(f"names no dataset; {DATASET_FORMS} does", where=address)
+        raise InputError(f"is not a dataset address; set {DATASET_FORMS}", where=address)
     return HubDataset(found["name"], found["config"], split, found["revision"])
 
 
@@ -171,11 +164,11 @@ def _fetched(address: str, weights: bool) -> Path:
     ) as error:  # errors of network, Hub, cache or disk: the library raises a dozen types
         why = " ".join(str(error).split())[:300] or type(error).__name__
         then = (
-            f"run hf download {name} on a machine with a network (a model with a licence needs "
-            "HF_TOKEN), or name a folder"
+            f"run hf download {name} on a machine with Internet access (gated models need "
+            "HF_TOKEN), or set a local folder"
         )
         raise InputError(
-            "can't be fetched from the Hub, and is not in the cache",
+            "can't be downloaded from the Hub and is not in the cache",
             where=address,
             why=why,
             next=then,
@@ -217,7 +210,7 @@ def _sources(config: Config) -> Iterator[tuple[str, str]]:
     if any(source.weight for source in config.data.mixture) and config.data.weights is None:
         yield (
             "data.sources",
-            "some sources have a weight and some have none: give all a weight, or none",
+            "only some sources have a weight; set weight for all sources or for none",
         )
 
 
@@ -225,18 +218,20 @@ def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | No
     """Returns why an address is invalid, or `None`. `up` allows `..` in a path."""
     scheme = _SCHEME.match(address)
     if scheme and scheme[0] not in schemes:
-        return f"{address!r} begins with {scheme[0]}; what is read: paths, {', '.join(schemes)}"
+        return f"{address!r} begins with {scheme[0]}; supported: paths, {', '.join(schemes)}"
     if address.startswith(HUB):
         return _no_dataset(address)
     if address.startswith(S3):
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         if not _BUCKET.fullmatch(bucket):
-            return f"{bucket!r} is not a bucket name: 3 to 63 of a-z, 0-9, '-' and '.'"
+            return f"{bucket!r} is not a bucket name; use 3 to 63 of a-z, 0-9, '-' and '.'"
         return (
-            f"{address!r} has an empty part" if "//" in prefix or prefix.startswith("/") else None
+            f"{address!r} has an empty path segment"
+            if "//" in prefix or prefix.startswith("/")
+            else None
         )
     return (
-        f"{address!r} climbs out by '..': write the folder itself"
+        f"{address!r} contains '..'; write the path without it"
         if not up and ".." in Path(address).parts
         else None
     )
@@ -260,7 +255,7 @@ def _too_wide(source: str) -> str | None:
         return None
     top = f"/{os.path.abspath(Path(*fixed)).lstrip('/')}"  # noqa: PTH100  resolves `..` without disk access
     return (
-        f"{source!r} means all of {top}: name the folder that has the text"
+        f"{source!r} covers all of {top}; set the folder that has the text"
         if NO_TEXT.fullmatch(top)
         else None
     )
@@ -275,7 +270,7 @@ def absent(config: Config) -> Iterator[tuple[str, str]]:
         ("train.callback", config.train.callback),
     ):
         if file and not Path(file).is_file():
-            yield key, f"{file!r} is not there; it is looked for in the folder where make runs"
+            yield key, f"{file!r} does not exist in the folder where make runs"
 
 
 def check_shared_folder(config: Config) -> Iterator[tuple[str, str]]:
@@ -284,7 +279,7 @@ def check_shared_folder(config: Config) -> Iterator[tuple[str, str]]:
     """
     fleet, fsx = config.fleet, config.fleet.fsx
     if (fsx.dns_name is None) != (fsx.mount_name is None):
-        yield "fleet.fsx", "dns_name and mount_name go together"
+        yield "fleet.fsx", "set both dns_name and mount_name, or neither"
     if (
         fsx.dns_name
         and fleet.shared_folder
@@ -292,8 +287,8 @@ def check_shared_folder(config: Config) -> Iterator[tuple[str, str]]:
     ):
         yield (
             "fleet.shared_folder",
-            f"{fleet.shared_folder} is not in fleet.fsx.mount_point {fsx.mount_point}, where the "
-            "file system is mounted",
+            f"{fleet.shared_folder} is outside fleet.fsx.mount_point {fsx.mount_point}; set a "
+            "folder inside it",
         )
 
 
@@ -303,5 +298,5 @@ def check_destination(config: Config) -> Iterator[tuple[str, str]]:
     if path.startswith(("~", "$")):
         yield (
             "checkpoint.path",
-            f"{path}: only a shell expands {path[0]}; write the whole path",
+            f"{path}: only a shell expands {path[0]}; write the full path",
         )

@@ -74,7 +74,7 @@ def convert(path: Path) -> str | None:
         content = untrusted_input.read_bytes(model, LARGEST)
         if re.match(TIKTOKEN, content):
             raise DataError(
-                f"is a list of tiktoken's, as Llama 3's own folder has it; {LIST}",
+                f"is a tiktoken file, as in Meta's Llama 3 folder; {LIST}",
                 where=str(model),
                 next=LIST,
             )
@@ -193,7 +193,7 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
             "is not a SentencePiece model",
             where=where,
             why=str(error),
-            next="set data.tokenizer to another one",
+            next="set data.tokenizer to another tokenizer",
         ) from error
     unknown = next((id_ for id_, (_, _, type_) in enumerate(pieces) if type_ == UNKNOWN), None)
     byte_fallback = any(type_ == BYTE for _, _, type_ in pieces)
@@ -216,9 +216,12 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
             "byte_fallback": byte_fallback,
         }
     else:
-        why, remedy = f"type {kind}; BPE and Unigram are", "set data.tokenizer to another one"
+        why, remedy = (
+            f"type {kind}; supported: BPE, Unigram",
+            "set data.tokenizer to another tokenizer",
+        )
         raise DataError(
-            "is a SentencePiece model of a kind that is not read", where=where, why=why, next=remedy
+            "is a SentencePiece model of an unsupported type", where=where, why=why, next=remedy
         )
     return {
         "added_tokens": listed,
@@ -280,13 +283,13 @@ def _piece(message: bytes) -> tuple[str, float, int]:
     fields = _fields(message)
     token, score = _last(fields, 1, bytes), _last(fields, 2, float, 0.0)
     if len(token) > LONGEST or not math.isfinite(score):
-        raise ValueError(f"a token of {len(token):,} bytes with the score {score}")
+        raise ValueError(f"a token has {len(token):,} bytes and the score {score}")
     return token.decode(), score, _last(fields, 3, int, NORMAL)
 
 
 def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError(f"a token is {type(value).__name__}")
+        raise ValueError(f"a token has the type {type(value).__name__}")
     return value
 
 
@@ -297,7 +300,7 @@ def _last(fields: dict[int, list[Any]], number: int, kind: type[T], default: T |
     value = fields[number][-1] if number in fields else default
     if type(value) is not kind:
         raise ValueError(
-            f"field {number} is {'missing' if value is None else type(value).__name__}"
+            f"field {number} is {'missing' if value is None else f'a {type(value).__name__}'}"
         )
     return value
 
@@ -320,9 +323,9 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
             size, at = _varint(message, at)
             value, at = message[at : at + size], at + size
             if at > len(message):
-                raise ValueError(f"it ends within a field of {size} bytes")
+                raise ValueError(f"the file ends within a field of {size} bytes")
         else:
-            raise ValueError(f"wire type {tag & 7} at byte {at}")
+            raise ValueError(f"unknown wire type {tag & 7} at byte {at}")
         fields.setdefault(tag >> 3, []).append(value)
     return fields
 
@@ -333,6 +336,6 @@ def _varint(message: bytes, at: int) -> tuple[Any, int]:
         byte = message[at]
         value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
         if shift > 70:
-            raise ValueError(f"a number of more than ten bytes before byte {at}")
+            raise ValueError(f"the number before byte {at} has more than ten bytes")
         if byte < 128:
             return value, at

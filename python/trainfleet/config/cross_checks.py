@@ -85,8 +85,8 @@ def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
     if row and row.efa == 0 and row.accelerator and config.fleet.nodes > 1:
         yield (
             "fleet.instance_type",
-            f"{name} has no EFA, so it can't train over {config.fleet.nodes} nodes; NODES=1 "
-            "works, or a larger size",
+            f"{name} has no EFA and can't train on {config.fleet.nodes} nodes; set NODES=1, or "
+            "a larger instance type",
         )
 
 
@@ -101,16 +101,16 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
     if fleet.platform.partition("-")[0] != kind:
         yield (
             "fleet.platform",
-            f"{fleet.platform}: {row.name} has {kind} devices; {node_types.platform_of(row)} works",
+            f"{fleet.platform}: {row.name} has {kind} devices; use {node_types.platform_of(row)}",
         )
     elif row.accelerator and row.accelerator.platform == "cuda-volta" and fleet.platform == "cuda":
         yield (
             "fleet.platform",
-            f"cuda: its torch has no code for {row.accelerator.name}; cuda-volta works",
+            f"cuda: its torch does not support {row.accelerator.name}; use cuda-volta",
         )
     elif fleet.ranks_per_node > row.accelerators:
         most = f"{row.name} has {row.accelerators} devices, and two ranks can't share one"
-        yield "fleet.ranks_per_node", f"{fleet.ranks_per_node}: {most}; {row.accelerators} works"
+        yield "fleet.ranks_per_node", f"{fleet.ranks_per_node}: {most}; use {row.accelerators}"
 
 
 def _hosts(config: Config) -> Iterator[tuple[str, str]]:
@@ -135,7 +135,8 @@ def _secrets(config: Config) -> Iterator[tuple[str, str]]:
     if taken := [name for name in config.fleet.secrets if NOT_SECRET.fullmatch(name)]:
         yield (
             "fleet.secrets",
-            f"{', '.join(taken[:8])}: each node sets this itself; name a secret, such as HF_TOKEN",
+            f"{', '.join(taken[:8])}: each node sets its own value; list only secrets, such as "
+            "HF_TOKEN",
         )
 
 
@@ -150,13 +151,13 @@ def _layout(config: Config) -> Iterator[tuple[str, str]]:
         yield (
             "train.parallelism",
             f"{parts} does not divide the world size {world} ({config.fleet.nodes} nodes x "
-            f"{config.fleet.ranks_per_node} ranks); products that do: {_listed(divisors(world))}",
+            f"{config.fleet.ranks_per_node} ranks); valid products: {_listed(divisors(world))}",
         )
     elif config.data_parallel % layout.fsdp:
         ways = config.data_parallel
         yield (
             "train.parallelism.fsdp",
-            f"{layout.fsdp} does not divide the {ways} data-parallel ranks; what does: "
+            f"{layout.fsdp} does not divide the {ways} data-parallel ranks; valid values: "
             f"{_listed(divisors(ways))}",
         )
 
@@ -167,30 +168,28 @@ def _tensor(config: Config) -> Iterator[tuple[str, str]]:
     if tensor > 1 and FAMILIES[model.family].normed == "all":
         yield (
             "train.parallelism.tensor",
-            f"{tensor}: {model.family} norms all heads together; 1 works",
+            f"{tensor}: {model.family} normalizes all heads together; use 1",
         )
     elif heads % tensor and not neuron_limits.copies_heads(config):
         both = f"model.heads {model.heads} and model.kv_heads {model.kv_heads}"
         more = [f"{degree} ({copies})" for degree, copies in neuron_limits.copies(config).items()]
-        copied = (
-            f"; or, with copies of key-value heads (ranks each): {', '.join(more)}" if more else ""
-        )
+        copied = f"; with copied key-value heads (copies each): {', '.join(more)}" if more else ""
         yield (
             "train.parallelism.tensor",
-            f"{tensor} does not divide {both}; what does: {_listed(divisors(heads))}{copied}",
+            f"{tensor} does not divide {both}; valid values: {_listed(divisors(heads))}{copied}",
         )
     elif model.intermediate_size % tensor:
         fit = divisors(math.gcd(heads, model.intermediate_size))
         yield (
             "train.parallelism.tensor",
-            f"{tensor} does not divide model.intermediate_size {model.intermediate_size}; what "
-            f"does: {_listed(fit)}",
+            f"{tensor} does not divide model.intermediate_size {model.intermediate_size}; valid "
+            f"values: {_listed(fit)}",
         )
     elif train.sequence_length % (tensor * train.parallelism.context):
         yield (
             "train.parallelism.tensor",
             f"{tensor} x context {train.parallelism.context} does not divide train.sequence_length "
-            f"{train.sequence_length}, as each rank has a part of the sequence",
+            f"{train.sequence_length}; each rank has a part of the sequence",
         )
 
 
@@ -201,7 +200,7 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
         if layout.virtual_stages > 1:
             yield (
                 "train.parallelism.virtual_stages",
-                f"{layout.virtual_stages} needs train.parallelism.pipeline of 2 or more; 1 works",
+                f"{layout.virtual_stages} needs train.parallelism.pipeline 2 or more; use 1",
             )
         return
     if stages > model.layers:
@@ -215,8 +214,8 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
         )
         yield (
             key,
-            f"{layout.pipeline}{interleave} makes {stages} stages of {model.layers} layers; at "
-            f"most {model.layers} work",
+            f"{layout.pipeline}{interleave} makes {stages} stages of {model.layers} "
+            f"layers; use at most {model.layers}",
         )
     part = train.global_batch_size // max(1, config.data_parallel)
     passes = part // train.micro_batch_size
@@ -227,15 +226,15 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
         needed = (
             f"fewer than the {layout.pipeline} stages"
             if few
-            else "which interleaved rounds must divide"
+            else "not divisible by the interleaved rounds"
         )
         yield (
             "train.micro_batch_size",
             f"{train.micro_batch_size} makes {passes} micro-batches per step, {needed};"
             + (
-                f" sizes that work: {_listed(fit)}"
+                f" valid sizes: {_listed(fit)}"
                 if fit
-                else f" a train.global_batch_size that {whole} divides does"
+                else f" set train.global_batch_size to a multiple of {whole}"
             ),
         )
 
@@ -263,8 +262,8 @@ def _context(config: Config) -> Iterator[tuple[str, str]]:
         ]
         yield (
             "train.parallelism.context",
-            f"2 x {context} pieces do not divide train.sequence_length {length}; degrees that "
-            f"do: {_listed(fit)}",
+            f"2 x {context} pieces do not divide train.sequence_length {length}; valid "
+            f"values: {_listed(fit)}",
         )
 
 
@@ -277,7 +276,7 @@ def _heads(config: Config) -> Iterator[tuple[str, str]]:
     ):
         yield (
             "model.head_dim",
-            f"{model.head_dim}: {model.family} has model.hidden_size over model.heads; null works",
+            f"{model.head_dim}: {model.family} needs model.hidden_size / model.heads; use null",
         )
     elif model.head_dim is None and model.hidden_size % model.heads:
         yield "model.heads", f"{model.heads} does not divide model.hidden_size {model.hidden_size}"
@@ -300,21 +299,21 @@ def _family(config: Config) -> Iterator[tuple[str, str]]:
     if not family.rotary and model.kv_heads != model.heads:
         yield (
             "model.kv_heads",
-            f"{model.kv_heads}: {model.family} has as many as model.heads, {model.heads}",
+            f"{model.kv_heads}: {model.family} needs as many as model.heads; use {model.heads}",
         )
     if not family.rotary and model.rope_scaling != 1:
-        yield "model.rope_scaling", f"{model.family} has learnt positions; 1 works"
+        yield "model.rope_scaling", f"{model.family} has learned positions; use 1"
     if not family.rotary and model.rope_theta != Preset.rope_theta:
         yield (
             "model.rope_theta",
-            f"{model.rope_theta:g}: {model.family} has learnt positions, and no rotary embedding",
+            f"{model.rope_theta:g}: {model.family} has learned positions; remove this key",
         )
     if family.rotary and model.dropout:
-        yield "model.dropout", f"{model.dropout}: {model.family} has no dropout; 0 works"
+        yield "model.dropout", f"{model.dropout}: {model.family} has no dropout; use 0"
     if not family.causal and length < SHORTEST_MASKED:
         yield (
             "train.sequence_length",
-            f"{length} tokens are too few to hide some of; at least {SHORTEST_MASKED}",
+            f"{length} tokens are too few for masking; use at least {SHORTEST_MASKED}",
         )
 
 
@@ -325,13 +324,14 @@ def _documents(config: Config) -> Iterator[tuple[str, str]]:
     if not FAMILIES[family].causal:
         yield (
             "train.document_mask",
-            f"true: {family} models attend across documents; false works",
+            f"true: {family} models attend across documents; use false",
         )
     for name in ("pipeline", "context"):
         if getattr(layout, name) > 1:
             yield (
                 "train.document_mask",
-                f"true: not with train.parallelism.{name} {getattr(layout, name)}; false works",
+                f"true is not supported with train.parallelism.{name} {getattr(layout, name)}; "
+                "use false",
             )
 
 
@@ -340,8 +340,8 @@ def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
     if ways and batch % ways:
         yield (
             "train.global_batch_size",
-            f"{batch} sequences do not divide over {ways} data-parallel ranks; nearest that do: "
-            f"{_nearest(batch, ways)}",
+            f"{batch} is not a multiple of the {ways} data-parallel ranks; nearest valid "
+            f"values: {_nearest(batch, ways)}",
         )
 
 
@@ -358,7 +358,8 @@ def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
         )
         yield (
             "train.micro_batch_size",
-            f"{train.micro_batch_size} does not divide a rank's {part} sequences; nearest that do: "
+            f"{train.micro_batch_size} does not divide a rank's {part} sequences; "
+            "nearest valid values: "
             f"{', '.join(map(str, near))}",
         )
 
@@ -368,8 +369,8 @@ def _own(config: Config) -> Iterator[tuple[str, str]]:
     if config.model.module and config.checkpoint.export_hf:
         yield (
             "checkpoint.export_hf",
-            f"true: transformers has no network like that of model.module {config.model.module}; "
-            "false works",
+            f"true: transformers has no architecture for model.module {config.model.module}; "
+            "use false",
         )
 
 
@@ -378,8 +379,7 @@ def _sequence(config: Config) -> Iterator[tuple[str, str]]:
     if length > model.max_position_embeddings:
         yield (
             "train.sequence_length",
-            f"{length} is more than the model takes (model.max_position_embeddings "
-            f"{model.max_position_embeddings})",
+            f"{length} is more than model.max_position_embeddings {model.max_position_embeddings}",
         )
 
 
@@ -388,8 +388,8 @@ def _profile(config: Config) -> Iterator[tuple[str, str]]:
     if first > last or first > config.train.steps:
         yield (
             "train.profile_steps",
-            f"{config.train.profile_steps}: train.steps {config.train.steps} doesn't reach these; "
-            "4-6 works",
+            f"{config.train.profile_steps} is empty or begins after train.steps "
+            f"{config.train.steps}; use 4-6",
         )
 
 

@@ -29,7 +29,7 @@ class Derived:
     why: str
 
 
-BUDGET = "train.activation_memory_budget needs compiled blocks: the compiler selects"
+BUDGET = "with train.activation_memory_budget, the compiler selects the recomputation"
 OfKind = Callable[[node_types.NodeType | None, int], node_types.Node]
 
 
@@ -83,8 +83,8 @@ def _formats(machine: node_types.Node, device: Accelerator | None) -> Iterator[t
         yield "bf16" if speed.half else "fp32", speed.formats()
     if device is not None and device.bf16 is None:
         why = (
-            f"{device.name} has no instructions for bf16; in fp16 its products run at "
-            f"{device.peak('fp16') / 1e12:.0f} TFLOP/s, in fp32 at {device.fp32 / 1e12:.1f}"
+            f"{device.name} has no bf16 instructions; its matrix products reach "
+            f"{device.peak('fp16') / 1e12:.0f} TFLOP/s in fp16, {device.fp32 / 1e12:.1f} in fp32"
         )
         yield device.half, why
 
@@ -149,7 +149,7 @@ def compilation(values: Values) -> tuple[bool, str]:
         return False, "PyTorch/XLA always compiles every step"
     row = owned_machines.node_type_of(fleet)
     if (row and row.accelerator) or node_types.local_accelerators():
-        return True, "an accelerator"
+        return True, "the device is an accelerator"
     layers, width = model["layers"] or 0, model["hidden_size"] or 0
     matrices = 12 * layers * width**2 + model["vocab_size"] * width
     flops = 6.0 * matrices * train["steps"] * train["global_batch_size"] * train["sequence_length"]
@@ -157,7 +157,10 @@ def compilation(values: Values) -> tuple[bool, str]:
     half = train["precision"] == "bf16" or (train["precision"] == "auto" and speed.half)
     minutes = flops / (speed.rate("bf16" if half else "fp32") * CPU_SHARE * cores) / 60
     pays = minutes > COMPILE_PAYS_MINUTES
-    return pays, f"about {minutes:.0f} min of work on CPUs; it pays from {COMPILE_PAYS_MINUTES} min"
+    return (
+        pays,
+        f"about {minutes:.0f} min on CPUs; compiling pays off from {COMPILE_PAYS_MINUTES} min",
+    )
 
 
 def shape_of(preset: str | None) -> Preset | None:
@@ -182,8 +185,8 @@ def other_family(model: Values) -> str:
         name for name, shape in PRESETS.items() if name in PLAIN or shape.family == family
     )
     return (
-        f"{family}: model.preset {model['preset']} is a {preset.family}; leave this out, or set "
-        f"another preset: {known}"
+        f"{family}: model.preset {model['preset']} has the family {preset.family}; remove this key "
+        f"or set another preset: {known}"
     )
 
 
@@ -192,10 +195,10 @@ def _of_model(model: Values, tokens: int) -> Rows:
         yield from _open(model, vars(preset), f"model.preset {model['preset']}")
     yield from _open(model, {"kv_heads": model["heads"]}, "model.heads")
     usual = {field.name: field.default for field in fields(Preset) if field.default is not MISSING}
-    yield from _open(model, usual, "Llama 2's")
+    yield from _open(model, usual, "as in Llama 2")
     family = FAMILIES[model["family"] or USUAL]
     published = {"norm_eps": family.norm_eps, "dropout": family.dropout}
-    yield from _open(model, published, f"{family.name}'s")
+    yield from _open(model, published, f"as in {family.name}")
     size = -(-tokens // 64) * 64  # matrix products are faster with multiples of 64
     why = f"the tokenizer's {tokens}, rounded up to a multiple of 64"
     yield from _open(model, {"vocab_size": size}, why)

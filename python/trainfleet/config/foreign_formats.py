@@ -10,8 +10,8 @@ from pathlib import Path
 
 MOST = 4096  # maximum number of file names read in a folder
 SAVE = "save it with transformers' save_pretrained, which writes safetensors"
-OTHER = "name the same model in Hugging Face's format, with config.json and safetensors"
-LIST = "name the tokenizer.json of the same model"
+OTHER = "use the same model in Hugging Face's format, with config.json and safetensors"
+LIST = "use the tokenizer.json of the same model"
 # a line of a tiktoken list: a token in base64, and its rank
 TIKTOKEN = rb"[A-Za-z0-9+/]{1,400}={0,2} [0-9]{1,8}\r?\n"
 
@@ -21,38 +21,43 @@ TIKTOKEN = rb"[A-Za-z0-9+/]{1,400}={0,2} [0-9]{1,8}\r?\n"
 FORMATS = (
     (
         ("adapter_config.json",),
-        "a LoRA adapter of PEFT, without the weights of its base",
+        "a PEFT LoRA adapter without its base model",
         "merge it with peft: "
         "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OUT)",
     ),
-    (("model_index.json",), "a diffusers pipeline", "name the folder of a language model"),
-    (("*.gguf",), "llama.cpp's GGUF", OTHER),
-    (("lit_model.pth",), "litgpt's", f"litgpt convert_from_litgpt FOLDER OUT; then {SAVE}"),
+    (("model_index.json",), "a diffusers pipeline", "use the folder of a language model"),
+    (("*.gguf",), "in llama.cpp's GGUF format", OTHER),
+    (
+        ("lit_model.pth",),
+        "in litgpt's format",
+        f"run litgpt convert_from_litgpt FOLDER OUT; then {SAVE}",
+    ),
     (
         ("consolidated*.pth", "consolidated*.safetensors"),
-        "in the format of Meta's or Mistral's own code",
+        "in Meta's or Mistral's original format",
         OTHER,
     ),
     (
         (".metadata", "*.distcp"),
         "a checkpoint of torch.distributed.checkpoint",
-        f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT; then {SAVE}",
+        "run python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT; "
+        f"then {SAVE}",
     ),
     (
         ("mp_rank_*", "latest_checkpointed_iteration.txt"),
-        "Megatron-LM's or DeepSpeed's",
-        f"convert it there; then {SAVE}",
+        "in Megatron-LM's or DeepSpeed's format",
+        f"convert it with that program; then {SAVE}",
     ),
     (
         ("*.h5", "*.keras", "saved_model.pb", "*.msgpack"),
-        "TensorFlow's, Keras's or Flax's",
-        "transformers 4 reads it: from_pretrained(FOLDER, from_tf=True), or from_flax=True, then "
-        "save_pretrained(OUT)",
+        "in TensorFlow's, Keras's or Flax's format",
+        "load it in transformers 4 with from_pretrained(FOLDER, from_tf=True), or from_flax=True, "
+        "then save_pretrained(OUT)",
     ),
-    (("*.onnx",), "ONNX, which is not trained", OTHER),
-    (("*.bin", "*.pt", "*.pth"), "a pickle of PyTorch, which may hold code", SAVE),
-    (("tekken.json",), "Mistral's Tekken", LIST),
-    (("*.tiktoken",), "a list of tiktoken's", LIST),
+    (("*.onnx",), "an ONNX model, which can't be trained", OTHER),
+    (("*.bin", "*.pt", "*.pth"), "a PyTorch pickle, which may contain code", SAVE),
+    (("tekken.json",), "a Mistral Tekken tokenizer", LIST),
+    (("*.tiktoken",), "a tiktoken file", LIST),
 )
 
 

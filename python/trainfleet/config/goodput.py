@@ -90,8 +90,8 @@ def with_interval(config: Config) -> tuple[Config, list[Derived]]:
     between, stall = 3600 / (FAILURES * config.world_size), stall_of(config)
     every = f"{best_minutes(between, stall)} min"
     why = (
-        f"loses least where one of {config.world_size} ranks fails every {between / 3600:,.3g} "
-        f"h and a save takes {stall:.2g} s"
+        f"loses the least time if one of {config.world_size} ranks fails every "
+        f"{between / 3600:,.3g} h and a save takes {stall:.2g} s"
     )
     return replace(config, checkpoint=replace(config.checkpoint, every=every)), [
         Derived("checkpoint.every", every, why)

@@ -51,7 +51,7 @@ def parse_hosts(words: Iterable[str]) -> tuple[Host, ...]:
     """
     written = list(words)
     if (count := sum(map(count_of, written))) > MOST:
-        raise ValueError(f"{count:,} hosts; at most {MOST:,} are taken")
+        raise ValueError(f"{count:,} hosts; at most {MOST:,} are allowed")
     return tuple(parse_host(word) for text in written for word in expand(text))
 
 
@@ -97,12 +97,14 @@ def parse_host(word: str) -> Host:
             "address, name=address, user@address or address:port; [::1] for IPv6; "
             "gpu-[01,03-08] for seven"
         )
-        raise ValueError(f"{word!r} is not a host: {forms}")
+        raise ValueError(f"{word!r} is not a host; use {forms}")
     address, port = match["address"].strip("[]"), int(match["port"] or 22)
     if not 1 <= port <= 65535:
-        raise ValueError(f"{word!r} has the port {port}: ports are from 1 to 65535")
+        raise ValueError(f"{word!r} has the port {port}; use 1 to 65535")
     if not _is_address(address):
-        raise ValueError(f"{word!r} is not a host: {address!r} is neither a name nor an address")
+        raise ValueError(
+            f"{word!r} is not a host: {address!r} is neither a host name nor an IP address"
+        )
     return Host(match["name"] or address, address, port, match["user"])
 
 

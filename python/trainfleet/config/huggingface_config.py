@@ -73,7 +73,7 @@ def read(folder: Path) -> Preset:
         raise InputError(
             told(folder) or "there is no such file",
             where=str(path),
-            next="model.preset: a known shape, or another folder",
+            next="set model.preset to a known shape or another folder",
         ) from error
     except InputError as error:
         where = error.where or f"{path}:{untrusted_input.line_of(text, error.key)}"
@@ -107,7 +107,7 @@ def _read(content: Any) -> Preset:
     name = content.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise InputError(
-            f"{show(name)} is not built; built: {', '.join(FAMILIES)}", key="model_type"
+            f"{show(name)} is not supported; supported: {', '.join(FAMILIES)}", key="model_type"
         )
     family = FAMILIES[name]
     _require_its_function(content, family)
@@ -129,7 +129,8 @@ def _require_its_function(content: Json, family: Family) -> None:
     for key, (built, *others) in needed.items():
         if (value := content.get(key, built)) not in (built, *others):
             raise InputError(
-                f"{show(value)} is not built for {family.name}: {show(built)} is", key=key
+                f"{show(value)} is not supported for {family.name}; supported: {show(built)}",
+                key=key,
             )
 
 
@@ -137,7 +138,7 @@ def _dimensions(content: Json, family: Family) -> Json:
     """Returns the dimensions of a shape, each within the bounds of its config key."""
     keys, values = family.folder.keys, _defaults(content, family)
     if missing := sorted(theirs for theirs in keys.values() if values.get(theirs) is None):
-        raise InputError(f"lacks {', '.join(missing)}", key=missing[0])
+        raise InputError(f"missing: {', '.join(missing)}", key=missing[0])
     shape = {ours: values[theirs] for ours, theirs in keys.items()}
     if unused := family.positions_from:
         shape["max_position_embeddings"] = _whole(shape["max_position_embeddings"]) - unused
@@ -149,8 +150,8 @@ def _dimensions(content: Json, family: Family) -> Json:
 def _require_unquantized(how: Any) -> None:
     if how is not None:
         what = (
-            f"its weights are quantized ({show(how)}), and cannot be trained; name the folder "
-            "that it was made from"
+            f"the weights are quantized ({show(how)}) and can't be trained; use the folder of the "
+            "unquantized model"
         )
         raise InputError(what, key="quantization_config")
 
@@ -173,7 +174,7 @@ def _one_attention(content: Json) -> None:
         not isinstance(kinds, list) or any(kind != FULL_ATTENTION for kind in kinds)
     ):
         raise InputError(
-            f"{show(kinds)} is not built: {show(FULL_ATTENTION)} in every layer is",
+            f"{show(kinds)} is not supported; every layer needs {show(FULL_ATTENTION)}",
             key="layer_types",
         )
 
@@ -182,8 +183,7 @@ def _one_dropout(content: Json, family: Family, dropout: Any) -> None:
     for key in family.folder.dropouts:
         if content.get(key, dropout) != dropout:
             raise InputError(
-                f"{show(content[key])}, where another dropout is {show(dropout)}; one for all is "
-                "built",
+                f"{show(content[key])}, but another dropout is {show(dropout)}; all must be equal",
                 key=key,
             )
 
@@ -236,7 +236,7 @@ def _is_stretched(scaling: Any, name: str) -> bool:
         return False
     if {**scaling, "rope_type": kind}.items() >= STRETCHED.items():
         return True
-    raise InputError(f"{show(scaling)} is not built: Llama 3's is", key=name)
+    raise InputError(f"{show(scaling)} is not supported; supported: Llama 3's", key=name)
 
 
 def _head_dim(content: Json, family: Family) -> Any:
@@ -247,6 +247,6 @@ def _head_dim(content: Json, family: Family) -> Any:
     _check("head_dim", "head_dim", head)
     if head % 2:
         raise InputError(
-            f"{head} is odd, and the rotary embedding turns features in pairs", key="head_dim"
+            f"{head} is odd; the rotary embedding needs an even number", key="head_dim"
         )
     return None if head == content["hidden_size"] / content["num_attention_heads"] else head

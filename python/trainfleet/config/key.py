@@ -24,8 +24,8 @@ OWN_FILE = "^(?!runs/|data/)(?:[A-Za-z0-9_][A-Za-z0-9_-]*/){0,8}[A-Za-z0-9_][A-Z
 HEAD = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "trainfleet config",
-    "description": "One fleet, its data, a model and a training run. A key that is left out has its"
-    " default; null means: derived, and `make plan` shows from what.",
+    "description": "One fleet, its data, a model and a training run. A missing key has its default;"
+    " null means that trainfleet derives the value, and `make plan` shows how.",
 }
 WORDS: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 

@@ -77,12 +77,12 @@ def lack(config: Config, asked: set[str]) -> str | None:
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
         if _fits(least(more, asked, device), device):
             return (
-                f"{_lacking(config, device)}; NODES={more.fleet.nodes} "
-                f"works{_halved(config, asked, device)}"
+                f"{_lacking(config, device)}; set NODES={more.fleet.nodes}"
+                f"{_halved(config, asked, device)}"
             )
     return (
-        f"{_lacking(config, device)}, nor would many more nodes; a shorter "
-        "train.sequence_length or a smaller model would"
+        f"{_lacking(config, device)}, and many more nodes would not help; use a shorter "
+        "train.sequence_length or a smaller model"
     )
 
 
@@ -139,7 +139,7 @@ def _halved(config: Config, asked: set[str], device: Accelerator) -> str:
 def _lacking(config: Config, device: Accelerator) -> str:
     ranks = f"{config.world_size} ranks of {usable_bytes(device) / 2**30:.1f} GiB ({device.name})"
     return (
-        f"auto: no layout of {ranks} holds the model; the least takes "
+        f"auto: no layout of {ranks} fits the model; the smallest needs "
         f"{needs(config) / 2**30:.1f} GiB per rank"
     )
 
@@ -163,9 +163,9 @@ def _value(config: Config, key: str) -> object:
 
 def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
     """Returns the reasons that a plan shows for a CPU or an unknown device."""
-    known = "on CPUs the fastest, as was measured"
+    known = "the fastest in measurements on CPUs"
     unknown = (
-        "the table of devices does not have this one, so memory can't be checked; set "
+        "this device is not in the table, so memory can't be checked; set "
         "train.parallelism yourself"
     )
     part = max(1, config.train.global_batch_size // max(1, config.data_parallel))
@@ -189,21 +189,21 @@ def _reason(key: str, settled: Config, choices: list[Choice], device: Accelerato
     )
     if key == "micro_batch_size":
         others = [choice for choice in choices if _differs(choice, settled)]
-        return f"{there}; {_against(chosen, others, 'any other')}"
+        return f"{there}; {_against(chosen, others, 'any other value')}"
     less = [choice for choice in choices if _order(key, choice.config) < _order(key, settled)]
     if less:
         return f"{there}; " * (key == "parallelism.fsdp") + _against(
-            chosen, less, "the best with less"
+            chosen, less, "the best layout with less"
         )
     if _value(settled, key) != _plain(key):
-        return f"with less, nothing fits; this takes {there}"
+        return f"no layout with less fits; this one needs {there}"
     more = [choice for choice in choices if _order(key, choice.config) > _order(key, settled)]
-    return f"{there}; {_against(chosen, more, 'the best with more')}"
+    return f"{there}; {_against(chosen, more, 'the best layout with more')}"
 
 
 def _against(chosen: Choice, others: list[Choice], what: str) -> str:
     if not others:
-        return "nothing else fits"
+        return "no other value fits"
     slower = min(choice.seconds for choice in others) / chosen.seconds - 1
     if slower < 0:
         return f"{what} is predicted to be as fast, within {NEAR:.0%}"

@@ -30,10 +30,10 @@ from .yaml_lines import DEEPEST, Key, YamlDocument, dotted, read, read_value
 
 # size limits; a config of 4,096 hosts has 160 KiB
 LARGEST, LONGEST_SET = (256 * untrusted_input.KIBIBYTE, 32 * untrusted_input.KIBIBYTE)
-KEYS = f"all keys: {page('schema/README.md')}"
-RETYPE = f"SET='train.steps=50 train.seed=2', with blanks between the keys; {KEYS}"
-COMPARE = "make config RECIPE=first-run CONFIG=new.yaml, which writes a good one to compare with"
-REMEDY = f"{KEYS}; what follows from them: make plan"
+KEYS = f"see all keys in {page('schema/README.md')}"
+RETYPE = f"write SET='train.steps=50 train.seed=2', with spaces between the keys; {KEYS}"
+COMPARE = "run make config RECIPE=first-run CONFIG=new.yaml and compare with new.yaml"
+REMEDY = f"{KEYS}; make plan shows the derived values"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _loaded(
     open_keys = [key for key, value in values["model"].items() if value is None]
     if missing := [key for key in open_keys if key not in OPTIONAL]:
         for key in missing:
-            report(f"model.{key}", "must be given, as model.preset is null")
+            report(f"model.{key}", "is required because model.preset is null")
         return document, None, []
     config, chosen = _settled(document, values, broken, tokens, terms)
     return document, config, [*derived, *chosen]
@@ -223,7 +223,7 @@ def load_resolved(path: Path) -> Config:
     document = _read(path)
     if not isinstance(document.value, dict):
         document.problems.append(Problem(1, f"{path}:1", "", "is not a resolved config"))
-        raise ConfigError(document.problems, next="make train writes it again")
+        raise ConfigError(document.problems, next="run make train to write it again")
     document.problems += [problem for _, problem in schema.check(document)]
     if not document.problems:
         try:
@@ -234,7 +234,7 @@ def load_resolved(path: Path) -> Config:
         for fault in wrong:
             document.report(*fault)
     if document.problems:
-        raise ConfigError(document.problems, next="make train writes it again")
+        raise ConfigError(document.problems, next="run make train to write it again")
     keep_secret(config.fleet.secrets)
     return config
 
@@ -275,9 +275,9 @@ def _keys_in(path: Path) -> YamlDocument:
             raise ConfigError([Problem(1, other.where, "", other.what)], next=COMPARE)
     if has_keys:
         return document
-    what = "is empty; the least that it needs is `name: my-run`"
+    what = "is empty; it needs at least `name: my-run`"
     if document.value is not None:
-        what = "must be keys with values, such as `name: my-run`"
+        what = "must contain keys with values, such as `name: my-run`"
     missing = Problem(1, f"{path}:1", "", what)
     raise ConfigError(document.problems or [missing], next=COMPARE)
 
@@ -304,10 +304,7 @@ def _secrets_in(document: YamlDocument, value: Any, key: Key = ()) -> Iterator[P
     run and copied to nodes.
     """
     if isinstance(value, str) and looks_secret(value):
-        what = (
-            "holds what looks like a secret: export it as a variable, and name that in "
-            "fleet.secrets"
-        )
+        what = "looks like a secret; export it as a variable and list the variable in fleet.secrets"
         yield Problem(*document.where(key), dotted(key), what)
     items = (
         value.items()
@@ -356,14 +353,14 @@ def _instead(path: Path) -> str:
         meant = spelling.nearest(path.name, there) or next(iter(sorted(there)), None)
         if meant and not path.is_file():
             return f"make plan CONFIG={shlex.quote(str(there[meant]))}"
-    return "make config RECIPE=first-run writes a config.yaml; CONFIG=path names another"
+    return "run make config RECIPE=first-run to write a config.yaml, or set CONFIG=path"
 
 
 def _override(document: YamlDocument, settings: Settings) -> Iterator[Problem]:
     try:
         if len(settings.set) > LONGEST_SET:
             raise ValueError(
-                f"it has {len(settings.set):,} characters; at most {LONGEST_SET:,} are read"
+                f"it has {len(settings.set):,} characters; at most {LONGEST_SET:,} are allowed"
             )
         words = _words(settings.set)
     except ValueError as error:
@@ -371,7 +368,7 @@ def _override(document: YamlDocument, settings: Settings) -> Iterator[Problem]:
         words = []
     if {"="} & {word[:1] for word in words} or any(word.endswith("=") for word in words[:-1]):
         closed = re.sub(r"\s*=\s*", "=", settings.set.strip())
-        yield Problem(0, "SET", "", f"has blanks around its =; did you mean SET={quoted(closed)}?")
+        yield Problem(0, "SET", "", f"has spaces around =; did you mean SET={quoted(closed)}?")
         words = []
     names = set[str]()
     for word in words:
@@ -379,7 +376,7 @@ def _override(document: YamlDocument, settings: Settings) -> Iterator[Problem]:
         if not equals or not name:
             shown = untrusted_input.shortened(repr(word))
             yield Problem(
-                0, "SET", "", f"{shown} is not key=value, as in SET='train.steps=50 train.seed=2'"
+                0, "SET", "", f"{shown} is not key=value, such as SET='train.steps=50 train.seed=2'"
             )
         elif name in names:
             yield Problem(0, "SET", name, "is set twice")
@@ -419,7 +416,7 @@ def _assign(document: YamlDocument, source: str, name: str, text: str) -> Iterat
         yield Problem(0, source, untrusted_input.show(name)[1:-1], "is not a key like train.steps")
         return
     if character := untrusted_input.unprintable(text):
-        yield Problem(0, source, name, f"holds {character}, which no value may")
+        yield Problem(0, source, name, f"contains {character}, which is not allowed")
         return
     given = read_value(text, source, key)
     target = document.value

@@ -68,13 +68,16 @@ def lack(config: Config, room: Room) -> tuple[str, str] | None:
     if room.holds(config):
         return None
     model, rank = config.model, memory_of(config, is_half(config)).total
-    name = model.preset or f"a {model.family} of {count_parameters(model) / 1e9:.2f} B parameters"
+    name = (
+        model.preset
+        or f"a {model.family} model of {count_parameters(model) / 1e9:.2f} B parameters"
+    )
     ranks = room.ranks(config)
     together = f", {gib(room.wanted(config))} for {ranks} ranks" if ranks > 1 else ""
     found = [words for words, candidate in smaller(config, room) if _works(candidate, room)][:SHOWN]
-    offered = f"; what fits: {', or '.join(found)}" if found else "; a much smaller model would"
+    offered = f"; these fit: {', or '.join(found)}" if found else "; use a much smaller model"
     return "model.preset" if model.preset else "model", (
-        f"{name} needs {gib(rank)} per rank{together}, and {room.whose} has "
+        f"{name} needs {gib(rank)} per rank{together}, but {room.whose} has "
         f"{gib(room.bytes)}{offered}"
     )
 

@@ -60,14 +60,14 @@ def check_node(config: Config) -> Iterator[tuple[str, str]]:
         has = "PyTorch/XLA" if made_for == XLA else "native PyTorch"
         yield (
             "fleet.platform",
-            f"{fleet.platform}: {row.family} trains only by {has}; {made_for} works",
+            f"{fleet.platform}: {row.family} trains only with {has}; use {made_for}",
         )
     fit = [ranks for ranks in RANKS if ranks <= row.accelerators]
     if made_for == XLA and fleet.ranks_per_node not in fit:
         fits = ", ".join(map(str, fit))
         yield (
             "fleet.ranks_per_node",
-            f"{fleet.ranks_per_node}: the collectives of a {row.name} run on {fits} cores",
+            f"{fleet.ranks_per_node}: collectives on a {row.name} support only {fits} cores",
         )
     yield from _check_length(config)
 
@@ -80,7 +80,8 @@ def _check_length(config: Config) -> Iterator[tuple[str, str]]:
         near = ", ".join(str(each) for each in (below, below + LENGTHS) if each in works)
         yield (
             "train.sequence_length",
-            f"{length}: Trainium's kernels take multiples of {LENGTHS}; {near} work",
+            f"{length}: Trainium's kernels need a multiple of {LENGTHS}; "
+            f"nearest valid values: {near}",
         )
 
 
@@ -92,30 +93,30 @@ def check_layout(config: Config) -> Iterator[tuple[str, str]]:
     if layout.fsdp not in (1, ways):
         yield (
             "train.parallelism.fsdp",
-            f"{layout.fsdp}: NxD Core shards over all {ways} data-parallel ranks or none; 1, "
-            f"{ways} work",
+            f"{layout.fsdp}: NxD Core shards over all {ways} data-parallel ranks or none; use 1 or "
+            f"{ways}",
         )
     if layout.fsdp > 1 and layout.zero_stage != 1:
         yield (
             "train.parallelism.zero_stage",
-            f"{layout.zero_stage}: NxD Core shards only the optimizer's state; 1 works",
+            f"{layout.zero_stage}: NxD Core shards only the optimizer's state; use 1",
         )
     for name in ("context", "virtual_stages"):
         if (degree := getattr(layout, name)) > 1:
-            yield f"train.parallelism.{name}", f"{degree}: not with platform {XLA}; 1 works"
+            yield f"train.parallelism.{name}", f"{degree} is not supported on platform {XLA}; use 1"
     if train.activation_checkpointing not in ("none", "full"):
         yield (
             "train.activation_checkpointing",
-            f"{train.activation_checkpointing}: NxD Core recomputes whole blocks; full works, or "
+            f"{train.activation_checkpointing}: NxD Core recomputes only whole blocks; use full or "
             "none",
         )
     row = OPTIMIZERS[train.optimizer]
     if row.xla and row.whole and (layout.fsdp > 1 or layout.tensor > 1):
         needs = (
-            "needs the norm of whole matrices, so train.parallelism.fsdp 1 and "
-            "train.parallelism.tensor 1"
+            "needs the norm of whole matrices, so train.parallelism.fsdp and "
+            "train.parallelism.tensor must be 1"
         )
-        yield "train.optimizer", f"{row.name}: {needs}; {USUAL} works"
+        yield "train.optimizer", f"{row.name} {needs}; use {USUAL}"
 
 
 def check_training(config: Config) -> Iterator[tuple[str, str]]:
@@ -127,20 +128,26 @@ def check_training(config: Config) -> Iterator[tuple[str, str]]:
         return
     if not FAMILIES[config.model.family].xla:
         built = ", ".join(family.name for family in FAMILIES.values() if family.xla)
-        yield "model.family", f"{config.model.family}: not built on NxD Core; {built} are"
+        yield (
+            "model.family",
+            f"{config.model.family} is not supported on NxD Core; supported: {built}",
+        )
     if train.spike_sigmas:
         yield (
             "train.spike_sigmas",
-            f"{train.spike_sigmas:g}: NxD's optimizer can't leave a step out; 0 works",
+            f"{train.spike_sigmas:g}: NxD's optimizer can't skip a step; use 0",
         )
     if not OPTIMIZERS[train.optimizer].xla:
-        yield "train.optimizer", f"{train.optimizer}: not with platform {XLA}; {USUAL} works"
+        yield (
+            "train.optimizer",
+            f"{train.optimizer} is not supported on platform {XLA}; use {USUAL}",
+        )
     if train.param_dtype == "bf16":
         yield (
             "train.param_dtype",
-            f"bf16: not with platform {XLA}; fp32 works, of which ZeRO 1 keeps the only copy",
+            f"bf16 is not supported on platform {XLA}; use fp32 (ZeRO 1 keeps a single copy)",
         )
     if train.precision == "fp8":
-        yield "train.precision", "fp8: not on Trainium; bf16 works"
+        yield "train.precision", "fp8 is not supported on Trainium; use bf16"
     if train.compile:
-        yield "train.compile", "true: PyTorch/XLA compiles every step anyway; false works"
+        yield "train.compile", "true: PyTorch/XLA always compiles every step; use false"

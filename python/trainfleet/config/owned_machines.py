@@ -21,7 +21,7 @@ SHORT = re.compile(r"\s*(?:([0-9]{1,4}) ?[xX×*] ?)?(\S.*?)\s*", re.DOTALL)
 GPUS = re.compile(
     r"(?:gres/)?gpu(?:[:=]([A-Za-z][A-Za-z0-9_.-]*))?(?:[:=]([0-9]{1,4}))?(?:\([^)]*\))?"
 )
-LOOK = "make doctor looks at the nodes and prints what to write"
+LOOK = "make doctor inspects the nodes and prints the keys to set"
 FURTHEST = 3.0  # maximum factor between given and usual memory; beyond it, the name is wrong
 
 
@@ -97,19 +97,19 @@ def _named(gpus: Gpus | None, gres: str | None, here: bool) -> tuple[str, str] |
     if gpus and gpus.type:
         return gpus.type, f"fleet.slurm.gres {gres}"
     row = node_types.local_accelerator() if here else None
-    return (row.label, "this machine has it") if row else None
+    return (row.label, "found on this machine") if row else None
 
 
 def _count(
     fleet: dict[str, Any], row: Accelerator, gpus: Gpus | None, here: bool
 ) -> tuple[int, str]:
     if here and (devices := node_types.local_accelerators()):
-        return devices, "this machine has that many"
+        return devices, "counted on this machine"
     if gpus:
         return gpus.count, f"fleet.slurm.gres {fleet['slurm']['gres']}"
     if fleet["ranks_per_node"]:
         return fleet["ranks_per_node"], "fleet.ranks_per_node"
-    return row.per_node, f"a node of {row.label} usually has {row.per_node}; {LOOK}"
+    return row.per_node, f"{row.label} nodes usually have {row.per_node}; {LOOK}"
 
 
 def _assumed(
@@ -125,7 +125,7 @@ def _assumed(
         yield (
             f"{KEY}.memory_gib",
             row.size,
-            f"it comes with {' or '.join(map(str, sizes))}; the least is assumed",
+            f"available with {' or '.join(map(str, sizes))}; the smallest is assumed",
         )
     if nodes == 1 or here:
         return
@@ -134,15 +134,19 @@ def _assumed(
         yield (
             f"{KEY}.network",
             "unknown",
-            f"NCCL takes the fastest that it finds; one of {', '.join(node_types.FABRICS)}. {LOOK}",
+            f"NCCL uses the fastest it finds; set one of {', '.join(node_types.FABRICS)}; {LOOK}",
         )
     if own["network_gbps"] is None:
         rails = (
-            f"{row.rail} for each device, which is usual"
+            f"{row.rail} per device, the usual value"
             if usual == row.rail * own["per_node"]
             else "assumed"
         )
-        yield f"{KEY}.network_gbps", f"{usual:g}", f"{rails}; no node is checked for it. {LOOK}"
+        yield (
+            f"{KEY}.network_gbps",
+            f"{usual:g}",
+            f"{rails}; nodes are not checked against it; {LOOK}",
+        )
 
 
 def _bytes(gib: float | None) -> float | None:
@@ -156,20 +160,20 @@ def check(config: Config) -> Iterator[tuple[str, str]]:
     own, gpus = config.fleet.accelerator, gpus_of(config.fleet.slurm.gres)
     if gpus and config.fleet.device != "cpu" and config.fleet.ranks_per_node > gpus.count:
         gives = (
-            f"fleet.slurm.gres {config.fleet.slurm.gres} gives a node {gpus.count}, and two "
-            "ranks can't share one"
+            f"fleet.slurm.gres {config.fleet.slurm.gres} gives each node {gpus.count} GPUs, "
+            "and two ranks can't share one"
         )
         yield "fleet.ranks_per_node", f"{config.fleet.ranks_per_node}: {gives}"
     if own is None:
         return
     if own.name is None:
-        yield f"{KEY}.name", f"null: name the accelerator, as in {KEY}: 8xh100; {LOOK}"
+        yield f"{KEY}.name", f"null; set the accelerator, such as {KEY}: 8xh100; {LOOK}"
     elif (row := find_accelerator(own.name, _bytes(own.memory_gib))) is None:
         yield f"{KEY}.name", unknown(own.name)
     elif own.memory_gib is not None and not 1 / FURTHEST <= own.memory_gib / row.size <= FURTHEST:
         yield (
             f"{KEY}.memory_gib",
-            f"{own.memory_gib:g}: {row.label} has {row.size}; leave it out, or correct the name",
+            f"{own.memory_gib:g}: {row.label} has {row.size}; remove this key or correct the name",
         )
     elif config.fleet.instance_type is not None:
         yield from _differing(config, own, row)
@@ -186,7 +190,7 @@ def untold(fleet: Fleet) -> tuple[str, str]:
         else f"fleet.platform {fleet.platform}"
     )
     what = (
-        f"null: {why} means GPUs, but no key names them, so neither memory nor speed can "
+        f"null: {why} means GPUs, but no key names their type, so memory and speed can't "
         "be predicted"
     )
     known = ", ".join(("h100", "a100", "l40s", "rtx-4090"))
@@ -202,7 +206,7 @@ def unknown(name: str) -> str:
     a typo or another name.
     """
     if name in node_types.INSTANCE_TYPES:
-        return f"{name} is an EC2 type: fleet.instance_type: {name}"
+        return f"{name} is an EC2 type; set fleet.instance_type: {name}"
     if why := unsupported(name):
         return f"{show(name)} is {why}"
     known = suggest(name, NAMES) or f"; known: {', '.join(NAMES)}"
@@ -227,7 +231,7 @@ def instead(name: str) -> str:
     ]
     on_ec2 = f"; on EC2: {', '.join(types)}" if types else ""
     count = f"{own['per_node']}x" if "per_node" in own else ""
-    return f"an accelerator: for your machines, set {KEY}: {count}{row.label}{on_ec2}"
+    return f"it is an accelerator; for your own machines, set {KEY}: {count}{row.label}{on_ec2}"
 
 
 def _differing(config: Config, own: Devices, row: Accelerator) -> Iterator[tuple[str, str]]:
@@ -252,7 +256,6 @@ def _differing(config: Config, own: Devices, row: Accelerator) -> Iterator[tuple
     for name, (theirs, differs) in has.items():
         if differs:
             both = (
-                f"fleet.instance_type {kind.name} has {theirs}; leave {KEY} out, or "
-                "fleet.instance_type"
+                f"fleet.instance_type {kind.name} has {theirs}; remove {KEY} or fleet.instance_type"
             )
             yield f"{KEY}.{name}", f"{getattr(own, name)}: {both}"

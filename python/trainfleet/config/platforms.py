@@ -36,7 +36,7 @@ def degrees(form: str) -> Degrees | None:
     """
     found = FORMAT.fullmatch(form)
     if not found:
-        raise ValueError(f"must be {HUGGINGFACE}, nxd, or nxd with its degrees as nxd-tp8-pp2")
+        raise ValueError(f"must be {HUGGINGFACE}, nxd, or nxd with degrees, such as nxd-tp8-pp2")
     tensor, pipeline = (int(said) if said else None for said in found.groups())
     return None if form == HUGGINGFACE else (tensor, pipeline)
 
@@ -45,23 +45,20 @@ def require_new(out: Path) -> None:
     """Raises RunError if `out` exists and is not an empty folder, or can't be created."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(
-            "is there already",
+            "already exists",
             where=str(out),
-            why="an export begins a new folder",
+            why="an export needs a new folder",
             next="make export OUT=another",
         )
     if why := no_place(out):
-        raise RunError("can't be made", where=str(out), why=why, next="make export OUT=another")
+        raise RunError("can't be created", where=str(out), why=why, next="make export OUT=another")
 
 
 def loading(form: str, out: Path) -> str:
     """Returns how to load an export, as text after `next:`."""
     if degrees(form) is None:
-        return f"transformers' from_pretrained({str(out)!r}) loads it"
-    return (
-        f"nxd.load_checkpoint({str(out)!r}, model=model) loads it, and so does "
-        f"train.init_from: {out}"
-    )
+        return f"load it with transformers' from_pretrained({str(out)!r})"
+    return f"load it with nxd.load_checkpoint({str(out)!r}, model=model) or train.init_from: {out}"
 
 
 GROUP = "trainfleet.platforms"
@@ -136,9 +133,12 @@ def named(name: str) -> Platform:
     try:
         platform: Platform = getattr(import_module(module), found)()
     except Exception as error:  # a third-party module may raise any exception
-        why = str(error) if path else f"no package here names it as an entry point of {GROUP}"
+        why = str(error) if path else f"no installed package has this entry point of {GROUP}"
         raise RunError(
-            f"the platform {name} can't be loaded", where=path, why=why, next="pip check; pip list"
+            f"the platform {name} can't be loaded",
+            where=path,
+            why=why,
+            next="pip check; pip list",
         ) from error
     return platform
 

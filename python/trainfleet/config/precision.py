@@ -63,39 +63,42 @@ def check_budget(config: Config) -> Iterator[tuple[str, str]]:
     if budget is None:
         return
     if train.activation_checkpointing != "selective":
-        why = "only selective checkpointing keeps to a budget"
-        then = "null works, or SET='train.activation_checkpointing=selective'"
+        why = "a budget needs selective checkpointing"
+        then = "use null, or SET='train.activation_checkpointing=selective'"
         yield key, f"{budget}: {why}; {then}"
     elif not train.compile:
-        why = "only compiled blocks keep to a budget"
-        yield key, f"{budget}: {why}; null works, or SET='train.compile=true'"
+        why = "a budget needs compiled blocks"
+        yield key, f"{budget}: {why}; use null, or SET='train.compile=true'"
     elif tensor > 1:
         # torch 2.13's partitioner can't compute the size of a mesh, an input of these blocks
-        yield key, f"{budget}: no budget with train.parallelism.tensor of {tensor}; null works"
+        yield key, f"{budget} is not supported with train.parallelism.tensor {tensor}; use null"
 
 
 def check_formats(config: Config) -> Iterator[tuple[str, str]]:
     """Refuses number formats that the device, the optimizer or the layout does not support."""
     train, device = config.train, config.fleet.rank_device
     if device is not None and device.bf16 is None and config.fleet.platform != "cpu":
-        instead = {"param_dtype": "fp32", "precision": f"{device.half}, which auto takes,"}
-        told = f"bf16: {device.name} has no instructions for it"
+        instead = {"param_dtype": "fp32", "precision": f"{device.half}, as auto does"}
+        told = f"bf16: {device.name} has no bf16 instructions"
         yield from (
-            (f"train.{key}", f"{told}; {other} works")
+            (f"train.{key}", f"{told}; use {other}")
             for key, other in instead.items()
             if getattr(train, key) == "bf16"
         )
     elif train.param_dtype == "bf16" and train.precision not in ("bf16", "fp8"):
-        told = f"bf16: its products are bf16 too, so not with train.precision {train.precision}"
-        yield "train.param_dtype", f"{told}; fp32 works, or train.precision bf16"
+        told = f"bf16 is not supported with train.precision {train.precision}"
+        yield "train.param_dtype", f"{told}; use fp32, or train.precision bf16"
     if train.param_dtype not in (formats := OPTIMIZERS[train.optimizer].formats):
         told = (
-            f"{train.param_dtype}: train.optimizer {train.optimizer} works only on "
+            f"{train.param_dtype}: train.optimizer {train.optimizer} supports only "
             f"{', '.join(formats)}"
         )
-        yield "train.param_dtype", f"{told}; {USUAL} works on both"
+        yield "train.param_dtype", f"{told}; set train.optimizer {USUAL} for both"
     if train.precision == "fp16" and config.fleet.platform.startswith("neuron"):
-        yield "train.precision", "fp16: not on Trainium, where no loss is scaled; bf16 works"
+        yield (
+            "train.precision",
+            "fp16 is not supported on Trainium, which has no loss scaling; use bf16",
+        )
     if train.precision == "fp8" and (against := _against_fp8(config, device)):
         yield "train.precision", f"fp8: {against}"
 
@@ -104,8 +107,10 @@ def _against_fp8(config: Config, device: Accelerator | None) -> str:
     """Returns why fp8 does not work, with an alternative, or "". Ranks check an unknown device."""
     if config.fleet.node_type is not None if device is None else device.fp8 is None:
         name = device.name if device else "a CPU"
-        return f"{name} has no instructions for it, as GPUs since Ada and Hopper have; auto works"
+        return f"{name} has no fp8 instructions (GPUs since Ada and Hopper do); use auto"
     if not config.train.compile:
-        return "slower than bf16 unless compiled; train.compile true works, or bf16"
+        return "slower than bf16 unless compiled; use bf16, or train.compile true"
     tensor = config.train.parallelism.tensor
-    return f"not with train.parallelism.tensor {tensor}; bf16 works, or tensor 1" * (tensor > 1)
+    return f"not supported with train.parallelism.tensor {tensor}; use bf16, or tensor 1" * (
+        tensor > 1
+    )

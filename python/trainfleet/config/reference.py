@@ -15,12 +15,12 @@ FOLDER = ROOT / "schema"
 
 HEAD = """# Keys of config.yaml
 
-Made, as [config.schema.json](config.schema.json) is, by `python -m trainfleet.config.reference` from the dataclasses in
-`python/trainfleet/config/types*.py`: edit those.
-A key that is left out has its default. `null` means: derived from the rest, and `make plan` shows what it came to and why.
+`python -m trainfleet.config.reference` generates this page and [config.schema.json](config.schema.json) from the dataclasses in
+`python/trainfleet/config/types*.py`; edit those.
+A missing key has its default. `null` means that the value is derived; `make plan` shows the value and the reason.
 Any key can be set for one command: `make train SET='train.steps=50 train.seed=2'`.
-Where not every backend uses a key, *Used by* names those that do; a key has its group's unless it has its own. The other backends
-refuse the key, except local, which sets it aside. `parallelcluster` is slurm on a cluster that is made (`fleet.slurm.create`).
+If only some backends use a key, *Used by* lists them. A key without a list has the list of its group. The other backends
+refuse the key, except local, which ignores it. `parallelcluster` is slurm on a created cluster (`fleet.slurm.create`).
 """  # noqa: E501
 
 

@@ -57,7 +57,7 @@ def check(config: Config) -> Iterator[tuple[str, str]]:
     train, ratio = config.train, config.train.min_lr_ratio / config.train.learning_rate
     if 0 < train.min_lr_ratio < LEAST_RATIO:
         share = f"{train.min_lr_ratio:g} / {train.learning_rate:g} is {ratio:.3g}"
-        meant = f"did you mean {ratio:.3g}? {share}" if ratio <= 1 else f"{LEAST_RATIO} works, or 0"
+        meant = f"did you mean {ratio:.3g}? {share}" if ratio <= 1 else f"use {LEAST_RATIO}, or 0"
         what = f"{train.min_lr_ratio:g} is read as a fraction of train.learning_rate"
         yield "train.min_lr_ratio", f"{what}; {meant}"
     if train.warmup_steps > train.schedule_steps:
@@ -74,6 +74,6 @@ def check(config: Config) -> Iterator[tuple[str, str]]:
         room = train.schedule_steps - train.warmup_steps
         yield (
             "train.decay_steps",
-            f"{train.decay_steps} steps after a warm-up of {train.warmup_steps}; at most {room} "
-            "are left",
+            f"{train.decay_steps} steps do not fit after a warm-up of {train.warmup_steps}; "
+            f"use at most {room}",
         )

@@ -172,8 +172,8 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
         case "type" | "pattern" if part.get("writeOnly"):
             yield (
                 (),
-                f"is not written as in {show(part['examples'][0])}; it is not shown here, as it "
-                "may be a secret",
+                f"does not have the form of {show(part['examples'][0])}; it is hidden "
+                "because it may be a secret",
             )
         case "type":
             yield (
@@ -188,33 +188,33 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
             allowed = [str(value) for value in wanted[0]["enum"] if value is not None]
             yield (
                 (),
-                f"{show(got)} is not one of {', '.join(allowed)}, nor a "
+                f"{show(got)} is neither one of {', '.join(allowed)} nor a "
                 f"path{suggest(str(got), allowed)}",
             )
         case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
             yield (), f"must be {_range(part)}{unit}, not {show(got)}"
         case "pattern" if wanted != NAME:
-            yield (), f"{show(got)} is not {_written(part)}"
+            yield (), f"{show(got)} is not valid; {_written(part)}"
         case "pattern":
             letters = (
-                "lower-case letters, digits, '.', '_' and '-', starting with a letter or "
-                "digit, at most 63"
+                "at most 63 lower-case letters, digits, '.', '_' and '-', starting with a "
+                "letter or digit"
             )
             yield (), f"{show(got)} must be {letters}"
         case "minItems" | "minLength":
             yield (), "must not be empty"
         case "maxItems" | "maxLength":
             parts = "entries" if rule == "maxItems" else "characters"
-            yield (), f"has {len(got):,} {parts}; at most {wanted:,} are taken"
+            yield (), f"has {len(got):,} {parts}; at most {wanted:,} are allowed"
         case "uniqueItems":
             twice = next(entry for count, entry in enumerate(got) if entry in got[:count])
-            yield (), f"names {show(twice)} twice"
+            yield (), f"lists {show(twice)} twice"
 
 
 def _written(schema: Schema) -> str:
     """Describes how to write a text: by the schema's examples, or by its pattern."""
     examples = ", ".join(map(show, schema.get("examples", ())))
-    return f"written as in {examples}" if examples else f"of the form {schema['pattern']}"
+    return f"write it like {examples}" if examples else f"it must match {schema['pattern']}"
 
 
 def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
@@ -224,9 +224,9 @@ def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
         {rule} if isinstance(rule, str) else set(rule),
     )
     if "object" in types and (parted := re.fullmatch(r"([a-z_]+):(\S.*)", word)):
-        return f": a blank is missing in {parted[1]}: {parted[2]}"
+        return f"; add a space: {parted[1]}: {parted[2]}"
     if "object" in types and got is None:
-        return "; it has no keys: indent them below it, or leave the line out"
+        return "; it has no keys; indent them below it, or remove the line"
     if "array" in types and word:
         return f"; did you mean [{show(got)}]?"
     if "integer" in types and (
@@ -237,7 +237,7 @@ def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
     if types & {"integer", "number"} and re.fullmatch(
         r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,2})?", number
     ):
-        return f"; did you mean {number}, without anything around it?"
+        return f"; did you mean {number}, without other characters?"
     meant = next(
         (
             value
@@ -288,10 +288,10 @@ def suggest_key(key: tuple[str, ...], schema: Schema) -> str:
     another group. Otherwise lists the known keys of the group.
     """
     if key[-1] == "<<":
-        return "; YAML's merge keys are not taken: write the keys out"
+        return "; YAML merge keys are not supported; write out the keys"
     siblings = list(schema.get("properties", {}))
     if foreign := sorted({f"U+{ord(letter):04X}" for letter in key[-1] if letter > "~"}):
-        return f", as it holds {', '.join(foreign[:3])}{_suggestion(key, siblings)}"
+        return f" that contains {', '.join(foreign[:3])}{_suggestion(key, siblings)}"
     return _suggestion(key, siblings)
 
 
@@ -304,7 +304,7 @@ def _suggestion(key: tuple[str, ...], siblings: list[str]) -> str:
             f" {_meanings()[meant]}" if meant in synonyms().get(spelling.plain(key[-1]), ()) else ""
         )
         return f"; did you mean {meant[-1] if here else dotted(meant)}?{told}"
-    return f"; known here: {', '.join(siblings)}"
+    return f"; known keys: {', '.join(siblings)}"
 
 
 def _ratio(guess: str, rate: Any, siblings: dict[str, Any]) -> str:

@@ -101,11 +101,11 @@ def flops_in_words(model: Model) -> str:
     causal = FAMILIES[model.family].causal
     attention = (
         f"{6 if causal else 12} x layers x length x width for "
-        f"attention{', half as it is causal' if causal else ''}"
+        f"attention{', halved by the causal mask' if causal else ''}"
     )
     return (
-        f"FLOPs per token: 6 x numbers in matrix products, embedding table out; {attention}; "
-        "recomputation out"
+        f"FLOPs per token: 6 x parameters of matrix products, without the embedding; {attention}; "
+        "without recomputation"
     )
 
 

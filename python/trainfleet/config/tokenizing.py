@@ -50,11 +50,11 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     if name is not None and name not in (works := fitting()):
         row = node_types.instance(name)
         why = (
-            "tokenizing has no use for its accelerators or its EFA"
+            "tokenizing does not use its accelerators or EFA"
             if row
             else "it is not in the table of instance types"
         )
         yield (
             "data.tokenize_instance_type",
-            f"{name!r}: {why}; {', '.join(works)} works, or null for the fleet's own machines",
+            f"{name!r}: {why}; use one of {', '.join(works)}, or null for the fleet's machines",
         )

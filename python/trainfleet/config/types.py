@@ -48,16 +48,16 @@ class Config:
     fleet: Fleet
     """The machines."""
     data: Data
-    """The text and how it becomes tokens."""
+    """The text and its tokenization."""
     model: Model
-    """The network. A preset sets every dimension; a dimension given here overrides it."""
+    """The model. A preset sets every dimension; a dimension set here overrides it."""
     train: Train
     """The training run."""
     checkpoint: Checkpoint
-    """Saving the run's state. A save runs beside training, one at a time; the last step is always
-    saved."""
+    """Saving of the run's state. Saves run in the background, one at a time; the last step is
+    always saved."""
     budget: BudgetConfig
-    """What the run may cost."""
+    """The cost limit of the run."""
 
     @property
     def fleet_name(self) -> str:

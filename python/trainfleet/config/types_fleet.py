@@ -26,28 +26,28 @@ class SshConfig:
     user: Annotated[
         str | None, Key(pattern="^[A-Za-z_][A-Za-z0-9._-]{0,62}$", examples=["ubuntu"])
     ] = None
-    """The user on the hosts. Null: the one in fleet.ssh.config, or your local user name."""
+    """The user on the hosts. Null: the user in fleet.ssh.config, or your local user name."""
     key: Annotated[str | None, Key(minLength=1, maxLength=4096, examples=["~/.ssh/fleet"])] = None
-    """The private key file. Null: your SSH agent, and the usual keys in ~/.ssh."""
+    """The private key file. Null: your SSH agent and the default keys in ~/.ssh."""
     jump: Annotated[
         str | None, Key(minLength=1, maxLength=400, examples=["ubuntu@bastion.example"])
     ] = None
-    """A host to go through, as `user@address:port`, when the nodes can't be reached from here.
-    Null: none."""
+    """The jump host, as `user@address:port`, if this machine can't reach the nodes directly. Null:
+    none."""
     known_hosts: Annotated[str | None, Key(minLength=1, maxLength=4096)] = None
-    """The file of known host keys. Null: the fleet's own, .fleet/known_hosts, and your
+    """The file of known host keys. Null: the fleet's file, .fleet/known_hosts, and your
     ~/.ssh/known_hosts."""
     fingerprints: Annotated[
         tuple[str, ...], Key(maxItems=10_000, items={"pattern": "^SHA256:[A-Za-z0-9+/]{43}$"})
     ] = ()
-    """Host keys that may be taken at first contact, as `SHA256:...` (ssh-keygen -l -f
-    /etc/ssh/ssh_host_ed25519_key.pub). You are asked about any other new key."""
+    """Host keys to accept at first contact, as `SHA256:...` (ssh-keygen -l -f
+    /etc/ssh/ssh_host_ed25519_key.pub). trainfleet asks you about any other new key."""
     config: Annotated[str | None, Key(minLength=1, maxLength=4096, examples=["~/.ssh/config"])] = (
         None
     )
-    """An OpenSSH client configuration to honour (HostName, User, Port, IdentityFile, ProxyJump). A
-    ProxyCommand is run only from a file in your ~/.ssh, and never by `make plan`; Match exec is
-    refused. Null: none is read."""
+    """The OpenSSH client configuration to use (HostName, User, Port, IdentityFile, ProxyJump). A
+    ProxyCommand runs only from a file in your ~/.ssh, and never in `make plan`; Match exec is
+    refused. Null: no configuration is read."""
 
 
 @dataclass(frozen=True)
@@ -62,35 +62,36 @@ class Fsx:
             examples=["fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"],
         ),
     ] = None
-    """Its DNS name. Null: nothing is mounted; the shared folder is there already."""
+    """The DNS name of the file system. Null: nothing is mounted; the shared folder already
+    exists."""
     mount_name: Annotated[
         str | None, Key(backends=MOUNTS, pattern="^[a-z0-9]{1,8}$", examples=["fsx"])
     ] = None
-    """Its mount name, which the console and `aws fsx describe-file-systems` show."""
+    """The mount name of the file system, from the console or `aws fsx describe-file-systems`."""
     mount_point: Annotated[str, Key(backends=MOUNTS, pattern="^" + PATH, examples=["/fsx"])] = (
         "/fsx"
     )
-    """Where it is mounted; fleet.shared_folder lies in it."""
+    """The mount point; fleet.shared_folder is inside it."""
     size_gib: Annotated[int, Key(unit="GiB", minimum=1200, maximum=10_000_000)] = 1200
-    """The size of the file system that is made: 1200, or a multiple of 2400; with EFA as AWS's
-    table has it."""
+    """The size of the created file system: 1200, or a multiple of 2400; with EFA, a size in AWS's
+    table."""
     type: Annotated[str, Key(enum=["scratch", "persistent"])] = "scratch"
-    """The kind that is made: scratch (one copy of the data, for files that S3 has too), or
-    persistent (AWS replaces a failed disk)."""
-    throughput: Annotated[int, Key(unit="MB/s a TiB", enum=[125, 250, 500, 1000])] = 250
+    """The type of the created file system: scratch (one copy of the data, for files that are also
+    in S3), or persistent (AWS replaces a failed disk)."""
+    throughput: Annotated[int, Key(unit="MB/s per TiB", enum=[125, 250, 500, 1000])] = 250
     """Throughput per TiB of a persistent file system; scratch has 200."""
     efa: bool = False
-    """Whether nodes reach a persistent file system through EFA: setup configures the client and
-    proves by its counters that data goes over EFA. Refused for instance types for which FSx does
-    not offer it. It sets how small one can be."""
+    """Whether nodes access a persistent file system over EFA. Setup configures the client and
+    verifies by its counters that data uses EFA. It is refused for instance types for which FSx does
+    not offer it, and sets the minimum size."""
     s3_import: Annotated[
         str | None, Key(pattern=S3, maxLength=1024, examples=["s3://my-bucket/corpus"])
     ] = None
-    """An S3 prefix whose objects appear as files in <fleet.fsx.mount_point>/linked, loaded when
-    they are first read. Null: none."""
+    """An S3 prefix with objects that appear as files in <fleet.fsx.mount_point>/linked, loaded at
+    the first read. Null: none."""
     s3_export: bool = True
-    """Whether runs and datasets on the file system are written to the bucket too
-    (s3://<bucket>/<name>/runs and /data), as they change."""
+    """Whether runs and datasets on the file system are also written to the bucket as they change
+    (s3://<bucket>/<name>/runs and /data)."""
 
 
 @dataclass(frozen=True)
@@ -98,27 +99,27 @@ class Devices:
     """The keys of fleet.accelerator, which describe the user's own machines."""
 
     name: Annotated[str | None, Key(maxLength=80, examples=["h100", "rtx-4090"])] = None
-    """Which one: v100, t4, a10, a10g, a40, a100, l4, l40, l40s, h100, h200, gh200, b200, b300,
-    gb200, rtx-3090, rtx-4090, rtx-5090, rtx-a6000, rtx-6000-ada or rtx-pro-6000; with -pcie or -nvl
-    for the cards of that name. What nvidia-smi calls it works too. Null: as fleet.slurm.gres or
-    this machine says."""
+    """The accelerator: v100, t4, a10, a10g, a40, a100, l4, l40, l40s, h100, h200, gh200, b200,
+    b300, gb200, rtx-3090, rtx-4090, rtx-5090, rtx-a6000, rtx-6000-ada or rtx-pro-6000; with -pcie
+    or -nvl for those cards. The name in nvidia-smi works too. Null: from fleet.slurm.gres or this
+    machine."""
     per_node: Annotated[int | None, Key(unit="devices", minimum=1, maximum=256)] = None
-    """How many each node has. Null: as fleet.slurm.gres says, else fleet.ranks_per_node, else as
-    many as is usual."""
+    """Accelerators per node. Null: from fleet.slurm.gres, else fleet.ranks_per_node, else the usual
+    number."""
     memory_gib: Annotated[float | None, Key(unit="GiB", exclusiveMinimum=0, maximum=4096)] = None
-    """The memory of each, as its name says it (an A100 has 40 or 80). Null: the least that it comes
-    with."""
+    """The memory of each accelerator, as in its name (an A100 has 40 or 80). Null: the smallest
+    available size."""
     network: Annotated[str | None, Key(enum=["efa", "infiniband", "roce", "ethernet"])] = None
-    """What the nodes talk over: efa, infiniband, roce (RDMA over Ethernet) or ethernet (TCP).
-    NCCL's variables follow from it. Null: unknown, so NCCL takes the fastest that it finds, and a
-    plan assumes a plain network."""
+    """The network between nodes: efa, infiniband, roce (RDMA over Ethernet) or ethernet (TCP). It
+    determines NCCL's variables. Null: unknown; NCCL uses the fastest network it finds, and a plan
+    assumes a plain network."""
     network_gbps: Annotated[
         float | None, Key(unit="Gbit/s", exclusiveMinimum=0, maximum=100_000)
     ] = None
-    """What all cards of a node together carry to other nodes. A launch is refused where its nodes
-    don't come near. Null: as is usual, and no node is held to it."""
+    """The bandwidth of all cards of a node together to other nodes. A launch is refused if its
+    nodes are far below it. Null: the usual bandwidth; nodes are not checked against it."""
     usd_per_hour: Annotated[float | None, Key(unit="US dollars", minimum=0, maximum=100_000)] = None
-    """What an hour of a node costs, for the estimate and budget.max_usd. Null: nothing; with
+    """The price of a node per hour, for the estimate and budget.max_usd. Null: no cost; with
     fleet.instance_type, its list price."""
 
     @property
@@ -143,15 +144,15 @@ class Fleet:
     backend: Annotated[str, Key(enum=["local", "ssh", "ec2", "slurm", "batch", "sagemaker"])] = (
         "local"
     )
-    """What carries the jobs: local (this machine), ssh (hosts that you have), ec2 (instances made
-    for the run), slurm, batch (AWS Batch), sagemaker; or a backend of another installed package, by
-    its name."""
+    """The backend that runs the jobs: local (this machine), ssh (your hosts), ec2 (instances
+    created for the run), slurm, batch (AWS Batch), sagemaker, or the name of a backend in another
+    installed package."""
     nodes: Annotated[int, Key(unit="nodes", minimum=1, maximum=16_384)] = 2
-    """How many machines. On the local backend: how many nodes to play on this machine, each with
-    its own torchrun. `NODES=` sets it for one command."""
+    """The number of nodes. On the local backend, these are simulated on this machine, each with its
+    own torchrun. `NODES=` sets it for one command."""
     instance_type: Annotated[str | None, Key(maxLength=64, examples=["trn1.32xlarge"])] = None
-    """The EC2 type of every node; cores, accelerators, memory, EFA and price follow from it. Null:
-    this machine as it is (local), or machines of yours, of which fleet.accelerator tells."""
+    """The EC2 type of every node. It determines cores, accelerators, memory, EFA and price. Null:
+    this machine (local), or your own machines, described by fleet.accelerator."""
     accelerator: Annotated[
         Devices | None,
         Key(
@@ -161,15 +162,15 @@ class Fleet:
             examples=["h100", "8xH100"],
         ),
     ] = None
-    """The accelerators of machines without an EC2 type (ssh, slurm, local), as a name, `8xH100`, or
-    the keys below. `make doctor` inspects the nodes and prints what to write. Null: those of
+    """The accelerators of machines without an EC2 type (ssh, slurm, local): a name, `8xH100`, or
+    the keys below. `make doctor` inspects the nodes and prints the keys to set. Null: those of
     fleet.instance_type or of a typed fleet.slurm.gres (`gpu:h100:8`), else this machine's (local),
     else none."""
     ranks_per_node: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=256)]
     """Processes on each node. Null: one per accelerator, or one on a node without accelerators; one
-    per core where a trial on this machine found that faster."""
+    per core if a trial on this machine found that faster."""
     rendezvous_port: Annotated[int | None, Key(minimum=1024, maximum=65_535)] = None
-    """The rendezvous port on the first node. Null: a free one on this machine."""
+    """The rendezvous port on the first node. Null: a free port on this machine."""
     hosts: Annotated[
         tuple[str, ...],
         Key(
@@ -180,11 +181,11 @@ class Fleet:
         ),
     ] = ()
     """The machines of the ssh backend, each as `address`, `name=address` or `address:port`;
-    `gpu-[01-08].example` stands for eight and, as in Slurm, `node[01,03-05]` for four. The first is
-    the head: it holds the rendezvous."""
+    `gpu-[01-08].example` means eight and, as in Slurm, `node[01,03-05]` means four. The first is
+    the head, which runs the rendezvous."""
     min_nodes: Annotated[int | None, Key(unit="nodes", minimum=1, maximum=16_384)] = None
-    """Train on with as few nodes as this when one is lost and no spare is there. Null: fleet.nodes,
-    which means waiting for a spare."""
+    """The minimum number of nodes to continue training if a node is lost and there is no spare.
+    Null: fleet.nodes, so the run waits for a spare."""
     secrets: Annotated[
         tuple[str, ...],
         Key(
@@ -199,26 +200,25 @@ class Fleet:
             examples=[["HF_TOKEN"]],
         ),
     ] = ()
-    """Names of environment variables that the nodes need, such as HF_TOKEN. Their values are read
-    on your machine, sent to the ranks through stdin, and never written to a file, command line or
-    log."""
+    """Environment variables that the nodes need, such as HF_TOKEN. Their values are read on your
+    machine, sent to the ranks through stdin, and never written to a file, command line or log."""
     shared_folder: Annotated[
         str | None,
         Key(pattern="^(s3:/)?" + PATH, examples=["/fsx/trainfleet", "s3://my-bucket/trainfleet"]),
     ] = None
-    """A folder that every node sees (FSx for Lustre, NFS): code, environment, data/ and runs/ live
-    in it. The ssh backend needs one. Where nodes share no disk: s3://bucket/prefix, below which
-    runs/ is for all machines."""
+    """A folder that every node sees (FSx for Lustre, NFS), with code, environment, data/ and runs/.
+    The ssh backend needs one. If nodes share no disk: s3://bucket/prefix, with runs/ for all
+    machines below it."""
     python: Annotated[
         str | None, Key(backends=BY_SSH, pattern="^" + PATH, examples=["/opt/pytorch/bin/python"])
     ] = None
-    """The Python on the nodes that has torch. Null: `make setup` builds an environment in the
-    shared folder from requirements.lock."""
+    """The Python on the nodes with torch. Null: `make setup` builds an environment in the shared
+    folder from requirements.lock."""
     platform: Annotated[
         str, Key(default=None, enum=["cpu", "cuda", "cuda-volta", "neuron", "neuron-xla"])
     ]
-    """Which pinned versions of docker/platforms.lock.yaml the nodes must have. Null: those of the
-    instance type or accelerator; cpu without one."""
+    """The pinned versions in docker/platforms.lock.yaml that the nodes must have. Null: those of
+    the instance type or accelerator, else cpu."""
     install_docker: Annotated[bool, Key(backends=["ssh", "ec2"])] = False
     """Whether `make setup` installs Docker on the nodes (and NVIDIA's container toolkit on GPU
     nodes)."""
@@ -235,34 +235,34 @@ class Fleet:
         ),
     ] = "none"
     """The container image of jobs: none (the nodes' environment); build (`make push` builds it from
-    docker/ for fleet.platform and pushes it to ECR, with a tag made of its content); or an existing
-    one, as registry/name:tag or with @sha256:... AWS Batch and SageMaker need one; the local
-    backend takes none."""
+    docker/ for fleet.platform and pushes it to ECR, tagged by its content); or an existing image,
+    as registry/name:tag or with @sha256:... AWS Batch and SageMaker need an image; the local
+    backend does not support one."""
     container_base: Annotated[
         str | None,
         Key(pattern=IMAGE, maxLength=512, examples=["mirror.example:5000/library/ubuntu:noble"]),
     ] = None
     """The base image of `make build`, for a mirror or a machine without Internet access. Null: the
-    platform's in docker/platforms.lock.yaml, by its digest."""
+    platform's image in docker/platforms.lock.yaml, by its digest."""
     exclusive: Annotated[bool, Key(backends=BY_SSH)] = True
-    """Whether a launch refuses hosts on which another trainfleet run is active. With false, runs
-    share hosts, each on its own fleet.rendezvous_port."""
+    """Whether a launch refuses hosts with another active trainfleet run. If false, runs share
+    hosts, each with its own fleet.rendezvous_port."""
     on_slow_node: Annotated[str, Key(enum=["warn", "replace"])] = "warn"
-    """What to do when a node's links are far worse than the others' and the run has slowed down:
-    warn (an event, in status and report), or replace (if there is a spare, the run continues from
-    its last checkpoint without the node)."""
+    """What to do if a node's links are far worse than the others' and the run has slowed down: warn
+    (an event, in status and report), or replace (if there is a spare, the run continues from its
+    last checkpoint without the node)."""
     spot: Annotated[bool, Key(backends=["ssh", "ec2", "slurm", "parallelcluster", "sagemaker"])] = (
         False
     )
-    """Whether the nodes are EC2 spot instances (as with fleet.aws.capacity: spot). Each then polls
-    for its interruption notice every 5 s; when one comes, all ranks save and stop, and the same
+    """Whether the nodes are EC2 spot instances (as with fleet.aws.capacity: spot). Each node polls
+    for its interruption notice every 5 s. After a notice, all ranks save and stop, and the same
     command resumes."""
     ssh: Annotated[SshConfig, Key(backends=BY_SSH)]
-    """How the hosts are reached."""
+    """How to reach the hosts."""
     fsx: Annotated[Fsx, Key(backends=["ec2", "parallelcluster"])]
-    """The FSx for Lustre file system behind fleet.shared_folder, mounted by `make setup`. Backends
-    that make machines make one where dns_name is null and fleet.shared_folder lies in
-    fleet.fsx.mount_point."""
+    """The FSx for Lustre file system of fleet.shared_folder, mounted by `make setup`. Backends that
+    create machines also create the file system if dns_name is null and fleet.shared_folder is
+    inside fleet.fsx.mount_point."""
     max_lifetime_hours: Annotated[
         float | None, Key(backends=["ec2"], unit="hours", exclusiveMinimum=0, maximum=8760)
     ] = None
@@ -275,7 +275,7 @@ class Fleet:
     """Nodes created on AWS for the run stop after this long without a job or a login. Null:
     never."""
     aws: Annotated[Aws, Key(backends=["ec2", "parallelcluster"])]
-    """Where AWS's backends (ec2, batch, sagemaker) make machines, and which."""
+    """The machines that AWS's backends (ec2, batch, sagemaker) create, and their location."""
     secret_arns: Annotated[
         tuple[str, ...],
         Key(
@@ -291,16 +291,17 @@ class Fleet:
             examples=[[AN_ARN]],
         ),
     ] = ()
-    """Where AWS Batch and SageMaker take secrets from, as `NAME=arn` of a secret in Secrets Manager
-    or a parameter of SSM. For a name of fleet.secrets without one, the value is read on your
-    machine and kept in SSM as a SecureString until `make clean`."""
+    """Secrets for AWS Batch and SageMaker, as `NAME=arn` of a secret in Secrets Manager or a
+    parameter of SSM. For a name in fleet.secrets without an ARN, the value is read on your machine
+    and kept in SSM as a SecureString until `make clean`."""
     batch: Annotated[BatchConfig, Key(backends=["batch"])]
     """The settings of AWS Batch, for the batch backend."""
     sagemaker: Annotated[SageMakerConfig, Key(backends=["sagemaker"])]
     """The settings of SageMaker, for the sagemaker backend."""
     slurm: Annotated[SlurmConfig, Key(backends=["slurm", "parallelcluster"])]
-    """What jobs of the slurm backend ask for. Run `make` on a machine that has sbatch, in a folder
-    that every node sees; or elsewhere, with that machine as the only entry of fleet.hosts."""
+    """The resources that jobs of the slurm backend request. Run `make` on a machine with sbatch, in
+    a folder that every node sees; or elsewhere, with that machine as the only entry of
+    fleet.hosts."""
     options: Annotated[
         tuple[str, ...],
         Key(
@@ -313,8 +314,8 @@ class Fleet:
             examples=[["queue=gpu", "priority=5"]],
         ),
     ] = ()
-    """The settings of a backend of another package (`fleet.backend` names it;
-    docs/how-to/own-backend.md): each as `name=value`, which that backend checks."""
+    """Settings of a backend in another package (`fleet.backend` names it;
+    docs/how-to/own-backend.md), each as `name=value`. That backend checks them."""
 
     @property
     def device(self) -> str:

@@ -78,12 +78,12 @@ class Vocabulary:
         try:
             return _vocabulary(untrusted_input.parse_json(self.definition, self.where, DEEPEST))
         except InputError as error:
-            what, why = "is no tokenizer.json", ": ".join(filter(None, (error.key, error.what)))
+            what, why = "is not a tokenizer.json", ": ".join(filter(None, (error.key, error.what)))
             where = (
                 error.where or f"{self.where}:{untrusted_input.line_of(self.definition, error.key)}"
             )
             raise DataError(
-                what, where=where, why=why, next="set data.tokenizer to another one"
+                what, where=where, why=why, next="set data.tokenizer to another tokenizer"
             ) from error
 
     @cached_property
@@ -100,12 +100,12 @@ class Vocabulary:
         for token in names:
             if token in self.vocabulary:
                 return self.vocabulary[token]
-        why = f"none of {', '.join(names)} is in its vocabulary"
+        why = f"its vocabulary has none of {', '.join(names)}"
         raise DataError(
             "has no end-of-document token",
             where=self.where,
             why=why,
-            next="name one as eos_token in tokenizer_config.json",
+            next="set eos_token in tokenizer_config.json",
         )
 
     @classmethod
@@ -224,7 +224,7 @@ def lack_for(data: Data, family: str) -> str | None:
     padding = next(vocabulary[name] for name in SPECIALS["padding"] if name in vocabulary)
     if (rows := FAMILIES[family].positions_from) and padding != rows - 1:
         return (
-            f"has its padding token at {padding}; model.family {family} needs it at "
+            f"has its padding token at ID {padding}, but model.family {family} needs ID "
             f"{rows - 1}; model.family bert does not"
         )
     return None
@@ -241,7 +241,7 @@ def _vocabulary(content: Any) -> dict[str, int]:
         or not vocab
     ):
         raise InputError(
-            f"must be the table of a {kind} model's tokens, not {show(vocab)}", key="model.vocab"
+            f"must be the token table of a {kind} model, not {show(vocab)}", key="model.vocab"
         )
     tokens = dict(vocab) if isinstance(vocab, dict) else _scored(vocab)
     _require_ids(tokens, "model.vocab")
@@ -259,7 +259,7 @@ def _require_short(value: Any, key: str) -> None:
     match value:
         case str() if len(value) > LONGEST and not key.endswith(TABLE):
             raise InputError(
-                f"has {len(value):,} characters; at most {LONGEST:,} are taken", key=key
+                f"has {len(value):,} characters; at most {LONGEST:,} are allowed", key=key
             )
         case dict():
             for name, inner in value.items():
@@ -273,7 +273,7 @@ def _require_ids(tokens: dict[str, Any], key: str) -> None:
     for token, id_ in tokens.items():
         if type(id_) is not int or not 0 <= id_ < MOST_TOKENS:
             raise InputError(
-                f"{show(token)} must have a whole number below {MOST_TOKENS:,} as its id, not "
+                f"{show(token)} must have an integer below {MOST_TOKENS:,} as its ID, not "
                 f"{show(id_)}",
                 key=key,
             )

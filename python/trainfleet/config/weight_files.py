@@ -100,7 +100,7 @@ def require(folder: Path, model: Model) -> None:
     sizes |= {name: sizes[other] for name, other in BIASES.items() if other in sizes}
     numbers = sum(math.prod(size) for name, size in sizes.items() if not re.search(left_out, name))
     if numbers != (wanted := count_parameters(model)):
-        raise _other_model(folder, f"{numbers:,} numbers", f"{wanted:,}")
+        raise _other_model(folder, f"{numbers:,} parameters", f"{wanted:,}")
 
 
 def unused(folder: Path, model: Model) -> str:
@@ -131,10 +131,10 @@ def require_no_others(folder: Path, names: Collection[str]) -> None:
     """
     if names:
         raise RunError(
-            "has weights that the model has no place for",
+            "has weights that the model does not have",
             where=str(folder),
             why=some(names),
-            next="name the folder of a model that has no such parts",
+            next="use the folder of a model without these parts",
         )
 
 
@@ -170,12 +170,12 @@ def require_tied(folder: Path, model: Model) -> None:
         beginnings |= {key: _beginning(path, key) for key in keys}
     if len({*beginnings.values()}) > 1:
         raise RunError(
-            "has an output layer that is not its embedding",
+            "has an output layer that differs from its embedding",
             where=str(folder),
-            why=f"{' and '.join(sorted(beginnings))} differ, and {CONFIG} says "
+            why=f"{' and '.join(sorted(beginnings))} differ, but {CONFIG} has "
             "tie_word_embeddings: true",
             next=f"set tie_word_embeddings to false in its {CONFIG} (model.tie_word_embeddings: "
-            "false here), which keeps both",
+            "false here) to keep both",
         )
 
 
@@ -206,10 +206,10 @@ def _sizes(path: Path) -> dict[str, list[int]]:
             None,
         ):
             raise RunError(
-                "has weights of another kind",
+                "has weights of an unsupported type",
                 where=str(path),
                 why=other,
-                next="a folder of unquantized weights",
+                next="use a folder of unquantized weights",
             )
         if not kinds:
             raise RunError("has no weights", where=str(path), next="download the folder again")
@@ -218,10 +218,10 @@ def _sizes(path: Path) -> dict[str, list[int]]:
 
 def _other_model(folder: Path, there: str, here: str) -> RunError:
     return RunError(
-        "has other weights than its model",
+        "has weights that do not match its model",
         where=str(folder),
         next="download the folder again",
-        why=f"its weights have {there}, and the model's {CONFIG} asks for {here}",
+        why=f"its weights have {there}, but the model's {CONFIG} needs {here}",
     )
 
 

@@ -34,21 +34,20 @@ LONGEST_KEY = 64  # characters
 PLAIN = (  # part of PyYAML's message → plain message
     (
         "mapping values are not allowed",
-        "has a second `: `: quote a text that holds one, or write the inner key on the next "
-        "line, indented",
+        "has a second `: `; quote text that contains one, or indent the inner key on the next line",
     ),
-    ("found character '\\t'", "is indented with a tab, and YAML takes blanks alone"),
+    ("found character '\\t'", "is indented with a tab; use spaces"),
     (
         "that cannot start any token",
-        "has a value that begins with a sign of YAML's own: put it in quotes",
+        "has a value that begins with a YAML special character; quote it",
     ),
-    ("expected <block end>", "is indented unlike the lines that it belongs to"),
-    ("expected ',' or", "is in brackets that are not closed, or lacks a comma"),
+    ("expected <block end>", "is not indented like the lines around it"),
+    ("expected ',' or", "has a bracket that is not closed, or a missing comma"),
     ("could not find expected ':'", "has no `: ` after its key"),
     ("found unexpected end of stream", "follows a quote that is not closed"),
-    ("found another document", "begins a second document, where a config has one"),
-    ("while scanning a directive", "begins with %, which is for directives of YAML alone"),
-    ("while parsing a flow node", "has brackets that are not closed, or a comma too many"),
+    ("found another document", "begins a second document; a config has only one"),
+    ("while scanning a directive", "begins with %, which is reserved for YAML directives"),
+    ("while parsing a flow node", "has a bracket that is not closed, or an extra comma"),
 )
 _COLON = re.compile(r":(?=\s|$)", re.ASCII)
 BROKEN = object()  # placeholder for a value that was reported as a problem
@@ -68,7 +67,7 @@ class _Loader(yaml.SafeLoader):
         self.depth, self.count = self.depth + 1, self.count + 1
         if self.depth > DEEPEST or self.count > MOST:
             what = (
-                f"is nested more than {DEEPEST} deep"
+                f"is nested more than {DEEPEST} levels deep"
                 if self.depth > DEEPEST
                 else f"has more than {MOST:,} values"
             )
@@ -116,12 +115,12 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
     if re.fullmatch("[-+]?0[0-9]+", text):
         raise ValueError(
-            f"is {text}, which YAML 1.1 reads as octal and YAML 1.2 as decimal: leave out the "
+            f"is {text}, which YAML 1.1 reads as octal and YAML 1.2 as decimal; remove the "
             "leading 0"
         )
     if len(text) > 20 or abs(number := int(text)) >= LARGEST:
         raise ValueError(
-            f"is a number of {len(text.lstrip('+-'))} digits: no key takes so large a one"
+            f"is a number of {len(text.lstrip('+-'))} digits, which is too large for any key"
         )
     return number
 
@@ -134,7 +133,7 @@ def _real(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | int:
         raise ValueError(f"must be a finite number, not {shortened(node.value)}")
     if abs(number) < SMALLEST and re.search("[1-9]", node.value.lower().partition("e")[0]):
         raise ValueError(
-            f"is {shortened(node.value)}, which 32 bits do not hold: 0 is meant, or a larger number"
+            f"is {shortened(node.value)}, which is too small for 32 bits; use 0 or a larger number"
         )
     # 1e3 steps are 1,000 steps; a key of type float converts the number back
     return int(number) if number.is_integer() else number
@@ -255,7 +254,7 @@ def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] |
     if before is None:
         return (line, "has a key of more than 1,024 characters") if mark.column > 1024 else None
     if _COLON.search(lines[before - 1]):
-        return line, f"is indented deeper than line {before}, which has its value already"
+        return line, f"is indented deeper than line {before}, which already has a value"
     alike = (each for each in lines[before - 1] if each not in " :")
     strange = next((each for each in alike if unicodedata.normalize("NFKC", each) in " :"), "")
     but = f", but the character U+{ord(strange):04X}" if strange else ""
@@ -308,14 +307,16 @@ class _Reader:
         self.count += 1
         if self.count > MOST or len(key) > DEEPEST:
             what = (
-                "is nested too deeply, or in itself"
+                "is nested too deeply or in itself"
                 if len(key) > DEEPEST
                 else f"has more than {MOST:,} values with its aliases"
             )
             raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
         if node.tag not in TAGS[type(node)]:
             return self._blame(
-                key, line, f"has the tag {show(node.tag.replace(PREFIX, '!!'))}, which is not read"
+                key,
+                line,
+                f"has the tag {show(node.tag.replace(PREFIX, '!!'))}, which is not supported",
             )
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, key)
@@ -331,11 +332,11 @@ class _Reader:
             message = (
                 str(error)
                 if str(error).startswith(("is", "must"))
-                else f"{show(node.value)} is not what its tag says"
+                else f"{show(node.value)} does not match its tag"
             )
             return self._blame(key, line, message)
         if isinstance(value, str) and (character := unprintable(value)):
-            return self._blame(key, line, f"holds {character}, which no value may")
+            return self._blame(key, line, f"contains {character}, which is not allowed")
         if isinstance(value, str) and value.isspace():
             return self._blame(key, line, "is blank")
         return value
@@ -349,7 +350,9 @@ class _Reader:
             if not name or len(name) > LONGEST_KEY or unprintable(name):
                 self._blame((*key, show(name)), line, "is not a key: a key is one short word")
             elif name in lines:
-                self._blame((*key, name), line, f"duplicate key; line {lines[name]} has it already")
+                self._blame(
+                    (*key, name), line, f"duplicate key; it is already on line {lines[name]}"
+                )
             else:
                 lines[name] = self.document.lines[(*key, name)] = line
                 item = self._walk(value_node, (*key, name))
