@@ -70,7 +70,7 @@ def test_help_of_a_verb_tells_its_variables_and_does_nothing(
     )
     assert make(desk, "help", "drills") == (
         0,
-        "make drills: the slow tests, in groups [ONLY CHANGED]\n",
+        "make drills: run the slow tests, in groups [ONLY CHANGED]\n",
     )
     assert not (desk / "runs").exists()
     (desk / ".venv/bin/python").write_text("#!/bin/sh\necho ran; exit 1\n")
@@ -125,7 +125,7 @@ def test_a_misspelt_verb_is_refused_with_a_suggestion_and_only_ever_data(
     desk: Path, goal: str
 ) -> None:
     code, text = make(desk, goal)
-    assert code != 0 and "is not a verb" in text and "next: make shows them all" in text
+    assert code != 0 and "is not a verb" in text and "next: make shows all verbs" in text
     assert ("did you mean train?" in text) == ("evil" not in goal)
     assert not (desk / "evil").exists()
 
