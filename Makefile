@@ -40,7 +40,7 @@ push: .venv/.stamp ## push the image to ECR [OFFLINE]
 image: .venv/.stamp ## bake a machine image (AMI) of an ec2 node
 	@.venv/bin/python -m trainfleet image
 
-doctor: .venv/.stamp ## examine the fleet: health, links [LIFT=host NODES]
+doctor: .venv/.stamp ## check the fleet: health, links [LIFT=host NODES]
 	@.venv/bin/python -m trainfleet doctor
 
 recipes: .venv/.stamp ## list the complete configs that come with trainfleet
@@ -52,22 +52,22 @@ config: .venv/.stamp ## write a recipe to config.yaml [RECIPE=name YES=1]
 plan: .venv/.stamp ## show what would run, its cost, and why [DAYS USD TOKENS]
 	@.venv/bin/python -m trainfleet plan
 
-tokenize: .venv/.stamp ## turn the sources into tokens [NODES]
+tokenize: .venv/.stamp ## tokenize the sources [NODES]
 	@.venv/bin/python -m trainfleet tokenize
 
-compile: .venv/.stamp ## compile the programs of a run ahead [NODES]
+compile: .venv/.stamp ## compile the programs of a run in advance [NODES]
 	@.venv/bin/python -m trainfleet compile
 
-train: .venv/.stamp ## tokenize, train, report; again: resume [NODES]
+train: .venv/.stamp ## tokenize, train and report, or resume [NODES]
 	@.venv/bin/python -m trainfleet train
 
-profile: .venv/.stamp ## show where the time of a short run goes [NODES]
+profile: .venv/.stamp ## time the parts of a short run [NODES]
 	@.venv/bin/python -m trainfleet profile
 
 scaling: .venv/.stamp ## run one job at several sizes [NODES='1 2 4' WEAK]
 	@.venv/bin/python -m trainfleet scaling
 
-rehearse: .venv/.stamp ## break a short run on purpose [FAULTS YES]
+rehearse: .venv/.stamp ## inject faults into a short run [FAULTS YES]
 	@.venv/bin/python -m trainfleet rehearse
 
 inspect: .venv/.stamp ## show a sample of the training order [SAMPLE=0 VERIFY=1]
@@ -82,7 +82,7 @@ runs: .venv/.stamp ## list all runs here, one per line
 watch: .venv/.stamp ## serve the report while a run trains [PORT]
 	@.venv/bin/python -m trainfleet watch
 
-compare: .venv/.stamp ## show how runs differ, with their curves [RUNS='one another']
+compare: .venv/.stamp ## compare runs and plot their curves [RUNS='one another']
 	@.venv/bin/python -m trainfleet compare
 
 status: .venv/.stamp ## show the state of the run [RUN=name]
@@ -91,16 +91,16 @@ status: .venv/.stamp ## show the state of the run [RUN=name]
 logs: .venv/.stamp ## print the log of every node [FOLLOW=1]
 	@.venv/bin/python -m trainfleet logs
 
-explain: .venv/.stamp ## name the cause in anybody's log [LOG=file]
+explain: .venv/.stamp ## name the cause of a failure from any log [LOG=file]
 	@.venv/bin/python -m trainfleet explain
 
-stop: .venv/.stamp ## stop the run at its next step, with a checkpoint
+stop: .venv/.stamp ## save a checkpoint and stop the run
 	@.venv/bin/python -m trainfleet stop
 
 checkpoints: .venv/.stamp ## list every checkpoint, good or broken
 	@.venv/bin/python -m trainfleet checkpoints
 
-verify: .venv/.stamp ## read one checkpoint completely [STEP=200]
+verify: .venv/.stamp ## check every byte of one checkpoint [STEP=200]
 	@.venv/bin/python -m trainfleet verify
 
 eval: .venv/.stamp ## measure loss on validation text [TASKS]
@@ -109,29 +109,29 @@ eval: .venv/.stamp ## measure loss on validation text [TASKS]
 export: .venv/.stamp ## write the model for transformers or NxD [OUT=dir FORMAT=nxd]
 	@.venv/bin/python -m trainfleet export
 
-report: .venv/.stamp ## draw the plots and report.html again
+report: .venv/.stamp ## redraw the plots and report.html
 	@.venv/bin/python -m trainfleet report
 
 ls: .venv/.stamp ## list everything in the cloud, with its cost and age
 	@.venv/bin/python -m trainfleet ls
 
-clean: .venv/.stamp ## stop all, remove what can be made again [PURGE=1 YES=1]
+clean: .venv/.stamp ## stop all, remove rebuildable files [PURGE=1 YES=1]
 	@.venv/bin/python -m trainfleet clean
 
-new-backend: .venv/.stamp ## a package that adds a backend, and its bench [NAME=x]
+new-backend: .venv/.stamp ## write a package for a new backend [NAME=x]
 	@.venv/bin/python -m trainfleet new-backend
 
 test: .venv/.stamp-test ## run the tests
 	@.venv/bin/python -m trainfleet test
 
 ifeq ($(filter help,$(MAKECMDGOALS)),)
-drills: .venv/.stamp-test ## the slow tests, in groups [ONLY CHANGED]
+drills: .venv/.stamp-test ## run the slow tests, in groups [ONLY CHANGED]
 	@.venv/bin/python tests/groups.py
 else
-drills: ;@echo "make drills: the slow tests, in groups [ONLY CHANGED]"
+drills: ;@echo "make drills: run the slow tests, in groups [ONLY CHANGED]"
 endif
 
-check: .venv/.stamp-test ## lint, types, scripts, Dockerfile, versions
+check: .venv/.stamp-test ## check lint, types, scripts, Dockerfile, versions
 	@.venv/bin/python -m trainfleet check
 
 release: .venv/.stamp ## build wheel and sdist, check them in a clean environment
@@ -139,7 +139,7 @@ release: .venv/.stamp ## build wheel and sdist, check them in a clean environmen
 
 # Any other word is not a verb, even if a file has its name: `make tests` is never "up to date".
 %: .force
-	@[ -x .venv/bin/python ] || { echo "error: no such verb; make alone lists them" >&2; exit 2; }
+	@[ -x .venv/bin/python ] || { echo "error: no such verb; run make to list them" >&2; exit 2; }
 	@.venv/bin/python -m trainfleet "$$MAKECMDGOALS"
 
 .force $(filter-out $(MAKECMDGOALS),$(MAKEFILE_LIST) requirements.lock requirements-test.lock scripts/venv.sh): ;

@@ -161,7 +161,7 @@ def test_clean_asks_before_it_ends_what_costs_money() -> None:
     code, told = world.type("clean")
     assert code == 2 and world.ours == before
     assert re.search(
-        r"instance +i-\w+ .*\$\d+\.\d\d a day.*\nerror: make clean: would end machines that cost \$4\.\d\d an hour",
+        r"instance +i-\w+ .*\$\d+\.\d\d a day.*\nerror: make clean: would remove machines that cost \$4\.\d\d an hour",
         told,
         re.DOTALL,
     ), told

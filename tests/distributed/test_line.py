@@ -90,7 +90,10 @@ def test_text_that_can_not_be_read_is_the_verdict(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     (tmp_path / "text" / "bad.jsonl").write_text('{"text": "fine"}\n{"text": broken}\n')
     output = desk.type("tokenize", code=1)
-    assert "the data is broken or missing (data)" in output and "bad.jsonl:2: is not JSON" in output
+    assert (
+        "the data is broken or missing (data)" in output
+        and "bad.jsonl:2: is not valid JSON" in output
+    )
     assert "next: correct or remove the line" in output and "Traceback" not in output
 
 

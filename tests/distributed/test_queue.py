@@ -271,7 +271,7 @@ def test_stopped_from_elsewhere_it_goes_on_from_a_third_machine_bit_for_bit(
     )
     site.until(lambda: (site.cluster.disk(site.job(), 1, 0) / "runs/stopped/stop").exists())
     site.thaw(ranks)
-    assert "stopped; no process runs any more" in verbs.finish(stop)
+    assert "stopped; no process is running" in verbs.finish(stop)
     verbs.finish(launcher, code=130)
     assert "step 1" in verbs.finish(follower)
     assert (
@@ -328,7 +328,7 @@ def test_a_job_that_waits_costs_nothing_and_is_stopped_from_elsewhere(
         launcher = site.begin("desk", "train", *words)
         site.until(lambda: (site.run("desk", "waiting").folder / "handle.json").exists())
         site.until(lambda: "queued" in site.type("elsewhere", "status", *words))
-        assert "stopped; no process runs any more" in site.type("elsewhere", "stop", *words)
+        assert "stopped; no process is running" in site.type("elsewhere", "stop", *words)
         assert ("RUNNABLE" if site.engine == "batch" else "Starting") in verbs.finish(
             launcher, code=130
         )

@@ -18,7 +18,7 @@ WITHOUT_RESTARTS = "import trainfleet.watch.retry_loop as attempts\nattempts.ATT
 def test_a_killed_rank_and_numbers_that_are_none(tmp_path: Path) -> None:
     said = enter(Desk(tmp_path).folder, "rehearse", "FAULTS=rank-killed nan")
     table = {line.split()[0] for line in said.splitlines() if line.endswith("kept")}
-    assert table == {"rank-killed", "nan"} and "2 of 2 faults were survived as promised" in said
+    assert table == {"rank-killed", "nan"} and "survived 2 of 2 faults as promised" in said
     (run,) = (tmp_path / "runs").iterdir()
     assert {path.name for path in run.iterdir()} == {
         "config.yaml",
@@ -27,7 +27,7 @@ def test_a_killed_rank_and_numbers_that_are_none(tmp_path: Path) -> None:
         "rehearsal.json",
         "report.html",
     }
-    assert "2 of 2 faults were survived as promised" in (run / "report.html").read_text()
+    assert "survived 2 of 2 faults as promised" in (run / "report.html").read_text()
 
 
 def test_with_a_mechanism_taken_out_a_promise_is_broken(

@@ -99,7 +99,7 @@ def test_stop_ends_also_what_is_frozen(nodes: Lab, whole: dict[int, float], tmp_
     cockpit = Cockpit(nodes, tmp_path, "stop-frozen")
     looker = train_with_a_frozen_agent(cockpit, 2)
     began = time.time()
-    assert "stopped; no process runs any more" in cockpit.type("stop", timeout=150)
+    assert "stopped; no process is running" in cockpit.type("stop", timeout=150)
     ended = time.time()
     assert looker.wait(60) == 130
     assert cockpit.results()["status"] == "stopped" and cockpit.results()["steps"] < STEPS

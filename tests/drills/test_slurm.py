@@ -467,7 +467,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     until(lambda: names(slurm).get(compiles) == "RUNNING", "what compiles")
     said = enter(desk, "stop")
     assert (
-        "stopped; no process runs any more" in said and "at once" not in said and not names(slurm)
+        "stopped; no process is running" in said and "killing" not in said and not names(slurm)
     ), said
     assert "stopping" in finish(first, code=130)
 

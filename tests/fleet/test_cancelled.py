@@ -67,7 +67,7 @@ def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         launch = begin(here, "train", python=slowly(here, 900))
         until(lambda: (run / "head.json").exists())
-        assert "it is being launched: make train, typed by root" in enter(elsewhere, "status")
+        assert "the run is being launched: make train, typed by root" in enter(elsewhere, "status")
         said = enter(elsewhere, verb, *words, timeout=200)
         assert "asked the launch of soon to end: make train, typed by root" in said, said
         assert "stopped" in finish(launch, code=130, timeout=100)

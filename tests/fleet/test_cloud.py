@@ -135,7 +135,7 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         )
         place.type("train", "NODES=4", guest)
         assert Run(nodes.shared / "trainfleet/runs/guest").read_results()["status"] == "finished"
-        assert "the machines stay" in place.type("clean", "PURGE=1", "YES=1", guest)
+        assert "the machines are kept" in place.type("clean", "PURGE=1", "YES=1", guest)
         assert (
             running(account) == four
             and not (nodes.shared / "trainfleet/runs/guest").exists()

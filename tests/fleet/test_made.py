@@ -38,7 +38,7 @@ def test_what_a_run_on_hosts_has_made_is_had_from_here(pair: Lab, tmp_path: Path
     assert table.startswith("step")  # and no greeting
     assert [line.split()[0] for line in table.splitlines()[1:3]] == ["6", "12"] and "good" in table
     assert "every byte is intact" in enter(tmp_path, "verify", "STEP=6")
-    assert "the steps with one are 6, 12" in enter(tmp_path, "verify", "STEP=7", code=2)
+    assert "checkpoints exist at 6, 12" in enter(tmp_path, "verify", "STEP=7", code=2)
     sampled = enter(tmp_path, "sample", "PROMPT=Document $(touch /fsx/x) 7")
     assert sampled.startswith("Document $(touch /fsx/x) 7") and not (pair.shared / "x").exists()
     assert "perplexity" in enter(tmp_path, "eval")

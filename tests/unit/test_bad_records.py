@@ -53,26 +53,26 @@ def tar() -> bytes:
 
 
 ONE_BAD = {
-    "no json": ("a.jsonl", lines(b'{"text": "half a'), "a.jsonl:51: is not JSON"),
+    "no json": ("a.jsonl", lines(b'{"text": "half a'), "a.jsonl:51: is not valid JSON"),
     "no text field": ("a.jsonl", lines(b'{"body": "b"}'), "a.jsonl:51: lacks the field `text`"),
     "no text": ("a.jsonl", lines(b'{"text": 3}'), "a.jsonl:51: `text` is 3, not a string"),
     "no object": ("a.jsonl", lines(b"[1]"), "a.jsonl:51: is not a JSON object"),
-    "latin 1": ("a.jsonl", lines(b'{"text": "caf\xe9"}'), "a.jsonl:51: is not UTF-8"),
+    "latin 1": ("a.jsonl", lines(b'{"text": "caf\xe9"}'), "a.jsonl:51: is not valid UTF-8"),
     "half a pair": (
         "a.jsonl",
         lines(b'{"text": "\\ud800"}'),
-        "a.jsonl:51: `text` holds half of a surrogate pair",
+        "a.jsonl:51: `text` contains half of a surrogate pair",
     ),
     "nested": ("a.jsonl", lines(b"[" * 100_000), "a.jsonl:51: is nested too deeply"),
-    "packed": ("a.jsonl.gz", gzip.compress(lines(b"x")), "a.jsonl.gz:51: is not JSON"),
-    "lines called json": ("a.json", lines(b"x"), "a.json:51: is not JSON"),
+    "packed": ("a.jsonl.gz", gzip.compress(lines(b"x")), "a.jsonl.gz:51: is not valid JSON"),
+    "lines called json": ("a.json", lines(b"x"), "a.json:51: is not valid JSON"),
     "array": (
         "a.json",
         json.dumps([*({"text": text} for text in GOOD), {"text": []}]).encode(),
         "a.json: entry 99: `text` is []",
     ),
-    "table": ("a.csv", table(), "a.csv:52: has 1 cells of 2"),
-    "tar": ("a.tar", tar(), "a.tar: 99.txt:1: is not UTF-8"),
+    "table": ("a.csv", table(), "a.csv:52: has 1 cells, not 2"),
+    "tar": ("a.tar", tar(), "a.tar: 99.txt:1: is not valid UTF-8"),
 }
 
 
@@ -115,7 +115,7 @@ def test_one_file_in_another_encoding_among_many(tmp_path: Path) -> None:
     assert (
         found is not None
         and found.skipped == 1
-        and "latin.txt:1: is not UTF-8" in found.skipped_records[0]
+        and "latin.txt:1: is not valid UTF-8" in found.skipped_records[0]
     )
 
 
@@ -170,7 +170,7 @@ def test_a_wrong_field_is_no_case_for_skipping(tmp_path: Path) -> None:
     folder = written(tmp_path / "text", "a.jsonl", b'{"body": "b"}\n' * 200 + lines(b"x"))
     with pytest.raises(DataError) as caught:
         tokenize(data_of(folder, 0.5), ALONE, tmp_path / "data")
-    assert "201 records of one unit can't be read, and 99 can" in str(caught.value)
+    assert "one unit has 201 bad records and only 99 good ones" in str(caught.value)
 
 
 def test_what_an_older_version_wrote_has_skipped_nothing(tmp_path: Path) -> None:

@@ -428,7 +428,7 @@ def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:
         and "part differs from the bytes that were written" in text
     )
     code, text = shell(tmp_path, "verify", "STEP=7")
-    assert code == 2 and "the steps with one are 100, 200" in text
+    assert code == 2 and "checkpoints exist at 100, 200" in text
 
 
 def test_the_marker_is_json_for_other_programs(config: Config) -> None:

@@ -98,16 +98,16 @@ def test_a_single_object_is_one_text(tmp_path: Path) -> None:
     ("name", "content", "told"),
     [
         ("a.json", b"[1]", ["a.json: entry 0", "is not a JSON object"]),
-        ("a.json", b'[{"text": "a"}, {"body": "b"}]', ["entry 1", "lacks the field `text`", "it has body"]),
+        ("a.json", b'[{"text": "a"}, {"body": "b"}]', ["entry 1", "lacks the field `text`", "its fields: body"]),
         ("a.json", b'{"text": "a"}\n{"text": 3}', ["a.json:2", "`text` is 3, not a string"]),
-        ("a.json", b'{"text": "a"}\nx', ["a.json:2", "is not JSON"]),
+        ("a.json", b'{"text": "a"}\nx', ["a.json:2", "is not valid JSON"]),
         ("a.json", b"[" * 100_000, ["a.json", "nested too deeply"]),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000, ["a.jsonl:1"]),
-        ("a.json", b"\xff\xfe", ["a.json", "not UTF-8"]),
-        ("a.csv", b"id,body\n1,x\n", ["a.csv", "lacks the field `text`", "it has id, body"]),
-        ("a.csv", b"id,text\n1,x\n2\n", ["a.csv:3", "has 1 cells of 2"]),
-        ("a.csv", b'id,text\n1,"x"y\n', ["a.csv:2", "is not a row"]),
-        ("a.csv", b"id,text\n1,\xff\n", ["a.csv", "not UTF-8"]),
+        ("a.json", b"\xff\xfe", ["a.json", "not valid UTF-8"]),
+        ("a.csv", b"id,body\n1,x\n", ["a.csv", "lacks the field `text`", "its fields: id, body"]),
+        ("a.csv", b"id,text\n1,x\n2\n", ["a.csv:3", "has 1 cells, not 2"]),
+        ("a.csv", b'id,text\n1,"x"y\n', ["a.csv:2", "is not a valid CSV row"]),
+        ("a.csv", b"id,text\n1,\xff\n", ["a.csv", "not valid UTF-8"]),
         ("a.csv", b"", ["is empty"]),
         ("a.arrow", b"ARROW1 and no more", ["a.arrow", "damaged Arrow"]),
         ("a.tar", b"no tar at all" * 100, ["a.tar", "damaged tar"]),
@@ -128,5 +128,5 @@ def test_a_folder_says_what_it_leaves(tmp_path: Path) -> None:
         (tmp_path / name).write_text("text\nx\n")
     plan = plan_units(replace(DATA, sources=(str(tmp_path),)))
     assert plan.files == 2 and [warning.split(": ", 1)[1] for warning in plan.warnings] == [
-        "files that are not read: 2 .pdf, 1 .png"
+        "skipped files: 2 .pdf, 1 .png"
     ]

@@ -207,7 +207,7 @@ def test_a_copy_on_a_node_s_own_disk_gives_the_same_batches(
 def test_a_copy_that_is_damaged_or_not_worth_it_is_none(
     run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DataError, match="of which this run reads"):
+    with pytest.raises(DataError, match="but this run reads only"):
         local_copy.copy(replace(run, train=replace(run.train, steps=1)), tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(DataError, match="are free"):
@@ -236,13 +236,13 @@ def test_a_node_says_where_its_dataset_is(
     entrypoint.copy_dataset(order, log)
     monkeypatch.setenv(COPY, str(tmp_path))
     entrypoint.copy_dataset(order, log)
-    assert MOUNTED not in os.environ and "is not this node's own disk" in log.path.read_text()
+    assert MOUNTED not in os.environ and "is not a mounted disk" in log.path.read_text()
     monkeypatch.setenv(COPY, "/dev/shm")
     try:
         entrypoint.copy_dataset(order, log)
         assert (
             Path(os.environ[MOUNTED], "manifest.json").exists()
-            and "is on this node's own disk" in log.path.read_text()
+            and "copied the dataset to this node's disk" in log.path.read_text()
         )
     finally:
         shutil.rmtree(Path("/dev/shm/trainfleet") / run.data.name, ignore_errors=True)

@@ -207,7 +207,7 @@ def test_what_a_process_finds_is_raised_by_its_parent(data: Data, tmp_path: Path
     tokenize(data, ALONE, tmp_path / "good")
     (Path(str(data.sources[0])) / "c.txt").write_bytes(b"caf\xe9 " * 2**16)
     bad = dataclasses.replace(data, tokenizer=str(tmp_path / "good" / "set" / "tokenizer.json"))
-    with pytest.raises(DataError, match="is not UTF-8") as caught:
+    with pytest.raises(DataError, match="is not valid UTF-8") as caught:
         tokenize(bad, Share(0, 1, 2), tmp_path / "bad")
     assert "c.txt:1" in str(caught.value)
 
@@ -346,9 +346,9 @@ def test_opening_refuses_what_is_not_whole(data: Data, tmp_path: Path) -> None:
         Dataset.open(tmp_path / "set")
     found = tokenize(data, ALONE, tmp_path)
     assert found
-    with pytest.raises(DataError, match="not one sample of 1000000"):
+    with pytest.raises(DataError, match="fewer than one sample of 1000000"):
         Dataset.open(tmp_path / "set").batch("train", 0, 1, 1_000_000, seed=1)
-    with pytest.raises(DataError, match="token id is 499, the model has 499"):
+    with pytest.raises(DataError, match="token id is 499, but the model has 499"):
         Dataset.open(tmp_path / "set").check_vocabulary(499)
     Dataset.open(tmp_path / "set").check_vocabulary(500)
 

@@ -199,7 +199,7 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
     refused(data_of(tmp_path / "gone.txt"), "gone.txt", "no such file")
     refused(data_of(tmp_path / "*.txt"), "*.txt", "no file matches")
     (tmp_path / "folder").mkdir()
-    refused(data_of(tmp_path / "folder"), "folder", "holds no")
+    refused(data_of(tmp_path / "folder"), "folder", "it has no")
     (tmp_path / "empty.txt").write_text("")
     refused(data_of(tmp_path / "empty.txt"), "empty.txt", "it is empty")
     (tmp_path / "a.docx").write_text("x")
@@ -209,11 +209,11 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"{broken", ["is not JSON"]),
+        (b"{broken", ["is not valid JSON"]),
         (b'["text"]', ["is not a JSON object"]),
         (b'{"body": "x"}', ["lacks the field `text`", "body"]),
         (b'{"text": 0}', ["`text` is 0, not a string"]),
-        (b'{"text": "\xff"}', ["is not UTF-8", "0xff"]),
+        (b'{"text": "\xff"}', ["is not valid UTF-8", "0xff"]),
         (b'{"text": "\\ud800"}', ["surrogate"]),
     ],
 )
@@ -288,7 +288,9 @@ def test_parquet_is_read_by_row_groups_once_each(
     refused(
         replace(data_of(path), text_field="body"), "a.parquet", "lacks the field `body`", "id, text"
     )
-    refused(replace(data_of(path), text_field="id"), "a.parquet", "is not text", "it is int64")
+    refused(
+        replace(data_of(path), text_field="id"), "a.parquet", "is not text", "its type is int64"
+    )
     path.write_bytes(path.read_bytes()[:-40])
     refused(data_of(path), "a.parquet", "damaged Parquet file")
 
@@ -338,7 +340,7 @@ def test_a_source_that_is_named_again_and_again_is_listed_once(
         and [unit.source for unit in plan.units] == [0] * len(plan.units)
     )
     assert [warning for warning in plan.warnings if "more than once" in warning] == [
-        f"{path} is in data.sources more than once: it is read once"
+        f"{path} is in data.sources more than once; it is read once"
         for path in (tmp_path / "text", tmp_path / "text/7.txt")
     ]
 
@@ -346,7 +348,7 @@ def test_a_source_that_is_named_again_and_again_is_listed_once(
 def test_the_same_file_twice_is_read_once_and_said(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", ["x"])
     plan = plan_units(data_of(path, f"{tmp_path}/*.jsonl"))
-    assert plan.files == 1 and "more than once: it is read once" in plan.warnings[0]
+    assert plan.files == 1 and "more than once; it is read once" in plan.warnings[0]
 
 
 def test_sources_that_change_after_the_listing_are_noticed_and_ones_that_are_gone_are_not_missed(

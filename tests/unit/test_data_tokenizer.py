@@ -52,7 +52,7 @@ def test_the_sample_is_bounded_and_spread() -> None:
 def test_too_little_text_for_the_vocabulary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("aaaa bbbb")
     data = replace(DATA, sources=(str(tmp_path),))
-    with pytest.raises(DataError, match="gives a vocabulary of") as told:
+    with pytest.raises(DataError, match="yields a vocabulary of only") as told:
         bpe.train(data, plan_units(data))
     assert "at most" not in told.value.next  # as no config may ask for so few
 

@@ -85,7 +85,7 @@ def test_the_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     finished("a", 0.8)
     config("new")
     assert command(["plan"]) == 0
-    assert "corrected by 1 finished run of this layout, which had 0.80 times" in " ".join(
+    assert "corrected by 1 finished run of this layout, which reached 0.80 times" in " ".join(
         capsys.readouterr().out.split()
     )
 

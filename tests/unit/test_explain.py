@@ -60,7 +60,7 @@ def test_a_log_of_no_failure_says_so(tmp_path: Path, capsys: pytest.CaptureFixtu
     code, said = explain(capsys, log)
     assert (
         code == 1
-        and said.startswith("no line explains why it ended")
+        and said.startswith("no line explains why the job ended")
         and "step 3" in said
         and "\x1b" not in said
     ), said

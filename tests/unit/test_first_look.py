@@ -70,7 +70,7 @@ def test_help_of_a_verb_tells_its_variables_and_does_nothing(
     )
     assert make(desk, "help", "drills") == (
         0,
-        "make drills: the slow tests, in groups [ONLY CHANGED]\n",
+        "make drills: run the slow tests, in groups [ONLY CHANGED]\n",
     )
     assert not (desk / "runs").exists()
     (desk / ".venv/bin/python").write_text("#!/bin/sh\necho ran; exit 1\n")
@@ -125,7 +125,7 @@ def test_a_misspelt_verb_is_refused_with_a_suggestion_and_only_ever_data(
     desk: Path, goal: str
 ) -> None:
     code, text = make(desk, goal)
-    assert code != 0 and "is not a verb" in text and "next: make shows them all" in text
+    assert code != 0 and "is not a verb" in text and "next: make shows all verbs" in text
     assert ("did you mean train?" in text) == ("evil" not in goal)
     assert not (desk / "evil").exists()
 
@@ -181,7 +181,7 @@ def test_a_verb_that_needs_a_run_says_that_there_is_none(desk: Path, verb: str) 
 def test_a_look_at_the_data_leaves_no_run_behind(desk: Path) -> None:
     code, text = make(desk, "inspect")
     assert code != 0 and text.startswith(
-        "error: data/stdlib: holds no finished dataset\n  next: make tokenize\n"
+        "error: data/stdlib: has no finished dataset\n  next: make tokenize\n"
     )
     assert not (desk / "runs").exists()
 

@@ -48,7 +48,7 @@ def refused(*lines: str, set: str = "") -> str:
 
 @pytest.mark.parametrize(
     "source, why",
-    [("txet", "did you mean text?"), ("pipe.txt", "is a pipe"), ("gone.txt", "its link leads to nowhere"), ("~/text", "works only in a shell"),
+    [("txet", "did you mean text?"), ("pipe.txt", "is a pipe"), ("gone.txt", "it links to nowhere"), ("~/text", "works only in a shell"),
      ("lfs", "git lfs pull"), ("none-*.txt", "no file matches")],
 )  # fmt: skip
 @pytest.mark.parametrize("verb", ["plan", "tokenize"])
@@ -170,8 +170,8 @@ def empty_tar(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name, make, why",
-    [("a.tar", empty_tar, "have no text"), ("a.jsonl", lambda path: path.write_text("<html>404"), "is a web page"),
-     ("a.jsonl", lambda path: path.write_text('[\n {"text": "a"}\n]\n'), "name the file .json")],
+    [("a.tar", empty_tar, "the files contain no text"), ("a.jsonl", lambda path: path.write_text("<html>404"), "is a web page"),
+     ("a.jsonl", lambda path: path.write_text('[\n {"text": "a"}\n]\n'), "rename the file to .json")],
 )  # fmt: skip
 def test_a_source_without_text_is_told_as_what_it_is(
     desk: Path, name: str, make: Callable[[Path], None], why: str

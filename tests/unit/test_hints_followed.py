@@ -213,12 +213,12 @@ def test_each_hint_about_records_ends_in_a_dataset(
         tokenize(data, Share(0, 1, 1))
     hint = caught.value.next
     if kind == "another field":
-        assert hint == "SET='data.text_field=body' selects that one"
+        assert hint == "add SET='data.text_field=body'"
         data = Data("set", (name,), "body", "bpe", 300, 0.1)
     else:
         assert "instruction tuning" in hint and "text_field=" not in hint, hint
         command = re.search(
-            r"as plain text: with jq installed, (.*); then SET='data\.sources=\[flat\.jsonl\]'$",
+            r"to plain text, .*: with jq installed, run (.*); then add SET='data\.sources=\[flat\.jsonl\]'$",
             hint,
         )
         assert command, hint

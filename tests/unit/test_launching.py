@@ -233,12 +233,12 @@ def interpreter(desk: Path) -> Path:
 
 def test_stop_cancels_a_launch_that_has_not_begun(desk: Path) -> None:
     process = launch(desk, 900)
-    assert "it is being launched: make train, typed by" in enter(desk, "status")
+    assert "the run is being launched: make train, typed by" in enter(desk, "status")
     assert "is being launched already" in enter(desk, "train", code=1)
     said = enter(desk, "stop", timeout=200)
     assert (
         "asked the launch of line to end: make train, typed by" in said
-        and "none of its processes runs" in said
+        and "was canceled; no process is running" in said
     )
     assert "stopped" in finish(process, code=130, timeout=100)
     assert (
@@ -285,7 +285,7 @@ def test_stop_does_not_offer_to_resume_what_had_finished(
     monkeypatch.chdir(desk)
     run = run_of("line")
     run.update_results(status="finished", steps=4)
-    assert "had finished before it could stop" in runs._ended(
+    assert "finished before it could stop" in runs._ended(
         run, True
     ) and "resumes" not in runs._ended(run, True)
     run.update_results(status="stopped")

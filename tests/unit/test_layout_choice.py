@@ -196,7 +196,7 @@ def test_a_layout_that_was_written_and_can_not_fit_is_refused_with_what_would(
         )
         said = capsys.readouterr()
         assert (
-            ("warning: that is unlikely to fit" in said.out)
+            ("warning: this is unlikely to fit" in said.out)
             == ("model.preset: llama-3-8b needs" in said.err)
             == warned
         )

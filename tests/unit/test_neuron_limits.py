@@ -107,7 +107,7 @@ def test_what_is_derived_for_a_stack_is_not_refused_on_it(tmp_path: Path, settin
             "trn1-single-node",
             "AWS: 489,805 tokens/s per node, on one node of trn1.32xlarge (DP 32, AdamW; Neuron 2.28)",
         ),
-        ("llama-3-8b-trn2", "AWS has not published a training speed of trn2"),
+        ("llama-3-8b-trn2", "AWS has not published a training speed for trn2"),
     ],
 )
 def test_a_recipe_s_plan_has_aws_s_figure_beside_its_own(recipe: str, told: str) -> None:

@@ -130,7 +130,7 @@ def test_make_plan_runs_no_program_and_says_so(home: Path) -> None:
     )
     assert said.count("~/.ssh/config has settings that are not used: certificatefile") == 1
     assert (
-        "hosts: not asked" in said
+        "hosts: not queried" in said
         and "ProxyCommand" in said
         and said.endswith("next: make setup\n")
         and not ran.exists()

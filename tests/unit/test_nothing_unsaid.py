@@ -79,7 +79,7 @@ def test_of_few_texts_the_last_part_of_each_validates(
     made = tokenize(data, Share(0, 1, 1), tmp_path / "data")
     assert made and made.validation_documents == made.documents // 2 == len(names)
     assert 0.08 < made.validation_tokens / made.tokens < 0.15
-    note = f"the last part of each text validates, as there are few ({len(names)})"
+    note = f"there are few texts ({len(names)}), so the last part of each is used for validation"
     assert look(data).notes == (note,) and not look(data).warnings, "it is right, and no warning"
     assert note in made.notes
 
@@ -113,7 +113,7 @@ def test_a_mark_at_the_beginning_is_not_trained_on(
     monkeypatch.setattr("trainfleet.data.sources.GRID", 64)
     long = "word \n" * 50
     assert "".join(texts(written(tmp_path / "long.txt", BOM + long.encode()))) == long
-    with pytest.raises(DataError, match=r"bad.txt:2: is not UTF-8") as caught:
+    with pytest.raises(DataError, match=r"bad.txt:2: is not valid UTF-8") as caught:
         texts(written(tmp_path / "bad.txt", BOM + b"a\ncaf\xe9 au lait"))
     assert "at byte 8" in caught.value.why
 
@@ -150,10 +150,10 @@ def test_commas_separate_by_rfc_4180(tmp_path: Path) -> None:
 def test_a_row_with_other_cells_than_the_first_is_bad(
     name: str, content: bytes, place: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match="cells of") as caught:
+    with pytest.raises(DataError, match="cells, not") as caught:
         texts(written(tmp_path / name, content))
     assert caught.value.where.endswith(place) and "skip" in caught.value.next
-    assert ("as CSV: python3 -c" in caught.value.next) == (name == "a.tsv")
+    assert ("convert it to CSV: python3 -c" in caught.value.next) == (name == "a.tsv")
 
 
 def test_an_empty_record_is_empty_in_every_format(tmp_path: Path) -> None:
@@ -315,7 +315,9 @@ def test_a_text_and_a_json_of_one_name_are_one_record(
         {f"{number}.{kind}": held[kind] for number in range(2) for kind in order},
     )
     assert texts(path) == ["words"] * 2 and texts(path, field="caption") == ["from the json"] * 2
-    assert "2 .jpg" in told(path) and "2 text or .json of a pair with one name" in told(path)
+    assert "2 .jpg" in told(path) and "2 unused text or .json file of a pair with one name" in told(
+        path
+    )
     names = {"v1.0-a.txt": b"one", "v1.1-a.txt": b"two", "sub/v1.1-a.json": LINE}
     assert texts(tar(tmp_path / "b.tar", names)) == ["one", "two", "a line"]
 
@@ -341,7 +343,7 @@ def test_a_readme_beside_records_is_left_out_and_named(tmp_path: Path) -> None:
         folder, path = tmp_path / f"{number}", tar(tmp_path / f"{number}.tar", members)
         beside = next(name for name in names if name[0] in "RLd")
         assert len(texts(folder)) == len(texts(path)) == 1
-        assert f"1 {beside} next to records (name it in data.sources" in told(folder)
+        assert f"1 {beside} next to records (add it to data.sources" in told(folder)
         assert f"1 {archives.SIDECAR}" in told(path)
     assert texts(tmp_path / "0", tmp_path / "0/README.md") == ["a line", "a card"]
     members = {f"{number}/README.md": b"a page" for number in range(40)}
@@ -367,9 +369,9 @@ def test_a_link_within_a_source_is_followed_and_one_out_of_it_is_told(tmp_path: 
     (tmp_path / "mine").symlink_to("data")
     for source in (folder, tmp_path / "mine"):
         assert texts(source) == ["a", "kept elsewhere"]
-        assert f"1 link to {tmp_path}/real/extra (name that in data.sources" in told(source)
-        assert f"1 link to {tmp_path}/real/extra/b.txt (name" in told(source)
-        assert "2 link to a file that is read at its own place" in told(
+        assert f"1 link to {tmp_path}/real/extra (add that path to data.sources" in told(source)
+        assert f"1 link to {tmp_path}/real/extra/b.txt (add that path" in told(source)
+        assert "2 link to a file that is read at its own path" in told(
             source
         ) and "1 link to a missing file" in told(source)
     assert texts(f"{folder}/one.txt") == ["outside"] == texts(f"{folder}/on*.txt")
@@ -441,7 +443,7 @@ COMMON = {".pdf", "without a suffix", "hidden", "__pycache__", "empty", ".bz2", 
     ("made", "others"),
     [
         (folder, {"pipe, socket or device"}),
-        (archive, {"link or device", "tar in a tar"}),
+        (archive, {"link or device", "tar inside a tar"}),
         (bucket, set()),
     ],
 )
@@ -501,7 +503,7 @@ def test_what_is_not_read_stands_in_the_dataset_and_in_the_refusal(tmp_path: Pat
         tmp_path,
     )
     notes = " ".join(found.notes if found else ())
-    assert "1 .pdf" in notes and "files that are not read: 2 .cls" in notes
+    assert "1 .pdf" in notes and "skipped files: 2 .cls" in notes
     only = tar(tmp_path / "b.tar", {f"{number}.cls": b"1" for number in range(30)})
     with pytest.raises(DataError) as caught:
         tokenize(

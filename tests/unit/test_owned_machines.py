@@ -477,6 +477,6 @@ def test_plan_says_in_words_what_is_reckoned_with(tmp_path: Path) -> None:
         check=False,
     ).stdout
     for part in ("4 nodes x 8 ranks (8 x H100-80GB)", "NVIDIA data sheet H100, 2023-04", "infiniband between nodes: 3,200 Gbit/s each, the usual rate",
-                 "fleet.accelerator.network_gbps", "NCCL_IB_HCA", "layouts, the fastest first", "$0: your own machines"):  # fmt: skip
+                 "fleet.accelerator.network_gbps", "NCCL_IB_HCA", "layouts, fastest first", "$0: your own machines"):  # fmt: skip
         assert part in " ".join(told.split()), told
     assert "on CPUs" not in told and re.search(r"about \d h \d+ min", told)

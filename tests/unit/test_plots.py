@@ -157,7 +157,7 @@ def test_a_run_that_lost_its_loss_is_not_listed_with_the_one_before(tmp_path: Pa
     assert "nan" in "".join(summary.describe_runs([run])) and ("loss", "nan") in summary._outcomes(
         [read(run)]
     )
-    assert "the last that was a finite number" in html.write(run).read_text()
+    assert "this is the last finite value" in html.write(run).read_text()
     append_line(run.metrics, metric(62, 62))
     assert ("loss", "nan") not in summary._outcomes([read(run)]), "it has found its way back"
 

@@ -188,11 +188,11 @@ def test_a_profile_is_shown_on_one_screen(tmp_path: Path) -> None:
     assert (
         said[-1].startswith("next   make train")
         and len(said) < 24
-        and "steps 4 to 6 of rank 0: 3 s in all, 1 s per step" in said[0]
+        and "steps 4 to 6 of rank 0: 3 s in total, 1 s per step" in said[0]
     )
     words = [" ".join(line.split()) for line in said]
     assert "backward 50.0 % 1.5 s ████████████" in words
-    assert "communication 20.0 % of the time, 10.0 % without computing in parallel" in words
+    assert "communication 20.0 % of the time, 10.0 % not overlapped with computation" in words
     assert "aten::mm 40.0 % 1.2 s 1,234 calls" in words
 
 

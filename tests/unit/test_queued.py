@@ -193,9 +193,9 @@ def test_status_says_how_old_a_reason_is(run: Run, clock: Clock) -> None:
     run.update_results(status="running", unattended=True)
     run.record("launched", nodes=2, ranks_per_node=1)
     run.note("queued", phase="queued", reason=REASON)
-    assert f"queued: {REASON} (noted 0 s ago)" in summary(run)
+    assert f"queued: {REASON} (recorded 0 s ago)" in summary(run)
     clock.passed = 3 * 3600.0
-    assert f"queued: {REASON} (noted 3 h 00 min ago)" in summary(run)
+    assert f"queued: {REASON} (recorded 3 h 00 min ago)" in summary(run)
 
 
 SQUEUE = "7|{state}|0|||trainfleet 0123 2 {folder} {folder}|{reason}|"
@@ -256,7 +256,7 @@ def test_status_of_an_engine_that_does_not_answer_says_how_old_the_reason_is(
     began = time.monotonic()
     assert main(["status"]) == 0
     assert time.monotonic() - began < 20
-    assert f"queued: {REASON} (noted " in capsys.readouterr().out
+    assert f"queued: {REASON} (recorded " in capsys.readouterr().out
     assert not identity(int((tmp_path / "asked").read_text())), "squeue was ended too"
 
 
@@ -276,7 +276,8 @@ def test_status_leaves_the_engine_of_a_run_that_was_handed_over_to_its_head(
     monkeypatch.setattr(Slurm, "find", lambda self, run: Handle("slurm", "", "", 0))
     assert main(["status"]) == 0
     assert (
-        f"queued: {REASON} (noted " in capsys.readouterr().out and not (tmp_path / "asked").exists()
+        f"queued: {REASON} (recorded " in capsys.readouterr().out
+        and not (tmp_path / "asked").exists()
     )
 
 

@@ -345,7 +345,7 @@ def test_the_report_of_a_rehearsal_has_its_table(tmp_path: Path) -> None:
     ]
     write(run, unbroken.folder, "local", outcomes)
     text = html.write(run).read_text()
-    assert "1 of 2 faults were survived as promised, 1 not tried here" in text
+    assert "survived 1 of 2 faults as promised, 1 not tried here" in text
     assert '<span class="badge failed">promises broken</span>' in text
     assert '<tr class="broken"><td colspan="1">nan<small>no number &amp; more</small></td>' in text
     assert "hang, wrong" in text and "not equal" in text

@@ -73,7 +73,7 @@ def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
         assert expected in shown.text
     assert SAMPLE["prompt"] + SAMPLE["text"] in shown.text
     assert "Rank 1 is the slowest in" in shown.text
-    assert "<details><summary>" in run.report.read_text().partition("Config, as resolved")[2], (
+    assert "<details><summary>" in run.report.read_text().partition("Resolved config")[2], (
         "it is folded"
     )
     assert (
@@ -174,7 +174,7 @@ def test_no_second_is_counted_twice(tmp_path: Path) -> None:
 def test_the_way_to_the_first_step_is_told(tmp_path: Path) -> None:
     text = html.write(make_run(tmp_path)).read_text()
     assert (
-        "torch was loaded after 25 s, ranks had met after 26 s, the model was built after 27 s"
+        "torch was loaded after 25 s, ranks were connected after 26 s, the model was built after 27 s"
         in text
     )
 
@@ -262,7 +262,7 @@ def test_one_step_and_broken_loss_are_drawn(tmp_path: Path) -> None:
     for step in (61, 62):
         append_line(broken.metrics, metric(step, 62) | {"loss": math.nan})
     assert read(broken).broke_at == 61
-    assert "stopped being a finite number at step 61" in page(broken).text
+    assert "The loss became NaN or infinite at step 61" in page(broken).text
     assert len(plots.draw(broken)) == 2
 
 

@@ -155,7 +155,7 @@ def test_a_port_that_was_asked_for_is_that_one_or_refused(
         told = capsys.readouterr().err
         assert (
             told.startswith(f"error: PORT: {port} can't be used: Address already in use\n")
-            and "PORT=another" in told
+            and "next: set another PORT" in told
         )
         monkeypatch.setattr(server, "PORT", port)
         with Server(lambda: PAGE) as other:

@@ -327,7 +327,7 @@ def test_a_finished_run_without_validation_text_says_so(tmp_path: Path) -> None:
         for step in range(1, 101)
     ]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "too little text is left for validation" in status(run)
+    assert "the validation text is too short" in status(run)
 
 
 def test_status_before_anything(tmp_path: Path) -> None:

@@ -83,7 +83,12 @@ def test_plan_looks_at_sources_and_names_one_that_is_missing(tmp_path: Path) -> 
     (tmp_path / "a.txt").write_text("some text")
     data = Data("set", (str(tmp_path / "a.txt"),), "text", "bpe", 300, 0.1)
     assert look(data) == SourceSurvey(
-        1, 9, 1, 9, (), ("the last part of each text validates, as there are few (1)",)
+        1,
+        9,
+        1,
+        9,
+        (),
+        ("there are few texts (1), so the last part of each is used for validation",),
     )
     with pytest.raises(NoSource, match="no such file") as missing:
         look(replace(data, sources=(str(tmp_path / "a.txt"), str(tmp_path / "c.txt"))))
@@ -108,7 +113,7 @@ def test_plan_loads_no_torch_for_it(form: str, tmp_path: Path) -> None:
 def test_a_file_that_takes_too_much_memory_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"[" + b"{}," * 9_000_000 + b"{}]")  # a fortieth of what it takes as objects
-    assert enter("-c", BOMB, str(path)).startswith(f"{path}: takes too much memory")
+    assert enter("-c", BOMB, str(path)).startswith(f"{path}: needs too much memory")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

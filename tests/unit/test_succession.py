@@ -169,9 +169,9 @@ def test_status_says_who_leads_and_who_stands_by(tmp_path: Path) -> None:
     write_holder(run.folder, Holder("node0", 1, 1, time.time()))
     assert "led by  node0\n" in status(run)
     write_standby(run.folder, Standby("node1", 1, 1, time.time()))
-    assert "led by  node0; no other host stands by yet" in status(run)
+    assert "led by  node0; no standby yet" in status(run)
     write_holder(run.folder, Holder("node0", 1, 1, time.time(), standby="node1"))
-    assert "led by  node0; node1 stands by" in status(run)
+    assert "led by  node0; node1 is the standby" in status(run)
     write_holder(run.folder, Holder("node0", 1, 1, time.time(), code=0, standby="node1"))
     assert "led by" not in status(run)
 

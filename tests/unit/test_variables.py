@@ -93,12 +93,12 @@ def test_an_option_is_its_variable(words: str, read: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--nodes", '"--nodes" has no value; it is how many nodes (fleet.nodes)'),
-        ("--nodes --yes", '"--nodes" has no value; it is how many nodes (fleet.nodes)'),
-        ("--top-p", '"--top-p" has no value; it is nucleus sampling'),
+        ("--nodes", '"--nodes" has no value; set it to the number of nodes (fleet.nodes)'),
+        ("--nodes --yes", '"--nodes" has no value; set it to the number of nodes (fleet.nodes)'),
+        ("--top-p", '"--top-p" has no value; set it to nucleus sampling'),
         ("--nodes=", "NODES: is empty"),
         ("--nods 4", '"--nods" is not an option; did you mean --nodes?'),
-        ("NODES=4 --nodes 8", 'NODES: has two values, "4" and "8"; give one'),
+        ("NODES=4 --nodes 8", 'NODES: has two values, "4" and "8"; set one'),
     ],
 )
 def test_an_option_that_says_nothing_or_otherwise_is_one_line(words: str, said: str) -> None:
@@ -144,7 +144,7 @@ def test_a_text_no_keys_and_a_flag_that_is_off_may_be_empty() -> None:
 
 def test_a_number_that_is_too_long_is_told_how_long_it_may_be() -> None:
     with pytest.raises(
-        ConfigError, match="SEED: must be a whole number from 0 on, of up to 18 digits, not"
+        ConfigError, match="SEED: must be a whole number of at least 0, with up to 18 digits, not"
     ):
         number({"SEED": "9" * 20}, "SEED", 0)
 

@@ -217,7 +217,7 @@ def _verb(arguments: Sequence[str]) -> str:
     if verb in VERBS:
         return verb
     error = TrainfleetError(
-        f"{verb!r} is not a verb{suggest(verb, VERBS)}", next="make shows them all"
+        f"{verb!r} is not a verb{suggest(verb, VERBS)}", next="make shows all verbs"
     )
     error.exit_code = ConfigError.exit_code
     raise error

@@ -57,8 +57,8 @@ def check(variables: Variables, started: float) -> int:
         commands.append([str(hadolint), "docker/Dockerfile"])
     else:
         print(
-            "docker/Dockerfile is not checked, as hadolint is not installed; run scripts/venv.sh "
-            "apply requirements-test.lock"
+            "docker/Dockerfile is not checked, because hadolint is not installed; run "
+            "scripts/venv.sh apply requirements-test.lock"
         )
     failed = [command for command in commands if subprocess.run(command, check=False).returncode]
     print("checks failed" if failed else f"all {len(commands)} checks passed")

@@ -78,8 +78,8 @@ def holdings(config: Config) -> Iterator[str]:
 
     if not backend_of(config).machines().made:
         yield (
-            f"the {config.fleet.backend} backend makes no machines, so it has no resource that "
-            "costs money"
+            f"the {config.fleet.backend} backend creates no machines, so it has no resources that "
+            "cost money"
         )
         return
     from ..cloud.calls import Calls, region_of
@@ -92,8 +92,8 @@ def holdings(config: Config) -> Iterator[str]:
         yield from table(found)
         yield f"{len(found)} resource{'s' * (len(found) > 1)} in {region}: {total(found)}"
         yield (
-            "next: make clean removes this config's; CONFIG=path selects another's; PURGE=1 "
-            "also removes those with data"
+            "next: make clean removes this config's resources; CONFIG=path selects another config; "
+            "PURGE=1 also removes resources with data"
         )
     require_seen(everything, region, "make ls")
     if not found:
@@ -113,8 +113,8 @@ def clean(variables: Variables, started: float) -> int:
     made, machines = cleaning.made_by(run, config), cleaning.machines_of(config)
     if config and is_guest(config):
         print(
-            f"the machines stay, because they belong to the config {config.fleet_name}; run "
-            "make clean with it to remove them"
+            f"the machines are kept, because they belong to the config {config.fleet_name}; run "
+            "make clean with that config to remove them"
         )
     if machines and not sure and not purge:  # a purge asks later
         _require_consent(machines)
@@ -132,7 +132,7 @@ def clean(variables: Variables, started: float) -> int:
         if not machines:
             cleaning.remove_remakeable()  # clean up this machine even if the fleet fails
             raise
-        print(f"warning: {error}\nits machines are taken down anyway", flush=True)
+        print(f"warning: {error}\nthe machines are removed anyway", flush=True)
     return cleaning.take_down(machines, cleaning.folders_of(config, run), made, purge, sure)
 
 
@@ -145,9 +145,9 @@ def _end(place: Place, run: Run, variables: Variables, sure: bool) -> None:
     place.refresh()
     running = place.is_running()
     begun = None if running else launching.under_way(place)
-    ask = f"{run.folder} is running; end it, with a checkpoint?"
+    ask = f"{run.folder} is running; save a checkpoint and stop it?"
     if (running or begun) and not sure and not is_agreed(ask):
-        then = "run make clean YES=1 to end it with a checkpoint, or make watch to see it"
+        then = "run make clean YES=1 to save a checkpoint and stop it, or make watch to view it"
         raise ConfigError.of(str(run.folder), "is running; nothing was changed", next=then)
     if running or (begun and not launching.cancel(place, run, begun)):
         run_location.stop(place, run, variables)
@@ -162,6 +162,6 @@ def _require_consent(machines: Machines) -> None:
     """
     found = machines.costing()
     print("\n".join(found), end="\n" if found else "")
-    if found and not is_agreed("end all jobs on these machines, and remove them?"):
-        what = f"would end machines that cost {found[-1]}; nothing was changed"
+    if found and not is_agreed("stop all jobs on these machines and remove the machines?"):
+        what = f"would remove machines that cost {found[-1]}; nothing was changed"
         raise ConfigError.of("make clean", what, next="make clean YES=1")

@@ -115,7 +115,7 @@ def _tell(run: Run, found: list[Measure], weak: bool, remark: list[str]) -> None
     fastest = max(found, key=lambda measure: measure.tokens_per_second)
     print(
         f"table  {run.folder}/scaling.md\nplot   {run.plots}/scaling.png\n"
-        f"next   make train NODES={fastest.nodes}  the fastest of these"
+        f"next   make train NODES={fastest.nodes}  the fastest size"
     )
 
 
@@ -130,7 +130,7 @@ def _remark(config: Config) -> list[str]:
     return [
         "",
         f"note: all sizes share this machine's {cores} cores, so this shows the cost of "
-        "splitting, not the gain of more machines",
+        "splitting, not the speedup of more machines",
     ]
 
 
@@ -169,7 +169,7 @@ def rehearse(variables: Variables, started: float) -> int:
         )
     print(
         f"\n{rehearsal_table.Rehearsal(config.fleet.backend, tuple(outcomes)).summary}; "
-        "everything is restored"
+        "all changes are undone"
     )
     print(f"report  {html.write(run)}")
     return 1 if broken else 0
@@ -188,7 +188,7 @@ def chosen(names: str) -> list[Fault]:
         if name not in FAULTS
     ]
     if problems:
-        raise ConfigError(problems, next=f"one or more of: {' '.join(FAULTS)}")
+        raise ConfigError(problems, next=f"set FAULTS to one or more of: {' '.join(FAULTS)}")
     return [FAULTS[name] for name in wanted] or list(FAULTS.values())
 
 

@@ -59,7 +59,7 @@ def checkpoints(variables: Variables, started: float) -> int:
     if any(entry.fault for entry in entries):
         print("next: run make train to resume from the newest good one")
         return 1
-    print("next: make verify reads the newest in full; good means that no file is missing or cut")
+    print("next: make verify reads the newest one; good means that no file is missing or truncated")
     return 0
 
 
@@ -98,7 +98,7 @@ def verify(variables: Variables, started: float) -> int:
     )
     faults = [fault for fault in read_through(store, step, commit) if fault]
     if faults:
-        then = "run make train to set it aside and continue from the one before it"
+        then = "run make train to set it aside and continue from the previous one"
         raise Broken(
             "differs from the committed checkpoint",
             where=store.address(step),
@@ -116,7 +116,7 @@ def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
         raise RunError("has no checkpoint yet", where=name, next="make train")
     if text and (not re.fullmatch("[0-9]{1,18}", text) or int(text) not in steps):
         message = (
-            f"step {text!r} has no checkpoint; the steps with one are {', '.join(map(str, steps))}"
+            f"no checkpoint at step {text!r}; checkpoints exist at {', '.join(map(str, steps))}"
         )
         raise ConfigError.of("STEP", message, next="make checkpoints")
     return int(text) if text else steps[-1]

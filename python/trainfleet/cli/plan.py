@@ -50,7 +50,7 @@ def plan(variables: Variables, started: float) -> int:
     elif config.fleet.hosts or prospect.lines:
         print("\nnext: make setup")
     else:
-        print("\nnext: write fleet.hosts, then make setup")
+        print("\nnext: set fleet.hosts, then run make setup")
     return 0
 
 
@@ -73,17 +73,17 @@ def _planned(
     if prospect.unasked or is_nowhere(config) or prospect.awaited:
         requests = provisioning.exact(config) if prospect.exact else []
         print("\n".join(proposal.describe_requests(requests, ())))
-        makes = "make setup makes" if prospect.lines else "fleet.hosts names"
+        makes = "make setup creates them" if prospect.lines else "list them in fleet.hosts"
         print(
-            "\n${...} is filled in by make setup"
+            "\nmake setup fills in ${...}"
             if prospect.awaited
-            else f"\nhosts: none yet, so no command is exact; {makes} them"
+            else f"\nhosts: none yet, so the commands are not exact; {makes}"
         )
         return make_plan(config, derived, requests, [], bill), prospect.changes
     if runs_programs(config):
         print(
-            "\nhosts: not asked, so no command is exact: a plan does not run the ProxyCommand of "
-            "fleet.ssh.config"
+            "\nhosts: not queried, so the commands are not exact; a plan does not run the "
+            "ProxyCommand of fleet.ssh.config"
         )
         return make_plan(config, derived, [], [], bill), prospect.changes
     changes = prospect.changes or provisioning.planned(config)

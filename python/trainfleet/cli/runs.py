@@ -53,7 +53,7 @@ def watch(variables: Variables, started: float) -> int:
 
     run, port = run_named(variables), number(variables, "PORT", 0)
     if port > 65535:
-        message = f"must be a port, up to 65535, not {port}"
+        message = f"must be a port number up to 65535, not {port}"
         raise ConfigError.of("PORT", message, next="set PORT=8642, or omit it")
     if not run.config.exists():
         raise RunError("was never started", where=str(run.folder), next="make train")
@@ -61,7 +61,7 @@ def watch(variables: Variables, started: float) -> int:
         _draw(run, place)
         server = served(run, port)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        print(f"{run.name}: {server.link}\nCtrl-C ends this page, not the run", flush=True)
+        print(f"{run.name}: {server.link}\nCtrl-C stops this server, not the run", flush=True)
         try:
             while True:
                 time.sleep(max(10.0, place.pace))
@@ -86,7 +86,7 @@ def served(run: Run, port: int) -> Server:
     except OSError as error:
         message = f"{port} can't be used: {error.strerror}"
         raise ConfigError.of(
-            "PORT", message, next="set PORT=another, or omit it to use any free port"
+            "PORT", message, next="set another PORT, or omit it to use any free port"
         ) from error
 
 
@@ -99,7 +99,7 @@ def _draw(run: Run, place: Place) -> None:
     try:
         place.refresh()
     except BackendError as error:
-        print(f"as last seen: {error}", flush=True)
+        print(f"showing the last known state: {error}", flush=True)
     html.write(run)
 
 
@@ -114,7 +114,7 @@ def compare(variables: Variables, started: float) -> int:
     print("\n".join(summary.describe_differences(runs)))
     picture = runs[0].plots / "compare.png"
     summary.draw(runs, picture)
-    print(f"\nplot  {picture}\nnext  make report RUN={runs[0].name} draws a run's own page")
+    print(f"\nplot  {picture}\nnext  make report RUN={runs[0].name} draws the page of one run")
     return 0
 
 
@@ -157,11 +157,11 @@ def status(variables: Variables, started: float) -> int:
             heard = run_location.heard_now(run, variables)
             led, begun = heard is None or place.is_running(), launching.under_way(place)
             alone = "" if led or begun else run_location.orphan_note(run, variables)
-            alone = f"\nit is being launched: {begun}" if begun and not led else alone
+            alone = f"\nthe run is being launched: {begun}" if begun and not led else alone
     except BackendError:
         if run.results.exists():
             minutes = (started - run.results.stat().st_mtime) / 60
-            print(f"{summary.status(run)}\nthis is its state of {minutes:.0f} min ago", flush=True)
+            print(f"{summary.status(run)}\nthis state is {minutes:.0f} min old", flush=True)
         raise
     print(summary.status(run, heard or "") + alone)
     return 0
@@ -201,9 +201,7 @@ def logs(variables: Variables, started: float) -> int:
     return 0
 
 
-TYPED = (
-    "make explain LOG=train.log; for several nodes, LOG=FOLDER with a log of each; for stdin, LOG=-"
-)
+TYPED = "make explain LOG=train.log; use LOG=FOLDER for one log per node, or LOG=- for stdin"
 
 
 def explain(variables: Variables, started: float) -> int:
@@ -218,7 +216,7 @@ def explain(variables: Variables, started: float) -> int:
         print(of_finding(finding, lines, host=""))
         return 0
     print(
-        "no line explains why it ended. The last ones:",
+        "no line explains why the job ended; the last lines:",
         *(f"  | {words}" for words in last_words(lines)),
         sep="\n",
     )
@@ -251,7 +249,7 @@ def _read(name: str) -> tuple[list[LogLine], int]:
             for line in read_lines(log, node if several else None, logs=len(logs))
         ]
     if not lines or any("\0" in line.text for line in lines[:100]):
-        raise RunError("is not a log: it has no file with lines of text", where=name, next=TYPED)
+        raise RunError("is not a log; it has no file with lines of text", where=name, next=TYPED)
     return lines, len(logs) if len(logs) > 1 else 0
 
 
@@ -270,8 +268,8 @@ def stop(variables: Variables, started: float) -> int:
             if launching.cancel(place, run, begun):
                 run_location.end(variables)
                 print(
-                    f"the launch of {run.name} has ended, and none of its processes runs\n"
-                    "next: run make train to begin again"
+                    f"the launch of {run.name} was canceled; no process is running\n"
+                    "next: run make train to start again"
                 )
                 return 0
             led = True
@@ -279,11 +277,11 @@ def stop(variables: Variables, started: float) -> int:
             print(f"{run.name} is not running{place.words}; nothing to stop")
             return 0
         if not led:
-            print(f"its launcher is gone, but {', '.join(alone)} still run", flush=True)
+            print(f"its launcher is gone, but {', '.join(alone)} are still running", flush=True)
         calmly = run_location.stop(place, run, variables)
         if not calmly:
             print(
-                f"no answer for {run_location.PATIENCE:.0f} s; ending its processes at once",
+                f"no answer for {run_location.PATIENCE:.0f} s; killing its processes now",
                 flush=True,
             )
             run_location.end(variables)
@@ -296,12 +294,9 @@ def stop(variables: Variables, started: float) -> int:
 def _ended(run: Run, calmly: bool) -> str:
     """Returns the outcome of the run, and the next command."""
     if run.read_results().get("status") == "finished":
-        return (
-            f"{run.name} had finished before it could stop; no process runs any more\nnext: make "
-            "report"
-        )
+        return f"{run.name} finished before it could stop; no process is running\nnext: make report"
     return (
-        "stopped; no process runs any more\nnext: make train "
+        "stopped; no process is running\nnext: make train "
         f"{'resumes it' if calmly else 'resumes from the last checkpoint'}"
     )
 

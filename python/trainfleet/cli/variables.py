@@ -19,40 +19,41 @@ from ..trust.spelling import suggest
 from ..trust.untrusted_input import printable, show, unprintable
 
 VARIABLES = {
-    "NODES": "how many nodes (fleet.nodes)",
+    "NODES": "the number of nodes (fleet.nodes)",
     "CONFIG": "the config file (config.yaml)",
-    "SET": "any keys: SET='train.steps=50 train.seed=2'",
+    "SET": "config keys to set: SET='train.steps=50 train.seed=2'",
     "PROMPT": "the text to continue",
-    "SAMPLE": "which sample of the training order, from 0",
+    "SAMPLE": "the number of a sample in the training order, from 0",
     "VERIFY": "1: check every file of the dataset",
-    "LOG": "the log of a job that failed, a folder with a log of each node, or - for stdin",
-    "FOLLOW": "1: stay and show new lines",
+    "LOG": "the log of a failed job, a folder with one log per node, or - for stdin",
+    "FOLLOW": "1: keep printing new lines",
     "WEAK": "1: the batch grows with the nodes, so the work per rank is constant",
-    "STEPS": "how many steps are timed at each number of nodes",
+    "STEPS": "the number of timed steps for each number of nodes",
     "STEP": "the step of a checkpoint (the newest)",
-    "PURGE": "1: also this config's run and dataset; all: also the files of setup on hosts",
-    "YES": "1: do not ask",
-    "TASKS": "lm-eval's tasks, with commas between: TASKS=hellaswag,arc_easy",
+    "PURGE": "1: also delete this config's run and dataset; all: also the files of make setup on "
+    "hosts",
+    "YES": "1: do not ask for confirmation",
+    "TASKS": "lm-eval tasks, separated by commas: TASKS=hellaswag,arc_easy",
     "OUT": "a folder for the plan's files, or for the exported model",
-    "FORMAT": "what to export: huggingface (the default), or nxd, nxd-tp8, nxd-tp8-pp2: NxD "
-    "Core's, by its degrees",
+    "FORMAT": "the export format: huggingface (the default), or NxD Core's with its degrees: nxd, "
+    "nxd-tp8, nxd-tp8-pp2",
     "LIFT": "a host to release from quarantine",
-    "FAULTS": "which faults: FAULTS='rank-killed disk-full' (all of them)",
-    "DAYS": "days that the training may take",
-    "USD": "dollars that the training may cost",
-    "TOKENS": "tokens to train on: TOKENS=1e12",
+    "FAULTS": "the faults to inject: FAULTS='rank-killed disk-full' (all of them)",
+    "DAYS": "the maximum training time in days",
+    "USD": "the maximum cost of the training in dollars",
+    "TOKENS": "the number of tokens to train on: TOKENS=1e12",
     "PORT": "the port of the page on this machine (8642, or any free one)",
-    "RUN": "a run that is here, by its name (make runs)",
+    "RUN": "the name of a run (make runs lists them)",
     "RUNS": "runs to compare: RUNS='one another'",
     "TEMPERATURE": "sampling temperature: 0 always picks the most likely token (0.7)",
     "TOP_P": "nucleus sampling: the most likely tokens with this total probability (1)",
-    "LENGTH": "how many tokens to write (200)",
-    "SEED": "the same seed writes the same text",
-    "OFFLINE": "1: do not ask package indexes for the pinned versions",
-    "VERBOSE": "1: also the scripts that this machine would run",
+    "LENGTH": "the number of tokens to write (200)",
+    "SEED": "the random seed; the same seed gives the same text",
+    "OFFLINE": "1: do not query package indexes for the pinned versions",
+    "VERBOSE": "1: also show the scripts that this machine would run",
     "RECIPE": "a complete config that comes with the package",
-    "ONLY": "which groups of drills: ONLY='heads slurm', or all",
-    "CHANGED": "1: the groups of drills for the files that differ from the origin",
+    "ONLY": "the groups of drills to run: ONLY='heads slurm', or all",
+    "CHANGED": "1: run the groups of drills for files that differ from the origin",
     "NAME": "the name of a new backend: lower-case letters, digits and _",
 }
 # Options that need no value, such as `--yes`
@@ -116,7 +117,7 @@ def _read_words(
         elif name == "SET" and name in told:
             told[name] += f" {value}"
         elif told.setdefault(name, value) != value:
-            fault = f"has two values, {show(told[name])} and {show(value)}; give one"
+            fault = f"has two values, {show(told[name])} and {show(value)}; set one"
             problems.append(Problem(0, name, "", fault))
     return told, problems
 
@@ -127,7 +128,7 @@ def _faults(name: str, value: str, allowed: Sequence[str]) -> Iterator[str]:
         yield f"is empty; set it to {VARIABLES[name]}, or omit it"
     if name in allowed and name in PATHS:
         if ADDRESS.match(value):
-            yield (f"{show(value)} is an address, and {name} is {VARIABLES[name]} on this machine")
+            yield f"{show(value)} is an address; {name} must be {VARIABLES[name]} on this machine"
         if fault := _no_path(value):
             yield fault
     if name in VARIABLES and name not in TEXTS and len(value) > LONGEST:
@@ -159,7 +160,7 @@ def _stranger(word: str, allowed: Sequence[str], following: str) -> str:
     config key with the `following` word as its value.
     """
     if (name := _variable_of(word)) in allowed:
-        return f"has no value; it is {VARIABLES[name]}"
+        return f"has no value; set it to {VARIABLES[name]}"
     meant = _as_set(word, allowed, following if following and "=" not in following else "...")
     if not word.startswith("--"):
         return f"is not VARIABLE=value{meant or suggest(word, allowed)}"
@@ -179,13 +180,12 @@ def _no_path(value: str) -> str:
     path.
     """
     if character := unprintable(value):
-        return f"{show(value)} contains {character}, which no path here may have"
+        return f"{show(value)} contains {character}, which is not allowed in a path"
     if value.startswith("-"):
-        return f"{show(value)} begins like an option: write ./{printable(value[:20])}"
+        return f"{show(value)} begins like an option; write ./{printable(value[:20])}"
     if value.startswith("$") or (value.startswith("~") and _at_home(value) == value):
         return (
-            f"{show(value)} begins with a shell variable, which no shell has expanded: write "
-            "the full path"
+            f"{show(value)} begins with a shell variable that was not expanded; write the full path"
         )
     return ""
 
@@ -248,11 +248,7 @@ def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
 
     key = key_named(word.lstrip("-").lower().replace("-", "_")) if "SET" in allowed else ""
     plain = re.fullmatch(r"[\w.,:/+-]+", value)
-    return (
-        f"; use SET='{key}={value if plain else '...'}' to set that key of the config"
-        if key
-        else ""
-    )
+    return f"; use SET='{key}={value if plain else '...'}' to set this config key" if key else ""
 
 
 def flag(variables: Variables, name: str, other: str = "", default: bool = False) -> bool:
@@ -265,7 +261,7 @@ def flag(variables: Variables, name: str, other: str = "", default: bool = False
     if value not in ("1", "true", "yes", other):
         either = f"1, 0 or {other}" if other else "1 or 0"
         raise ConfigError.of(
-            name, f"must be {either}, not {variables[name]!r}", next=f"{name}=1, or omit it"
+            name, f"must be {either}, not {variables[name]!r}", next=f"set {name}=1, or omit it"
         )
     return True
 
@@ -284,10 +280,10 @@ def amount(
         or not least <= float(text) <= most
     ):
         message = (
-            f"must be a number {'above 0' if least == LEAST else f'from {least:g} on'}, up "
+            f"must be a number {'above 0, up' if least == LEAST else f'from {least:g}'} "
             f"to {most:g}, not {show(text)}"
         )
-        raise ConfigError.of(name, message, next=f"{name}=1, or omit it")
+        raise ConfigError.of(name, message, next=f"set {name}=1, or omit it")
     return float(text)
 
 
@@ -300,7 +296,7 @@ def amounts(variables: Variables, *names: str) -> list[float | None]:
         except ConfigError as error:
             wrong += error.problems
     if wrong:
-        raise ConfigError(wrong, next=f"{wrong[0].where}=1, or omit it")
+        raise ConfigError(wrong, next=f"set {wrong[0].where}=1, or omit it")
     return found
 
 
@@ -311,8 +307,10 @@ def number(
     text = variables.get(name, str(default))
     if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
         bounds = (
-            f"from {least} to {most}" if most < LARGEST else f"from {least} on, of up to 18 digits"
+            f"from {least} to {most}"
+            if most < LARGEST
+            else f"of at least {least}, with up to 18 digits"
         )
         message = f"must be a whole number {bounds}, not {show(text)}"
-        raise ConfigError.of(name, message, next=f"{name}={default}, or omit it")
+        raise ConfigError.of(name, message, next=f"set {name}={default}, or omit it")
     return int(text)

@@ -60,8 +60,8 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     if finished:
         print(
-            f"finished: {finished.tokens:,} tokens to train on, {finished.validation_tokens:,} "
-            "to validate",
+            f"finished: {finished.tokens:,} training tokens, {finished.validation_tokens:,} "
+            "validation tokens",
             flush=True,
         )
         print(

@@ -94,9 +94,7 @@ def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
             if isinstance(item, DataError) and data.on_bad_record == STOP:
                 raise item
             kinds.append(getattr(item, "kind", ""))
-        yield from told(
-            f"{piece.path} (of its first {len(kinds):,} files)", Counter(filter(None, kinds))
-        )
+        yield from told(f"{piece.path} (first {len(kinds):,} files)", Counter(filter(None, kinds)))
 
 
 def _records(members: Iterable[Found], text_field: str) -> Iterator[Item]:
@@ -129,7 +127,7 @@ def _either(text: Member, record: Member, text_field: str) -> Iterator[Item]:
     items = list(_read(record, text_field))
     whole = all(isinstance(item, Document) and item.size for item in items)
     yield from items if items and whole else _read(text, text_field)
-    yield Unread("text or .json of a pair with one name")
+    yield Unread("unused text or .json file of a pair with one name")
 
 
 def _read(member: Member | None, text_field: str) -> Iterator[Item]:
@@ -179,13 +177,13 @@ class Headers:
     def read(self, size: int) -> bytes:
         self.left -= size
         if self.left < 0:
-            raise tarfile.TarError(f"a header in it is longer than {self.MOST // KIBIBYTE:,} KiB")
+            raise tarfile.TarError(f"a header is longer than {self.MOST // KIBIBYTE:,} KiB")
         return self.stream.read(size)
 
     def seek(self, position: int) -> None:
         # A member with a negative size would send tarfile back to the same header forever.
         if position < self.stream.tell():
-            raise tarfile.TarError("a header in it points backwards")
+            raise tarfile.TarError("a header points backwards")
         self.stream.seek(position)
 
     def tell(self) -> int:
@@ -205,7 +203,7 @@ def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
                 yield Unread("link or device")
             if sum(map(len, archive.pax_headers.values())) > headers.MOST:
                 raise tarfile.TarError(
-                    f"its headers are longer than {headers.MOST // KIBIBYTE:,} KiB in all"
+                    f"its headers exceed {headers.MOST // KIBIBYTE:,} KiB in total"
                 )
             archive.members.clear()  # type: ignore[attr-defined]
             headers.renew()
@@ -214,7 +212,7 @@ def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
 def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Found:
     """Returns a file in a tar, or the reason why the file is not read."""
     why = why_unread(about.name) or (
-        "tar in a tar" if name_of(about.name) == TAR else "" if about.size else EMPTY
+        "tar inside a tar" if name_of(about.name) == TAR else "" if about.size else EMPTY
     )
     if why:
         return Unread(why)
@@ -237,11 +235,10 @@ def _unpacked(raw: BinaryIO, piece: SourcePiece) -> tuple[BinaryIO, type[Excepti
                 found = importlib.import_module(module)
             except ImportError as error:
                 raise DataError(
-                    f"is packed by {program}, and this Python was built without its module "
-                    f"{module}",
+                    f"is compressed with {program}, but this Python has no module {module}",
                     where=piece.path,
                     why=str(error),
-                    next=f"unpack it: {program} -dc {shlex.quote(piece.path)} > a.tar; or use "
+                    next=f"run {program} -dc {shlex.quote(piece.path)} > a.tar, or use "
                     "another Python",
                 ) from error
             return cast(BinaryIO, found.open(raw)), getattr(found, "LZMAError", EOFError)

@@ -37,8 +37,8 @@ PAIRS = (
     ("question", "answer"),
 )
 NO_SFT = (
-    "instruction tuning (chat templates, losses on answers only) is not supported; to train on "
-    "it as plain text"
+    "flatten the records to plain text, because instruction tuning (chat templates, losses on "
+    "answers only) is not supported"
 )
 
 
@@ -84,8 +84,11 @@ class Skipped:
     def require_few(self, documents: int) -> None:
         """Raises DataError if most records of a unit are bad."""
         if self.count >= HOPELESS and self.count > documents:
-            what = f"{self.count:,} records of one unit can't be read, and {documents:,} can"
-            why, then = f"the first: {self.listed[0]}", "correct data.sources or data.text_field"
+            what = f"one unit has {self.count:,} bad records and only {documents:,} good ones"
+            why, then = (
+                f"first bad record: {self.listed[0]}",
+                "correct data.sources or data.text_field",
+            )
             raise DataError(what, where="data.sources", why=why, next=then)
 
 
@@ -105,7 +108,7 @@ def lacks_field(
     """Builds the error for a record without the text field. `readable`: the record's fields that
     contain text.
     """
-    why = f"it has {shortened(printable(', '.join(names)), SHOWN) or 'no field'}"
+    why = f"its fields: {shortened(printable(', '.join(names)), SHOWN) or 'none'}"
     remedy = flattening(where, names) or naming(names, readable)
     return OtherField(f"lacks the field `{text_field}`", where=where, why=why, next=remedy)
 
@@ -131,8 +134,8 @@ def naming(names: Sequence[str], readable: Sequence[str]) -> str:
     others = [name for name in readable if re.fullmatch(r"\w[\w.-]{0,62}", name)]
     best = next((name for name in COMMON if name in others), others[0] if others else "")
     if best:
-        return f"SET='data.text_field={best}' selects that one"
-    return "name a source with a text field in its records"
+        return f"add SET='data.text_field={best}'"
+    return "set data.sources to files with a text field in each record"
 
 
 def flattening(where: str, names: Sequence[str]) -> str:
@@ -152,12 +155,12 @@ def flattening(where: str, names: Sequence[str]) -> str:
     file = shlex.quote(re.sub(r":[0-9]+$|: entry [0-9]+$", "", where))
     # jq can't read this format, or a file inside an archive.
     if (row := format_of(file.strip("'"))) is None or not row.by_jq or ": " in file:
-        return f"{NO_SFT}: write each record's words into one text field"
+        return f"{NO_SFT}: write each record's text into one field"
     unpack = "gzip -dc" if ".gz" in file[-4:] else "zstd -dc" if ".zst" in file[-5:] else "cat"
     command = (
         f"{unpack} {file} | jq -c {shlex.quote(f'.[] | {form}' if entry else form)} > flat.jsonl"
     )
-    return f"{NO_SFT}: with jq installed, {command}; then SET='data.sources=[flat.jsonl]'"
+    return f"{NO_SFT}: with jq installed, run {command}; then add SET='data.sources=[flat.jsonl]'"
 
 
 def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> DataError:
@@ -171,31 +174,31 @@ def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Data
             return DataError(other.what, where=where, next="download the file again")
         whole = line.strip() in (b"[", b"{")  # first line of a JSON text that spans several lines
         return DataError(
-            "is not JSON",
+            "is not valid JSON",
             where=where,
             why=error.args[0],
-            next="name the file .json: it is one" if whole else LINE,
+            next="rename the file to .json; its JSON value spans several lines" if whole else LINE,
         )
     if isinstance(error, RecursionError):
         return DataError("is nested too deeply", where=where, next=LINE)
     # Python refuses to parse an integer with thousands of digits.
     return DataError(
-        "can't be read as JSON", where=where, why=str(error).partition(";")[0], next=LINE
+        "can't be parsed as JSON", where=where, why=str(error).partition(";")[0], next=LINE
     )
 
 
 def half_a_pair(text_field: str, where: str, error: UnicodeEncodeError) -> DataError:
     why = f"{error.reason}, at character {error.start}"
     return DataError(
-        f"`{text_field}` holds half of a surrogate pair", where=where, why=why, next=LINE
+        f"`{text_field}` contains half of a surrogate pair", where=where, why=why, next=LINE
     )
 
 
 def too_long(where: str) -> DataError:
-    why = f"it has more than {LARGEST_TEXT / 2**20:.0f} MiB, and a record is read at once"
+    why = f"it is larger than {LARGEST_TEXT / 2**20:.0f} MiB, the limit for one record"
     remedy = (
-        "cut it into several; or put the text into a .txt file outside of an archive, which "
-        "is cut at blank lines"
+        "split it into several records, or move the text to a .txt file outside an archive, "
+        "which is cut at blank lines"
     )
     return DataError("is too long for one document", where=where, why=why, next=remedy)
 
@@ -203,5 +206,8 @@ def too_long(where: str) -> DataError:
 def not_utf8(where: str, error: UnicodeDecodeError, offset: int) -> BadText:
     why = f"{error.reason} {error.object[error.start]:#04x} at byte {offset + error.start}"
     return BadText(
-        "is not UTF-8", where=where, why=why, next=f"{converting(error.object, error.start)}{ELSE}"
+        "is not valid UTF-8",
+        where=where,
+        why=why,
+        next=f"{converting(error.object, error.start)}{ELSE}",
     )

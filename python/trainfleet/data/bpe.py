@@ -57,13 +57,13 @@ def train(data: Data, plan: UnitPlan) -> str:
     texts = sample(data, plan)
     if (first := next(texts, None)) is None:
         raise DataError(
-            "the files have no text",
+            "the files contain no text",
             where="data.sources",
             next="run make plan to see which files are skipped",
         )
     tokenizer.train_from_iterator(chain([first], texts), trainer)
     if (size := tokenizer.get_vocab_size()) < data.vocab_size:
-        what = f"the text gives a vocabulary of {size} tokens, not {data.vocab_size}"
+        what = f"the text yields a vocabulary of only {size} tokens, not {data.vocab_size}"
         other = (
             f"set data.vocab_size to at most {size}"
             if size >= SMALLEST

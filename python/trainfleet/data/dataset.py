@@ -69,7 +69,7 @@ class Dataset:
         manifest = read_manifest(store)
         if manifest is None:
             raise DataError(
-                "holds no finished dataset", where=store.describe(""), next="make tokenize"
+                "has no finished dataset", where=store.describe(""), next="make tokenize"
             )
         check_opening(store, manifest)
         window = data.shuffle_window_mib if data else None
@@ -149,7 +149,7 @@ class Dataset:
     def check_vocabulary(self, size: int) -> None:
         """Raises DataError if the largest token id does not fit a model with `size` embeddings."""
         if (largest := max(shard.max_id for shard in self.manifest.shards)) >= size:
-            why = f"its largest token id is {largest}, the model has {size} embeddings"
+            why = f"its largest token id is {largest}, but the model has {size} embeddings"
             raise DataError(
                 "does not fit the model",
                 where=self.store.describe(""),
@@ -165,13 +165,13 @@ class Dataset:
         for source, count in zip(tokens, counts, strict=True):
             if not count:
                 what = (
-                    f"its {split} split has {len(source):,} tokens: not one sample of "
+                    f"its {split} split has {len(source):,} tokens, fewer than one sample of "
                     f"{sequence_length}"
                 )
                 remedy = "lower train.sequence_length, or add text to data.sources"
                 if split == VALIDATION:
                     remedy = (
-                        "raise data.validation_fraction under another data.name, or "
+                        "raise data.validation_fraction and change data.name, or "
                         "lower train.sequence_length"
                     )
                 raise DataError(what, where=self.store.describe(""), next=remedy)

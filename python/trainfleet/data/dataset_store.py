@@ -312,8 +312,8 @@ class Claim:
                     return mine
             elif not seen:
                 print(
-                    f"{holder} may be making this dataset: watching for {LAPSE:.0f} s whether "
-                    "it is",
+                    f"{holder} may be tokenizing this dataset; watching its claim for "
+                    f"{LAPSE:.0f} s",
                     flush=True,
                 )
                 seen = version
@@ -338,7 +338,7 @@ class Claim:
                 continue
             if not version:
                 print(
-                    _busy(self.address, f"this one was silent for {LAPSE:.0f} s"),
+                    _busy(self.address, f"this job did not renew its claim for {LAPSE:.0f} s"),
                     file=sys.stderr,
                     flush=True,
                 )
@@ -361,5 +361,5 @@ def _busy(where: str, why: str) -> DataError:
         "another job is tokenizing this dataset",
         where=where,
         why=why,
-        next="wait for it, or run make stop",
+        next="wait for that job, or run make stop",
     )

@@ -48,9 +48,9 @@ def read_piece(
     try:
         yield from _kept(_read(piece, text_field), skipped or Skipped(True))
     except MemoryError as error:
-        why = f"a process that reads sources gets {MEMORY / 2**30:.0f} GiB"
+        why = f"a process that reads sources may use {MEMORY / 2**30:.0f} GiB"
         raise DataError(
-            "takes too much memory to be read",
+            "needs too much memory to read",
             where=piece.path,
             why=why,
             next="download it again, or split it",

@@ -59,7 +59,7 @@ class Words:
         if kinds != ["WordPiece", "BertPreTokenizer", "BertNormalizer"]:
             raise ValueError("it is not BERT's WordPiece")
         if not all(token["special"] for token in content.get("added_tokens", [])):
-            raise ValueError("it has added tokens that are found in plain text")
+            raise ValueError("its added tokens also match plain text")
         self.reference = reference
         self.rows: dict[str, int]
         self.bounds: Offsets
@@ -270,11 +270,11 @@ def blaming(where: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         what, why = (
-            "is not a tokenizer that `tokenizers` can use",
+            "is not a tokenizer that the `tokenizers` library can use",
             shortened(printable(str(error)), 300),
         )
         raise DataError(
-            what, where=where, why=why, next="set data.tokenizer to another one"
+            what, where=where, why=why, next="set data.tokenizer to another tokenizer"
         ) from error
 
 

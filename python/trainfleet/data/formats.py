@@ -175,7 +175,10 @@ def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | No
     if not is_text(kind := batch.schema.field(column).type):
         other = naming(batch.schema.names, texts_of(batch.schema))
         raise DataError(
-            f"the column `{text_field}` is not text", where=where, why=f"it is {kind}", next=other
+            f"the column `{text_field}` is not text",
+            where=where,
+            why=f"its type is {kind}",
+            next=other,
         )
     batch.validate(full=True)  # Offsets in a damaged file may point anywhere in memory.
     return list(batch.column(column).to_pylist())
@@ -242,7 +245,7 @@ def column(names: list[str], text_field: str, where: str, readable: list[str] | 
         raise lacks_field(where, text_field, names, names if readable is None else readable)
     if names.count(text_field) > 1:
         raise DataError(
-            f"has {names.count(text_field)} columns `{text_field}`",
+            f"has {names.count(text_field)} columns named `{text_field}`",
             where=where,
             next="rename all except one",
         )
@@ -364,7 +367,7 @@ def library(module: str, package: str, piece: SourcePiece) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        what = f"needs the package {package} to be read"
+        what = f"can't be read without the package {package}"
         raise DataError(
             what, where=piece.path, why=str(error), next=installing_package(package)
         ) from error

@@ -31,7 +31,7 @@ DESCRIPTIONS = ("README.md", ".huggingface.yaml")
 LARGEST = 16 * untrusted_input.MEBIBYTE  # maximum bytes of a description
 MOST = 10**6  # maximum values in a description; a dataset of 2,000 languages has 50,000
 NAMING = ("data_files", "data_dir")  # keys that name files in a configuration of a description
-OFFLINE = "retry with a network connection, or name a folder with the dataset's files: hf:///folder"
+OFFLINE = "retry with a network connection, or use a folder with the dataset's files: hf:///folder"
 
 
 def list_shards(source: str) -> list[SourceFile]:
@@ -57,7 +57,7 @@ def open_dataset(source: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        what = "needs the package datasets to be read"
+        what = "can't be read without the package datasets"
         raise DataError(what, where=source, why=str(error), next=installing("data")) from error
     try:
         found = dataset_of(source)
@@ -108,7 +108,7 @@ def _names(path: Path) -> Iterator[str]:
     found = vars(DatasetCard(text).data) if path.suffix == ".md" else yaml.safe_load(text) or {}
     if _size(found, {}) > MOST:
         raise InputError(
-            f"has more than {MOST:,} values with those that its aliases repeat", where=str(path)
+            f"has more than {MOST:,} values after its aliases are expanded", where=str(path)
         )
     content = found.get("configs")
     for config in content if isinstance(content, list) else ():
@@ -211,9 +211,9 @@ def _is_own(file: str, found: HubDataset) -> bool:
 
 
 def _elsewhere(file: str, source: str) -> DataError:
-    why = f"it names {shortened(printable(file), 255)}"
+    why = f"the file is {shortened(printable(file), 255)}"
     return DataError(
-        "asks for a file that is not its own",
+        "refers to a file outside the dataset",
         where=source,
         why=why,
         next="correct its README.md, or remove this source",

@@ -33,7 +33,7 @@ def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
     ends = int((ids == dataset.manifest.end_of_document).sum())
     source = config.data.mixture[int(sources[0])].path if dataset.weights else "all sources"
     yield (
-        f"{'sample':>16}  {sample:,}: number {int(positions[0]):,} of {source}, {len(ids)} "
+        f"{'sample':>16}  {sample:,}: position {int(positions[0]):,} in {source}, {len(ids)} "
         f"tokens, {ends} documents end in it"
     )
     yield ""

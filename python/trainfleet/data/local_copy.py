@@ -36,18 +36,18 @@ def main(arguments: list[str]) -> int:
     run, disk = Run(Path(arguments[0])), Path(arguments[1])
     try:
         if not disk.is_mount():
-            raise DataError("is not this node's own disk", where=str(disk), next="make setup")
+            raise DataError("is not a mounted disk", where=str(disk), next="make setup")
         began = time.monotonic()
         folder = copy(load_resolved(run.config), disk)
         print(
-            f"the dataset is on this node's own disk, {folder}, after "
+            f"copied the dataset to this node's disk, {folder}, in "
             f"{time.monotonic() - began:.0f} s",
             file=sys.stderr,
         )
         print(folder)
     except (TrainfleetError, OSError) as error:
         print(
-            "the dataset is not copied, and read from S3 as needed: "
+            "the dataset was not copied and is read from S3 as needed: "
             f"{' '.join(str(error).split())}",
             file=sys.stderr,
         )
@@ -97,12 +97,13 @@ def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk
     read = train.steps * train.global_batch_size * (train.sequence_length + 1) * width
     if size > READ_TWICE * read:
         raise DataError(
-            f"has {size / 1e9:,.1f} GB, of which this run reads {read / 1e9:,.1f} GB",
+            f"has {size / 1e9:,.1f} GB, but this run reads only {read / 1e9:,.1f} GB",
             where=store.describe(""),
         )
     if size > (free := shutil.disk_usage(disk).free):
         raise DataError(
-            f"has {size / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free", where=str(disk)
+            f"the dataset has {size / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB are free",
+            where=str(disk),
         )
 
 

@@ -226,7 +226,7 @@ def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
         raise DataError(
             f"the dataset `{data.name}` was made with other settings: {'; '.join(different)}",
             where=store.describe(""),
-            next=f"set another data.name, or make this one again: {store.remake()}",
+            next=f"set another data.name, or remake this dataset: {store.remake()}",
         )
     if manifest is not None:
         require_few(manifest, data, store)
@@ -252,8 +252,9 @@ def require_few(manifest: Manifest, data: Data, store: DatasetStore) -> None:
             f"{manifest.skipped:,} of {records:,} records are bad; data.on_bad_record "
             f"{data.on_bad_record} allows {allowed:,}",
             where=store.describe(""),
-            why=f"the first: {manifest.skipped_records[0]}",
-            next=f"correct them, and {store.remake()}; or SET='data.on_bad_record={share:.6f}'",
+            why=f"first bad record: {manifest.skipped_records[0]}",
+            next=f"correct them and run {store.remake()}; or add "
+            f"SET='data.on_bad_record={share:.6f}'",
         )
 
 
@@ -274,7 +275,7 @@ def read_manifest(store: DatasetStore) -> Manifest | None:
     """
     manifest = _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
     if manifest is not None and (fault := _contradiction(manifest)):
-        what = "is not what this version of trainfleet writes"
+        what = "is invalid, or from another version of trainfleet"
         raise DataError(what, where=store.describe(MANIFEST), why=fault, next=store.remake())
     return manifest
 
@@ -294,7 +295,7 @@ def _contradiction(manifest: Manifest) -> str | None:
         ("shards", len({shard.path for shard in manifest.shards}), len(manifest.shards)),
     ):
         if stated != counted:
-            return f"{key} is {stated:,}, and the shards have {counted:,}"
+            return f"{key} is {stated:,}, but the shards have {counted:,}"
     if not manifest.tokens:
         return "tokens is 0: there is no text to train on"
     if not manifest.end_of_document < manifest.vocabulary_size:
@@ -306,7 +307,7 @@ def _contradiction(manifest: Manifest) -> str | None:
         if len(shard.blocks) != -(-shard.tokens * width // BLOCK) or len(shard.lengths) != LENGTHS:
             return (
                 f"{shard.path} has {len(shard.blocks)} checksums and {len(shard.lengths)} "
-                "classes of lengths"
+                "length classes"
             )
     return None
 
@@ -369,10 +370,10 @@ def assemble(
     shards = (*train, *validation)
     if not train:
         raise DataError(
-            "holds no document for training",
+            "has no document for training",
             where="data.sources",
             why="; ".join(notes),
-            next="add text",
+            next="add text to data.sources",
         )
     content = {
         "tokenizer_sha256": preparation.tokenizer_sha256,
@@ -430,7 +431,7 @@ def _parse(kind: type[T], content: bytes | None, store: DatasetStore, name: str)
         return fit(kind, found)
     except InputError as error:
         what, why = (
-            "is not what this version of trainfleet writes",
+            "is invalid, or from another version of trainfleet",
             ": ".join(filter(None, (error.key, error.what))),
         )
         raise DataError(what, where=error.where or where, why=why, next=store.remake()) from error

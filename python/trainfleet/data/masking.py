@@ -162,8 +162,8 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
     for role, names in SPECIALS.items():
         known = [tokenizer.vocabulary[name] for name in names if name in tokenizer.vocabulary]
         if not known:
-            why = f"it has none of {', '.join(names)}"
-            remedy = "set data.tokenizer to one that has it, or to bpe"
+            why = f"its vocabulary lacks all of these tokens: {', '.join(names)}"
+            remedy = "set data.tokenizer to one with this token, or to bpe"
             raise DataError(
                 f"has no {role} token, which a masked model needs",
                 where=tokenizer.where,

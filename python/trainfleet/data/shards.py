@@ -370,7 +370,7 @@ def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
                     where=store.describe(name),
                     next=store.remake(),
                 )
-            yield f"{name}  sha256 {expected[:16]}…  right"
+            yield f"{name}  sha256 {expected[:16]}…  ok"
 
 
 def _check_tokenizer(store: DatasetStore, manifest: Manifest) -> None:

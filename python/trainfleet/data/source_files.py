@@ -71,9 +71,7 @@ def list_files(source: str) -> Listing:
         ], Counter()
     files, unread = _sorted_out(_found(source))
     if not files:
-        none = (
-            "it is empty" if {*unread} == {EMPTY} else f"it holds no {', '.join(by_suffix())} file"
-        )
+        none = "it is empty" if {*unread} == {EMPTY} else f"it has no {', '.join(by_suffix())} file"
         raise unreadable(source, "; ".join([none, *told(source, unread)]))
     return files, unread
 
@@ -101,7 +99,7 @@ def _sorted_out(found: list[SourceFile | str]) -> Listing:
     for file in files:
         if records and is_sidecar(file.path):
             unread[
-                f"{printable(Path(file.path).name)} next to records (name it in data.sources to "
+                f"{printable(Path(file.path).name)} next to records (add it to data.sources to "
                 "read it)"
             ] += 1
         elif file.size:
@@ -116,7 +114,7 @@ def told(where: str, unread: Counter[str]) -> list[str]:
     kinds = unread.most_common()
     shown = [f"{count:,} {kind}" for kind, count in kinds[:KINDS]]
     shown += [f"{len(kinds) - KINDS:,} more kinds"] if kinds[KINDS:] else []
-    return [f"{where}: files that are not read: {', '.join(shown)}"] if shown else []
+    return [f"{where}: skipped files: {', '.join(shown)}"] if shown else []
 
 
 def stat(path: str) -> SourceFile:
@@ -125,7 +123,7 @@ def stat(path: str) -> SourceFile:
     """
     if is_remote(path):
         if (found := s3.stat(path)) is None:
-            raise unreadable(path, "there is no such object")
+            raise unreadable(path, "the object does not exist")
         return SourceFile(found.address, found.size, found.version)
     try:
         status = _local(path).stat()
@@ -155,15 +153,15 @@ def check_unchanged(file: SourceFile) -> None:
         what = (
             "size"
             if now.size != file.size
-            else "time of change"
+            else "modification time"
             if not is_remote(file.path)
             else "ETag"
         )
-        remedy = "wait until no program writes to it, then run make tokenize again"
+        remedy = "wait until the file no longer changes, then run make tokenize again"
         raise DataError(
-            "changed after the work was planned",
+            "changed after the sources were listed",
             where=file.path,
-            why=f"it has another {what}",
+            why=f"its {what} differs",
             next=remedy,
         )
 
@@ -221,10 +219,11 @@ def _linked(path: Path, real: Path, tree: Path) -> SourceFile | str:
         return "link to a missing file"
     below = real.relative_to(tree).as_posix() if real.is_relative_to(tree) else ""
     if below and not (passed_over if real.is_dir() else why_unread)(below):
-        return "link to a file that is read at its own place"
+        return "link to a file that is read at its own path"
     if not below or real.is_dir():
         return (
-            f"link to {shortened(printable(str(real)), 255)} (name that in data.sources to read it)"
+            f"link to {shortened(printable(str(real)), 255)} (add that path to data.sources to "
+            "read it)"
         )
     return why_unread(path.name) or stat(str(path))
 
@@ -238,9 +237,9 @@ def _absence(path: Path) -> str:
     not exist. Suggests a similar name in the folder.
     """
     if path.exists():
-        return "is a pipe, a socket or a device, not a file"
+        return "it is a pipe, a socket or a device, not a file"
     if path.is_symlink():
-        return f"its link leads to {shortened(str(path.readlink()), 255)}, which does not exist"
+        return f"it links to {shortened(str(path.readlink()), 255)}, which does not exist"
     if path.parts[:1] == ("~",):
         return "there is no such file or folder: ~ works only in a shell; write the full path"
     beside = islice(path.parent.iterdir(), BESIDE) if path.parent.is_dir() else ()

@@ -102,7 +102,7 @@ class UnitPlan:
     @property
     def notes(self) -> list[str]:
         """Notes about correct behavior that a user may not expect."""
-        few = f"the last part of each text validates, as there are few ({self.files})"
+        few = f"there are few texts ({self.files}), so the last part of each is used for validation"
         return [few] if self.few else []
 
     def seconds(self, processes: int) -> float:
@@ -125,7 +125,7 @@ def plan_units(data: Data) -> UnitPlan:
         raise DataError(
             "some sources have a weight and others do not",
             where="data.sources",
-            next="give all a weight, or none",
+            next="give every source a weight, or remove all weights",
         )
     paths = Counter(source.path for source in data.mixture)
     first = {source.path: number for number, source in reversed([*enumerate(data.mixture)])}
@@ -143,7 +143,7 @@ def plan_units(data: Data) -> UnitPlan:
         again += [file.path for file in files if file.path in seen]
         listed[number] = [file for file in files if file.path not in seen]
         seen |= {file.path for file in files}
-    warnings = [f"{path} is in data.sources more than once: it is read once" for path in again]
+    warnings = [f"{path} is in data.sources more than once; it is read once" for path in again]
     warnings += [
         warning for files in listed.values() for file in files if (warning := _warning(file))
     ]
@@ -216,7 +216,7 @@ def _refuse_pointers(files: Iterable[SourceFile]) -> None:
             if stream.read(len(POINTER)) == POINTER:
                 raise unreadable(
                     file.path,
-                    "it is a pointer of Git LFS, and the file itself is not here: git lfs pull",
+                    "it is a Git LFS pointer, not the file itself; run git lfs pull",
                 )
 
 
@@ -255,12 +255,12 @@ def _can_split(file: SourceFile) -> bool:
 def _warning(file: SourceFile) -> str:
     if is_long_text(file):
         return (
-            f"{file.path} is one text of {file.size / 1e6:,.0f} MB: it is cut at blank lines "
+            f"{file.path} is one text of {file.size / 1e6:,.0f} MB; it is cut at blank lines "
             "into several documents"
         )
     if file.size > 4 * LARGEST_UNIT and not _can_split(file):
         return (
-            f"{file.path} ({file.size / 1e9:.1f} GB) can't be split: one process reads all of "
-            "it; smaller files would be faster"
+            f"{file.path} ({file.size / 1e9:.1f} GB) can't be split, so one process reads "
+            "all of it; smaller files are faster"
         )
     return ""

@@ -31,7 +31,7 @@ from .sources import SourcePiece
 
 TAB = (".tsv", ".tab")
 QUOTED = (  # remedy for tab-separated files written by the csv module, a spreadsheet or pandas
-    f"{LINE}; or, if its cells have quotes, write it as CSV: "
+    f"{LINE}; if its cells have quotes, convert it to CSV: "
     'python3 -c "import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, '
     "'excel-tab'))\" < a.tsv > a.csv"
 )
@@ -45,10 +45,10 @@ def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
         content = stream.read(LONGEST + 1)
     if len(content) > LONGEST:
         raise DataError(
-            "is too large to be read at once",
+            "is too large to read at once",
             where=piece.path,
-            why=f"it has more than {LONGEST / 2**20:.0f} MiB",
-            next=f"write a line for each text, with jq installed: jq -c '.[]' {piece.path} > "
+            why=f"it is larger than {LONGEST / 2**20:.0f} MiB",
+            next=f"write one line per text; with jq installed: jq -c '.[]' {piece.path} > "
             "texts.jsonl",
         )
     text = decoded(content, piece, 0, 0).text
@@ -88,7 +88,7 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
                 # A comma, tab or line end inside a text has split it.
                 if len(row) < len(names) or any(row[len(names) :]):
                     yield DataError(
-                        f"has {len(row)} cells of {len(names)}",
+                        f"has {len(row)} cells, not {len(names)}",
                         where=where,
                         next=QUOTED if tabs else LINE,
                     )
@@ -97,7 +97,7 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
         except UnicodeDecodeError as error:
             why = f"{error.reason}, after line {at}"
             raise DataError(
-                "is not UTF-8",
+                "is not valid UTF-8",
                 where=piece.path,
                 why=why,
                 next=converting(error.object, error.start),
@@ -124,7 +124,7 @@ def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
         if "field larger" in str(error):
             raise too_long(where) from error
         raise DataError(
-            "is not a row of a table", where=where, why=str(error), next="correct or remove it"
+            "is not a valid CSV row", where=where, why=str(error), next="correct or remove the row"
         ) from error
 
 

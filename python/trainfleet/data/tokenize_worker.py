@@ -120,8 +120,8 @@ def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int
             return existing
         if existing and waited > PATIENCE:
             raise DataError(
-                f"node {node} sees {plan.files} files with {plan.bytes} bytes, node 0 "
-                f"{existing.files} with {existing.bytes}",
+                f"node {node} sees {plan.files} files with {plan.bytes} bytes, but "
+                f"node 0 sees {existing.files} with {existing.bytes}",
                 where="data.sources",
                 next="put the sources on a file system that all nodes share",
             )
@@ -272,7 +272,7 @@ def _serve(links: dict[Connection, SpawnProcess], units: Iterator[Unit]) -> None
 def _require_well(process: SpawnProcess, number: int) -> None:
     process.join()
     if process.exitcode:
-        print(f"worker {number} ended with code {process.exitcode}", file=sys.stderr, flush=True)
+        print(f"worker {number} exited with code {process.exitcode}", file=sys.stderr, flush=True)
         sys.exit(process.exitcode if process.exitcode > 0 else 128 - process.exitcode)
 
 

@@ -84,7 +84,7 @@ class UnitWork:
         except Mismatch as mismatch:
             self.meter.counts = before
             note = (
-                f"unit {unit.index}: {self.tokenizer.backend} is wrong on {mismatch}: "
+                f"unit {unit.index}: {self.tokenizer.backend} encodes {mismatch} wrongly; "
                 "encoded again with the reference"
             )
             print(note, flush=True)

@@ -51,7 +51,7 @@ class Compilation:
                 f"{name}: {'; '.join(self.errors.get(name, ())) or 'the compiler printed no error'}"
             )
         for words in self.errors.get("", ()):
-            yield f"some program: {words}"
+            yield f"unknown program: {words}"
 
 
 def read(logs: Iterable[Iterable[str]]) -> Compilation:
@@ -99,9 +99,7 @@ def describe(run: Run) -> Iterator[str]:
     """Yields a summary of a finished compilation, and the next command."""
     found, seconds = read_run(run), number((run.read_results().get("seconds") or {}).get("compile"))
     programs = (
-        f"{len(found.compiled)} programs"
-        if found.compiled
-        else "the programs of a step and of a validation"
+        f"{len(found.compiled)} programs" if found.compiled else "the step and validation programs"
     )
     longest = (
         f"; the longest took {duration(int(max(found.seconds.values())))}" if found.seconds else ""

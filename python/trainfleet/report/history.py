@@ -102,7 +102,7 @@ class History:
         ]
         if not turns or turns[-1]["event"] != "queued":
             return ""
-        noted = f"noted {duration(max(0, round(time.time() - turns[-1]['time'])))} ago"
+        noted = f"recorded {duration(max(0, round(time.time() - turns[-1]['time'])))} ago"
         return f"{turns[-1].get('phase')}: {turns[-1].get('reason')} ({noted})"
 
     @property
@@ -174,7 +174,7 @@ class History:
         if newest is None or newest <= values[0]:
             return ""
         return (
-            f"the loss rose from {decimal(values[0])} to {decimal(newest)}: try a lower "
+            f"the loss rose from {decimal(values[0])} to {decimal(newest)}; lower "
             "train.learning_rate"
         )
 
@@ -185,8 +185,8 @@ class History:
         """
         if self.status != "finished" or not self.metrics or self.measured("valid_loss") is not None:
             return ""
-        remedy = "raise data.validation_fraction or add text, under another data.name"
-        return f"no validation loss: too little text is left for validation; {remedy}"
+        remedy = "raise data.validation_fraction or add text, and change data.name"
+        return f"no validation loss: the validation text is too short; {remedy}"
 
     @property
     def silent(self) -> list[str]:
@@ -271,27 +271,27 @@ class History:
         """Returns the next commands, each with its effect."""
         if self.run.rehearsal.exists():
             return [
-                ("make rehearse", "breaks a run on purpose once more"),
-                ("make train", "trains yours"),
+                ("make rehearse", "injects faults into a run again"),
+                ("make train", "trains your model"),
             ]
         which, more = _which_config(self.run), 2 * max(self.steps_total, 1)
         logs, train = f"make logs{which}", f"make train{which or _as_given(self.run)}"
         if self.status == "running":
             return [
                 (f"{logs} FOLLOW=1", "shows new lines"),
-                (f"make stop{which}", "stops at a step, with a checkpoint"),
+                (f"make stop{which}", "stops at the next step and saves a checkpoint"),
             ]
         if self.status == "finished":
             write = (
                 f"make sample{which} PROMPT={shlex.quote(opening(self.results))}",
-                "lets the model continue a text",
+                "continues a text with the model",
             )
-            why = f"continues to step {more:,}; its learning rate may rise again"
+            why = f"continues to step {more:,}; the learning rate may rise again"
             return [(f"{train} SET='train.steps={more}'", why), write]
         saved = self.steps_of("checkpointed")
-        again = f"resumes from step {saved[-1]:,}" if saved else "starts it"
+        again = f"resumes from step {saved[-1]:,}" if saved else "starts the run"
         quiet = self.status in ("not started", "stopped")  # not a failure
-        return ([] if quiet else [(logs, "shows what the ranks wrote")]) + [(train, again)]
+        return ([] if quiet else [(logs, "shows the ranks' logs")]) + [(train, again)]
 
 
 def opening(results: Record) -> str:

@@ -56,7 +56,7 @@ COLOURS = {
 }
 CAPTIONS = {
     "loss": "Cross-entropy of each logged step. With more than 50 steps, the bold line is a "
-    "moving mean over 2 % of them. Dots are validations.",
+    "moving average over 2 % of them. Dots are validation losses.",
     "throughput": "Tokens per second of all ranks; the dashed line is the median. Dotted lines "
     "show stops, resumes and restarts.",
 }
@@ -81,11 +81,11 @@ def write(run: Run) -> Path:
         _pair(_sample(history), _next(history)),
         _pair(
             _rows("Provenance", panels.facts(history)),
-            _rows("Ranks, the slowest first", panels.ranks(history)),
+            _rows("Ranks, slowest first", panels.ranks(history)),
         ),
         _pair(
             _events(history),
-            _rows("Config, other than the defaults", panels.given(history.run)),
+            _rows("Config keys that differ from the defaults", panels.given(history.run)),
         ),
         _settings(history),
         f"<footer>{formula}trainfleet · written {moment(time.time())} UTC</footer>",
@@ -151,9 +151,7 @@ def _verdicts(history: History) -> list[str]:
     findings = [history.verdict] if history.verdict else []
     if history.broke_at is not None and not findings:
         cure = "A lower train.learning_rate or a longer train.warmup_steps usually helps."
-        findings.append(
-            (f"The loss stopped being a finite number at step {history.broke_at:,}.", cure)
-        )
+        findings.append((f"The loss became NaN or infinite at step {history.broke_at:,}.", cure))
     if history.rose:
         findings.append((f"{history.rose[0].upper()}{history.rose[1:]}.", ""))
     findings += [(f"Logger {remark}.", "") for remark in history.silent]
@@ -170,8 +168,10 @@ def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
         _cells(outcome.cells, "broken" if outcome.broken else "", outcome.what)
         for outcome in found.outcomes
     )
-    title = f"Broken on purpose on {found.backend}: {found.summary}"
-    below = "<p>The page shows an unbroken run of the same kind. Each fault has a separate run.</p>"
+    title = f"Injected faults on {found.backend}: {found.summary}"
+    below = (
+        "<p>The page shows a run without faults. Each fault was injected into a separate run.</p>"
+    )
     return _section(title, f"<table><tr>{head}</tr>{''.join(rows)}</table>{below}", "rehearsal")
 
 
@@ -211,8 +211,8 @@ def _tiles(history: History) -> str:
         results.get("world_size"),
     )
     seconds = results.get("seconds") or {}
-    lost = "; the last that was a finite number" if history.is_lost else ""
-    way = f"since the command, everything included{_way(seconds)}"
+    lost = "; this is the last finite value" if history.is_lost else ""
+    way = f"since the command started, including startup{_way(seconds)}"
     batch = quantity(history.tokens_per_step or None)
     each = f"; {quantity(speed / world)} per rank" if speed and world else ""
     tiles = [
@@ -224,12 +224,12 @@ def _tiles(history: History) -> str:
         (
             "Validation loss",
             decimal(history.measured("valid_loss")),
-            "on documents that no step trains on",
+            "on documents that are not trained on",
         ),
         (
             "Tokens",
             quantity(tokens),
-            f"{history.step:,} of {history.steps_total:,} steps, {batch} in each{_seen(history)}",
+            f"{history.step:,} of {history.steps_total:,} steps, {batch} per step{_seen(history)}",
         ),
         (
             "Tokens per second",
@@ -244,9 +244,9 @@ def _tiles(history: History) -> str:
         (
             "Goodput",
             percent(number(results.get("goodput"))),
-            "useful training seconds ÷ all seconds since the command",
+            "useful training seconds ÷ all seconds since the command started",
         ),
-        ("To the first step", duration(number(seconds.get("first_step"))), way),
+        ("Time to first step", duration(number(seconds.get("first_step"))), way),
         ("Memory per rank", *_memory(history)),
         ("Cost", *_cost(history)),
     ]
@@ -264,12 +264,16 @@ def _memory(history: History) -> tuple[str, str]:
     # On a CPU, this figure covers the whole process.
     if not bytes_ or history.results.get("device") == "cpu":
         return UNKNOWN, ""
-    return size(bytes_), f"of the device, at its peak{predicted(history, 'memory_bytes', size)}"
+    return size(bytes_), f"peak device memory{predicted(history, 'memory_bytes', size)}"
 
 
 def _way(seconds: Mapping[str, object]) -> str:
     """Returns the times of the startup stages, if the run has recorded them."""
-    words = {"loaded": "torch was loaded", "met": "ranks had met", "built": "the model was built"}
+    words = {
+        "loaded": "torch was loaded",
+        "met": "ranks were connected",
+        "built": "the model was built",
+    }
     parts = [
         f"{text} after {duration(number(seconds[name]))}"
         for name, text in words.items()
@@ -283,10 +287,10 @@ def _cost(history: History) -> tuple[str, str]:
     if usd is None:
         return UNKNOWN, ""
     if not usd:
-        return "$0", "this machine, no cloud"
+        return "$0", "this machine has no price"
     return (
         f"${usd:,.2f}",
-        f"prices × hours, including set-up{predicted(history, 'usd', '${:,.2f}'.format)}",
+        f"prices × hours, including setup{predicted(history, 'usd', '${:,.2f}'.format)}",
     )
 
 
@@ -310,7 +314,7 @@ def _stages(history: History) -> str:
         )
     total = duration(sum(history.stages.values()))
     return _section(
-        f"Where {total} went", f'<div class="bar">{bars}</div><ul class="keys">{keys}</ul>'
+        f"Time by use: {total}", f'<div class="bar">{bars}</div><ul class="keys">{keys}</ul>'
     )
 
 
@@ -318,7 +322,7 @@ def _sample(history: History) -> str:
     sample = history.results.get("sample") or {}
     prompt, text = escape(sample.get("prompt", "")), escape(sample.get("text", ""))
     return (
-        _section("What the model writes", f"<pre><mark>{prompt}</mark>{text}</pre>")
+        _section("Sample text from the model", f"<pre><mark>{prompt}</mark>{text}</pre>")
         if prompt or text
         else ""
     )
@@ -362,8 +366,8 @@ def _settings(history: History) -> str:
     try:
         text = dump_known(history.run.config).strip()
     except ConfigError:
-        text = f"is not a run's config; run make plan CONFIG={history.run.config} to see why"
+        text = f"this config is not valid; run make plan CONFIG={history.run.config} to see why"
     folded = (
         f'<summary>{len(text.splitlines())} lines</summary><pre class="config">{escape(text)}</pre>'
     )
-    return _section("Config, as resolved", f"<details>{folded}</details>")
+    return _section("Resolved config", f"<details>{folded}</details>")

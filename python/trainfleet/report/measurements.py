@@ -39,7 +39,7 @@ def describe_profile(run: Run) -> Iterator[str]:
     total = found["seconds"] or 1.0
     first, last = found["steps"]
     yield (
-        f"steps {first} to {last} of rank 0: {duration(total)} in all, "
+        f"steps {first} to {last} of rank 0: {duration(total)} in total, "
         f"{duration(total / max(1, last - first + 1))} per step"
     )
     yield ""
@@ -52,7 +52,7 @@ def describe_profile(run: Run) -> Iterator[str]:
     talk = found["communication"]
     yield ""
     spent, shown = percent(talk["seconds"] / total), percent(talk["not_hidden"] / total)
-    yield f"communication  {spent:>7}  of the time, {shown} without computing in parallel"
+    yield f"communication  {spent:>7}  of the time, {shown} not overlapped with computation"
     yield ""
     width = max((len(row["name"][:60]) for row in found["top"]), default=0)
     for row in found["top"][:ROWS]:
@@ -62,8 +62,8 @@ def describe_profile(run: Run) -> Iterator[str]:
             f"{row['calls']:>6,} calls"
         )
     yield ""
-    yield f"trace  {run.profile}/trace.json.gz  (drop it on ui.perfetto.dev)"
-    yield "next   make train, or make profile SET='...' to see what another setting changes"
+    yield f"trace  {run.profile}/trace.json.gz  (open it in ui.perfetto.dev)"
+    yield "next   make train, or make profile SET='...' to measure another setting"
 
 
 HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "per rank", "MFU", "efficiency")
@@ -130,7 +130,7 @@ def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
             )
         note(
             axes,
-            "every rank as fast as at the first size",
+            "ideal: the speed per rank of the first size",
             (nodes[-1], best[-1]),
             (0, 6),
             ha="right",

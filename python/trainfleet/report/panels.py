@@ -34,11 +34,11 @@ PARTS = {  # parts of a step in order, with colours of Okabe and Ito
 }
 CAPTIONS = {
     "parts": "Time of rank 0 in each part of a step. The first step may compile, so it is cut off.",
-    "slowest": "Time of the slowest and the median rank in the forward pass, in which ranks that "
-    "share tensors or a sequence wait.",
+    "slowest": "Forward pass of the slowest and the median rank. It includes waiting for ranks "
+    "that share tensors or a sequence.",
     "norm": "L2 norm of all gradients, before clipping.",
-    "rate": "The rate that the schedule sets at each step.",
-    "memory": "The most memory that rank 0 has used so far.",
+    "rate": "Learning rate of the schedule at each step.",
+    "memory": "Peak memory of rank 0 so far.",
 }
 
 
@@ -77,7 +77,7 @@ def _parts(history: History) -> Figure | None:
     steps = sorted({step for values in by_part.values() for step in values})
     if len(steps) < 2:  # a single step has no width
         return None
-    figure, axes = frame("Where a step's time goes", history, HEIGHT)
+    figure, axes = frame("Time in each part of a step", history, HEIGHT)
     heights = [[values.get(step, 0.0) for step in steps] for values in by_part.values()]
     many = len(steps) > MANY
     axes.set_ylim(top=1.1 * max(map(sum, list(zip(*heights, strict=True))[1:])) or 1)

@@ -90,7 +90,7 @@ def save(figure: Figure, path: Path) -> None:
     """
     folder = path.parent
     if folder.is_symlink():
-        what = "is a link, but plots belong in the run's own folder"
+        what = "is a link, but plots must be in the run's folder"
         raise RunError(what, where=str(folder), next=f"rm {quote(str(folder))}")
     make_folder(folder)
     path.unlink(missing_ok=True)
@@ -300,7 +300,7 @@ def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
     """
     marks = [(step, kind) for kind in BREAKS for step in history.steps_of(kind)]
     if named and history.broke_at is not None:
-        marks.append((history.broke_at, "no finite loss"))
+        marks.append((history.broke_at, "loss not finite"))
     breaks: dict[int, list[str]] = {}
     for step, text in sorted(marks, key=lambda mark: mark[0]):
         breaks.setdefault(step, []).extend([] if text in breaks.get(step, ()) else [text])
@@ -387,7 +387,7 @@ def draw_lengths(name: str, manifest: Manifest, path: Path) -> None:
     classes = range(used[0], used[-1] + 1)
     with rc_context(STYLE):
         figure, axes = sheet(
-            f"{name}: {manifest.documents:,} documents, the longest of {manifest.longest:,} tokens",
+            f"{name}: {manifest.documents:,} documents of up to {manifest.longest:,} tokens",
             pad=12,
         )
         bars = axes.bar(
@@ -403,7 +403,7 @@ def draw_lengths(name: str, manifest: Manifest, path: Path) -> None:
             size=8,
             color=INK,
         )
-        axes.set_xlabel("tokens in a document, at least")
+        axes.set_xlabel("minimum tokens per document")
         axes.set_ylabel("documents")
         axes.yaxis.set_major_formatter(lambda value, _: quantity(value))
         axes.tick_params(axis="x", labelsize=8, length=0)

@@ -62,7 +62,7 @@ def beside(config: Config) -> str:
         return ""
     family = row.family
     if row.accelerator != node_types.INSTANCE_TYPES[MEASURED].accelerator:
-        return f"AWS has not published a training speed of {family}"
+        return f"AWS has not published a training speed for {family}"
     same = [
         one
         for one in ROWS
@@ -70,7 +70,7 @@ def beside(config: Config) -> str:
     ]
     if not same:
         return (
-            f"AWS has not published a speed of this model on {family} with "
+            f"AWS has not published a speed for this model on {family} with "
             f"{config.train.sequence_length:,} tokens per sequence"
         )
     near = min(same, key=lambda one: abs(one.nodes - config.fleet.nodes))
@@ -89,7 +89,7 @@ PARTS = {  # names of the parts of a step
     "launches": "kernel launches",
     "shards": "gathering shards",
     "tensor": "tensor-parallel exchange",
-    "stages": "passing stages on",
+    "stages": "pipeline exchange",
     "context": "context exchange",
     "idle": "pipeline idle",
     "gradients": "gradient exchange",
@@ -171,7 +171,7 @@ def describe_requests(
         steps = ", ".join(f"{request.job.kind} ({len(request.artifacts)})" for request in requests)
         yield from (
             "",
-            f"scripts of this machine's nodes: {steps}; VERBOSE=1 shows them, OUT=folder writes "
+            f"scripts for this machine's nodes: {steps}; VERBOSE=1 shows them, OUT=folder saves "
             "them",
         )
         return
@@ -224,7 +224,7 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     if needs.usable and needs.memory.total > needs.usable:
         yield (
             "",
-            "warning: that is unlikely to fit; train.parallelism: auto searches for one that fits",
+            "warning: this is unlikely to fit; set train.parallelism: auto to find one that fits",
         )
     yield (
         "work",
@@ -259,17 +259,19 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
             "cost",
             "unknown: no list price"
             if needs.bill is None
-            else f"${needs.bill.hour(fleet.nodes):,.2f} an hour",
+            else f"${needs.bill.hour(fleet.nodes):,.2f} per hour",
         )
     else:
-        around = f", ${rough(needs.around)} of it for set-up and idle time" if needs.around else ""
+        around = (
+            f", including ${rough(needs.around)} for setup and idle time" if needs.around else ""
+        )
         yield "cost", f"about ${rough(needs.usd)}{around}" if needs.usd else _free(config)
 
 
 def _free(config: Config) -> str:
     """Returns why a run costs nothing."""
     kind = config.fleet.node_type
-    own = "$0: your own machines, until you set fleet.accelerator.usd_per_hour"
+    own = "$0: your own machines have no price; set fleet.accelerator.usd_per_hour to add one"
     return own if kind and kind.owned else "$0 (this machine)"
 
 
@@ -285,7 +287,7 @@ def _node(config: Config) -> Iterator[str]:
         f"{row.peak(format_) / 1e12:,.4g} TFLOP/s in {format_}, {row.memory_gib:g} GiB at "
         f"{row.bandwidth / 1e12:.3g} TB/s"
     )
-    yield f"{kind.name}: {peaks} ({row.source}); {row.links or 'PCIe between them'}"
+    yield f"{kind.name}: {peaks} ({row.source}); {row.links or 'PCIe between devices'}"
     if config.fleet.nodes > 1:
         assumed = "" if not kind.assumed else ", the usual rate" if kind.fabric else ", assumed"
         yield (
@@ -310,14 +312,14 @@ def _basis(config: Config, needs: Estimate) -> str:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
         by_parts = " (each part of a step separately)" if found.parts else ""
         return (
-            f"measured here: corrected by {runs}{by_parts}, which had {found.ratio:.2f} times "
+            f"measured here: corrected by {runs}{by_parts}, which reached {found.ratio:.2f} times "
             "the predicted speed"
         )
     device = config.fleet.rank_device
     if device is None:
-        return "predicted roughly: no run on this machine has been measured yet (run make profile)"
+        return "a rough prediction; no run on this machine has been measured yet (run make profile)"
     if not device.fitted:
-        return "predicted from related devices: assumed, because no run on this device is published"
+        return "assumed from related devices, because no run on this device is published"
     return f"predicted from published runs: within {LIKELY:.0%} for four of five"
 
 
@@ -367,11 +369,11 @@ def require_own(folder: Path) -> None:
             path.name for path in folder.iterdir() if not re.fullmatch(FILES, path.name)
         )
     ):
-        why = f"it holds {other[0]}, which is not part of a plan"
+        why = f"it contains {other[0]}, which is not part of a plan"
     elif (folder / "config.yaml").exists() and not (folder / "plan.json").exists():
-        why = "it holds a config.yaml that no plan wrote"
+        why = "its config.yaml was not written by make plan"
     if why:
-        message = f"{folder} is not a new folder, an empty one, or an earlier plan's: {why}"
+        message = f"{folder} must be new, empty or the folder of an earlier plan: {why}"
         raise ConfigError.of("OUT", message, next="make plan OUT=plan")
 
 

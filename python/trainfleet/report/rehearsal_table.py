@@ -17,10 +17,10 @@ from .history import duration
 
 HEAD = (
     "fault",
-    "noticed after",
+    "detected after",
     "verdict",
     "steps lost",
-    "trains again in",
+    "recovered in",
     "losses",
     "left over",
     "promise",
@@ -82,7 +82,7 @@ class Rehearsal:
         broken = sum(bool(outcome.broken) for outcome in self.outcomes)
         skipped = sum(bool(outcome.skipped) for outcome in self.outcomes)
         kept = len(self.outcomes) - broken - skipped
-        return f"{kept} of {kept + broken} faults were survived as promised" + (
+        return f"survived {kept} of {kept + broken} faults as promised" + (
             f", {skipped} not tried here" if skipped else ""
         )
 

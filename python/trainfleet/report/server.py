@@ -31,7 +31,7 @@ MOST = 16  # maximum open connections; a new one closes the oldest
 LONGEST = 30.0  # maximum seconds of a connection; reading a page takes milliseconds
 TOKEN = "token"
 ASKS = (
-    "Open this page with the full address that <code>make watch</code> has printed: it ends "
+    "Open this page with the full address that <code>make watch</code> printed; it ends "
     "in <code>/?token=…</code>"
 )
 ABSENT = "The report is missing at the moment; reload, or run <code>make report</code>"

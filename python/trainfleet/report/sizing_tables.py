@@ -27,7 +27,7 @@ def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | Non
     """Yields the best layouts for this fleet, fastest first. Marks the config's layout."""
     if not choices:
         return
-    yield from ("", "layouts, the fastest first")
+    yield from ("", "layouts, fastest first")
     yield from indented(table(LAYOUTS, [_layout(config, choice, bill) for choice in choices], LEFT))
 
 
@@ -59,13 +59,13 @@ def describe_sizes(
     marks = [(knee, "k"), (chosen, "*")]
     rows = shown(found, knee, chosen, *([sure] if sure else []))
     yield from indented(table(SIZES, [_size(size, marks) for size in rows], LEFT))
-    yield "  k: the knee, the fastest fleet with tokens at most 10 % above the lowest cost"
+    yield "  k: the knee, the fastest fleet with a cost per token at most 10 % above the lowest"
     yield from ("", f"answer: {_told(chosen)}", f"        {remark(config, chosen.tokens)}")
     if chosen is not knee and wish == Wish(tokens=wish.tokens):
         yield f"        the knee is {_told(knee)}"
     if wish.days is not None and wish.tokens is not None:
         yield (
-            "        in time with 50 % confidence; with 90 %: "
+            "        finishes in time with 50 % confidence; with 90 %: "
             f"{_told(sure) if sure else 'no fleet of these sizes'}"
         )
     if wish.tokens is not None:

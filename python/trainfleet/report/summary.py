@@ -30,7 +30,9 @@ from .history import (
 )
 
 Row = tuple[str, str]
-SKIPPED = "far above the usual (train.spike_sigmas) or not finite, so not applied; a few are normal"
+SKIPPED = (
+    "loss or gradient norm was far too high (train.spike_sigmas) or not finite; a few are normal"
+)
 
 
 def print_summary(run: Run, stream: TextIO | None = None) -> None:
@@ -152,11 +154,7 @@ def _left_out(history: History) -> list[Row]:
 
 def _losses(history: History) -> str:
     first, last = history.losses
-    broke = (
-        f" · not a finite number from step {history.broke_at:,}"
-        if history.broke_at is not None
-        else ""
-    )
+    broke = f" · not finite from step {history.broke_at:,}" if history.broke_at is not None else ""
     valid = history.measured("valid_loss")
     return f"{decimal(first)} → {decimal(last)}{broke}" + (
         f" · validation {decimal(valid)}" if valid is not None else ""
@@ -197,7 +195,7 @@ def _led(history: History) -> list[Row]:
         (
             "led by",
             f"{holder.host}; "
-            f"{f'{holder.standby} stands by' if holder.standby else 'no other host stands by yet'}",
+            f"{f'{holder.standby} is the standby' if holder.standby else 'no standby yet'}",
         )
     ]
 
