@@ -166,14 +166,16 @@ def test_image_makes_it_once_ls_lists_it_clean_keeps_it_and_purge_takes_it() -> 
     ), told
     code, told = world.type("image")
     assert (
-        code == 0 and f"{image.id} has these versions" in told and len(images(world.account)) == 1
+        code == 0
+        and f"{image.id} already has these versions" in told
+        and len(images(world.account)) == 1
     )
     assert "$0.49 a day" in world.type("ls")[1] and image.id in world.told
     code, told = world.type("clean", "YES=1")
     assert (
         code == 0
         and f"kept AMI                {image.id}" in told
-        and "PURGE=1 removes it too" in told
+        and "PURGE=1 removes them too" in told
     ), told
     assert sorted(world.ours.values()) == ["ami", "snapshot"]
     assert world.type("setup")[0] == 0

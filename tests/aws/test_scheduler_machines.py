@@ -139,16 +139,16 @@ def test_a_plan_says_what_an_hour_costs_and_whether_there_is_time_to_save(
     assert "2 x ml.c7i.8xlarge" in said and "2 x 400 GiB" in said and prices.OF_SAGEMAKER in said, (
         said
     )
-    assert "if the service ends it, ranks have 110 s to save; saving takes about 0 s" in said
+    assert "if SageMaker stops the job, ranks have 110 s to save; saving takes about 0 s" in said
     said = told(scheduler_config(tmp_path, "batch"))
     assert "2 x c7i.8xlarge" in said and "2 x 300 GiB gp3" in said and "NAT gateway" in said, said
-    assert "if the service ends it, ranks have 100 s to save" in said and "warning" not in said
+    assert "if AWS Batch stops the job, ranks have 100 s to save" in said and "warning" not in said
     config = scheduler_config(tmp_path, "batch", batch={"queue": "theirs"})
     large = replace(
         config,
         model=replace(config.model, layers=80, hidden_size=8192, heads=64, intermediate_size=28672),
     )
-    assert "warning: if the service ends it, ranks have 20 s to save" in told(
+    assert "warning: if AWS Batch stops the job, ranks have 20 s to save" in told(
         large
     ) and "NAT" not in told(large)
 

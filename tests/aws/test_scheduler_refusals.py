@@ -72,7 +72,7 @@ def watched(name: str, value: Any) -> Callable[[Account], object]:
 
 
 BAD: list[tuple[str, Callable[[Account], object], str, str]] = [
-    ("batch", lambda account: account.things.pop("mine"), "mine: there is no such job queue", "run make setup, or set fleet.batch.queue"),
+    ("batch", lambda account: account.things.pop("mine"), "mine: the job queue does not exist", "run make setup, or set fleet.batch.queue"),
     ("batch", queue(state="DISABLED"), "mine: the job queue is disabled", "update-job-queue --job-queue mine --state ENABLED"),
     ("batch", queue(status="INVALID", statusReason="no CE"), "mine: the job queue is invalid", "make setup"),
     ("batch", environment(status="INVALID", statusReason="CLIENT_ERROR - no such role"), "it is invalid: CLIENT_ERROR", "make setup"),
@@ -80,7 +80,7 @@ BAD: list[tuple[str, Callable[[Account], object], str, str]] = [
     ("batch", environment(type="UNMANAGED"), "it is unmanaged", "another fleet.batch.queue"),
     ("batch", environment(computeResources={"type": "SPOT", "maxvCpus": 64, "instanceTypes": ["optimal"]}), "of type SPOT", "make setup"),
     ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 64, "instanceTypes": ["p5"]}), "it has p5, but not c7i", "queue"),
-    ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 32, "instanceTypes": ["c7i"]}), "the queue has 1", "NODES=1"),
+    ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 32, "instanceTypes": ["c7i"]}), "the queue allows 1", "NODES=1"),
     ("batch", watched("bucket_region", "eu-west-1"), "theirs is in eu-west-1, but the nodes are in us-east-1", "fleet.aws.region"),
     ("sagemaker", watched("bucket_region", "eu-west-1"), "theirs is in eu-west-1", "a bucket in us-east-1"),
     ("batch", watched("trust", {"train": ["ec2.amazonaws.com"]}), "the role does not trust ecs-tasks", "update-assume-role-policy"),
@@ -223,7 +223,7 @@ def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (queue(state="DISABLED"), "RUNNABLE: the queue mine is disabled; aws batch update-job-queue"),
+        (queue(state="DISABLED"), "RUNNABLE: the queue mine is disabled; run aws batch update-job-queue"),
         (environment(status="INVALID", statusReason="CLIENT_ERROR - no role"), "RUNNABLE: the compute environment mine-ce is invalid: CLIENT_ERROR"),
         (environment(state="DISABLED"), "RUNNABLE: the compute environment mine-ce is disabled"),
         (lambda account: account.denied.add("batch:DescribeJobQueues"), "RUNNABLE: the reason is unknown: your credentials may not do batch:"),

@@ -72,7 +72,7 @@ def test_a_plan_is_bought_once_and_jobs_run_on_it_at_its_hour(account: Account, 
     config = write()
     backend, request = planned(config)
     assert "TrainingPlanArn" not in bodies(request)[0]["ResourceConfig"]
-    with pytest.raises(BackendError, match="no training plan is held for the job"):
+    with pytest.raises(BackendError, match="the job has no training plan yet"):
         backend.submit(request)
     code, words = typed(YES="1")
     (plan,) = account.of("training-plan")

@@ -853,7 +853,7 @@ def test_more_nodes_than_there_are_is_refused_before_anything_starts(bench: Benc
     if bench.backend.is_here:  # this machine plays as many as it is asked to
         assert len(bench.plan("exit", "0", "0", nodes=3).artifacts) == 3
         return
-    said = r"the job needs 3 nodes, but (only 2 of 2 hosts|the queue has 2)|the job needs 3 x ml\.\S+, but your quota '.*' is 2"
+    said = r"the job needs 3 nodes, but (only 2 of 2 hosts|the queue allows 2)|the job needs 3 x ml\.\S+, but your quota '.*' is 2"
     with pytest.raises(
         BackendError, match=said
     ):  # an engine's own limits are asked for when it is to start

@@ -92,7 +92,7 @@ def test_on_batch_a_main_node_that_is_late_is_waited_for(nodes: Containers, benc
         and not (run / "metrics.jsonl").exists()
     )
     assert codes([start_batch(nodes, bench, run, 0), *early], 300) == [0] * NODES, told(run, 0)
-    assert "all 4 nodes are here" in told(run, 0) and metrics(run) == metrics(alone)
+    assert "all 4 nodes have arrived" in told(run, 0) and metrics(run) == metrics(alone)
     assert early[0].lines() == told(run, 1).splitlines(), "CloudWatch has the node's log"
 
 

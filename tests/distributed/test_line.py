@@ -256,7 +256,7 @@ def test_stop_works_from_another_terminal(desk: Desk) -> None:
 def test_what_another_backend_lacks_is_told_before_anything_is_made(desk: Desk) -> None:
     output = desk.type("train", "SET=fleet.backend=batch fleet.instance_type=trn1.32xlarge", code=2)
     assert (
-        "the nodes of batch share no disk; name s3://bucket/prefix" in output
+        "batch nodes have no shared disk; set s3://bucket/prefix" in output
         and not (desk.folder / "runs").exists()
     )
 

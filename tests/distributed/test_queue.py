@@ -142,7 +142,7 @@ def unbroken(site: Site) -> Run:
     waits = (
         "RUNNABLE: machines are starting"
         if site.engine == "batch"
-        else "Starting: machines are being found"
+        else "Starting: requesting machines"
     )
     assert waits in said and "running      attempt 1" in said, said
     return site.run("desk")

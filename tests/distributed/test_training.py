@@ -201,7 +201,9 @@ def test_ranks_that_do_not_find_the_planned_device_end_the_run(bench: Bench) -> 
     config.write_text(config.read_text().replace("platform: cpu", "platform: cuda"))
     code, output = bench.attempt(run, 2)
     assert (
-        code == 1 and "the plan has ranks compute on GPUs" in output and "Traceback" not in output
+        code == 1
+        and "this rank can't use a GPU, but the plan requires one" in output
+        and "Traceback" not in output
     ), output
     assert {fault["rank"] for fault in ranks.events(run, "fault")} == {0, 1} and not (
         run / "metrics.jsonl"

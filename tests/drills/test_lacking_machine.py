@@ -86,7 +86,7 @@ def test_a_machine_that_does_not_reach_itself_is_told_of_before_ranks_wait_for_e
     code, said = enter(tmp_path, verb, ":", namespaces="--net")
     assert (
         code
-        and "can't reach its own address 127.0.0.1: Network is unreachable" in said
+        and "can't reach its loopback address 127.0.0.1: Network is unreachable" in said
         and "ip link set lo up" in said
     )
     assert not (tmp_path / "data").exists()

@@ -26,7 +26,7 @@ def test_a_rehearsal_in_jobs_keeps_every_promise_and_leaves_nothing(
     told = {line.split()[0]: line for line in said.splitlines() if line.startswith(tuple(faults))}
     assert (
         all(told[fault].endswith(" kept") for fault in faults[:2])
-        and "not tried here: Slurm uses the node's link too" in told["link-cut"]
+        and "not tried here: Slurm uses the node's network link too" in told["link-cut"]
     ), said
     assert (
         not list(desk.glob("*rehearsal*")) and not slurm.run("squeue", "-h", "--me").stdout.strip()

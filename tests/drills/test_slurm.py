@@ -243,7 +243,9 @@ def test_what_waits_says_why_and_costs_nothing(desk: Path, slurm: Slurm) -> None
     first = begin(desk, "train")
     until(lambda: (run.folder / "handle.json").exists(), "a job")
     until(
-        lambda: "queued: (Resources): it is the next one" in enter(desk, "status"), "the reason", 60
+        lambda: "queued: (Resources): it is next in the queue" in enter(desk, "status"),
+        "the reason",
+        60,
     )
     assert "Nice=100" in slurm.run("scontrol", "show", "job", job_of(run)).stdout
     slurm.run("scontrol", "update", "nodename=node[1-3]", "state=drain", "reason=test")
@@ -516,21 +518,21 @@ def test_bad_inputs_are_named_with_the_next_command(desk: Path, slurm: Slurm) ->
     for fleet, expected in (
         (
             {"slurm": {"partition": "gpu"}},
-            "fleet.slurm.partition: there is no partition gpu; the cluster has main, short, shut",
+            "fleet.slurm.partition: partition gpu does not exist; the cluster has main, short, shut",
         ),
         (
             {"slurm": {"partition": "shut"}},
-            "the partition shut takes no jobs now; others: main, short",
+            "partition shut does not accept jobs now; partitions that do: main, short",
         ),
         (
             {"slurm": {"partition": "short", "time_limit_minutes": 60, "warn_before_seconds": 60}},
-            "60 min is more than the partition short allows, 10 min",
+            "60 min exceeds the limit of partition short, 10 min",
         ),
         ({"slurm": {"gres": "license:8"}}, "fleet.slurm.gres: no node has such resources"),
         ({"slurm": {"constraint": "h100"}}, "fleet.slurm.constraint: no node has such a feature"),
         (
             {"slurm": {"reservation": "ours"}},
-            "fleet.slurm.reservation: there is no such reservation",
+            "fleet.slurm.reservation: the reservation does not exist",
         ),
         ({"nodes": 8}, "the job needs 8 nodes, but only 4 of 4 hosts can take a job"),
         (

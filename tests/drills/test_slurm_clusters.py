@@ -49,7 +49,7 @@ def test_with_accounting_and_without_a_job_of_old_is_known(accounting: bool) -> 
         for fleet, expected in (
             (
                 {"account": "vision", "qos": "long"},
-                "fleet.slurm.qos: the account has no such quality of service; root has account",
+                "fleet.slurm.qos: the account has no such QOS; root has account",
             ),
             (
                 {"account": "nobody"},
@@ -122,7 +122,7 @@ def test_a_job_is_where_the_site_s_profile_puts_what_plain_sbatch_submits() -> N
                 and "#SBATCH --qos=mine" in planned
             ), planned
             assert (
-                "# SBATCH_PARTITION is not used: fleet.slurm.partition decides that" in planned
+                "# SBATCH_PARTITION is ignored: fleet.slurm.partition sets this option" in planned
             ) is bool(own), planned
             first = begin(folder, "train", variables=site)
             until(lambda: steps(run) >= 2 or first.poll() is not None, "step 2")  # noqa: B023
@@ -176,7 +176,7 @@ def test_typed_on_a_machine_without_slurm_it_is_handed_to_the_head_by_ssh(tmp_pa
         )
         process = begin(tmp_path, "train", variables=bare)
         assert (
-            "there is no partition gpu; the cluster has main, short, shut"
+            "partition gpu does not exist; the cluster has main, short, shut"
             in process.communicate(timeout=60)[0]
         )
 

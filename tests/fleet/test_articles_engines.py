@@ -130,7 +130,7 @@ def test_a_recipe_of_an_engine_is_set_up_trained_and_cleaned(name: str, tmp_path
 
         planned = typed(desk, place.environment, "plan", "OUT=plan")
         assert "+ a new stack of" in planned and "account: no obstacle found" in planned
-        assert "ready; machines start and end with each job" in typed(
+        assert "ready; each job starts and stops its machines" in typed(
             desk, place.environment, "setup"
         )
         typed(desk, place.environment, "train")

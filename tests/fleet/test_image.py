@@ -50,7 +50,7 @@ def test_an_image_has_no_keys_and_its_node_is_reached_again(tmp_path: Path) -> N
                 time.sleep(0.05)
             said = place.type("image", code=1)
             assert (
-                "an image needs an idle node" in said
+                "the node is not idle" in said
                 and "/fsx/trainfleet:cloudy is running" in said
                 and not seen
             )
@@ -70,7 +70,7 @@ def test_an_image_has_no_keys_and_its_node_is_reached_again(tmp_path: Path) -> N
         assert all((root / name).exists() for name in PRIVATE)
         assert "2 of 2 hosts ready, 0 changed" in place.type("setup", "NODES=2")
         (image,) = (thing for thing in account.things.values() if thing.kind == "ami")
-        assert f"{image.id} has these versions" in place.type("image")
+        assert f"{image.id} already has these versions" in place.type("image")
 
         place.type("clean", "YES=1")
         assert image.id in account.things and not running(account)

@@ -86,7 +86,7 @@ def test_setup_is_not_green_where_a_job_could_not_run(pair: Lab, tmp_path: Path)
 def test_a_purge_says_what_it_leaves_and_removes_it_when_asked(pair: Lab, run: Run) -> None:
     assert (done := run(pair, "setup", "trainer")).returncode == 0, done.stdout
     kept = run(pair, "clean", "trainer", PURGE="1", YES="1").stdout
-    for words in ("left node0: ~/.ssh/id_trainfleet, a head's key", "left node1: 1 heads' keys in ~/.ssh/authorized_keys",
+    for words in ("left node0: ~/.ssh/id_trainfleet, the SSH key of a head", "left node1: 1 SSH keys of heads in ~/.ssh/authorized_keys",
                   "left node1: /etc/ssh/sshd_config.d/10-trainfleet.conf", "PURGE=all removes these too"):  # fmt: skip
         assert words in kept, kept
     home = pair.root(0) / "home/trainer"

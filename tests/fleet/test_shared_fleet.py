@@ -72,7 +72,7 @@ def test_two_users_share_a_fleet_and_nothing_else(pair: Lab, tmp_path: Path) -> 
     enter(second, "setup")
     refused = enter(second, "train", code=1)
     assert (
-        "another run is running on these hosts" in refused
+        "another run is using these hosts" in refused
         and "/fsx/trainfleet:lm (of trainer)" in refused
     )
 

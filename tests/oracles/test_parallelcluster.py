@@ -187,7 +187,7 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
         queue(instance_type="trn1.2xlarge"),
         "trn1.2xlarge has no EFA, so its nodes can't train together",
     )
-    yield queue(instance_type="trn9.big"), "trn9.big is not in the table of instance types"
+    yield queue(instance_type="trn9.big"), "trn9.big is not a known instance type"
     yield queue(name="default"), "default: Slurm reserves this name"
     yield (
         queue(name="One_queue"),
@@ -196,9 +196,9 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     yield queue(capacity="block"), "capacity block needs a reservation"
     yield (
         queue(capacity="block", reservation="cr-0123456789abcdef0"),
-        "all nodes of a capacity block stay; set min 4",
+        "a capacity block keeps all of its nodes running; set min 4",
     )
-    yield queue(max=2), "fleet.nodes: 4: the largest queue has at most 2; set NODES=2"
+    yield queue(max=2), "fleet.nodes: 4: the largest queue has at most 2 nodes; set NODES=2"
     yield (
         {"fsx": {"size_gib": 1234}},
         "fleet.fsx.size_gib: 1234: it must be 1200 or a multiple of 2400",
@@ -214,17 +214,17 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     )
     yield (
         {"aws": {"subnets": []}, "slurm": {"parallelcluster": {"head_subnet": SUBNET}}},
-        "setup makes the network with the head in it",
+        "without fleet.aws.subnets, setup creates the head's subnet",
     )
-    yield {"aws": {"zones": ["us-west-2a"]}}, "fleet.aws.subnets already places the nodes"
+    yield {"aws": {"zones": ["us-west-2a"]}}, "fleet.aws.subnets already sets the nodes' zone"
     yield {"aws": {"region": None}}, "fleet.aws.region: null"
     yield (
         {"aws": {"bucket": None}, "instance_type": "trn1.32xlarge"},
-        "the nodes download the Neuron SDK's installer from it",
+        "the nodes download the Neuron SDK installer from the bucket",
     )
     yield (
         {"slurm": {"parallelcluster": {"os": "rocky9"}}},
-        "parallelcluster.os: rocky9: ParallelCluster has no image of it",
+        "parallelcluster.os: rocky9: ParallelCluster has no image for it",
     )
     yield (
         {"slurm": {"partition": "gpu"}},
@@ -232,7 +232,7 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     )
     yield (
         {"slurm": {"parallelcluster": {"database_uri": "x:3306"}}},
-        "database_uri, database_user and database_secret go together",
+        "set all of database_uri, database_user and database_secret, or none",
     )
 
 

@@ -303,7 +303,7 @@ def attempt_of(
 @pytest.mark.parametrize("status, alive, broken", [
     (Status(Phase.RUNNING, lost={1: "silence"}, silent=frozenset({1})), (1,), False),
     (Status(Phase.RUNNING, lost={1: "silence"}, silent=frozenset({1})), (), True),
-    (Status(Phase.RUNNING, lost={1: "it has rebooted"}), (1,), True),
+    (Status(Phase.RUNNING, lost={1: "it rebooted"}), (1,), True),
     (Status(Phase.RUNNING, lost={0: "silence", 1: "silence"}, silent=frozenset({0, 1})), (1,), True),
     (Status(Phase.RUNNING, exits={0: 1}, lost={1: "silence"}, silent=frozenset({1})), (1,), True),
 ])  # fmt: skip
@@ -328,13 +328,13 @@ def test_a_job_whose_ranks_have_finished_is_not_tried_again(run: Run) -> None:
 
 
 def test_all_lost_nodes_are_named(run: Run) -> None:
-    lost = Status(ENDED, exits={0: 137}, lost={1: "no answer over SSH", 2: "it has rebooted"})
+    lost = Status(ENDED, exits={0: 137}, lost={1: "no answer over SSH", 2: "it rebooted"})
     backend = Script(run, [lost, OK], hosts="abcdef")
     play(run, backend, [job(run, 3)])
     events = {event["event"]: event for event in run.read_events()}
     assert (
         "lost node 1" in events["verdict"]["words"]
-        and "lost node 2 (c): it has rebooted" in events["verdict"]["words"]
+        and "lost node 2 (c): it rebooted" in events["verdict"]["words"]
     )
     assert events["restarted"]["who"] == "node 1 (b) and c" and backend.used[1] == ("a", "d", "e")
 

@@ -76,8 +76,8 @@ def test_nodes_meet_in_whatever_order_they_come(port: int) -> None:
     nodes.start(3, 10)
     assert nodes.join() == dict.fromkeys(range(4))
     assert (
-        any("3 of 4 nodes are here" in words for words in nodes.said[0])
-        and "all 4 nodes are here" in nodes.said[0][-1]
+        any("3 of 4 nodes have arrived" in words for words in nodes.said[0])
+        and "all 4 nodes have arrived" in nodes.said[0][-1]
     )
     assert "waiting for node 0" in nodes.said[2][0]
 
@@ -166,7 +166,7 @@ def test_a_port_that_is_taken_is_told(port: int) -> None:
         nodes = Nodes(port, 2)
         nodes.start(0, 1)
         (error,) = nodes.join().values()
-    assert re.search(f"port {port} can't be used", str(error)) and "ss -ltnp" in str(error)
+    assert re.search(f"can't listen on port {port}", str(error)) and "ss -ltnp" in str(error)
 
 
 def test_one_node_waits_for_nobody(port: int) -> None:

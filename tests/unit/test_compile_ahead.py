@@ -172,7 +172,7 @@ def test_locks_are_cleared_by_the_first_node_and_while_nobody_compiles(
     assert answer.returncode == 0 and "extracts: 1" in answer.stdout, answer.stderr
     words = [json.loads(entry)["words"] for entry in told.read_text().splitlines()]
     assert (["--command", "clear-locks"] in words) == clears
-    assert ("locks in the cache stay: other may hold some" in answer.stdout) == busy
+    assert ("keeping the locks in the cache, because other may own some" in answer.stdout) == busy
 
 
 def test_a_missing_tool_is_told_of_with_what_brings_it(

@@ -55,9 +55,12 @@ def test_a_torch_without_cuda_is_named_and_no_cpu_takes_the_place(
 ) -> None:
     blind.setattr(torch.version, "cuda", None)
     error = refused("cuda")
-    assert "ranks compute on GPUs" in error.what and error.where == "rank 3 on node 1"
     assert (
-        f"torch {torch.__version__} is a build without CUDA" in error.why
+        "this rank can't use a GPU, but the plan requires one" in error.what
+        and error.where == "rank 3 on node 1"
+    )
+    assert (
+        f"torch {torch.__version__} is built without CUDA" in error.why
         and "make setup" in error.next
     )
 
@@ -96,12 +99,18 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "4")
     error = refused("cuda")
-    assert "rank 4 of its node has no GPU" in error.what and "torch sees 4" in error.why
+    assert "local rank 4 has no GPU" in error.what and "torch finds 4" in error.why
 
 
 @pytest.mark.parametrize(
     ("count", "told"),
-    [(0, ""), (8, "8 accelerators of this node stay idle: fleet.platform is cpu")],
+    [
+        (0, ""),
+        (
+            8,
+            "8 accelerators of this node are idle, because ranks use the CPUs (fleet.platform is cpu)",
+        ),
+    ],
 )
 def test_a_cpu_that_was_planned_is_opened_beside_gpus_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int, told: str
@@ -112,7 +121,7 @@ def test_a_cpu_that_was_planned_is_opened_beside_gpus_too(
 
 
 def test_what_has_no_file_here_is_refused() -> None:
-    assert "no rank can compute on abacus yet" in refused("abacus").what
+    assert "ranks can't use the device abacus yet" in refused("abacus").what
 
 
 @pytest.mark.parametrize(

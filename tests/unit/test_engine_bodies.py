@@ -255,11 +255,11 @@ def test_secrets_are_referred_to_and_never_said(
             {"spot": True},
             "fleet.spot: AWS Batch does not run multi-node parallel jobs on spot",
         ),
-        ("batch", {"batch": {"priority": 3}}, "fleet.batch.priority: applies within a share"),
+        ("batch", {"batch": {"priority": 3}}, "fleet.batch.priority: applies only within a share"),
         (
             "batch",
             {"aws": {"region": "us-east-1", "ami": "ami-0123456789abcdef0"}},
-            "fleet.batch.queue mine brings its own machines",
+            "fleet.batch.queue mine has its own machines",
         ),
         (
             "batch",
@@ -286,7 +286,7 @@ def test_secrets_are_referred_to_and_never_said(
         (
             "sagemaker",
             {"sagemaker": {"wait_hours": 3}},
-            "fleet.sagemaker.wait_hours: is for fleet.spot",
+            "fleet.sagemaker.wait_hours: applies only to fleet.spot",
         ),
         (
             "sagemaker",
@@ -311,7 +311,7 @@ def test_secrets_are_referred_to_and_never_said(
         (
             "sagemaker",
             {"shared_folder": "/fsx/x"},
-            'fleet.shared_folder: "/fsx/x": the nodes of sagemaker share no disk',
+            'fleet.shared_folder: "/fsx/x": sagemaker nodes have no shared disk',
         ),
     ],
     ids=lambda value: str(value)[:40],

@@ -111,7 +111,7 @@ def test_a_wrong_line_is_refused_with_how_it_should_be(
         parse(words)
     assert (
         caught.value.code == 2
-        and "python -m trainfleet.node.entrypoint [--on ENGINE]" in capsys.readouterr().err
+        and "python -m trainfleet.node.entrypoint [--on SCHEDULER]" in capsys.readouterr().err
     )
 
 
@@ -195,11 +195,13 @@ def test_an_image_of_another_lock_than_the_job_s_is_refused_with_both(
     monkeypatch.setenv(entrypoint.IMAGE_LOCK, "cpu 2026-01-01 0123456789ab")
     assert run_node(home, "part", "0") == 0, "who planned it did not say"
     monkeypatch.setenv(entrypoint.LOCK, "cpu 2026-11-20 ba9876543210")
-    with pytest.raises(BackendError, match="other versions than the config's platform") as caught:
+    with pytest.raises(
+        BackendError, match="versions differ from those of the config's platform"
+    ) as caught:
         run_node(home, "part", "0")
     assert (
         caught.value.why
-        == "it has the lock cpu 2026-01-01 0123456789ab, but the config's platform has cpu 2026-11-20 ba9876543210"
+        == "its versions are cpu 2026-01-01 0123456789ab, but the config's platform has cpu 2026-11-20 ba9876543210"
     )
     assert caught.value.why in sagemaker.read_text()
     log = (home / "runs/x/logs/node-0.log").read_text()
@@ -250,7 +252,7 @@ def test_a_reason_hides_secrets_and_is_no_reason_to_fail_where_it_can_t_be_left(
     assert str(home) not in sagemaker.read_text() and "***" in sagemaker.read_text()
     as_sagemaker(monkeypatch, Placement(0, 1, "127.0.0.1"), Path("/proc/none/failure"))
     assert run_node(home, "part", "5") == 5
-    assert "the reason of the failure can't be written" in capsys.readouterr().err
+    assert "can't write the reason of the failure" in capsys.readouterr().err
 
 
 def test_a_node_that_can_t_begin_leaves_why(

@@ -108,7 +108,7 @@ def test_a_cluster_that_answers_with_no_partitions_is_none(said: str) -> None:
     def ask(words: object, stdin: str = "", environment: Mapping[str, str] | None = None) -> Said:
         return Said(0, said, "")
 
-    with pytest.raises(BackendError, match="this Slurm can't be used"):
+    with pytest.raises(BackendError, match="Slurm is not usable here"):
         Partitions(SlurmClient(ask)).apply()
 
 

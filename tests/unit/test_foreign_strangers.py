@@ -116,8 +116,8 @@ def test_a_tilde_in_a_path_is_the_home_that_a_shell_would_have_put_there(
 @pytest.mark.parametrize(
     "reader, told, why",
     [(batch.read, {"NODE_RANK": "abc"}, "AWS_BATCH_JOB_ID is not set"),
-     (fleet.read, {"TRAINFLEET_NODE": "0", "TRAINFLEET_NODES": "1", "TRAINFLEET_MEET": "a", "TRAINFLEET_PORT": "99999"}, "not a port"),
-     *((slurm.read, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is not a list of hosts")
+     (fleet.read, {"TRAINFLEET_NODE": "0", "TRAINFLEET_NODES": "1", "TRAINFLEET_MEET": "a", "TRAINFLEET_PORT": "99999"}, "is not a valid rendezvous port"),
+     *((slurm.read, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is not a valid host list")
        for hosts in ("a[1-99999999999]", "a[x]", "a[1-", "a[]", "a]"))],
 )  # fmt: skip
 def test_an_environment_that_is_no_placement_is_refused_before_anything_starts(

@@ -65,7 +65,7 @@ def refusal(folder: Path, settings: str) -> str:
         ),
         (
             "train.precision=fp8",
-            "train.precision: fp8: a CPU has no instructions for it, unlike GPUs since Ada and Hopper; set auto",
+            "train.precision: fp8: CPUs do not support it, only GPUs since Ada and Hopper; set auto",
         ),
         (
             "train.activation_memory_budget=0.5 train.compile=false",

@@ -116,7 +116,7 @@ def test_a_bucket_that_does_not_answer_is_said_and_ends_nothing(
     monkeypatch.setattr(s3, "write", refuse)
     said: list[str] = []
     ExitCodes(ROOT, "j").publish(1, 0, said.append)
-    assert said == ["node 0 does not know that this node has ended: gives no valid answer"]
+    assert said == ["could not report this node's exit code to node 0: gives no valid answer"]
 
 
 @pytest.mark.parametrize(

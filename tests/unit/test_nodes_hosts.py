@@ -71,9 +71,9 @@ def test_many_hosts_are_those_that_slurm_reads(words: str, tmp_path: Path) -> No
         ({"hosts": ["a", "a"]}, "two hosts have the name a"),
         ({"hosts": ["a=10.0.0.1", "b=10.0.0.1"]}, "two hosts have the address 10.0.0.1:22"),
         ({"hosts": ["a b"]}, "'a b' is not a host"),
-        ({"nodes": 3}, "3 nodes on 2 hosts (fleet.hosts); set NODES=2"),
+        ({"nodes": 3}, "3 nodes need more than the 2 hosts in fleet.hosts; set NODES=2"),
         ({"min_nodes": 3}, "3 is more than fleet.nodes 2"),
-        ({"shared_folder": None}, "needs a folder that every node sees"),
+        ({"shared_folder": None}, "needs a folder that all nodes share"),
         ({"fsx": {"dns_name": "fs-1"}}, "set both dns_name and mount_name, or neither"),
         (
             {"fsx": {"dns_name": "fs-1", "mount_name": "a", "mount_point": "/data"}},

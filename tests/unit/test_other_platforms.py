@@ -123,9 +123,9 @@ def test_a_platform_of_another_package_is_found_by_its_entry_point(toys: Path) -
 
 
 def test_a_device_that_nobody_brings_is_refused_with_those_that_are_there(toys: Path) -> None:
-    with pytest.raises(RunError, match="no rank can compute on tpu yet") as caught:
+    with pytest.raises(RunError, match="ranks can't use the device tpu yet") as caught:
         devices.planned("tpu")
-    assert caught.value.why == "the devices are cpu, cuda, neuron, neuron_xla, toy"
+    assert caught.value.why == "the supported devices are cpu, cuda, neuron, neuron_xla, toy"
 
 
 @pytest.mark.parametrize(

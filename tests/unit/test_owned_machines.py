@@ -254,7 +254,7 @@ def test_this_machine_is_what_its_driver_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (
-        "this machine's drivers know no accelerator"
+        "this machine's drivers report no accelerator"
         in refused(tmp_path, "backend: local, nodes: 1, accelerator: h100")["fleet.accelerator"]
     )
     monkeypatch.setattr(node_types, "local_accelerators", lambda: 2)
@@ -444,10 +444,10 @@ def test_a_rack_is_joined_beyond_a_node(tmp_path: Path) -> None:
 
 def test_what_is_built_for_other_processors_is_refused(tmp_path: Path) -> None:
     hosts = "backend: ssh, nodes: 2, hosts: [a, b], shared_folder: /s, accelerator: gb200"
-    assert "ARM processors" in refused(tmp_path, hosts)["fleet.python"]
+    assert "nodes have ARM CPUs" in refused(tmp_path, hosts)["fleet.python"]
     assert config(tmp_path, f"{hosts}, python: /opt/torch/bin/python").world_size == 8
     assert (
-        "ARM processors"
+        "nodes have ARM CPUs"
         in refused(
             tmp_path,
             "backend: slurm, nodes: 2, accelerator: gh200, container: build, slurm: {container_runtime: pyxis}",

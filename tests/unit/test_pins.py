@@ -166,7 +166,7 @@ def test_neuron_on_a_system_that_has_no_packages_for_it_is_refused_in_plan(
     ]
     assert bool(said) == ((name, system) not in HOSTS), said
     assert not said or re.match(
-        f"{system}: (Neuron's packages are installed by apt|its Python is 3.11)", said[0]
+        f"{system}: (Neuron's packages need apt|its Python is 3.11)", said[0]
     )
 
 

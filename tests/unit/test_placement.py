@@ -98,7 +98,7 @@ def test_the_main_node_of_batch_is_not_told_its_own_address() -> None:
         "AWS_BATCH_JOB_NODE_INDEX": "0"
     }
     assert batch.read(alone).meet == placement.own_address()
-    with pytest.raises(BackendError, match="does not know where to meet"):
+    with pytest.raises(BackendError, match="has no rendezvous address"):
         batch.read(alone | {"AWS_BATCH_JOB_NODE_INDEX": "1"})
 
 
@@ -130,7 +130,7 @@ def test_sagemaker(tmp_path: Path) -> None:
 def test_a_broken_resource_file_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "resourceconfig.json"
     file.write_text(text)
-    with pytest.raises(BackendError, match="this host of the job") as caught:
+    with pytest.raises(BackendError, match="this host in the job") as caught:
         sagemaker.read(file)
     assert caught.value.where == str(file) and caught.value.why
 

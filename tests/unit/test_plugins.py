@@ -96,11 +96,11 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
 @pytest.mark.parametrize(
     ("fleet", "problem"),
     [
-        ({"shared_folder": None}, "fleet.shared_folder: null: nodes of dummy need a folder"),
+        ({"shared_folder": None}, "fleet.shared_folder: null: dummy nodes need a shared folder"),
         ({"options": ["qeue=gpu"]}, "fleet.options: qeue: is not a key here"),
         ({"options": ["queue=7"]}, "fleet.options: queue: must be text, not 7"),
         ({"options": ["queue=a", "queue=b"]}, "fleet.options: queue: is given twice"),
-        ({"options": ["queue=[1"]}, "fleet.options: queue: is not a YAML value"),
+        ({"options": ["queue=[1"]}, "fleet.options: queue: is not valid YAML"),
         ({"options": ["queue"]}, "is not valid"),
         (
             {"backend_options": ["queue=gpu"]},
@@ -126,8 +126,8 @@ def test_what_is_not_written_yet_says_where_to_write_it(typed: Typed) -> None:
     code, said = typed("train")
     assert (
         code
-        and "submitting is not written yet" in said
-        and "next: write src/trainfleet_dummy/__init__.py" in said
+        and "submit is not implemented yet" in said
+        and "next: edit src/trainfleet_dummy/__init__.py" in said
     )
 
 
@@ -212,7 +212,7 @@ def test_it_counts_among_the_backends_and_not_in_the_page_of_this_package(packag
     ("text", "why"),
     [
         ("import nothing_of_that_name", "ModuleNotFoundError"),
-        ("CLASS = Dummy = 7", "must be a class of"),
+        ("CLASS = Dummy = 7", "must be a subclass of"),
         ("1 / 0", "ZeroDivision"),
     ],
 )
@@ -236,8 +236,8 @@ def test_a_backend_that_lacks_a_call_or_bears_another_name_is_named(
     file = package / "src/trainfleet_dummy/__init__.py"
     whole = file.read_text()
     for was, now, why in [
-        ("def find(", "def found(", "it lacks find"),
-        ("tried_on = False", "tested_on = False", "it lacks tried_on"),
+        ("def find(", "def found(", "it does not define find"),
+        ("tried_on = False", "tested_on = False", "it does not define tried_on"),
         ('name = "dummy"', 'name = "other"', "with the name 'dummy'"),
     ]:
         forget()
@@ -258,7 +258,7 @@ def test_a_package_that_is_broken_leaves_the_others_as_they_are(
 
 
 def test_an_engine_that_nobody_offers_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(BackendError, match="is not a scheduler that starts nodes") as caught:
+    with pytest.raises(BackendError, match="is not a known scheduler") as caught:
         placements.source("lsf")
     assert "fleet, batch, slurm, sagemaker" in str(caught.value)
 

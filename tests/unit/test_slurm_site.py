@@ -71,8 +71,8 @@ def test_what_no_key_sets_is_the_site_s_and_the_script_says_so(
 ) -> None:
     (_, looked, first), (words, text, second) = submitted(tmp_path, monkeypatch, SITE).submissions
     for line in ("#SBATCH --account=text", "#SBATCH --partition=short", "# SBATCH_ACCOUNT sets --account=text",
-                 "# SBATCH_PARTITION sets --partition=short", "# SBATCH_EXPORT is not used: the program decides that",
-                 "# SBATCH_REQUEUE is not used: fleet.slurm.requeue decides that"):  # fmt: skip
+                 "# SBATCH_PARTITION sets --partition=short", "# SBATCH_EXPORT is ignored: trainfleet sets this option",
+                 "# SBATCH_REQUEUE is ignored: fleet.slurm.requeue sets this option"):  # fmt: skip
         assert line in text.splitlines()
     assert (
         looked == text
@@ -95,7 +95,7 @@ def test_a_key_of_the_config_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     slurm = {"partition": "long", "time_limit_minutes": 90, "options": ["--switches=2"]}
     text = submitted(tmp_path, monkeypatch, site, **slurm).submissions[1][1]
     for line in ("#SBATCH --partition=long", "#SBATCH --time=90", "#SBATCH --switches=2", "#SBATCH --mem=0", "#SBATCH --account=text",
-                 "# SBATCH_PARTITION is not used: fleet.slurm.partition decides that"):  # fmt: skip
+                 "# SBATCH_PARTITION is ignored: fleet.slurm.partition sets this option"):  # fmt: skip
         assert line in text.splitlines()
     assert all(
         text.count(f"#SBATCH --{name}=") == 1 for name in ("partition", "time", "switches", "mem")
@@ -130,7 +130,7 @@ def test_a_variable_is_an_option_as_sbatch_has_it(
 
 @pytest.mark.parametrize("value", ["a b", "a\nb", "a'b", 'a"', "a#b", "\x1b[0m"])
 def test_a_value_that_a_script_can_not_hold_is_told_of(tmp_path: Path, value: str) -> None:
-    with pytest.raises(BackendError, match="can't be in a batch script") as refused:
+    with pytest.raises(BackendError, match="can't be written to a batch script") as refused:
         options.apply(config_of(tmp_path), {"SBATCH_ACCOUNT": value})
     assert refused.value.where == "SBATCH_ACCOUNT" and "unset SBATCH_ACCOUNT" in refused.value.next
 

@@ -56,15 +56,15 @@ def config_of(folder: Path, **fleet: Any) -> Config:
         ("Resources", "waits for nodes that are in use; next: "),
         (
             "QOSMaxCpuPerUserLimit",
-            "their limit of cores; next: wait for one of your jobs to end",
+            "their core limit; next: wait for one of your jobs to end",
         ),
-        ("QOSMaxWallDurationPerJobLimit", "more than this quality of service allows per job"),
+        ("QOSMaxWallDurationPerJobLimit", "more than this QOS allows per job"),
         (
             "ReqNodeNotAvail, UnavailableNodes:node1",
             "down, drained or reserved; next: run sinfo -R to see why",
         ),
         ("AssocGrpGRES", "your account's jobs have reached their common limit"),
-        ("BeginTime", "Slurm holds a job that it queues again for about two minutes"),
+        ("BeginTime", "Slurm delays a requeued job by about two minutes"),
         ("Zorble", "(Zorble): see slurm.schedmd.com"),
     ],
 )
@@ -165,16 +165,16 @@ def test_further_options_that_a_site_demands_stand_in_the_script(tmp_path: Path)
 @pytest.mark.parametrize(
     ("option", "why"),
     [
-        ("--partition=gpu", "the program sets --partition itself; use fleet.slurm.partition"),
+        ("--partition=gpu", "trainfleet sets --partition itself; use fleet.slurm.partition"),
         (
             "--part=gpu",
-            "the program sets --partition itself",
+            "trainfleet sets --partition itself",
         ),  # sbatch takes a beginning of an option for the whole
         ("--time=10", "use fleet.slurm.time_limit_minutes"),
-        ("--no=3", "the program sets --no"),
+        ("--no=3", "trainfleet sets --no"),
         ("--job-name=x", "use name"),
-        ("--comment=x", "the program sets --comment itself; remove it"),
-        ("--exp=ALL", "the program sets --export itself; remove it"),
+        ("--comment=x", "trainfleet sets --comment itself; remove it"),
+        ("--exp=ALL", "trainfleet sets --export itself; remove it"),
         ("--array=1-9", "remove it"),
         ("--mem=10G", "use fleet.exclusive"),
         ("-p gpu", "is not valid; write it like"),
@@ -311,7 +311,7 @@ def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
         ),
         (
             "allocation failure: Invalid qos specification",
-            "the account has no such quality of service",
+            "the account has no such QOS",
         ),
     ],
 )
@@ -404,7 +404,9 @@ def test_what_follows_another_job_says_which_and_how_that_one_is(tmp_path: Path)
         backend.engine = SlurmClient(lambda line, stdin, environment, out=out: Said(0, out, ""))  # type: ignore[misc]
         runs_of(tmp_path, "4567", "8")
         reason = backend.status(Handle("slurm", f"{tmp_path}:8", "4567", 2)).reason
-        assert reason.endswith(f"; job 7, compile-1, is {state}: make logs RUN=compile-1"), reason
+        assert reason.endswith(f"; job 7 (compile-1) is {state}: run make logs RUN=compile-1"), (
+            reason
+        )
     request = Request(replace(train_job(backend.config), folder=tmp_path), ())
     verdict = judge(
         request,
@@ -558,7 +560,7 @@ def test_without_slurm_s_commands_the_next_command_is_named(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     config = config_of(tmp_path)
-    with pytest.raises(BackendError, match="this machine has no scontrol") as caught:
+    with pytest.raises(BackendError, match="scontrol is not in this machine's PATH") as caught:
         Slurm(config).plan(replace(train_job(config), launch="x"), {})
     assert "fleet.hosts" in caught.value.next
     assert Slurm(config).plan(train_job(config), {}).artifacts[0].name == "job.sbatch", (
@@ -583,7 +585,7 @@ def test_secrets_are_not_given_to_a_cluster_that_keeps_environments(
         )
 
     slurm.engine = SlurmClient(ask)
-    with pytest.raises(BackendError, match="secrets can't be given to this cluster"):
+    with pytest.raises(BackendError, match="can't pass secrets to this cluster"):
         slurm.submit(slurm.plan(train_job(config), {}))
     assert "sbatch" not in asked
 
@@ -699,9 +701,9 @@ def test_a_cluster_is_made_and_its_events_are_told_in_plain_words(
     )
     said = capsys.readouterr().out
     assert (
-        "the file system is being made" in said
-        and "the head node is made" in said
-        and "the cluster is made" in said
+        "the file system is being created" in said
+        and "the head node is created" in said
+        and "the cluster is created" in said
     )
     assert "warning: mind this" in said
     assert "head node 203.0.113.9" in said and said.index("file system") < said.index(
@@ -729,10 +731,14 @@ def test_what_failed_first_is_named(made: Config, tmp_path: Path) -> None:
            get_cluster_stack_events=[[0, {"events": events}]])  # fmt: skip
     with (
         aws(region()),
-        pytest.raises(BackendError, match="could not be made: CREATE_FAILED") as caught,
+        pytest.raises(
+            BackendError, match="could not create the cluster ours: CREATE_FAILED"
+        ) as caught,
     ):
         Cluster(made).apply()
-    assert "the file system (It) could not be made: no capacity in us-west-2a" in caught.value.why
+    assert (
+        "the file system (It) could not be created: no capacity in us-west-2a" in caught.value.why
+    )
 
 
 def test_what_pcluster_s_validators_say_is_told(made: Config, tmp_path: Path) -> None:
@@ -743,7 +749,7 @@ def test_what_pcluster_s_validators_say_is_told(made: Config, tmp_path: Path) ->
     answer(tmp_path, describe_cluster=[MISSING], create_cluster=[[1, wrong]])
     with (
         aws(region()),
-        pytest.raises(BackendError, match="pcluster create-cluster refuses") as caught,
+        pytest.raises(BackendError, match="pcluster create-cluster failed") as caught,
     ):
         Cluster(made).apply()
     assert caught.value.why == "subnet-0 is not there"
@@ -757,9 +763,9 @@ def test_a_cluster_that_is_still_being_made_is_named_with_the_next_command(
         BackendError, match="the cluster ours is not ready: CREATE_IN_PROGRESS"
     ) as caught:
         Slurm(made).plan(replace(train_job(made), launch="x"), {})
-    assert caught.value.next == "run make setup to follow it"
+    assert caught.value.next == "run make setup to wait for it"
     answer(tmp_path, describe_cluster=[MISSING])
-    with pytest.raises(BackendError, match="there is no cluster ours yet"):
+    with pytest.raises(BackendError, match="the cluster ours does not exist yet"):
         Slurm(made).plan(replace(train_job(made), launch="x"), {})
 
 
@@ -806,7 +812,7 @@ def test_a_cluster_is_deleted_and_its_file_system_on_purge_alone(
         assert [verb for verb, _, _ in asked(tmp_path)] == [
             "delete-cluster"
         ] and "fs-0123456789abcdef0" in account.things
-        assert "the kept resources cost $5.52 a day; make clean PURGE=1 removes it too" in said
+        assert "the kept resources cost $5.52 a day; make clean PURGE=1 removes them too" in said
         Cluster(made).remove(purge=True)
         assert "no resources of ours are left in us-west-2" in capsys.readouterr().out
     assert [thing.id for thing in account.of("file-system")] == ["fs-0f0e1a2b3c4d5e6f7"]
@@ -831,7 +837,7 @@ def test_what_keeps_pcluster_from_a_deletion_keeps_no_machine_alive(
         describe_cluster=[state("CREATE_COMPLETE")],
         delete_cluster=[[1, {"message": "may not do lambda:InvokeFunction"}]],
     )
-    with aws(account), pytest.raises(BackendError, match="pcluster delete-cluster refuses"):
+    with aws(account), pytest.raises(BackendError, match="pcluster delete-cluster failed"):
         Cluster(made).remove(purge=False)
     assert [thing.state for thing in account.of("instance")] == ["shutting-down", "running"]
 
@@ -872,7 +878,7 @@ def test_ssh_is_never_open_to_the_world(made: Config, tmp_path: Path) -> None:
     assert said == {"KeyName": "trainfleet-ours", "AllowedIps": "127.0.0.1/32"}
     fleet = {"aws": {"region": "us-west-2", "subnets": ["subnet-0123456789abcdef0"], "allow_ssh_from": ["10.0.0.0/8", "203.0.113.7/32"]},
              "instance_type": "c7i.8xlarge", "slurm": {"create": "parallelcluster"}}  # fmt: skip
-    with pytest.raises(ConfigError, match="2 networks: ParallelCluster allows one"):
+    with pytest.raises(ConfigError, match="2 networks: ParallelCluster accepts only one"):
         config_of(tmp_path, **fleet)
 
 
@@ -911,7 +917,8 @@ def test_a_second_config_uses_a_cluster_and_does_not_take_it_down(
         Cluster(second).remove(purge=True)
     assert (
         asked(tmp_path) == []
-        and "the cluster ours stays: ours has made it" in capsys.readouterr().out
+        and "the cluster ours is kept, because the config ours created it"
+        in capsys.readouterr().out
     )
 
 
@@ -1050,7 +1057,7 @@ def test_a_file_system_that_a_cluster_left_is_used_by_the_next_one_and_removed_b
             assert Cluster(made).apply() == 0
             said = capsys.readouterr().out
         assert (
-            "fs-0123456789abcdef0 (2,400 GiB SCRATCH_2, $11.05 a day) was kept with its data by an earlier make clean"
+            "reusing fs-0123456789abcdef0 (2,400 GiB SCRATCH_2, $11.05 a day), which an earlier make clean kept with its data"
             in said
         )
         assert (

@@ -41,7 +41,7 @@ def test_the_table_says_of_every_capability_who_has_it() -> None:
     assert [backend.name for backend in BACKENDS.values()] == [*BACKENDS]
     told = {row[0]: dict(zip(BACKENDS, row[1:], strict=True)) for row in rows[2:]}
     outlives = told["OUTLIVES: a job continues without the machine that launched it"]
-    shared = told["SHARED: its nodes see one run folder; elsewhere that goes through s3://"]
+    shared = told["SHARED: its nodes share the run folder; other backends use s3://"]
     assert (outlives["local"], outlives["ssh"]) == ("", "real sshd") and (
         shared["local"],
         shared["batch"],

@@ -143,7 +143,7 @@ def test_a_pid_in_the_kernel_s_words_leads_to_the_rank_that_had_it(run: Run) -> 
 
 
 def test_of_two_runs_that_begin_on_a_host_at_once_the_other_is_named(run: Run) -> None:
-    words = "b: /fsx/you:other (of ann) has begun on this host, and fleet.exclusive is set; next: wait for it, use other hosts"
+    words = "b: /fsx/you:other (of ann) is running on this host, and fleet.exclusive is set; next: wait for it, use other hosts"
     found = verdict(run, status=Status(Phase.ENDED, words, exits={0: 143, 1: 75}))
     assert (
         found.cause == "busy"
@@ -347,7 +347,7 @@ CUT = "ended within 0 s without having saved: the scheduler kills a job before t
 
 def test_an_engine_that_kills_before_the_grace_time_is_named(run: Run) -> None:
     write(run, 0, "step 3  loss 2.1  9 tokens/s")
-    Log(run.logs / "node-0.log").note("node", "asked to leave (SIGTERM): 20 s to save and leave")
+    Log(run.logs / "node-0.log").note("node", "asked to stop (SIGTERM) with 20 s to save and exit")
     found = verdict(run, status=Status(Phase.ENDED, exits={0: 137, 1: 0}))
     assert (
         found.cause == "killed"
@@ -374,8 +374,8 @@ def test_what_somebody_has_ended_is_not_begun_again(run: Run) -> None:
 def test_who_did_not_leave_in_time_is_told_from_that(run: Run) -> None:
     write(run, 0, "step 3  loss 2.1  9 tokens/s")
     for words in (
-        "asked to leave (SIGTERM): 20 s to save and leave",
-        "killed, as it has not left, 20 s after it was asked to",
+        "asked to stop (SIGTERM) with 20 s to save and exit",
+        "killed, because it did not stop within 20 s",
     ):
         Log(run.logs / "node-0.log").note("node", words)
     found = verdict(
@@ -395,7 +395,7 @@ def test_a_node_that_is_ended_as_another_has_failed_was_no_cause(run: Run) -> No
         '  File "x.py", line 1, in <module>',
         "TypeError: unsupported operand",
     )
-    Log(run.logs / "node-0.log").note("node", "asked to leave (SIGTERM): 20 s to save and leave")
+    Log(run.logs / "node-0.log").note("node", "asked to stop (SIGTERM) with 20 s to save and exit")
     assert "grace" not in verdict(run, status=Status(Phase.ENDED, exits={0: 137, 1: 1})).words
 
 

@@ -45,18 +45,20 @@ class Backends(Mapping[str, type[Backend]]):
             or Backend not in found.__mro__
             or getattr(found, "name", "") != name
         ):
-            why = f"it must be a class of trainfleet.backends.base.Backend with the name {name!r}"
+            why = (
+                f"it must be a subclass of trainfleet.backends.base.Backend with the name {name!r}"
+            )
         elif missing := sorted(
             {*Backend.__annotations__} - {*dir(found)} | vars(found)["__abstractmethods__"]
         ):
-            why = f"it lacks {', '.join(missing)}"
+            why = f"it does not define {', '.join(missing)}"
         else:
             return found
         raise BackendError(
             "is not a backend",
             where=f"{plugins.OF_BACKENDS}: {name}",
             why=why,
-            next="fix that package",
+            next="fix or uninstall that package",
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -118,17 +120,17 @@ def _node_here(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
         return node_types.node(row, nodes)
     return node_types.Node(
         max(1, row.accelerators // nodes),
-        f"{row.name} over {nodes} nodes",
+        f"{row.name}, split across {nodes} nodes",
         node_types.platform_of(row),
     )
 
 
 def _node_elsewhere(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
     if row is None:
-        what = "a host of an unknown kind runs one rank, on its cores"
+        what = "the hosts' accelerators are unknown, so each host runs one CPU rank"
         return node_types.Node(
             1,
-            f"{what}; set fleet.instance_type or fleet.accelerator, which make doctor finds",
+            f"{what}; set fleet.instance_type or fleet.accelerator (make doctor detects it)",
         )
     return node_types.node(row, nodes)
 
@@ -157,15 +159,15 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
         yield "fleet.options", f"{config.fleet.options[0]}: {what}"
     yield from _refuse_arm(config)
     if own and own.usd_per_hour is not None and not (backend.owned or backend.is_here):
-        counts = f"the {backend.name} backend uses AWS's prices"
+        counts = f"the {backend.name} backend uses AWS prices"
         yield "fleet.accelerator.usd_per_hour", f"{own.usd_per_hour:g}: {counts}; remove it"
     if config.fleet.on_slow_node == "replace" and Can.LEAVE_OUT not in backend.can:
         # Only built-in backends: a backend of an installed package may fail to import.
         able = ", ".join(name for name in OURS if Can.LEAVE_OUT in BACKENDS[name].can)
         yield (
             "fleet.on_slow_node",
-            f"replace: the {backend.name} backend can't exclude a host; set warn, or use one of: "
-            f"{able}",
+            f"replace: the {backend.name} backend can't exclude hosts; set warn, or use one of "
+            f"these backends: {able}",
         )
 
 
@@ -176,11 +178,11 @@ def _refuse_arm(config: Config) -> Iterator[tuple[str, str]]:
     fleet, kind, backend = config.fleet, config.fleet.node_type, BACKENDS[config.fleet.backend]
     if kind is None or kind.accelerator is None or not kind.accelerator.arm:
         return
-    why = f"{kind.accelerator.label} has ARM processors, but builds are for x86-64"
+    why = f"{kind.accelerator.label} nodes have ARM CPUs, but trainfleet's builds are for x86-64"
     if fleet.container != "none":
         yield (
             "fleet.container",
-            f"{fleet.container}: {why}; set none, with your own Python (fleet.python)",
+            f"{fleet.container}: {why}; set none, and set fleet.python to your own Python",
         )
     elif fleet.python is None and (fleet.hosts or (backend.owned and Can.EXAMINE in backend.can)):
-        yield "fleet.python", f"null: {why}; set the path of a Python there that has torch"
+        yield "fleet.python", f"null: {why}; set the path of a Python with torch on the nodes"

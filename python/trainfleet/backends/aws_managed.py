@@ -68,7 +68,7 @@ def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
             raise BackendError(
                 f"{name} is longer than SSM allows ({LONGEST} bytes)",
                 where="fleet.secrets",
-                next=f"put it in Secrets Manager, and in fleet.secret_arns: {name}=arn:...",
+                next=f"store it in Secrets Manager, and set fleet.secret_arns: {name}=arn:...",
             )
         calls(
             "ssm",
@@ -177,7 +177,7 @@ class Hosted(Backend):
         if config.fleet.instance_type is None:
             yield (
                 "fleet.instance_type",
-                f"{cls.title} needs a type of instance, such as p4d.24xlarge",
+                f"{cls.title} needs an instance type, such as p4d.24xlarge",
             )
 
     @abstractmethod
@@ -223,7 +223,7 @@ class Hosted(Backend):
         until = clock.now() + self.gone
         while at_once and not self.status(handle).ended:
             if clock.now() > until:
-                why = f"{self.gone:.0f} s after it was asked to stop"
+                why = f"it was asked to stop {self.gone:.0f} s ago"
                 raise BackendError(
                     "the job has not ended yet",
                     where=f"{self.name} {handle.id}",
@@ -259,15 +259,15 @@ class Hosted(Backend):
         """
         saving, every = saving_of(self.config), self.config.checkpoint.every
         leaves = (
-            f"if the service ends it, ranks have {grace:.0f} s to save; saving takes "
+            f"if {self.title} stops the job, ranks have {grace:.0f} s to save; saving takes "
             f"about {saving:.0f} s"
         )
         if saving < grace:
             return [f"  {leaves}"]
         return [
             f"  warning: {leaves}",
-            f"  so it resumes from the last checkpoint (checkpoint.every: {every}); make stop "
-            "saves first",
+            f"  the job would resume from the last checkpoint (checkpoint.every: {every}); make "
+            "stop saves first",
         ]
 
     def bill(self) -> Bill | None:

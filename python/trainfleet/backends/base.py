@@ -53,14 +53,14 @@ HANDLE, REQUEST = ("handle.json", "request.json")
 class Can(Enum):
     """Capabilities of a backend. The support table in docs/evidence is generated from them."""
 
-    SHARED = "its nodes see one run folder; elsewhere that goes through s3://"
+    SHARED = "its nodes share the run folder; other backends use s3://"
     LEAVE_OUT = "hosts can be excluded from an attempt"
-    EXAMINE = "make doctor examines its nodes, and every launch passes the preflight"
-    MACHINES = "make setup makes its machines, and make clean checks that they are gone"
-    RETRIES = "the scheduler itself starts further attempts"
+    EXAMINE = "make doctor checks its nodes, and every launch runs the preflight"
+    MACHINES = "make setup creates its machines, and make clean checks that they are deleted"
+    RETRIES = "the scheduler itself retries a job"
     OUTLIVES = "a job continues without the machine that launched it"
-    IMAGE = "jobs run in an image"
-    FOLLOWS = "training is queued behind its compilation, and begins when that has succeeded"
+    IMAGE = "jobs run in a container image"
+    FOLLOWS = "training is queued behind its compilation, and starts after the compilation succeeds"
 
 
 class Phase(Enum):
@@ -362,5 +362,5 @@ def load_job(run: Run) -> tuple[Handle, Request] | None:
     except InputError as error:
         where = str(run.folder / HANDLE)
         why, then = f"{error.key}: {error.what}", f"run rm {where}, then make train"
-        raise RunError("is not the handle of a job", where=where, why=why, next=then) from error
+        raise RunError("is not a valid job handle", where=where, why=why, next=then) from error
     return handle, Request.of(request, str(run.folder / REQUEST))

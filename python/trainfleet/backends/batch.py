@@ -103,12 +103,12 @@ class Batch(Hosted):
             )
         if config.fleet.aws.volume_gib < DISK:
             what = (
-                f"{config.fleet.aws.volume_gib}: nodes hold images of training on this disk; "
+                f"{config.fleet.aws.volume_gib}: too small for the training images on this disk; "
                 f"set {DISK} or more"
             )
             yield "fleet.aws.volume_gib", what
         if config.fleet.batch.priority is not None and config.fleet.batch.share is None:
-            yield "fleet.batch.priority", "applies within a share; set fleet.batch.share"
+            yield "fleet.batch.priority", "applies only within a share; set fleet.batch.share"
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """Returns a job definition and its submission. `without` has no effect, because Batch
@@ -304,16 +304,16 @@ def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
     if ":" in queue and region and queue.split(":")[3] != region:
         yield (
             "fleet.batch.queue",
-            f"{queue} is not in fleet.aws.region {region}; name a queue of that region",
+            f"{queue} is not in fleet.aws.region {region}; set a queue in that region",
         )
     for key in OF_THE_STACK:
         if (value := getattr(config.fleet.aws, key)) != getattr(Aws, key):
-            what = f"{show(value)}: fleet.batch.queue {queue} brings its own machines; remove it"
+            what = f"{show(value)}: fleet.batch.queue {queue} has its own machines; remove it"
             yield f"fleet.aws.{key}", what
     if config.data.tokenize_instance_type:
         what = (
-            f"{config.data.tokenize_instance_type}: setup makes no queue for it in addition to "
-            "fleet.batch.queue; remove it"
+            f"{config.data.tokenize_instance_type}: setup creates no tokenizing queue if "
+            "fleet.batch.queue is set; remove it"
         )
         yield "data.tokenize_instance_type", what
 

@@ -67,11 +67,11 @@ class Baking(Bake):
 
 def _bake(head: Head, oven: Oven) -> int:
     with told_of(
-        "AWS continues with an image that was begun",
+        "AWS is still creating the image",
         "run make image to continue, or make clean PURGE=1 to remove it",
     ):
         if found := oven.begun():
-            say(f"{found.id} has these versions: {found.lock}, baked {found.made}")
+            say(f"{found.id} already has these versions: {found.lock}, created {found.made}")
             image = found.id
         else:
             oven.clear(say)
@@ -79,10 +79,10 @@ def _bake(head: Head, oven: Oven) -> int:
         oven.follow(image, say)
     say(f"{image} is ready; {oven.cost(image)}, until make clean PURGE=1 removes it")
     if own := head.fleet.aws.ami:
-        say(f"make setup uses fleet.aws.ami, {own}; set null to use this one")
+        say(f"make setup uses fleet.aws.ami, {own}; set it to null to use the new image")
     say(
-        "next: run make plan to see whether nodes are made from it; existing ones keep theirs "
-        "until make clean"
+        "next: run make plan to see whether new nodes use this image; existing nodes keep "
+        "theirs until make clean"
     )
     return 0
 
@@ -92,7 +92,7 @@ def _baked(head: Head, oven: Oven) -> str:
     if head.by_agent:
         require_plugin()
     host, facts = _at_rest(head)
-    say(f"{host}: sealed during its snapshot, without a reboot")
+    say(f"{host}: sealed during the snapshot; it does not reboot")
     with _sealed(head, host, facts):
         image = oven.begin(host.name)
         oven.await_snapshots(image)
@@ -121,12 +121,15 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
         )
     host = fit[-1]
     said = transport.run(host_commands.marks(), timeout=TIMEOUT, hosts=[host]).require(
-        "can't list the runs there"
+        "can't list the runs on the node"
     )
     if busy := host_commands.read_marks(said.ok[host].stdout, ""):
-        why = f"sealing removes its keys for a moment, but {', '.join(sorted(busy))} is running"
+        why = (
+            f"sealing removes the node's keys for a moment, but {', '.join(sorted(busy))} is "
+            "running there"
+        )
         raise BackendError(
-            "an image needs an idle node",
+            "the node is not idle",
             where=str(host),
             why=why,
             next="run make stop, then make image",
@@ -142,7 +145,9 @@ def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
     transport, sudo = head.transport, "" if facts.user == "root" else "sudo -n "
     folder, failed = send_scripts(transport, [host])
     if failed:
-        raise BackendError(by_host("the scripts can't be sent", failed), next="make doctor")
+        raise BackendError(
+            by_host("can't copy the scripts to the node", failed), next="make doctor"
+        )
     shared = shlex.quote(head.folder)
     try:
         answer = transport.ask(host, f"{sudo}{folder}/seal.sh apply {shared}", timeout=TIMEOUT)
@@ -160,8 +165,8 @@ def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
         )
         if trouble := reason(opened):
             say(
-                f"warning: {host} could not be unsealed ({trouble}): it unseals itself ten "
-                "minutes after it was sealed"
+                f"warning: could not unseal {host} ({trouble}); it unseals automatically ten "
+                "minutes after sealing"
             )
 
 
@@ -289,7 +294,8 @@ class Ec2(Ssh):
         if config.fleet.hosts and HEAD not in os.environ:  # the head's config lists the hosts
             yield (
                 "fleet.hosts",
-                "the ec2 backend makes its machines; for your own hosts use fleet.backend ssh",
+                "the ec2 backend creates its own machines; for existing hosts, set "
+                "fleet.backend: ssh",
             )
 
     def extras(self, job: Job) -> dict[str, str]:

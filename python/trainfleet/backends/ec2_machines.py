@@ -221,7 +221,7 @@ class Stacked(Machines):
         """Creates or changes the stack, and shows the progress."""
         with (
             told_of(
-                "AWS continues with the stack",
+                "AWS is still working on the stack",
                 "run make setup to continue, or make clean to remove it",
             ),
             Board([]) as board,
@@ -305,17 +305,17 @@ class Instances(Stacked):
             {node.id for node in nodes} - keep_keys(self.cloud, nodes, self.head.by_agent)[1]
         ):
             if clock.now() > deadline:
-                why = "neither its console nor its SSM agent reports it"
+                why = "neither the console nor the SSM agent reported it"
                 raise BackendError(
-                    "the host key is not known",
+                    "the host key is unknown",
                     where=", ".join(missing),
                     why=why,
                     next="run make setup again",
                 )
             if not said:
                 print(
-                    f"waiting for the host keys of {len(missing)} nodes; AWS reports them minutes "
-                    "after their boot",
+                    f"waiting for the host keys of {len(missing)} nodes; AWS reports them a few "
+                    "minutes after boot",
                     flush=True,
                 )
                 said = True
@@ -346,15 +346,15 @@ def prove_gone(
         if one.holds_data:
             say(f"kept {one.line()}")
     if kept:
-        say(f"the kept resources cost {total(kept)}; make clean PURGE=1 removes it too")
+        say(f"the kept resources cost {total(kept)}; make clean PURGE=1 removes them too")
     # An entry without an id is a kind of resource that could not be queried.
     left = [one for one in found if one.id not in stay]
     if any(one.id for one in left):
         raise _left(left, calls, troubles)
     require_seen(found, calls.region, "make clean")
     say(
-        f"no {'other ' if kept else ''}resources of {config} are left in {calls.region}: "
-        "searched by tag, twice"
+        f"no {'other ' if kept else ''}resources of {config} are left in {calls.region} (two "
+        "searches by tag)"
     )
 
 
@@ -364,9 +364,11 @@ def _left(left: list[OwnedResource], calls: Calls, troubles: Mapping[str, str]) 
     rows += [f"  {line}" for line in strangers(calls, left)]
     there = [one for one in left if one.id]
     what = "\n".join(
-        [f"{len(there)} resources are left in {calls.region}, which cost {total(there)}", *rows]
+        [f"{len(there)} resources are still in {calls.region} and cost {total(there)}", *rows]
     )
-    return BackendError(what, next="run make ls to see them; fix them, then run make clean again")
+    return BackendError(
+        what, next="run make ls to list them; fix the errors, then run make clean again"
+    )
 
 
 def say(text: str) -> None:

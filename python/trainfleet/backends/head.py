@@ -203,7 +203,7 @@ class Hosts:
             }
         except Implausible as error:
             where = (self.entry or self.transport.hosts[0]).name
-            raise BackendError(str(implausible(error, "what du prints")), where=where) from error
+            raise BackendError(str(implausible(error, "du output")), where=where) from error
 
     def remove(self, folders: Iterable[str]) -> list[str]:
         names = [folder.removeprefix(f"{self.folder}/") for folder in folders]
@@ -212,7 +212,7 @@ class Hosts:
             return [f"{self.folder}/{path}" for path in host_commands.read_left(left, names)]
         except Implausible as error:
             where = (self.entry or self.transport.hosts[0]).name
-            raise BackendError(str(implausible(error, "what find prints")), where=where) from error
+            raise BackendError(str(implausible(error, "find output")), where=where) from error
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
         """Runs the verb in the shared folder on the first host that answers. After an export,
@@ -395,7 +395,7 @@ class Head:
         }
         if busy := {host: names for host, names in others.items() if names}:
             then = "wait for it, run make stop SET='name=...', or set fleet.exclusive: false"
-            raise BackendError(by_host("another run is running on these hosts", busy), next=then)
+            raise BackendError(by_host("another run is using these hosts", busy), next=then)
 
     def require_own_folder(self, hosts: Iterable[Host]) -> None:
         """Raises BackendError if fleet.shared_folder belongs to another user."""

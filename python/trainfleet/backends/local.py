@@ -65,21 +65,18 @@ class Local(Backend):
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         if config.fleet.instance_type is not None:
-            message = (
-                "the local backend runs on this machine as it is; remove it, or set another "
-                "fleet.backend"
-            )
+            message = "the local backend uses this machine; remove it, or set another fleet.backend"
             yield "fleet.instance_type", message
         if config.fleet.container != "none":
             yield (
                 "fleet.container",
-                "the local backend runs in the environment that make has built; set none",
+                "the local backend uses the Python environment that make built; set none",
             )
         if config.fleet.nodes > MOST_NODES:
             yield (
                 "fleet.nodes",
-                f"{config.fleet.nodes} nodes on one machine; the local backend simulates at most "
-                f"{MOST_NODES}",
+                f"{config.fleet.nodes}: the local backend simulates at most {MOST_NODES} nodes "
+                "on one machine",
             )
         yield from _other(config)
         yield from absent(config)
@@ -91,7 +88,7 @@ class Local(Backend):
         ):
             yield (
                 "train.precision",
-                "fp8: a CPU has no instructions for it, unlike GPUs since Ada and Hopper; set auto",
+                "fp8: CPUs do not support it, only GPUs since Ada and Hopper; set auto",
             )
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
@@ -149,7 +146,7 @@ class Local(Backend):
                     raise run_folder.unwritable(_file(handle, node), error) from error
                 where, why = f"node {node}", str(error)
                 raise BackendError(
-                    "the node could not be started",
+                    "could not start the node",
                     where=where,
                     why=why,
                     next="df -h . ; ulimit -a",
@@ -306,12 +303,11 @@ def _other(config: Config) -> Iterator[tuple[str, str]]:
         return
     if not devices:
         other = (
-            "use it with ssh or slurm, where make plan needs no hosts; without it, ranks "
-            "compute on the cores"
+            "remove it to train on CPUs, or set fleet.backend to ssh or slurm to plan without hosts"
         )
         yield (
             "fleet.accelerator",
-            f"{kind.name}: this machine's drivers know no accelerator; {other}",
+            f"{kind.name}: this machine's drivers report no accelerator; {other}",
         )
     elif row and row.words != kind.accelerator.words:
         yield (
@@ -331,8 +327,13 @@ def _accelerators(job: Job, node: int) -> dict[str, str]:
     if not devices or not job.torchrun:
         return {}
     if devices < job.nodes * job.ranks_per_node:
-        what = f"{job.nodes} nodes x {job.ranks_per_node} ranks on {devices} accelerators"
-        raise BackendError(what, why="two ranks can't share one", next=f"make {job.kind} NODES=1")
+        what = (
+            f"{job.nodes} nodes x {job.ranks_per_node} ranks need more than the {devices} "
+            "accelerators of this machine"
+        )
+        raise BackendError(
+            what, why="two ranks can't share an accelerator", next=f"make {job.kind} NODES=1"
+        )
     first = node * job.ranks_per_node
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + job.ranks_per_node)))}
 
@@ -359,8 +360,10 @@ def _check_port(port: int) -> int:
             raise BackendError(
                 f"port {port} is in use",
                 where=LOOPBACK,
-                why="fleet.rendezvous_port asks for it, and the nodes must meet there",
-                next=f"ss -ltnp 'sport = :{port}' shows the process; remove "
-                "fleet.rendezvous_port to use a free port",
+                why="the nodes rendezvous on this port (fleet.rendezvous_port)",
+                next=(
+                    f"run ss -ltnp 'sport = :{port}' to see the process, or remove "
+                    "fleet.rendezvous_port to use a free port"
+                ),
             ) from error
     return port

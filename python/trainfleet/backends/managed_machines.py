@@ -43,7 +43,7 @@ def priced(
     """Yields both cost tables of a service: per hour, and from set-up to teardown."""
     yield from ("dollars an hour, while a job runs", *spending.describe(costs.rows, hours))
     if prices.trouble:
-        yield f"  the Pricing API could not be used: {prices.trouble}"
+        yield f"  the Pricing API is unavailable: {prices.trouble}"
     yield from spending.describe_whole(paid.on(costs.bill(nodes)), nodes, hours)
 
 
@@ -90,7 +90,7 @@ class ManagedMachines(Stacked):
         """
         prices, account = (
             in_region(self.config),
-            ["account: queue and roles are your own, so setup creates nothing"],
+            ["account: you provide the queue and roles, so setup creates nothing"],
         )
         changes: tuple[Artifact, ...] = ()
         try:
@@ -104,7 +104,7 @@ class ManagedMachines(Stacked):
                 ]
                 prices = by_table() if found.unasked else prices
         except CloudError as error:
-            prices, account = by_table(), [f"account: not checked, because {error.what}"]
+            prices, account = by_table(), [f"account: not checked: {error.what}"]
         lines = (*self.notes(), "", *self._costs(prices, hours), "", *account)
         return Prospect(lines, changes, awaited=not self.is_there(), exact=True)
 
@@ -122,9 +122,9 @@ class ManagedMachines(Stacked):
     def apply(self) -> int:
         if self.needed:
             self.make()
-            print("ready; machines start and end with each job")
+            print("ready; each job starts and stops its machines")
         else:
-            print("nothing needs setting up: queue and roles are your own")
+            print("nothing to set up: you provide the queue and roles")
         print(
             "next: run make push, then make train"
             if self.config.fleet.container == "build"

@@ -69,20 +69,18 @@ class ThisMachine(Standing):
             "python": platform.python_version(),
             "torch": version("torch"),
             "cores": str(node_types.local_cores()),
-            "accelerators": str(accelerators)
-            if accelerators
-            else "none: training runs on the cores",
+            "accelerators": str(accelerators) if accelerators else "none: training runs on CPUs",
             "disk free": f"{shutil.disk_usage('.').free / 1e9:.0f} GB",
         }
         for name, value in rows.items():
             print(f"{name:13} {value}")
         if self.nodes > node_types.local_cores():
             print(
-                f"note: {self.nodes} nodes share {node_types.local_cores()} cores; that works, "
-                "but each is slower"
+                f"note: {self.nodes} nodes share {node_types.local_cores()} cores, so each node "
+                "is slower"
             )
         file_systems.look(Path())
-        print("ready; nothing else needs setting up on the local backend\nnext: make train")
+        print("ready; the local backend needs no other setup\nnext: make train")
         return 0
 
 
@@ -93,9 +91,9 @@ KEYS = "~/.ssh/authorized_keys"
 OURS = " trainfleet head "  # part of the comment in a head's SSH key
 WORDS = {
     "shared": "{what} in the shared folder",
-    "key": f"{KEY}, a head's key",
-    "admitted": f"{{what}} heads' keys in {KEYS}",
-    "home": f"{HOME}, scripts and logs of jobs",
+    "key": f"{KEY}, the SSH key of a head",
+    "admitted": f"{{what}} SSH keys of heads in {KEYS}",
+    "home": f"{HOME}, job scripts and logs",
     "file": "{what}",
 }
 
@@ -148,13 +146,13 @@ class OwnHosts(Machines):
             user = self.config.fleet.ssh.user
             command = remove(self.config.fleet.shared_folder or "", is_root=user == "root")
             answers = transport.run(command, timeout=REMOVAL)
-        answers.require("some files could not be removed", then="run make clean PURGE=all again")
+        answers.require("could not remove some files", then="run make clean PURGE=all again")
 
 
 def _traces(answer: Result | HostFailure) -> list[str]:
     """Returns a host's list of leftover files, or why it is unknown."""
     if isinstance(answer, HostFailure):
-        return [f"unknown, because {answer}"]
+        return [f"unknown: {answer}"]
     try:
         return read(answer.stdout)
     except Implausible as error:

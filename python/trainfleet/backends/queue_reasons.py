@@ -20,20 +20,29 @@ from ..trust.errors import CloudError
 
 PACE = 30.0  # seconds between two polls of a queue
 CODES = {
-    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": "EC2 has no such instances free "
-    "now; try another zone or a reservation",
-    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": "maxvCpus is below "
-    "the job's need; run make setup to raise it",
-    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": "no type of the environment "
-    "is large enough for a node, or none has started yet",
-    "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 refuses the "
-    "instance that the launch template asks for",
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": (
+        "EC2 has no free capacity for this instance type; try another zone or a reservation"
+    ),
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": (
+        "maxvCpus is too low for the job; run make setup to raise it"
+    ),
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": (
+        "no instance type of the compute environment is large enough for a node, or no instance "
+        "has started yet"
+    ),
+    "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": (
+        "EC2 does not support the instance configuration of the launch template"
+    ),
     "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS": "the compute environment's "
     "service role lacks permissions",
-    "ACTION_REQUIRED": "the compute environment is disabled, invalid, or can't "
-    "start instances: its role, network or image",
-    "UNDETERMINED": "Batch does not know why; check the quota of vCPUs, "
-    "and that instances reach ECS (NAT gateway)",
+    "ACTION_REQUIRED": (
+        "the compute environment is disabled, invalid, or can't start instances; check its "
+        "role, network and image"
+    ),
+    "UNDETERMINED": (
+        "Batch gives no reason; check the vCPU quota, and that instances can reach ECS (NAT "
+        "gateway)"
+    ),
 }
 
 
@@ -68,13 +77,13 @@ def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
     """Yields the reasons that keep a queue's jobs waiting, the likeliest first."""
     queues = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues") or [{}]
     if queues[0].get("state") == "DISABLED":
-        yield f"the queue {queue} is disabled; {enabling(queue)}"
+        yield f"the queue {queue} is disabled; run {enabling(queue)}"
     for environment in environments(calls, queues[0]):
         name = environment["computeEnvironmentName"]
         if environment.get("status") == "INVALID":
             yield (
                 f"the compute environment {name} is invalid: "
-                f"{environment.get('statusReason', 'no reason is given')}"
+                f"{environment.get('statusReason', 'no reason given')}"
             )
         if environment.get("state") == "DISABLED":
             yield f"the compute environment {name} is disabled"
@@ -108,8 +117,8 @@ def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[O
     """
     found = calls("batch", "DescribeJobQueues", jobQueues=[name]).get("jobQueues", ())
     if not found:
-        then = "run make setup, or set fleet.batch.queue to yours"
-        yield Obstacle(f"{name}: there is no such job queue", then)
+        then = "run make setup, or set fleet.batch.queue to an existing queue"
+        yield Obstacle(f"{name}: the job queue does not exist", then)
         return
     if found[0].get("state") == "DISABLED":
         yield Obstacle(f"{name}: the job queue is disabled", enabling(name))
@@ -137,10 +146,10 @@ def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[O
         yield Obstacle(what, "run make setup, or set another fleet.batch.queue")
     elif (most := max(fit)) < nodes:
         what = (
-            f"{name}: the job needs {nodes} nodes, but the queue has {most}: "
-            f"maxvCpus / {vcpus} per node"
+            f"{name}: the job needs {nodes} nodes, but the queue allows {most} (maxvCpus / "
+            f"{vcpus} vCPUs per node)"
         )
-        then = f"NODES={most}" if most else "raise maxvCpus of its compute environment"
+        then = f"set NODES={most}" if most else "raise maxvCpus of the compute environment"
         yield Obstacle(what, then)
 
 
@@ -155,7 +164,7 @@ def unfitness(config: Config, environment: dict[str, Any]) -> str:
     if environment.get("state") == "DISABLED":
         return "it is disabled"
     if environment.get("status") == "INVALID":
-        return f"it is invalid: {environment.get('statusReason', 'no reason is given')}"
+        return f"it is invalid: {environment.get('statusReason', 'no reason given')}"
     if environment.get("type") == "UNMANAGED":
         return "it is unmanaged, but multi-node jobs run only on managed ones"
     if resources.get("type") in ("SPOT", "FARGATE", "FARGATE_SPOT"):

@@ -228,7 +228,7 @@ def unshared(config: Config) -> Iterator[tuple[str, str]]:
         if not (value or "").startswith(s3.SCHEME):
             yield (
                 key,
-                f"{show(value)}: the nodes of {config.fleet.backend} share no disk; name "
+                f"{show(value)}: {config.fleet.backend} nodes have no shared disk; set "
                 f"s3://bucket/prefix for {what}",
             )
 

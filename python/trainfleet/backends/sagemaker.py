@@ -57,16 +57,16 @@ PHASES = {
     "Stopping": Phase.STOPPING,
 }
 WORDS = {
-    "Pending": "waits for reserved or free machines",
-    "Starting": "machines are being found",
-    "LaunchingMLInstances": "machines are being started",
-    "PreparingTrainingStack": "machines are being prepared",
-    "Downloading": "the dataset is copied to each node",
-    "DownloadingTrainingImage": "the image is pulled",
-    "Interrupted": "the spot machines were reclaimed; it starts again when others are free",
-    "Restarting": "SageMaker starts it again on other machines",
-    "Stopping": "the ranks save and exit",
-    "MaxRuntimeExceeded": "it ran for fleet.sagemaker.max_hours",
+    "Pending": "waiting for reserved or free machines",
+    "Starting": "requesting machines",
+    "LaunchingMLInstances": "starting machines",
+    "PreparingTrainingStack": "preparing machines",
+    "Downloading": "copying the dataset to each node",
+    "DownloadingTrainingImage": "pulling the image",
+    "Interrupted": "AWS reclaimed the spot machines; the job restarts when others are free",
+    "Restarting": "SageMaker is restarting the job on other machines",
+    "Stopping": "the ranks are saving and exiting",
+    "MaxRuntimeExceeded": "the job reached fleet.sagemaker.max_hours",
     "MaxWaitTimeExceeded": "no spot machines were free within fleet.sagemaker.wait_hours",
 }
 AGAIN = ("Interrupted", "Restarting")
@@ -140,10 +140,10 @@ class SageMaker(Hosted):
         """
         if self.ahead and not self.ahead.held:
             why = (
-                "fleet.sagemaker.plan_hours asks for one; without it you would pay On-Demand prices"
+                "fleet.sagemaker.plan_hours is set; without a plan, you would pay On-Demand prices"
             )
             raise BackendError(
-                "no training plan is held for the job",
+                "the job has no training plan yet",
                 why=why,
                 next="run make setup to see the offers",
             )

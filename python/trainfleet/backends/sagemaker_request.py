@@ -60,38 +60,40 @@ def input_of(config: Config, size: int | None) -> Input:
         "stream": Input(
             "stream",
             2.0,
-            "ranges from S3 into a cache on each node, the next ones while the ranks work",
+            "each node caches ranges from S3 and prefetches the next ones",
         ),
         "file": Input(
-            "file", copying, f"SageMaker copies it to each node first: about {copying:.0f} s"
+            "file",
+            copying,
+            f"SageMaker copies the dataset to each node first: about {copying:.0f} s",
         ),
         "fastfile": Input(
             "fastfile",
             5.0,
-            "SageMaker mounts the prefix, and files are read from S3 as the ranks ask",
+            "SageMaker mounts the prefix; ranks read the files from S3 on demand",
         ),
         "fsx": Input(
             "fsx",
             5.0,
-            "the file system is mounted; files that are only in S3 load when they are first read",
+            "SageMaker mounts the file system; files that are only in S3 load on first read",
         ),
     }
     if asked:
         return words[asked]
     if size is None:
-        return Input("stream", 2.0, "its size is not known yet, so it is streamed")
+        return Input("stream", 2.0, "the dataset's size is unknown, so nodes stream it")
     if copying < PATIENCE:
         return Input(
             "file",
             copying,
-            f"{size / 1e9:.1f} GB are copied to each node in about {copying:.0f} s, then read "
-            "locally",
+            f"SageMaker copies {size / 1e9:.1f} GB to each node in about {copying:.0f} s; ranks "
+            "then read it locally",
         )
     return Input(
         "stream",
         2.0,
-        f"copying {size / 1e9:,.0f} GB would take {copying / 60:.0f} min of every node: it is "
-        "streamed instead",
+        f"copying {size / 1e9:,.0f} GB to each node would take {copying / 60:.0f} min, so nodes "
+        "stream it",
     )
 
 
@@ -106,35 +108,39 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     if own.input_mode == "fsx" and not own.file_system:
         yield (
             "fleet.sagemaker.file_system",
-            "is missing: input_mode fsx mounts it; set for example fs-0123456789abcdef0:/fsx/sets",
+            "is missing: input_mode fsx needs it; set for example fs-0123456789abcdef0:/fsx/sets",
         )
     if own.file_system and own.input_mode != "fsx":
         what = (
-            f"{own.file_system}: fleet.sagemaker.input_mode fsx reads it, and "
-            f"{own.input_mode or 'null'} does not"
+            f"{own.file_system}: fleet.sagemaker.input_mode {own.input_mode or 'null'} does not "
+            "use it; set input_mode fsx, or remove it"
         )
         yield "fleet.sagemaker.file_system", what
     if own.file_system and not own.subnets:
         yield (
             "fleet.sagemaker.subnets",
-            "are missing: an FSx file system can be reached only from a VPC",
+            "are missing: FSx file systems are reachable only from a VPC",
         )
     if bool(own.subnets) != bool(own.security_groups):
         missing = "security_groups" if own.subnets else "subnets"
-        yield f"fleet.sagemaker.{missing}", "are missing: subnets and security_groups go together"
+        yield f"fleet.sagemaker.{missing}", "are missing: set both subnets and security_groups"
     region = (own.kms_key or "").split(":")[3:4]
     if region and config.fleet.aws.region not in (None, *region):
         what = (
-            f"{own.kms_key} is a key of {region[0]}, but jobs run in "
-            f"{config.fleet.aws.region}: use a key of that region"
+            f"{own.kms_key} is a key of {region[0]}, but jobs run in {config.fleet.aws.region}; "
+            "use a key in that region"
         )
         yield "fleet.sagemaker.kms_key", what
     if own.wait_hours is not None and not config.fleet.spot:
-        yield "fleet.sagemaker.wait_hours", "is for fleet.spot; on-demand jobs have only max_hours"
+        yield (
+            "fleet.sagemaker.wait_hours",
+            "applies only to fleet.spot; on-demand jobs use max_hours",
+        )
     if own.wait_hours is not None and own.wait_hours < own.max_hours:
         yield (
             "fleet.sagemaker.wait_hours",
-            f"{own.wait_hours:g} is less than max_hours {own.max_hours:g}, which it includes",
+            f"{own.wait_hours:g} is less than max_hours {own.max_hours:g}; it includes the "
+            "running time, so set more",
         )
     if own.training_plan and config.fleet.spot:
         yield (
@@ -151,12 +157,13 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     if own.warm_pool_minutes and config.fleet.spot:
         yield (
             "fleet.sagemaker.warm_pool_minutes",
-            "does not apply to fleet.spot: warm pools are on-demand",
+            "does not apply to fleet.spot, because warm pools are on-demand; set 0",
         )
     if own.encrypt_traffic and row and row.efa and config.fleet.nodes > 1:
         yield (
             "fleet.sagemaker.encrypt_traffic",
-            f"true: the network already encrypts EFA of {row.name}, and this would disable EFA",
+            f"true: the network of {row.name} already encrypts EFA traffic, and this setting "
+            "disables EFA; set false",
         )
 
 
@@ -311,7 +318,7 @@ def _carried(words: list[str]) -> list[str]:
             raise BackendError(
                 "SageMaker does not accept this argument",
                 where=repr(word[:40]),
-                why=f"it takes at most {WORDS} letters, without line ends",
+                why=f"an argument has at most {WORDS} characters and no line breaks",
                 next="use a shorter name",
             )
     return words
@@ -323,7 +330,7 @@ def _held(environment: Mapping[str, str]) -> dict[str, str]:
             raise BackendError(
                 "SageMaker does not accept this value",
                 where=name,
-                why=f"it takes at most {VALUES} letters",
+                why=f"a value has at most {VALUES} characters",
                 next="use a shorter s3:// prefix or fewer fleet.secrets",
             )
     return dict(sorted(environment.items()))

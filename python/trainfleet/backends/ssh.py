@@ -115,7 +115,7 @@ class Ssh(Backend):
         if not (fleet.shared_folder or "").startswith("/"):
             yield (
                 "fleet.shared_folder",
-                f"the {fleet.backend} backend needs a folder that every node sees, e.g. "
+                f"the {fleet.backend} backend needs a folder that all nodes share, e.g. "
                 "/fsx/trainfleet",
             )
         if fleet.nodes > MOST_NODES:
@@ -130,7 +130,13 @@ class Ssh(Backend):
         # Without hosts, a fleet can only be planned (hosts/fleet.py).
         if 0 < len(hosts) < fleet.nodes:
             works = f"set NODES={len(hosts)}, or add hosts"
-            yield "fleet.nodes", f"{fleet.nodes} nodes on {len(hosts)} hosts (fleet.hosts); {works}"
+            yield (
+                "fleet.nodes",
+                (
+                    f"{fleet.nodes} nodes need more than the {len(hosts)} hosts in fleet.hosts; "
+                    f"{works}"
+                ),
+            )
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """Returns one script per node, for the first healthy hosts. Skips hosts that are in
@@ -249,14 +255,14 @@ class Ssh(Backend):
                 case PartState("ended" | "absent", code, said):
                     exits[node], words = code, words or (f"{host}: {said}" if said else "")
                 case PartState("rebooted"):
-                    lost[node] = "it has rebooted"
+                    lost[node] = "it rebooted"
                 case _ if (silent := now - looks.heard.get(host, 0.0)) > lost_after(
                     len(looks.hosts)
                 ):
                     unheard.add(node)
                     lost[node] = (
                         "no answer over SSH: "
-                        f"{looks.trouble.get(host, f'silence for {silent:.0f} s')}"
+                        f"{looks.trouble.get(host, f'silent for {silent:.0f} s')}"
                     )
         phase = (
             Phase.ENDED
@@ -406,7 +412,7 @@ class Ssh(Backend):
                 time.monotonic(),
             )
         except Implausible as error:
-            looks.trouble[host] = implausible(error, "the state of its part").message
+            looks.trouble[host] = implausible(error, "the state of its node process").message
 
     def _fence(self, hosts: Iterable[Host]) -> None:
         # A fence from the head must not end the launcher, which runs there.
@@ -415,8 +421,8 @@ class Ssh(Backend):
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
         if stuck:
             what, remedy = (
-                "processes of this run can't be ended",
-                "reboot the host if a process waits for a dead disk",
+                "could not kill the processes of this run",
+                "reboot the host if a process is stuck on a dead disk",
             )
             raise BackendError(by_host(what, stuck), next=remedy)
 
@@ -446,15 +452,16 @@ def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) ->
     words = pull_words(image, registry.host if registry else "")
     answers = transport.run(words, stdin=token, timeout=PULL_TIMEOUT, hosts=hosts)
     remedy = (
-        "set fleet.install_docker: true and run make setup if Docker is missing; run docker "
-        "pull there for more"
+        "run docker pull on the host for details; if Docker is missing, set "
+        "fleet.install_docker: true and run make setup"
     )
     answers.require(f"{image} can't be pulled", then=remedy)
     said = {host: answer.stdout.strip().rpartition("\n")[2] for host, answer in answers.ok.items()}
     wrong = {host: against for host, found in said.items() if (against := misfit(found, lock))}
     if wrong:
         raise BackendError(
-            by_host(f"{image} does not fit", wrong), next="make push, with fleet.container: build"
+            by_host(f"{image} does not match the hosts or the config", wrong),
+            next="set fleet.container: build, then run make push",
         )
 
 
@@ -480,9 +487,12 @@ def misfit(words: str, lock: str) -> str:
     """Returns why an image with this architecture and lock is unusable; "" if it is usable."""
     architecture, _, theirs = words.partition(" ")
     if architecture != ARCHITECTURE:
-        return f"it is for {architecture or 'no known processor'}, the hosts are {ARCHITECTURE}"
+        return (
+            f"it is built for {architecture or 'an unknown architecture'}, but the hosts are "
+            f"{ARCHITECTURE}"
+        )
     return (
-        f"it has the lock {theirs}, but the config's platform has {lock}"
+        f"its versions are {theirs}, but the config's platform has {lock}"
         if theirs not in (*NOBODY, lock)
         else ""
     )

@@ -66,6 +66,6 @@ def refuse(config: Config, uses: frozenset[str] = frozenset()) -> Iterator[tuple
             shown = show(list(value) if isinstance(value, tuple) else value)
             yield (
                 key,
-                f"{shown}: the {config.fleet.backend} backend does not use it; remove it "
-                f"({', '.join(backends)} would)",
+                f"{shown}: the {config.fleet.backend} backend does not use it; remove it (used "
+                f"by {', '.join(backends)})",
             )

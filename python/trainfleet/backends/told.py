@@ -30,7 +30,7 @@ def told(config: Config, kind: type[T]) -> T:
         try:
             given[name] = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise InputError("is not a YAML value", key=name) from error
+            raise InputError("is not valid YAML", key=name) from error
     return fit(kind, given)
 
 

@@ -32,15 +32,18 @@ def planned(kind: str) -> Device:
     """
     opened = KINDS.get(kind) or platforms.opening(kind)
     if opened is None:
-        why = f"the devices are {', '.join([*KINDS, *platforms.devices()])}"
+        why = f"the supported devices are {', '.join([*KINDS, *platforms.devices()])}"
         raise RunError(
-            f"no rank can compute on {kind} yet", where="fleet.platform", why=why, next="make plan"
+            f"ranks can't use the device {kind} yet",
+            where="fleet.platform",
+            why=why,
+            next="make plan",
         )
     idle = node_types.local_accelerators() if kind == Cpu.kind and index() == 0 else 0
     if idle:
         print(
-            f"{idle} accelerators of this node stay idle: fleet.platform is cpu, so ranks compute "
-            "on CPUs",
+            f"{idle} accelerators of this node are idle, because ranks use the CPUs "
+            "(fleet.platform is cpu)",
             flush=True,
         )
     return opened(index())

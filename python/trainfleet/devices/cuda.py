@@ -48,8 +48,8 @@ class Cuda(Usual):
         capability = self.properties.major, self.properties.minor
         if not has_code_for(capability, torch.cuda.get_arch_list()):
             raise _unusable(
-                f"{self.name} has compute capability {capability[0]}.{capability[1]}, and this "
-                f"build has code for {', '.join(torch.cuda.get_arch_list())}"
+                f"{self.name} has compute capability {capability[0]}.{capability[1]}, but this "
+                f"torch build supports only {', '.join(torch.cuda.get_arch_list())}"
             )
         # bf16 since Ampere, fp16 since Volta
         self.native_bf16, self.native_fp16 = (self.properties.major >= since for since in (8, 7))
@@ -130,16 +130,16 @@ def _check_torch() -> None:
     driver = DRIVER.read_text().splitlines()[0] if DRIVER.exists() else ""
     if torch.version.cuda is None and torch.version.hip is None:
         raise _unusable(
-            f"torch {torch.__version__} is a build without CUDA; "
-            f"{driver or 'nor is an NVIDIA driver loaded'}"
+            f"torch {torch.__version__} is built without CUDA; "
+            f"{driver or 'no NVIDIA driver is loaded'}"
         )
     if not driver and not node_types.local_accelerators():
         raise _unusable(
-            f"no NVIDIA driver is loaded ({DRIVER} is not there); torch {torch.__version__}"
+            f"no NVIDIA driver is loaded ({DRIVER} does not exist); torch {torch.__version__}"
         )
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        why = "torch sees no GPU"
+        why = "torch finds no GPU"
     except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -152,21 +152,23 @@ def _check_torch() -> None:
 def _check_count(index: int) -> None:
     if index >= (count := torch.cuda.device_count()):
         raise RunError(
-            f"rank {index} of its node has no GPU to itself",
+            f"local rank {index} has no GPU",
             where=_where(),
-            why=f"each rank takes one, and torch sees {count}",
-            next="lower fleet.ranks_per_node, or fix the node: nvidia-smi there; make doctor",
+            why=f"each rank needs one GPU, but torch finds {count}",
+            next="lower fleet.ranks_per_node, or run nvidia-smi on the node and make doctor",
         )
 
 
 def _unusable(why: str) -> RunError:
     return RunError(
-        "the plan has ranks compute on GPUs (fleet.platform), and this one can't",
+        "this rank can't use a GPU, but the plan requires one (fleet.platform)",
         where=_where(),
         why=why,
-        next="make setup installs the platform's driver and torch on hosts; here: nvidia-smi, and "
-        "a torch of the platform's build"
-        " (docker/platforms.lock.yaml); on CPUs instead: SET='fleet.platform=cpu'",
+        next=(
+            "run make setup to install the driver and torch on hosts; here, check nvidia-smi "
+            "and the torch build (docker/platforms.lock.yaml); to train on CPUs, use "
+            "SET='fleet.platform=cpu'"
+        ),
     )
 
 

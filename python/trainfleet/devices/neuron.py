@@ -97,7 +97,9 @@ class Neuron(Core):
         import_module("torch_neuronx")  # registers device, process group and compiler
         if not self.module.is_available():
             raise unusable(
-                TYPE, "torch sees no NeuronCore; is the driver loaded, and /dev/neuron0 there?"
+                TYPE,
+                "torch finds no NeuronCore; check that the driver is loaded and "
+                "/dev/neuron0 exists",
             )
         self.module.set_device(0)
 
@@ -155,12 +157,11 @@ def check_package() -> None:
         raise unusable(
             TYPE,
             f"torch-neuronx {found} is "
-            f"{'the empty package of the public index' if is_stub(found) else 'PyTorch/XLA'}",
+            f"{'the empty package of the public index' if is_stub(found) else 'PyTorch/XLA'}, "
+            "not TorchNeuron",
         )
     if numbers(found) != numbers(torch.__version__):
-        raise unusable(
-            TYPE, f"torch-neuronx {found} is made for another torch than {torch.__version__}"
-        )
+        raise unusable(TYPE, f"torch-neuronx {found} does not match torch {torch.__version__}")
 
 
 def is_native(version: str) -> bool:
@@ -188,12 +189,12 @@ def unusable(platform: str, why: str) -> RunError:
     """
     where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
     return RunError(
-        f"the plan has ranks compute on NeuronCores (fleet.platform {platform}), and this one "
-        "can't",
+        f"this rank can't use a NeuronCore, but the plan requires one (fleet.platform {platform})",
         where=where,
         why=why,
-        next="make setup installs the platform's driver and packages on hosts; an image has them "
-        "(make build)",
+        next=(
+            "run make setup to install the driver and packages on hosts, or make build for an image"
+        ),
     )
 
 

@@ -61,7 +61,7 @@ async def _gather(placement: Placement, job: str, seconds: float, say: Say) -> N
         ) < placement.nodes and time.monotonic() - began < seconds:
             if time.monotonic() - said > PACE:
                 said = time.monotonic()
-                say(f"{count} of {placement.nodes} nodes are here after {said - began:.0f} s")
+                say(f"{count} of {placement.nodes} nodes have arrived after {said - began:.0f} s")
                 await roll.tell(f"wait {count}")
             await asyncio.sleep(0.05)
         server.close()
@@ -70,7 +70,7 @@ async def _gather(placement: Placement, job: str, seconds: float, say: Say) -> N
         await roll.close()
     if missing:
         _raise_missing(missing, placement, time.monotonic() - began)
-    say(f"all {placement.nodes} nodes are here after {time.monotonic() - began:.1f} s")
+    say(f"all {placement.nodes} nodes have arrived after {time.monotonic() - began:.1f} s")
 
 
 class RollCall:
@@ -137,11 +137,11 @@ async def _listen(
         )
     except OSError as error:
         why, then = (
-            f"{error.strerror or error}: the nodes must meet there",
-            f"on that host, run: ss -ltnp 'sport = :{placement.port}'",
+            f"{error.strerror or error}; the nodes rendezvous on this port",
+            f"run ss -ltnp 'sport = :{placement.port}' on that host",
         )
         raise BackendError(
-            f"port {placement.port} can't be used",
+            f"can't listen on port {placement.port}",
             where=f"node {placement.node}",
             why=why,
             next=then,
@@ -164,7 +164,7 @@ async def _report(placement: Placement, job: str, seconds: float, say: Say) -> N
             await asyncio.sleep(AGAIN)
             continue
         with contextlib.suppress(OSError, TimeoutError, ValueError):
-            why = "another program listens there"
+            why = "another program listens on that port"
             writer.write(f"{job} {placement.node}\n".encode())
             while line := (await asyncio.wait_for(reader.readline(), SILENCE)).decode().split():
                 if _is_over(line, placement, say):
@@ -177,7 +177,7 @@ async def _report(placement: Placement, job: str, seconds: float, say: Say) -> N
     raise Missing(
         f"node 0 of {placement.nodes} did not arrive in {seconds:.0f} s",
         where=f"node {placement.node}",
-        why=f"no answer at {placement.meet}:{placement.port}: {why or 'it sends nothing'}",
+        why=f"no answer at {placement.meet}:{placement.port}: {why or 'it sent no data'}",
         next=remedy,
     )
 
@@ -193,7 +193,7 @@ def _is_over(line: list[str], placement: Placement, say: Say) -> bool:
         case ["go"]:
             return True
         case ["wait", count]:
-            say(f"{int(count)} of {placement.nodes} nodes are here")
+            say(f"{int(count)} of {placement.nodes} nodes have arrived")
             return False
         case ["missing", *nodes] if nodes:
             _raise_missing([int(node) for node in nodes], placement, None)
@@ -207,13 +207,13 @@ def _raise_missing(missing: list[int], placement: Placement, seconds: float | No
         else f"nodes {', '.join(map(str, missing[:NAMED]))}"
     )
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-    within = f" in {seconds:.0f} s" if seconds is not None else ", as node 0 reports"
+    within = f" in {seconds:.0f} s" if seconds is not None else ", node 0 reports"
     what = f"{who}{more} of {placement.nodes} did not arrive{within}"
-    remedy = "check the missing node's log, or its scheduler's message, then run make train"
+    remedy = "check the missing node's log or the scheduler's message, then run make train"
     raise Missing(
         what,
         where=f"node {placement.node}",
-        why=f"{placement.nodes - len(missing)} nodes are here",
+        why=f"{placement.nodes - len(missing)} nodes arrived",
         next=remedy,
     )
 

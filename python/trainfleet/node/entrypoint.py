@@ -1,10 +1,10 @@
 """Entry point of a job's node on every backend. Scripts on hosts, sbatch's srun and every image
 start it.
 
-    python -m trainfleet.node.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]]
+    python -m trainfleet.node.entrypoint [--on SCHEDULER] --folder FOLDER [--ranks N [--ahead]]
     [--in HOME] [--wait SECONDS] -- MODULE...
 
---on ENGINE      the scheduler that started this node: fleet (this program, on a host), slurm,
+--on SCHEDULER   the scheduler that started this node: fleet (this program, on a host), slurm,
                  batch, sagemaker, or one of another package; detected by default. The node's
                  placement is read from that scheduler's environment (node/placements/)
 --folder FOLDER  folder of the run or the dataset, such as `runs/x`; the node's log is
@@ -218,7 +218,7 @@ def exit_code_of(options: Options, placement: Placement, log: Log, code: int, be
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=VERDICT, check=False)
     except subprocess.TimeoutExpired:
-        log.note("node", f"no verdict in {VERDICT:.0f} s")
+        log.note("node", f"no verdict within {VERDICT:.0f} s")
         return code
     for line in filter(None, (answer.stdout + answer.stderr).splitlines()):
         log.note("node", line)
@@ -282,11 +282,11 @@ def require_lock() -> None:
     """Raises BackendError if this image's versions differ from the versions in the job's plan."""
     planned, own = os.environ.get(LOCK), os.environ.get(IMAGE_LOCK)
     if planned and own and planned != own:
-        why = f"it has the lock {own}, but the config's platform has {planned}"
+        why = f"its versions are {own}, but the config's platform has {planned}"
         raise BackendError(
-            "the image has other versions than the config's platform",
+            "the image's versions differ from those of the config's platform",
             why=why,
-            next="make push, with fleet.container: build",
+            next="set fleet.container: build, then run make push",
         )
 
 
@@ -382,7 +382,7 @@ def write_reason(file: Path, words: str) -> None:
     except OSError as error:
         tell(
             RunError(
-                "the reason of the failure can't be written",
+                "can't write the reason of the failure",
                 where=str(file),
                 why=error.strerror or str(error),
             )

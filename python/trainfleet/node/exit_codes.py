@@ -41,7 +41,7 @@ class ExitCodes:
         try:
             s3.write(f"{self.exits}/{node}", str(code).encode())
         except S3Error as error:
-            say(f"node 0 does not know that this node has ended: {error.what}")
+            say(f"could not report this node's exit code to node 0: {error.what}")
 
     def collect(self, nodes: int, say: Say) -> dict[int, int | None]:
         """Waits until nodes 1 to `nodes` - 1 have ended, and returns their exit codes; None for a
@@ -59,8 +59,8 @@ class ExitCodes:
                 if not said and time.monotonic() - began > SIGN:
                     said = True
                     say(
-                        f"this node's part is done; it waits until {len(away)} more have "
-                        "exited, because its exit would end them"
+                        f"this node has finished; it waits for {len(away)} more nodes to exit, "
+                        "because its exit would stop them"
                     )
             time.sleep(EVERY)
 

@@ -27,7 +27,7 @@ LOOPBACK_CARD = "lo"  # loopback interface on Linux, the system of all nodes
 MEETING = "trainfleet.devices.meeting"
 # Pattern of a Slurm node list such as `a[01-02,7]`, with numbers of at most six digits.
 HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"
-NEXT = "start it like the backend; run make plan OUT=folder to see how"
+NEXT = "start it as the backend does; run make plan OUT=folder to see the command"
 STARTS = (
     900.0  # seconds between the first and the last node's start: machines boot, images are pulled
 )
@@ -156,7 +156,7 @@ def expand_hosts(words: str) -> Iterator[str]:
     """Yields the hosts of a Slurm node list in order: `a[01-02,7],b` → a01, a02, a7, b."""
     if not re.fullmatch(HOSTS, words):
         raise BackendError(
-            f"{words[:80]!r} is not a list of hosts", where="SLURM_STEP_NODELIST", next=NEXT
+            f"{words[:80]!r} is not a valid host list", where="SLURM_STEP_NODELIST", next=NEXT
         )
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", words):
         yield from _expand(part)
@@ -185,7 +185,9 @@ def unlinked() -> str:
         ):
             return ""
     except OSError as error:
-        return f"this machine can't reach its own address {LOOPBACK}: {error.strerror or error}"
+        return (
+            f"this machine can't reach its loopback address {LOOPBACK}: {error.strerror or error}"
+        )
 
 
 def own_address() -> str:
@@ -239,12 +241,12 @@ class Variables:
 def checked(placement: Placement, where: str) -> Placement:
     if not (0 <= placement.node < placement.nodes and placement.meet):
         raise BackendError(
-            f"node {placement.node} of {placement.nodes} is not a placement of a job",
+            f"node {placement.node} of {placement.nodes} is not a valid placement",
             where=where,
             next=NEXT,
         )
     if not 0 <= placement.port < 2**16:  # 0: the ranks of this job do not rendezvous
         raise BackendError(
-            f"{placement.port} is not a port for a rendezvous", where=where, next=NEXT
+            f"{placement.port} is not a valid rendezvous port", where=where, next=NEXT
         )
     return placement

@@ -68,14 +68,14 @@ def clear_locks(tool: str, own: str) -> None:
     """
     busy = [name for name in at_work(run_folder.RUNS, time.time()) if name != own]
     if busy or os.environ.get("NEURON_COMPILE_CACHE_URL", "").startswith("s3://"):
-        why = f"{', '.join(busy)} may hold some" if busy else "other machines may hold some"
+        why = f"{', '.join(busy)} may own some" if busy else "other machines may own some"
         print(
-            f"locks in the cache stay: {why}; when no run compiles, run {TOOL} --command "
-            "clear-locks",
+            f"keeping the locks in the cache, because {why}; when no run compiles, run {TOOL} "
+            "--command clear-locks",
             flush=True,
         )
         return
-    print("clearing locks that no run holds", flush=True)
+    print("clearing stale locks in the cache", flush=True)
     subprocess.run([tool, "--command", "clear-locks"], check=False)
 
 

@@ -50,7 +50,7 @@ from ..trust.errors import TrainfleetError, telling
 from .placement import TERM_GRACE
 
 # log messages about a stop from outside
-ASKED, LATE = "asked to leave", "killed, as it has not left"
+ASKED, LATE = "asked to stop", "killed, because it did not stop"
 EXIT = "TRAINFLEET_EXIT"  # variable with the path of the file for the exit code
 OCCUPIED = 75  # exit code if another run uses the host (EX_TEMPFAIL of sysexits.h)
 # Exit code of a failed command if its log can't be written (EX_IOERR of sysexits.h).
@@ -88,7 +88,7 @@ def run_part(part: Callable[[], int]) -> int:
     if other := announce():
         then = "wait for it, use other hosts, or set fleet.exclusive: false"
         print(
-            f"error: {other} has begun on this host, and fleet.exclusive is set; next: {then}",
+            f"error: {other} is running on this host, and fleet.exclusive is set; next: {then}",
             flush=True,
         )
         return OCCUPIED
@@ -304,11 +304,11 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: 
 
     def terminate(number: int, frame: FrameType | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, grace)
-        say(log, f"{ASKED} (SIGTERM): {grace:.0f} s to save and leave")
+        say(log, f"{ASKED} (SIGTERM) with {grace:.0f} s to save and exit")
         ask(number, frame)
 
     def kill(number: int, frame: FrameType | None) -> None:
-        say(log, f"{LATE}, {grace:.0f} s after it was asked to")
+        say(log, f"{LATE} within {grace:.0f} s")
         signal_group(child.pid, signal.SIGKILL)
 
     signal.signal(signal.SIGUSR1, ask)

@@ -93,11 +93,11 @@ def _tell(folder: Path) -> None:
     if (device := folder.stat().st_dev) not in _told:
         _told.add(device)
         what, then = (
-            "has no locks: this machine locks local files, and between machines a lease decides",
-            "mount it with `-o flock`",
+            "has no locks: one machine uses a local lock file, several machines use a lease",
+            "mount it with `-o flock` to get them",
         )
         print(
-            f"note: the file system of {folder.absolute()} {what}; Lustre has them if you {then}",
+            f"note: the file system of {folder.absolute()} {what}; on Lustre, {then}",
             flush=True,
         )
 

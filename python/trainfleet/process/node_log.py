@@ -89,8 +89,8 @@ class Log:
             seconds, self.failed = time.monotonic() - self.failed, None
             self.note(
                 "node",
-                f"this log could not be written for {seconds:.0f} s ({self.why}); {self.lost} "
-                "lines are lost",
+                f"could not write this log for {seconds:.0f} s ({self.why}); {self.lost} lines "
+                "are lost",
             )
 
     def _write_all(self) -> None:
@@ -114,7 +114,7 @@ class Log:
             self.failed, self.why = self.tried, error.strerror or str(error)
             with contextlib.suppress(OSError):
                 print(
-                    f"{self.path} can't be written: {self.why}; the process continues without it",
+                    f"can't write {self.path}: {self.why}; the process continues without this log",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -45,7 +45,7 @@ def offered(group: str, name: str) -> object:
         except Exception as error:  # importing another author's package may raise any error
             why, then = (
                 f"{type(error).__name__}: {error}",
-                f"fix or remove the package {point.dist.name if point.dist else ''}",
+                f"fix or uninstall the package {point.dist.name if point.dist else ''}",
             )
             raise BackendError(
                 "can't be loaded", where=f"{point.value} ({group}: {name})", why=why, next=then

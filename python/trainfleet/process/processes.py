@@ -84,7 +84,9 @@ def run_module(module: str, *words: str, **environment: str) -> int:
         RunError: torch is not installed.
     """
     if find_spec("torch") is None:
-        raise RunError("this Python has no torch", where=sys.executable, next="make setup")
+        raise RunError(
+            "torch is not installed in this Python", where=sys.executable, next="make setup"
+        )
     command = [sys.executable, "-m", module, *words]
     return subprocess.run(
         command, env=os.environ | environment, preexec_fn=die_with_parent, check=False

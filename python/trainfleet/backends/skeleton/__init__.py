@@ -31,7 +31,7 @@ def require_name(name: str) -> None:
     elif keyword.iskeyword(name):
         problem = f"{name} is a Python keyword"
     elif name in [*BACKENDS]:
-        problem = f"there already is a backend named {name}"
+        problem = f"a backend named {name} already exists"
     if problem:
         raise ConfigError.of("NAME", problem, next="make new-backend NAME=kubernetes")
 
@@ -46,7 +46,7 @@ def write(name: str, where: Path) -> list[Path]:
     folder = where / f"trainfleet-{name}"
     if folder.exists():
         raise ConfigError.of(
-            "NAME", f"{folder} already exists", next="set another NAME, or move it away"
+            "NAME", f"{folder} already exists", next="set another NAME, or move the folder"
         )
     made = []
     for template, path in MADE.items():

@@ -87,8 +87,8 @@ USERS = {
     "rhel9": "ec2-user",
 }
 STARTS = {
-    "CONFIGURING": "its nodes are being started",
-    "SUSPENDED": "it is suspended; next: run scontrol resume to let it continue",
+    "CONFIGURING": "its nodes are starting",
+    "SUSPENDED": "it is suspended; next: run scontrol resume",
 }
 
 
@@ -180,7 +180,7 @@ class Slurm(Backend):
         """Runs a Slurm command on the machine that has Slurm's commands."""
         head = self._head
         if head is None or not head.located.fleet.hosts:
-            what = f"there is no cluster {cluster_name(self.config)} yet"
+            what = f"the cluster {cluster_name(self.config)} does not exist yet"
             raise BackendError(what, where="fleet.slurm.create", next="make setup")
         host = head.transport.hosts[0]
         command = f"bash -lc {shlex.quote(as_asked(words, shlex.join(words)))}"
@@ -205,13 +205,12 @@ class Slurm(Backend):
             yield (
                 "fleet.slurm.warn_before_seconds",
                 f"{slurm.warn_before_seconds} s: fleet.slurm.time_limit_minutes is only "
-                f"{slurm.time_limit_minutes} min; set less",
+                f"{slurm.time_limit_minutes} min; set a lower value",
             )
         if folder is not None and not folder.startswith("/"):
             yield (
                 "fleet.shared_folder",
-                f"{folder!r}: jobs of slurm need a folder that every node sees, e.g. "
-                "/fsx/trainfleet",
+                f"{folder!r}: Slurm jobs need a folder that all nodes share, e.g. /fsx/trainfleet",
             )
         if (slurm.container_runtime is None) != (config.fleet.container == "none"):
             works = (
@@ -227,7 +226,7 @@ class Slurm(Backend):
         if config.fleet.hosts and folder is None:
             yield (
                 "fleet.shared_folder",
-                "null: set the folder of runs/ and data/ on the machine that is reached by SSH",
+                "null: set the folder for runs/ and data/ on the SSH host",
             )
         if slurm.create:
             yield from cluster_file.refuse(config)
@@ -391,7 +390,9 @@ class Slurm(Backend):
         with suppress(BackendError):
             if number and (ours := _ours(leader := self.engine.look(number[1]))):
                 run = Path(ours[3]).name
-                return f"{words}; job {leader.id}, {run}, is {leader.state}: make logs RUN={run}"
+                return (
+                    f"{words}; job {leader.id} ({run}) is {leader.state}: run make logs RUN={run}"
+                )
         return words
 
     def _is_of(self, token: str, folder: Path, number: str) -> bool:

@@ -27,8 +27,8 @@ scancel $jobs
 sleep 1
 done
 echo "still there: $jobs"; exit 1"""
-OWN_LINKS = "Slurm uses the node's link too: without it, all users lose the node"
-HEAD_LOST = "the head is slurmctld: jobs continue without it, and only its administrator may end it"
+OWN_LINKS = "Slurm uses the node's network link too; if it is cut, all users lose the node"
+HEAD_LOST = "the head is slurmctld; jobs continue without it, and only an administrator may stop it"
 
 
 class Beside(JobSteps):
@@ -60,7 +60,7 @@ class Beside(JobSteps):
             )
         if fleet.container != "none":
             problem = (
-                f"{fleet.container}: a separate step can't reach processes in an image; set none"
+                f"{fleet.container}: a job step can't reach processes in a container; set none"
             )
             mended = "make rehearse SET='fleet.container=none fleet.slurm.container_runtime=null'"
             raise ConfigError.of("fleet.container", problem, next=mended)

@@ -134,14 +134,11 @@ def ask_here(
     if HEAD in os.environ:  # No login shell started this process, and profiles set Slurm's path
         words = ["bash", "-lc", as_asked(words, 'exec "$@"'), "bash", *words]
     elif shutil.which(words[0]) is None:
-        why = (
-            "fleet.backend slurm needs Slurm's commands, or fleet.hosts with a machine that "
-            "has them"
-        )
+        why = "fleet.backend slurm needs Slurm's commands here, or on a machine in fleet.hosts"
         raise BackendError(
-            f"this machine has no {words[0]}",
+            f"{words[0]} is not in this machine's PATH",
             why=why,
-            next="module load slurm; or set fleet.hosts: [your login node]",
+            next="run module load slurm, or set fleet.hosts: [your login node]",
         )
     elif words[0] != "env":
         given = os.environ if environment is None else environment
@@ -358,10 +355,10 @@ def user_of(uid: int) -> str:
 
 def refused(command: str, said: str) -> BackendError:
     """Returns the error for a message from Slurm."""
-    line = said.strip().partition("\n")[0] or "it prints nothing"
+    line = said.strip().partition("\n")[0] or "it printed nothing"
     known = why_refused(said)
     if known is None:
-        return BackendError(f"{command} refuses", why=line, next="sinfo; squeue --me")
+        return BackendError(f"{command} failed", why=line, next="sinfo; squeue --me")
     then = f"make plan SET='{known.key}=...'" if known.key else "scontrol ping; sinfo"
     return BackendError(known.means, where=known.key, why=line, next=then)
 

@@ -68,18 +68,20 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
     then = f"make plan SET='{PARTITION}={rows[0].name}'" if rows else "sinfo"
     if unknown := sorted(asked - {row.name for row in rows}):
         raise BackendError(
-            f"there is no partition {', '.join(unknown)}; the cluster has {known}",
+            f"partition {', '.join(unknown)} does not exist; the cluster has {known}",
             where=PARTITION,
             next=then,
         )
     if not chosen:
         raise BackendError(
-            f"the cluster has no default partition, but {known}", where=PARTITION, next=then
+            f"the cluster has no default partition; its partitions are {known}",
+            where=PARTITION,
+            next=then,
         )
     if not any(row.is_up for row in chosen):
         up = ", ".join(row.name for row in rows if row.is_up) or "none"
         raise BackendError(
-            f"the partition {chosen[0].name} takes no jobs now; others: {up}",
+            f"partition {chosen[0].name} does not accept jobs now; partitions that do: {up}",
             where=PARTITION,
             next="sinfo",
         )
@@ -97,14 +99,16 @@ def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
         and slurm.time_limit_minutes > max(limits)
     ):
         what = (
-            f"{slurm.time_limit_minutes} min is more than the partition {chosen[0].name} allows, "
+            f"{slurm.time_limit_minutes} min exceeds the limit of partition {chosen[0].name}, "
             f"{max(limits)} min"
         )
         key = "fleet.slurm.time_limit_minutes"
         raise BackendError(
             what,
             where=key,
-            next=f"make plan SET='{key}={max(limits)}'; the job then queues itself again",
+            next=(
+                f"make plan SET='{key}={max(limits)}'; the job then requeues itself at the limit"
+            ),
         )
 
 
@@ -124,7 +128,7 @@ def _require_nodes(engine: SlurmClient, nodes: int, names: str, without: Mapping
         raise BackendError(
             what,
             where=f"partition {names}",
-            next=f"NODES={left}; or set another {PARTITION}" if left else "sinfo -R",
+            next=f"set NODES={left}, or another {PARTITION}" if left else "sinfo -R",
         )
 
 
@@ -163,12 +167,15 @@ def require_private(engine: SlurmClient) -> None:
     """
     said = engine.run("scontrol", "show", "config")
     if re.search(r"(?m)^AccountingStoreFlags\s*=.*\bjob_env\b", said):
-        why = "AccountingStoreFlags has job_env: the cluster's database would keep their values"
+        why = (
+            "AccountingStoreFlags includes job_env, so the cluster's database would store their "
+            "values"
+        )
         raise BackendError(
-            "secrets can't be given to this cluster",
+            "can't pass secrets to this cluster",
             where="fleet.secrets",
             why=why,
-            next="ask its administrators to remove job_env; or SET='fleet.secrets=[]'",
+            next="ask its administrators to remove job_env, or use SET='fleet.secrets=[]'",
         )
 
 

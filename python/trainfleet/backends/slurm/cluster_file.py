@@ -137,7 +137,7 @@ def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
         cluster(config, script, maker or config.fleet_name), sort_keys=False, width=120
     )
     command = f"pcluster create-cluster --cluster-configuration {FILE}"
-    head = f"# The cluster {cluster_name(config)}, which AWS ParallelCluster makes: {command}"
+    head = f"# The cluster {cluster_name(config)}; AWS ParallelCluster creates it: {command}"
     return Artifact(FILE, f"{head}\n{text}"), *(
         [Artifact(SCRIPT, script)] if config.fleet.aws.bucket else ()
     )
@@ -161,7 +161,7 @@ def node_script(config: Config) -> str:
         for name in sorted({"key.sh", *(step.script for step in steps)})
     }
     what = (
-        f"# Sets up a node of {cluster_name(config)} by scripts/*.sh, for the platform "
+        f"# Sets up a node of {cluster_name(config)} with scripts/*.sh for the platform "
         f"{config.fleet.platform}"
     )
     lines = ["#!/usr/bin/env bash", what, "set -euo pipefail", "folder=$(mktemp -d)"]  # fmt: skip
@@ -185,11 +185,11 @@ def _steps(config: Config) -> Iterator[InstallStep]:
     platform = load_platform(config.fleet.platform)
     if not config.fleet.python or platform.neuron_packages:
         why = (
-            "the environment in the shared folder begins with the node's Python, and Neuron's "
-            "driver is built here"
+            "the shared Python environment needs the node's Python, and the node compiles "
+            "Neuron's driver"
         )
         yield InstallStep("build_tools.sh", ("headers",) if platform.neuron_packages else (), why)
-    yield InstallStep("limits.sh", (str(NOFILE),), "locked memory and open files")
+    yield InstallStep("limits.sh", (str(NOFILE),), "limits for locked memory and open files")
     if platform.neuron_packages:
         yield neuron_step(platform, "the image has no Neuron SDK")
 
@@ -362,48 +362,49 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
         "fleet.slurm.parallelcluster",
     )
     if not fleet.aws.region:
-        yield "fleet.aws.region", "null: the cluster's file needs the region, such as us-west-2"
+        yield "fleet.aws.region", "null: the cluster file needs a region, such as us-west-2"
     if fleet.aws.subnets and fleet.aws.zones:
         yield (
             "fleet.aws.zones",
-            f"{', '.join(fleet.aws.zones)}: fleet.aws.subnets already places the nodes; remove it",
+            f"{', '.join(fleet.aws.zones)}: fleet.aws.subnets already sets the nodes' zone; "
+            "remove it",
         )
     if not fleet.aws.subnets and wanted.head_subnet:
         yield (
             f"{key}.head_subnet",
-            f"{wanted.head_subnet}: without fleet.aws.subnets, setup makes the network with the "
-            "head in it; set both or neither",
+            f"{wanted.head_subnet}: without fleet.aws.subnets, setup creates the head's subnet; "
+            "set both or neither",
         )
     if not fleet.aws.subnets and not fleet.instance_type:
         yield (
             "fleet.instance_type",
-            "null: setup makes the network in a zone that offers it; name it, or fleet.aws.subnets",
+            "null: setup creates the network in a zone with this type; set it, or "
+            "fleet.aws.subnets",
         )
     if load_platform(fleet.platform).neuron_packages:
         yield from _refuse_neuron(config)
     if wanted.os not in WITH_PYTHON and not fleet.aws.bucket and not fleet.python:
-        works = f"not needed with {key}.os {WITH_PYTHON[0]}"
+        works = f"set a bucket, or {key}.os {WITH_PYTHON[0]}"
         yield (
             "fleet.aws.bucket",
-            f"null: required with {wanted.os}, as its nodes download the Python installer from "
-            f"it; {works}",
+            f"null: {wanted.os} nodes download the Python installer from the bucket; {works}",
         )
     if len(fleet.aws.allow_ssh_from) > 1:
         one = (
-            "ParallelCluster allows one; set a network that includes them all, or [] to use "
+            "ParallelCluster accepts only one; set a network that includes all, or [] to use "
             "Session Manager"
         )
         yield "fleet.aws.allow_ssh_from", f"{len(fleet.aws.allow_ssh_from)} networks: {one}"
     if wanted.os == "rocky9" and not fleet.aws.ami:
         yield (
             f"{key}.os",
-            "rocky9: ParallelCluster has no image of it; set fleet.aws.ami",
+            "rocky9: ParallelCluster has no image for it; set fleet.aws.ami",
         )
     given = [name for name in ("uri", "user", "secret") if getattr(wanted, f"database_{name}")]
     if given and len(given) < 3:
         yield (
             f"{key}.database_{given[0]}",
-            "database_uri, database_user and database_secret go together",
+            "set all of database_uri, database_user and database_secret, or none",
         )
     if wanted.database_uri and len(cluster_name(config)) > LONGEST_WITH_DATABASE:
         yield (
@@ -420,14 +421,10 @@ def _refuse_neuron(config: Config) -> Iterator[tuple[str, str]]:
     if not config.fleet.aws.bucket:
         yield (
             "fleet.aws.bucket",
-            "null: required, as the nodes download the Neuron SDK's installer from it",
+            "null: the nodes download the Neuron SDK installer from the bucket; set a bucket",
         )
     system = load_system(wanted)
-    lack = (
-        ""
-        if system.apt
-        else "Neuron's packages are installed by apt, and its PyTorch needs a newer glibc"
-    )
+    lack = "" if system.apt else "Neuron's packages need apt, and its PyTorch needs a newer glibc"
     if not lack and system.python < platform.python and not config.fleet.python:
         lack = (
             f"its Python is {system.python}, but the packages of platform {platform.name} "
@@ -451,12 +448,12 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
             and load_platform(node_types.platform_of(row)).kernel_modules == CLOSED
         ):
             what = (
-                f"the NVIDIA driver of ParallelCluster's images does not support {row.name} (its "
-                "issue 6014)"
+                f"the NVIDIA driver of ParallelCluster's images does not support {row.name} "
+                "(aws-parallelcluster issue 6014)"
             )
             yield (
                 key,
-                f"{queue.name}: {what}; set fleet.aws.ami to one from pcluster build-image, "
+                f"{queue.name}: {what}; set fleet.aws.ami to an image from pcluster build-image, "
                 "or use backend ec2",
             )
     asked = fleet.slurm.partition
@@ -472,7 +469,7 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
     if 0 < most < fleet.nodes:
         yield (
             "fleet.nodes",
-            f"{fleet.nodes}: the largest queue has at most {most}; set NODES={most}, or a "
+            f"{fleet.nodes}: the largest queue has at most {most} nodes; set NODES={most}, or a "
             "larger max",
         )
 
@@ -485,9 +482,9 @@ def _lacks(queue: Queue) -> Iterator[str]:
     if queue.min > most:
         yield f"min {queue.min} is more than max {most}"
     if queue.instance_type is None:
-        yield "instance_type is null, and so is fleet.instance_type"
+        yield "instance_type and fleet.instance_type are null; set one of them"
     elif row is None:
-        yield f"{queue.instance_type} is not in the table of instance types"
+        yield f"{queue.instance_type} is not a known instance type"
     elif row.accelerator and not row.efa and most > 1:
         yield (
             f"{queue.instance_type} has no EFA, so its nodes can't train together; set max 1, "
@@ -496,7 +493,7 @@ def _lacks(queue: Queue) -> Iterator[str]:
     if queue.capacity in ("reservation", "block") and not queue.reservation:
         yield f"capacity {queue.capacity} needs a reservation, such as cr-0123456789abcdef0"
     if queue.capacity == "block" and queue.min != most:
-        yield f"all nodes of a capacity block stay; set min {most}"
+        yield f"a capacity block keeps all of its nodes running; set min {most}"
 
 
 def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
@@ -506,8 +503,8 @@ def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
     if makes and fsx.efa:
         yield (
             "fleet.fsx.efa",
-            "true: file systems that ParallelCluster makes have no EFA; set false, or dns_name "
-            "for your own",
+            "true: file systems that ParallelCluster creates have no EFA; set false, or set "
+            "dns_name to your own file system",
         )
     if fsx.dns_name and not re.fullmatch(r"fs-[0-9a-f]{17}\..+", fsx.dns_name):
         yield (

@@ -135,8 +135,8 @@ def describe_file_system(config: Config, calls: Calls, row: Row) -> Iterator[str
     what, usd = prices.cost_of("file system", row)
     cost = "" if usd is None else f", ${usd * 24:,.2f} a day"
     yield (
-        f"{id_} ({what}{cost}) was kept with its data by an earlier make clean, and is used again; "
-        "make clean PURGE=1 removes it"
+        f"reusing {id_} ({what}{cost}), which an earlier make clean kept with its data; make "
+        "clean PURGE=1 removes it"
     )
     if row.get("StorageCapacity") != config.fleet.fsx.size_gib:
         yield f"  it has {row.get('StorageCapacity')} GiB, regardless of fleet.fsx.size_gib"

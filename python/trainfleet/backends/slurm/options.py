@@ -86,7 +86,7 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
         name = option.removeprefix("--").partition("=")[0]
         if known := next((other for other in sorted(ours) if other.startswith(name)), ""):
             says = f"use {ours[known]}" if ours[known] else "remove it"
-            yield "fleet.slurm.options", f"{option}: the program sets --{known} itself; {says}"
+            yield "fleet.slurm.options", f"{option}: trainfleet sets --{known} itself; {says}"
 
 
 SWITCHES, WAIT = "SBATCH_REQ_SWITCH", "SBATCH_WAIT4SWITCH"
@@ -122,15 +122,15 @@ def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[
         if value in ("no", "0") if name in FLAGS else not value:
             continue
         if key := _who_says(config, name):
-            notes.append(f"{variable} is not used: {key} decides that")
+            notes.append(f"{variable} is ignored: {key} sets this option")
             continue
         if re.search(r"[^!-~]|[\\'\"#]", value):
             what, then = (
-                f"{untrusted_input.show(value)} can't be in a batch script",
+                f"{untrusted_input.show(value)} can't be written to a batch script",
                 f"unset {variable}",
             )
             raise BackendError(
-                what, where=variable, next=f"{then}; set the key of fleet.slurm instead"
+                what, where=variable, next=f"{then}, and set the key in fleet.slurm instead"
             )
         option = f"--{name}" if name in FLAGS else f"--{name}={value}"
         notes.append(f"{variable} sets {option}")
@@ -170,4 +170,4 @@ def _who_says(config: Config, name: str) -> str:
         return "fleet.slurm.options"
     key = ours.get(name, "")
     is_said = name in ours and getattr(slurm, key.removeprefix("fleet.slurm."), key) is not None
-    return key or "the program" if is_said or not KNOWN.fullmatch(name) else ""
+    return key or "trainfleet" if is_said or not KNOWN.fullmatch(name) else ""

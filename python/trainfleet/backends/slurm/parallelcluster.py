@@ -43,7 +43,7 @@ PATIENCE = 3600.0  # most seconds for CloudFormation
 TIMEOUT = 300.0  # seconds for pcluster's answer; it validates first
 UNCHANGED = "No changes found"
 INSTALL = (
-    "pipx install aws-parallelcluster; it also needs node "
+    "run pipx install aws-parallelcluster; it also needs Node.js "
     "(docs.aws.amazon.com/parallelcluster/latest/ug/install-v3.html)"
 )
 # Readable names of CloudFormation's resource types.
@@ -55,13 +55,13 @@ KINDS = {
     "AWS::IAM::Role": "a role",
     "AWS::IAM::InstanceProfile": "an instance profile",
     "AWS::EC2::LaunchTemplate": "a launch template",
-    "AWS::CloudFormation::WaitCondition": "the head node's set-up",
+    "AWS::CloudFormation::WaitCondition": "the head node's setup",
     "AWS::EC2::PlacementGroup": "a placement group",
-    "AWS::FSx::DataRepositoryAssociation": "a link of the file system to S3",
-    "AWS::DynamoDB::Table": "the table of nodes",
+    "AWS::FSx::DataRepositoryAssociation": "a link from the file system to S3",
+    "AWS::DynamoDB::Table": "the node table",
     "AWS::Logs::LogGroup": "the logs",
-    "AWS::Lambda::Function": "a clean-up function",
-    "AWS::Route53::HostedZone": "the names of the nodes",
+    "AWS::Lambda::Function": "a cleanup function",
+    "AWS::Route53::HostedZone": "the nodes' DNS names",
 }
 
 
@@ -166,7 +166,7 @@ class Cluster(Machines):
         """
         state = self.look()
         if state and state.passes:
-            print(f"{self.name} is already being made: {state.status}", flush=True)
+            print(f"{self.name} is already in progress: {state.status}", flush=True)
         else:
             key = public_key(self.config) if state is None else ""
             if state is None:
@@ -194,7 +194,7 @@ class Cluster(Machines):
 
     def _begin(self, state: ClusterState | None, wanted: Sequence[Artifact]) -> None:
         if not wanted:
-            print(f"{self.name} matches {cluster_file.FILE}", flush=True)
+            print(f"{self.name} already matches {cluster_file.FILE}", flush=True)
             return
         for artifact in wanted:
             if artifact.name == cluster_file.SCRIPT:
@@ -208,7 +208,8 @@ class Cluster(Machines):
         for warning in said.get("validationMessages") or ():
             print(f"{warning.get('level', '').lower()}: {warning.get('message', '')}", flush=True)
         print(
-            f"{self.name} is being {'changed' if state else 'made'}; that takes about ten minutes",
+            f"{self.name} is being {'updated' if state else 'created'}; this takes about ten "
+            "minutes",
             flush=True,
         )
 
@@ -242,7 +243,7 @@ class Cluster(Machines):
             if state is None or not state.passes:
                 break
             if time.monotonic() > deadline:
-                what = f"{self.name} is not done yet: {state.status}"
+                what = f"{self.name} is still in progress: {state.status}"
                 raise BackendError(what, where=self.region, next="run the command again")
             time.sleep(EVERY)
         if state is None and gone:
@@ -277,13 +278,13 @@ class Cluster(Machines):
             {},
         )
         why = in_words(first) or (state.why if state else "") or "pcluster gives no reason"
-        status = state.status if state else "it is gone"
+        status = state.status if state else "it no longer exists"
         next_ = (
             f"run pcluster get-cluster-log-events --cluster-name {self.name}; then make clean "
             "and make setup"
         )
         return BackendError(
-            f"the cluster {self.name} could not be made: {status}",
+            f"could not create the cluster {self.name}: {status}",
             where=self.region,
             why=why,
             next=next_,
@@ -324,7 +325,7 @@ class Cluster(Machines):
             return ""
         if state.passes:
             what = f"the cluster {self.name} is not ready: {state.status}"
-            raise BackendError(what, where=self.region, next="run make setup to follow it")
+            raise BackendError(what, where=self.region, next="run make setup to wait for it")
         if not state.is_ready or not state.address:
             raise BackendError(
                 f"the cluster {self.name} can't be used: {state.status}",
@@ -379,14 +380,14 @@ class Cluster(Machines):
         state = self.look()
         if state and state.maker not in ("", self.config.fleet_name):
             say(
-                f"the cluster {self.name} stays: {state.maker} has made it, and make clean with "
-                "that config removes it"
+                f"the cluster {self.name} is kept, because the config {state.maker} created it; "
+                "run make clean with that config to remove it"
             )
         elif state:
             if state.status != "DELETE_IN_PROGRESS":
                 self._pcluster("delete-cluster", "--cluster-name", self.name)
             self._follow(gone=True)
-            say(f"the cluster {self.name} is gone")
+            say(f"the cluster {self.name} is deleted")
 
     def _pcluster(self, verb: str, *words: str, may_fail: bool = False) -> dict[str, Any]:
         """Runs pcluster and returns its answer, which is JSON even if pcluster refuses.
@@ -395,8 +396,8 @@ class Cluster(Machines):
             BackendError: pcluster is missing, or it refuses. The message has each validation error.
         """
         if not is_there():
-            why = "fleet.slurm.create needs AWS ParallelCluster's command"
-            raise BackendError("this machine has no pcluster", why=why, next=INSTALL)
+            why = "fleet.slurm.create needs the AWS ParallelCluster CLI"
+            raise BackendError("pcluster is not in this machine's PATH", why=why, next=INSTALL)
         command = ["pcluster", verb, *words, "--region", self.region]
         try:
             done = subprocess.run(
@@ -424,7 +425,7 @@ class Cluster(Machines):
             why = "; ".join(errors) or str(said.get("message"))
             then = "run make plan OUT=folder to see cluster.yaml"
             raise BackendError(
-                f"pcluster {verb} refuses", where=self.name, why=why[:2000], next=then
+                f"pcluster {verb} failed", where=self.name, why=why[:2000], next=then
             )
         return said
 
@@ -449,7 +450,7 @@ def in_words(event: dict[str, Any]) -> str:
     if not status or (what is None and "FAILED" not in status):
         return ""
     verb, _, phase = status.partition("_")
-    done = {"CREATE": "made", "UPDATE": "changed", "DELETE": "deleted"}.get(verb, verb.lower())
+    done = {"CREATE": "created", "UPDATE": "updated", "DELETE": "deleted"}.get(verb, verb.lower())
     how = {
         "IN_PROGRESS": f"is being {done}",
         "COMPLETE": f"is {done}",

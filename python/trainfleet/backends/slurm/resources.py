@@ -104,7 +104,7 @@ def look(engine: SlurmClient, slurm: SlurmConfig, rows: list[Nodes]) -> Facts | 
     """
     with_gpus = next((row for row in rows if gpus_of(row.gres)), None)
     if with_gpus is None:
-        return "no node has a gres of GPUs"
+        return "no node has GPUs in its gres"
     given = {
         "partition": slurm.partition or with_gpus.partition,
         "account": slurm.account,
@@ -154,12 +154,12 @@ def report(engine: SlurmClient, slurm: SlurmConfig) -> tuple[list[str], Facts | 
             *(f"  {line}" for line in probe.describe(found)),
         ], found
     lines.append(
-        f"no node could be examined within {FREE_WITHIN} s, so its network is unknown: {found}"
+        f"could not examine a free node within {FREE_WITHIN} s, so the network is unknown: {found}"
     )
     if devices := devices_of(rows):
-        lines += [f"its gres suggests {KEY}", probe.block(devices)]
+        lines += [f"{KEY} from the gres:", probe.block(devices)]
     else:
-        lines.append(f"the gres names no known kind of GPU; set {KEY}, for example {KEY}: 8xh100")
+        lines.append(f"the gres names no known GPU type; set {KEY}, for example {KEY}: 8xh100")
     return lines, None
 
 
@@ -189,17 +189,17 @@ class Partitions(Standing):
                 f"{len(rows)} partitions"
             )
             raise BackendError(
-                "this Slurm can't be used",
+                "Slurm is not usable here",
                 why=why,
                 next="run module load slurm, then scontrol ping",
             )
         print(version)
         for row in rows:
-            most = f"{row.most_minutes} min at most" if row.most_minutes else "no time limit"
+            most = f"at most {row.most_minutes} min" if row.most_minutes else "no time limit"
             print(
                 f"partition {row.name}: {row.nodes} nodes, "
                 f"{most}{', the default' if row.is_default else ''}"
-                f"{'' if row.is_up else ', takes no jobs now'}"
+                f"{'' if row.is_up else ', accepts no jobs now'}"
             )
-        print("the cluster's administrators set it up\nnext: make train")
+        print("nothing to set up: the administrators manage this cluster\nnext: make train")
         return 0

@@ -39,7 +39,7 @@ BODY = """mine={start} stop={folder}/stop near=
 mkdir -p "$mine" {folder}/logs || exit
 claim={claim}
 (set -C && echo "$SLURM_JOB_ID" > "$claim") 2> /dev/null
-[ "$(cat "$claim")" = "$SLURM_JOB_ID" ] || {{ echo "job $(cat "$claim") carries this out"; exit 0; }}
+[ "$(cat "$claim")" = "$SLURM_JOB_ID" ] || {{ echo "job $(cat "$claim") already runs this request"; exit 0; }}
 grep -qs ^{engine} "$stop" && rm -f "$stop"
 wc -c {folder}/logs/*.log > "$mine/logs" 2> /dev/null
 trap 'near=1; {notice}' USR1

@@ -40,9 +40,7 @@ def source(name: str) -> PlacementSource:
             f"it is not one of {', '.join(OURS)}, and no installed package adds it "
             f"({plugins.OF_PLACEMENTS})"
         )
-        raise BackendError(
-            f"{name[:80]!r} is not a scheduler that starts nodes", why=why, next=NEXT
-        )
+        raise BackendError(f"{name[:80]!r} is not a known scheduler", why=why, next=NEXT)
     return found
 
 
@@ -61,5 +59,5 @@ def here() -> PlacementSource:
         (engine for name in names() if (engine := source(name)).has_started_this()), None
     ):
         return found
-    why = f"no known scheduler has set its variables: {', '.join(names())}"
+    why = f"the environment has no variables of a known scheduler ({', '.join(names())})"
     raise BackendError("this process was not started as a node of a job", why=why, next=NEXT)

@@ -47,7 +47,7 @@ def read(environment: Environment = os.environ) -> Placement:
     )
     if not meet:
         raise BackendError(
-            "a node of an AWS Batch job does not know where to meet",
+            "this node of an AWS Batch job has no rendezvous address",
             where=f"node {index}",
             why="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set",
             next=NEXT,

@@ -26,7 +26,7 @@ def read(file: Path = RESOURCES) -> Placement:
         return checked(Placement(hosts.index(own), len(hosts), hosts[0], PORT, 1, own), str(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackendError(
-            "can't identify this host of the job",
+            "can't identify this host in the job",
             where=str(file),
             why=f"{type(error).__name__}: {error}",
             next=NEXT,
