@@ -1,3 +1,3 @@
-"""Tells whether ranks, nodes and launchers are alive and make progress: heartbeats, watchdog,
-lease, fence, and kernel messages.
+"""Liveness and progress of ranks, nodes and launchers: heartbeats, watchdog, lease, fence, and
+kernel messages.
 """

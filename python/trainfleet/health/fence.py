@@ -1,17 +1,16 @@
-"""Fencing: only the newest attempt of a run may continue; ranks of earlier attempts, on any host,
-notice that and exit.
+"""Fencing: only the newest attempt of a run may continue. Ranks of earlier attempts detect this on
+any host and exit.
 
-heartbeats/attempts/<n>         attempt n: {order}, the number of the launcher's attempt that it
-                                belongs to. The process that claims the
-                                number creates the file (run/claims.py)
+heartbeats/attempts/<n>         attempt n: {order}, the number of the launcher's attempt to which n
+                                belongs. Written by the process that claims n (run/claims.py)
 heartbeats/attempts/<n>.taken   ranks have started as attempt n
-heartbeats/newest               order and number of the newest attempt, for hosts that cache a
-                                listing (run/claims.py)
+heartbeats/newest               order and number of the newest attempt, for hosts that cache
+                                directory listings (run/claims.py)
 
-The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT: their
-order. A scheduler that restarts them (a Slurm requeue, the next attempt of an AWS Batch job) passes
-the same order again. So rank 0 enters an attempt: if its order was taken before, it claims the next
-number, and the ranks of the previous start exit.
+The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT, which is
+called their order. A scheduler that restarts the ranks (a Slurm requeue, the next attempt of an AWS
+Batch job) passes the same order again. Rank 0 therefore enters an attempt. If its order was taken
+before, it claims the next number, and the ranks of the previous start exit.
 """
 
 from __future__ import annotations
@@ -35,19 +34,21 @@ from ..trust.validation import Range, fit
 BEATS = "heartbeats"
 FOLDER = "attempts"
 NEWEST = "newest"
-BEFORE = "attempt"  # file of format 1, with only the number
-TO_LEAVE = 3.0  # seconds: ranks check once a second, one for its entire node (health/heartbeat.py)
-VARIABLE = "TRAINFLEET_ATTEMPT"  # variable with the order
-MOST = 4 * untrusted_input.KIBIBYTE  # bytes of an attempt's file
+BEFORE = "attempt"  # file of format 1, which contains only the number
+# seconds for ranks to exit; one rank per node checks once a second (health/heartbeat.py)
+TO_LEAVE = 3.0
+VARIABLE = "TRAINFLEET_ATTEMPT"  # environment variable with the order
+MOST = 4 * untrusted_input.KIBIBYTE  # largest size in bytes of an attempt's file
 NUMBER = re.compile("[0-9]{1,9}")
 Order = Annotated[int, Range(0, 10**9)]
-AGAIN = "TRAINFLEET_AGAIN"  # variable with the scheduler's count of restarts, if it has one
+# environment variable with the scheduler's count of restarts, if available
+AGAIN = "TRAINFLEET_AGAIN"
 
 
 @dataclass(frozen=True, order=True)
 class Attempt:
-    """An attempt: the launcher's order that it belongs to, and its own number. The later order is
-    newer, then the number.
+    """An attempt, with the launcher's order to which it belongs, and its number. Attempts are
+    sorted by order, then by number.
     """
 
     order: int
@@ -55,7 +56,7 @@ class Attempt:
 
 
 class Fenced(RunError):
-    """A newer attempt has begun since the launcher ordered this one."""
+    """Error for an attempt that a newer attempt has replaced."""
 
     exit_code = 75
 
@@ -66,27 +67,26 @@ def begin(folder: Path) -> int:
     """
     before = current(folder)
     number = _claim(folder, before.number + 1, None)
-    for path in _folder(
-        folder
-    ).iterdir():  # files of the order before the last: a rank can't enter it any more
+    # Ranks can't enter orders before the last one any more, so their files are removed.
+    for path in _folder(folder).iterdir():
         if NUMBER.fullmatch(path.stem) and int(path.stem) < before.order:
             path.unlink(missing_ok=True)
-    for path in (folder / BEATS).glob("*-*"):  # beats of nodes; of ranks, in format 1
+    for path in (folder / BEATS).glob("*-*"):  # Beats of nodes, or of ranks in format 1.
         path.unlink(missing_ok=True)
     return number
 
 
 def enter(folder: Path, order: int, least: int = 0) -> int:
-    """Returns the number of the attempt that starts now under this order. Rank 0 calls it before
-    the ranks meet.
+    """Starts an attempt under this order and returns its number. Rank 0 calls this before the ranks
+    meet.
 
-    If the order was started before, it returns once the ranks of that start have had time to exit.
+    If the order was started before, waits until the ranks of that start have had time to exit.
 
-    `least`: how often the scheduler reports that it restarted this order. If each start finds an
-    empty folder, like on a node's own disk, only this tells the starts apart.
+    `least` is the number of restarts of this order that the scheduler reports. If each start finds
+    an empty folder, for example on a node's own disk, only this number distinguishes the starts.
 
     Raises:
-        Fenced: the launcher has begun another attempt since.
+        Fenced: the launcher has begun a newer attempt.
     """
     newest = current(folder)
     if newest.order > order:
@@ -102,12 +102,12 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
 
 
 def current(folder: Path) -> Attempt:
-    """Returns the newest attempt; 0 before the first. Costs one listing and reads a few small
-    files.
+    """Returns the newest attempt, or Attempt(0, 0) before the first one. Costs one directory
+    listing and reads a few small files.
     """
     newest = _newest(folder)
     with suppress(OSError):
-        names = os.listdir(folder / BEATS / FOLDER)  # noqa: PTH208 - names alone
+        names = os.listdir(folder / BEATS / FOLDER)  # noqa: PTH208 - only names are needed
         if found := [_read(folder, int(name)) for name in names if NUMBER.fullmatch(name)]:
             return max(newest, *found)
     with suppress(OSError, InputError):
@@ -119,8 +119,8 @@ def current(folder: Path) -> Attempt:
 
 
 def _newest(folder: Path) -> Attempt:
-    """Returns the attempt that was claimed last, according to its claimer; 0 if no attempt was
-    claimed.
+    """Returns the attempt that was claimed last, according to heartbeats/newest. Returns Attempt(0,
+    0) if no attempt was claimed.
     """
     with suppress(OSError, InputError):
         words = untrusted_input.read_text(folder / BEATS / NEWEST, MOST).split()
@@ -137,19 +137,19 @@ def _read(folder: Path, number: int) -> Attempt:
         OSError,
         InputError,
         KeyError,
-    ):  # later attempts removed it, or it is not an attempt's file
+    ):  # A later attempt removed the file, or it is not an attempt's file.
         return Attempt(0, number)
 
 
 def _claim(folder: Path, number: int, order: int | None) -> int:
-    """Claims the first free number from `number` on and returns it. With `order` None, the number
-    is also the order.
+    """Claims and returns the first free number, beginning with `number`. Without an `order`, the
+    number is also the order.
     """
     while not claim(
         _folder(folder) / str(number), json.dumps({"order": number if order is None else order})
     ):
         number += 1
-    with suppress(OSError):  # the claim counts
+    with suppress(OSError):  # The claim is valid without this file.
         rewrite(folder / BEATS / NEWEST, f"{number if order is None else order} {number}")
     return number
 

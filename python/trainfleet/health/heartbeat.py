@@ -1,20 +1,20 @@
-"""Sends a rank's heartbeat: reports once a second where the rank is, and follows the instructions
-in the run folder.
+"""Heartbeat of a rank: reports the rank's position once a second, and follows instructions in the
+run folder.
 
 The ranks of a node write their beats to a folder in the node's memory. The first rank that finds
-the node's round overdue by a second does it. It gathers all beats into the node's one file in the
-run folder (health/heartbeat_format.py). There it reads the instructions to the ranks: their attempt
-has ended (health/fence.py), their stacks are requested (`asked`), or their launcher
-is gone (health/lease.py). So the run folder has one writer and one reader per node, regardless of
-which rank dies or hangs.
+the node's round overdue by a second does the round. It gathers all beats into the node's only file
+in the run folder (health/heartbeat_format.py), and reads the instructions to the ranks there. An
+instruction tells ranks that their attempt has ended (health/fence.py), that a stack dump is
+requested (`asked`), or that their launcher is gone (health/lease.py). The run folder therefore has
+one writer and one reader per node, even if a rank dies or hangs.
 
-A training loop only reports where it is (`heart.at("step", 12)`), which is an assignment. The stale
-part shows how a rank died. If the beat is stale, the process does not run: it is stopped or dead,
-or its node is. If only its position is stale, the process runs but makes no progress.
+A training loop only reports its position (`heart.at("step", 12)`), which is a single assignment.
+The stale part of a beat shows the kind of failure. A stale beat means that the process or its node
+is stopped or dead. If only the position is stale, the process runs but makes no progress.
 
-A launcher requests stack dumps of hanging ranks, and searches them for the one that is elsewhere:
+A launcher requests stack dumps of hanging ranks, and searches them for the rank that differs:
 
-heartbeats/dump            a new time in it requests a dump from every rank
+heartbeats/dump            a new time in this file requests a dump from every rank
 logs/stacks-rank-<r>.txt   a rank's dump
 """
 
@@ -49,27 +49,29 @@ from .lease import Vacancy, newest_holder
 EVERY = 1.0  # seconds between two beats
 FENCED = fence.Fenced.exit_code  # exit code of a rank after its attempt has ended
 LEASE_EVERY = 5.0  # seconds between two polls of the launcher's lease
-TO_LEAVE = 900.0  # seconds that ranks without a launcher get to save and exit
-MEMORY = Path("/dev/shm")  # a file system in memory, if it exists
+TO_LEAVE = 900.0  # seconds for ranks without a launcher to save and exit
+MEMORY = Path("/dev/shm")  # file system in memory, if it exists
 
 DUMP = "dump"
 _RANK = re.compile("[0-9]{1,9}")
-MOST = 1 << 16  # bytes read from the end of a dump: the main thread is printed last
+MOST = 1 << 16  # bytes read from the end of a dump, where the main thread is printed
 
 
 @dataclass(frozen=True)
 class Instructions:
-    """The instructions that the node's last round read from the run folder for all its ranks."""
+    """The instructions to all ranks of a node that the node's last round read from the run
+    folder.
+    """
 
     order: int = 0  # order of the newest attempt
     number: int = 0
-    stacks: str = ""  # time of the request
+    stacks: str = ""  # time of the last request for stack dumps
     lease: Vacancy = field(default_factory=Vacancy)
-    looked: float = 0.0  # time of the lease's last poll, by the node's monotonic clock
+    looked: float = 0.0  # monotonic time of the last poll of the lease
 
 
 class NodeMemory:
-    """The files that the ranks of one node share, in the node's memory; each is replaced
+    """The files that the ranks of one node share in the node's memory. Each file is replaced
     atomically.
     """
 
@@ -79,12 +81,12 @@ class NodeMemory:
         self.lock = file_systems.hold(self.shared)
 
     def leave(self, beat: Beat) -> None:
-        """Keeps a rank's newest beat."""
+        """Writes a rank's newest beat."""
         replace_file(self.shared / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
 
     def is_due(self, name: str, seconds: float) -> bool:
-        """Tells whether no rank has done the task `name` for that many seconds. If so, the caller
-        must do it.
+        """Tells whether no rank has done the task `name` for `seconds`. If so, the caller must do
+        the task.
         """
         turn = self.shared / name
         with suppress(FileNotFoundError):
@@ -94,7 +96,7 @@ class NodeMemory:
         return True
 
     def publish(self, attempt: int) -> list[Beat]:
-        """Copies the beats of all ranks here to the run folder, and returns them."""
+        """Copies the beats of all ranks on this node to the run folder, and returns them."""
         found: list[Beat] = []
         for path in self.shared.glob("rank-*"):
             with suppress(FileNotFoundError):
@@ -112,7 +114,7 @@ class NodeMemory:
         replace_file(self.shared / "orders", json.dumps(asdict(orders)).encode())
 
     def read_instructions(self) -> Instructions:
-        """Returns the instructions that the last round read."""
+        """Returns the instructions that the node's last round read."""
         try:
             return fit(
                 Instructions,
@@ -127,18 +129,18 @@ class NodeMemory:
 
 
 class Heart:
-    """Sends a rank's heartbeat from construction to `stop`, in a separate thread."""
+    """A thread that sends a rank's heartbeat, from construction to `stop`."""
 
     def __init__(
         self, folder: Path, rank: int, node: int, order: int, patience: float = 0.0
     ) -> None:
         """Starts the thread.
 
-        `order`: the launcher's number of this attempt. `patience`: seconds without a launcher until
-        `alone` is called; 0: it needs no launcher.
+        `order` is the launcher's number of this attempt. `patience` is the time in seconds without
+        a launcher until `alone` is called; 0 means that the rank needs no launcher.
         """
         self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
-        # until the ranks have met, the attempt may still get another number
+        # Until the ranks have met, the attempt may still get another number.
         self.met = False
         self.patience = patience
         self.alone: Callable[[float], None] = lambda seconds: None
@@ -148,23 +150,24 @@ class Heart:
         self._stacks = asked(folder)
         self._complained = self._orphaned = False
         self._end = threading.Event()
-        self._try(self._leave)  # before a finished rank can conclude that all are
+        # Write a beat now, before another rank that finishes can conclude that all ranks have.
+        self._try(self._leave)
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self._thread.start()
 
     def at(self, phase: str, step: int = 0) -> None:
-        """Records where the rank is now; costs about a microsecond."""
+        """Records the rank's current position. Costs about a microsecond."""
         before, now = self.position, time.monotonic()
         if phase == before[0] == "step":
             self.took = now - before[2]
         self.position = (phase, step, now)
 
     def meet(self, number: int) -> None:
-        """Records that the ranks have met, as attempt `number` (fence.enter)."""
+        """Records that the ranks have met as attempt `number` (fence.enter)."""
         self.attempt, self.met = Attempt(self.attempt.order, number), True
 
     def stop(self) -> None:
-        """Sends the last beat: after it, silence is expected."""
+        """Sends the last beat, after which silence is expected."""
         self.at("end", self.position[1])
         self._end.set()
         self._thread.join()
@@ -233,13 +236,13 @@ class Heart:
                 )
 
     def _leave_for_good(self, words: str) -> None:
-        with suppress(OSError):  # a log that can't be written must not keep it from exiting
+        with suppress(OSError):  # The rank must exit even if the log can't be written.
             print(words, file=sys.stderr, flush=True)
         os._exit(FENCED)
 
     def _try(self, do: Callable[[], object]) -> None:
-        """Calls a function that needs a disk, and reports only its first failure: a lost heartbeat
-        must not end training.
+        """Calls a function that needs a disk, and reports only the first failure, because a lost
+        heartbeat must not end training.
         """
         try:
             do()
@@ -251,8 +254,8 @@ class Heart:
 
 
 def _memory(folder: Path, node: int, order: int) -> Path:
-    """Returns the folder that the ranks of a node share: in memory and private to this user, else
-    in the run folder.
+    """Returns the folder that the ranks of a node share. It is in memory and private to this user,
+    or else in the run folder.
     """
     root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     own = root / f"trainfleet-{os.getuid()}"
@@ -268,7 +271,9 @@ def _memory(folder: Path, node: int, order: int) -> Path:
 
 
 def ask(folder: Path) -> None:
-    """Requests a dump: every live rank writes it within two heartbeats (heartbeat.EVERY)."""
+    """Requests stack dumps. Every live rank writes a dump within two heartbeats
+    (heartbeat.EVERY).
+    """
     path = folder / FOLDER / DUMP
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
@@ -276,7 +281,7 @@ def ask(folder: Path) -> None:
 
 
 def asked(folder: Path) -> str:
-    """Returns the time of the last request as text; "" before the first."""
+    """Returns the time of the last request for stack dumps as text, or "" before the first."""
     try:
         return untrusted_input.read_text(folder / FOLDER / DUMP, untrusted_input.KIBIBYTE)
     except (FileNotFoundError, InputError):
@@ -292,14 +297,14 @@ def dump(folder: Path, rank: int) -> None:
 
 
 class Stacks:
-    """The dumps that ranks write after `since` (unix time); each file is read once."""
+    """The stack dumps that ranks write after `since` (unix time). Each file is read once."""
 
     def __init__(self, folder: Path, since: float) -> None:
         self.folder, self.since = folder / "logs", since
         self.found: dict[int, str] = {}
 
     def read(self) -> dict[int, str]:
-        """Returns the dumps so far, by rank."""
+        """Returns all dumps so far, by rank."""
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             for entry in entries:
                 rank = entry.name.removeprefix("stacks-rank-").removesuffix(".txt")
@@ -324,7 +329,7 @@ def read_end(path: Path, most: int) -> str:
 
 def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
     """Returns the only rank with a main thread at a different place from all others, and that
-    place; None if not exactly one is.
+    place. Returns None if there is not exactly one.
     """
     frames = {rank: innermost(text) for rank, text in stacks.items()}
     counts = Counter(frames.values())
@@ -333,7 +338,7 @@ def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
 
 
 def innermost(stacks: str) -> str:
-    """Returns the main thread's innermost frame as `file.py:12 name`: faulthandler prints that
+    """Returns the main thread's innermost frame as `file.py:12 name`. faulthandler prints the main
     thread last.
     """
     threads = stacks.split("most recent call first):\n")

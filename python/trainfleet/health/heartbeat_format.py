@@ -1,11 +1,10 @@
-"""Defines the format of heartbeats: the content of a beat, and the one file per node with the
-beats of all its ranks.
+"""Format of heartbeats: the content of a beat, and the file per node with the beats of all its
+ranks.
 
-heartbeats/node-<i>   a header and a row of numbers per rank; replaced once a second by one of the
-                      node's ranks
-                      (health/heartbeat.py)
+heartbeats/node-<i>   a header and a row of numbers per rank; one of the node's ranks replaces the
+                      file once a second (health/heartbeat.py)
 
-Numbers are binary, as a launcher reads the files of all nodes once a second
+Numbers are binary, because a launcher reads the files of all nodes once a second
 (tests/bench/bench_fleet.py).
 """
 
@@ -23,14 +22,14 @@ from typing import NamedTuple
 from ..trust import untrusted_input
 
 FOLDER = "heartbeats"
-MOST = 1 << 16  # bytes read from a node's file: a beat has 50
+MOST = 1 << 16  # maximum bytes to read from a node's file; a beat has 50
 RANKS = 1 << 20  # largest number of ranks of a run: fleet.nodes times fleet.ranks_per_node
-# a beat stores a phase's index here
+# A beat stores the index of its phase in this tuple.
 PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end", "conclude")
 
 
 class Beat(NamedTuple):
-    """One rank's heartbeat. `phase_seconds`: its time at this step of this phase, by its own
+    """One rank's heartbeat. `phase_seconds` is the time at this step of this phase, by the rank's
     clock.
     """
 
@@ -43,8 +42,8 @@ class Beat(NamedTuple):
     phase_seconds: float
     time: float
     step_seconds: float = 0.0  # duration of the newest completed step
-    # duration of the rank's own work on its device in a step, without waiting for others; 0:
-    # unknown
+    # Duration of the rank's own work on its device in a step, without waiting for other ranks. 0
+    # means unknown.
     busy_seconds: float = 0.0
 
 
@@ -59,8 +58,8 @@ def stage(beat: Beat) -> str:
 
 
 def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) -> None:
-    """Replaces a node's file atomically. It is not fsynced: after a power cut a heartbeat is
-    useless.
+    """Replaces a node's file atomically. Does not call fsync, because a heartbeat is useless after
+    a power failure.
     """
     path = folder / FOLDER / f"node-{node}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +67,7 @@ def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) ->
 
 
 def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
-    """Packs the beats into bytes, which `parse` reads."""
+    """Packs the beats into bytes that `parse` reads."""
     rows = (
         ROW.pack(beat.rank, beat.pid, PHASES.index(beat.phase), beat.step, *beat[6:])
         for beat in beats
@@ -77,7 +76,7 @@ def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file atomically for other processes; several may do so at once."""
+    """Replaces a file atomically for other processes. Several processes may do so at once."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(part, "xb", opener=untrusted_input.opener) as file:
@@ -90,10 +89,10 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def renew_file(path: Path, content: bytes) -> None:
-    """Replaces a heartbeat or lease file. On a full disk it overwrites the old file in place, which
+    """Replaces a heartbeat or lease file. On a full disk, overwrites the old file in place, which
     needs no space.
 
-    The content must have the same length, or be text that allows blanks after it.
+    The content must have the same length, or be text that allows trailing blanks.
     """
     try:
         replace_file(path, content)
@@ -103,22 +102,22 @@ def renew_file(path: Path, content: bytes) -> None:
 
 
 class Beats:
-    """The beats of one attempt, for polling: an unchanged file costs one stat."""
+    """A reader that polls the beats of one attempt. An unchanged file costs one stat call."""
 
     def __init__(self, folder: Path, attempt: int) -> None:
         self.folder, self.attempt = folder / FOLDER, attempt
-        # a file's time, size and inode when it was read
+        # time, size and inode of each file when it was read
         self.known: dict[str, tuple[int, int, int]] = {}
 
     def new(self) -> dict[int, Beat]:
-        """Returns the newest beats of the ranks on nodes that wrote some since the last call."""
+        """Returns the newest beats of the ranks on nodes whose file changed since the last call."""
         found: dict[int, Beat] = {}
         with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as opened:
             folder = untrusted_input.opener(str(self.folder), os.O_RDONLY | os.O_DIRECTORY)
             opened.callback(os.close, folder)
             for entry in opened.enter_context(os.scandir(folder)):
                 if entry.name.startswith("node-"):
-                    # it is being replaced, on a file system without atomic rename
+                    # The file is being replaced on a file system without atomic rename.
                     with suppress(OSError):
                         self._take(folder, entry, found)
         return found
@@ -129,7 +128,7 @@ class Beats:
         if self.known.get(entry.name) == stamp:
             return
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
-        # a file object would take three times as long
+        # A file object would take three times as long.
         descriptor = os.open(entry.name, flags, dir_fd=folder)
         try:
             beats = parse(os.read(descriptor, MOST), self.attempt)
@@ -141,7 +140,7 @@ class Beats:
 
 
 def parse(text: bytes, attempt: int) -> list[Beat]:
-    """Returns the beats in a node's file if they belong to this attempt; none for a damaged
+    """Returns the beats in a node's file if they belong to this attempt. Returns [] for a damaged
     file.
     """
     try:
@@ -158,7 +157,7 @@ def parse(text: bytes, attempt: int) -> list[Beat]:
 
 
 def newest_step(folder: Path, attempt: int) -> int:
-    """Returns the step of node 0's ranks at their last beat; 0 before the first."""
+    """Returns the step of node 0's ranks at their last beat, or 0 before the first."""
     try:
         with open(folder / FOLDER / "node-0", "rb", opener=untrusted_input.opener) as file:
             return max(

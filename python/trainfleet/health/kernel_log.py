@@ -1,16 +1,18 @@
-"""Reads a node's kernel messages about failures that a program could not report: out of memory, a
-lost device, a bad disk.
+"""Reader of a node's kernel messages about failures that a program can't report, such as out of
+memory or a lost device.
 
-They are read on the node at once, as it may be gone a minute later. Not every user may read the
-kernel's log (Amazon Linux 2023 and Ubuntu restrict it). So this tries /dev/kmsg, then dmesg by sudo
-without a password, then the journal. If it may not read any of these, it reads the node's counters
-and states, which every user may read. Standard library only.
+Messages are read on the node at once, because the node may be gone a minute later. Not every user
+may read the kernel's log (Amazon Linux 2023 and Ubuntu restrict it). This module therefore tries
+/dev/kmsg, then dmesg with sudo without a password, then the journal. If all of these fail, it reads
+the node's counters and states, which every user may read. Standard library only.
 
-The counters are files of sysfs (Documentation/ABI/testing: sysfs-bus-pci-devices-aer_stats,
-sysfs-devices-edac, sysfs-fs-ext4, sysfs-class-nvme; EFA's hw_counters,
-drivers/infiniband/hw/efa/efa_verbs.c; Neuron's sysfs guide). /proc/self/mounts and the folders
-mounted there: an XFS that has shut down opens no file (xfs_file_open in fs/xfs/xfs_file.c).
-nvidia-smi, which names the GPU that is lost or needs a reset (nvmlDeviceGpuRecoveryAction_t).
+Sources of the counters and states:
+- Files of sysfs: Documentation/ABI/testing (sysfs-bus-pci-devices-aer_stats, sysfs-devices-edac,
+  sysfs-fs-ext4, sysfs-class-nvme), EFA's hw_counters (drivers/infiniband/hw/efa/efa_verbs.c), and
+  Neuron's sysfs guide.
+- /proc/self/mounts and its mounted folders. An XFS that has shut down can't open files
+  (xfs_file_open in fs/xfs/xfs_file.c).
+- nvidia-smi, which reports GPUs that are lost or need a reset (nvmlDeviceGpuRecoveryAction_t).
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ TELLING = re.compile(
 LINES = 40
 _STAMPED = re.compile(r"(?:<\d+>)?\[ *(\d+\.\d+)\] (?:\S+ kernel: )?(.*)")
 
-COUNTS = (  # files that hold a count, or end with the sum of several
+COUNTS = (  # files that contain a count, or end with the sum of several counts
     ("edac", "sys/devices/system/edac/mc/mc*/ue_count"),
     ("pci", "sys/bus/pci/devices/*/aer_dev_fatal"),
     ("ext4", "sys/fs/ext4/*/errors_count"),
@@ -56,8 +58,8 @@ NVME = "sys/class/nvme/nvme*/state"
 MOUNTS = "proc/self/mounts"
 DEVICES, NVIDIA = "sys/bus/pci/devices/*", "sys/module/nvidia"
 SMI = ("nvidia-smi", "--query-gpu=pci.bus_id,gpu_recovery_action", "--format=csv,noheader")
-COUNTERS_TIMEOUT = 10.0  # seconds: nvidia-smi takes a few with many GPUs and no persistence
-MOST = 16  # lines reported at most
+COUNTERS_TIMEOUT = 10.0  # seconds; nvidia-smi takes a few with many GPUs and no persistence mode
+MOST = 16  # maximum number of lines to report
 _LOST = re.compile(r"Unable to determine|is lost|requires reset|ERR!")
 _ACTION = re.compile(
     r"([\dA-Fa-f:.]{7,20}), *((?:GPU )?Reset|Drain P2P|Drain and Reset|(?:Node |System "
@@ -68,17 +70,18 @@ _ACTION = re.compile(
 
 @dataclass(frozen=True)
 class Message:
-    """A kernel message and its time (unix)."""
+    """A kernel message and its unix time."""
 
     time: float
     text: str
 
 
 class Kernel:
-    """The kernel's messages since construction."""
+    """The kernel messages since construction."""
 
     def __init__(self) -> None:
-        self.began = time.clock_gettime(time.CLOCK_MONOTONIC)  # the clock of the kernel's stamps
+        # same clock as the kernel's time stamps
+        self.began = time.clock_gettime(time.CLOCK_MONOTONIC)
         self.kills, self.kills_of_all = oom_kills(), all_oom_kills()
         self.counters = Counters()
 
@@ -114,7 +117,9 @@ class Kernel:
 
 
 def oom_kills() -> int:
-    """Counts the processes of this control group that were killed for its memory limit."""
+    """Returns the number of processes of this control group that were killed at its memory
+    limit.
+    """
     with contextlib.suppress(OSError, StopIteration, ValueError):
         group = next(
             line
@@ -126,8 +131,8 @@ def oom_kills() -> int:
 
 
 def all_oom_kills() -> int:
-    """Counts the processes of this node that were killed for memory since boot; every user may read
-    that.
+    """Returns the number of processes of this node that were killed for memory since boot. Every
+    user may read this counter.
     """
     return _count(VMSTAT)
 
@@ -141,8 +146,8 @@ def _count(counters: Path) -> int:
 
 
 def _messages() -> list[tuple[float, str]] | None:
-    """Returns seconds since boot and text of each record of the kernel's log; None if this user
-    can't read it.
+    """Returns seconds since boot and text of each record of the kernel's log, or None if this user
+    can't read the log.
     """
     with contextlib.suppress(OSError):
         return _kmsg()
@@ -163,7 +168,7 @@ def _messages() -> list[tuple[float, str]] | None:
 
 
 def _parse(text: str) -> list[tuple[float, str]]:
-    """Parses records as dmesg and journalctl print them: `[ 1234.567890] text`."""
+    """Parses records in the format of dmesg and journalctl: `[ 1234.567890] text`."""
     return [
         (float(match[1]), match[2])
         for line in text.splitlines()
@@ -183,7 +188,7 @@ def _kmsg() -> list[tuple[float, str]]:
         while True:
             try:
                 record = file.read(8192)
-            except BrokenPipeError:  # this record was overwritten; the next one follows
+            except BrokenPipeError:  # The kernel overwrote this record; the next one follows.
                 continue
             except PermissionError:
                 raise
@@ -199,14 +204,14 @@ def _kmsg() -> list[tuple[float, str]]:
 
 
 class Counters:
-    """The counters since construction. `root` is / except in tests."""
+    """Changes of the counters since construction. `root` is / except in tests."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
         self.counts, self.states = _counts(root), _states(root)
 
     def words(self) -> list[str]:
-        """Returns counters that have risen, states that got worse, and GPUs that did not start, are
+        """Returns counters that increased, states that got worse, and GPUs that did not start, are
         lost or need a reset.
         """
         risen = [
@@ -232,7 +237,9 @@ def _counts(root: Path) -> dict[str, int]:
 
 
 def _states(root: Path) -> set[str]:
-    """Describes disks that don't answer, and file systems that are read-only or have failed."""
+    """Returns descriptions of disks that don't respond, and of file systems that are read-only or
+    have failed.
+    """
     found = set()
     for path in root.glob(NVME):
         with contextlib.suppress(OSError):
@@ -258,8 +265,8 @@ def _is_broken(folder: Path) -> bool:
 
 
 def _without_driver(root: Path) -> list[str]:
-    """Finds NVIDIA GPUs (class 0x03 of vendor 0x10de) without a driver although NVIDIA's is loaded:
-    it has failed on them.
+    """Returns lines about NVIDIA GPUs (class 0x03 of vendor 0x10de) that have no driver. Checks
+    only if NVIDIA's driver is loaded, because it has then failed on these GPUs.
     """
     found = []
     for path in root.glob(DEVICES) if (root / NVIDIA).exists() else ():
@@ -271,8 +278,8 @@ def _without_driver(root: Path) -> list[str]:
 
 
 def _gpus() -> list[str]:
-    """Returns nvidia-smi's lines about GPUs that are lost or need a reset; [] if it is not
-    installed.
+    """Returns nvidia-smi's lines about GPUs that are lost or need a reset, or [] if nvidia-smi is
+    not installed.
     """
     try:
         done = subprocess.run(

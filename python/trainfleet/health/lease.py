@@ -1,22 +1,22 @@
-"""The lease of a run's launcher, a file in the run folder: it shows any machine which launcher is
-in charge.
+"""Lease of a run's launcher, a file in the run folder that shows every machine which launcher is in
+charge.
 
-head.json              host, process, term and time of the launcher in charge, which rewrites it
-                       every second. From byte ROOM on: the launch that has no launcher yet
+head.json              host, process, term and time of the launcher in charge, which rewrites the
+                       file every second. From byte ROOM on: a launch without a launcher
                        (launch/launching.py), until a launcher's lease blanks it
-heartbeats/terms/<n>   the claimer of term n: of several simultaneous claimers, one gets it
+heartbeats/terms/<n>   the claimer of term n. Of several simultaneous claimers, one succeeds
                        (run/claims.py)
 standby.json           the same for the host that stands by to take over (watch/standby.py)
 
-A launcher that has not renewed its lease for PATIENCE seconds has lost it: its successor claims the
-next term, and the old launcher, if it is still there, sees that and exits at once, before it
-starts, ends or records anything else (`confirm`). A launcher that can neither read nor write the
-file for that long exits too, if a host stands by. The processes that a launcher had started are
-fenced by its successor (backends) and fence themselves (health/fence.py); without a successor,
-ranks save and exit (health/heartbeat.py). Locks are not used: on NFS and Lustre the lock of a dead
-host stays for minutes.
+A launcher that has not renewed its lease for PATIENCE seconds has lost it, and its successor claims
+the next term. If the old launcher is still alive, it detects this and exits before it starts, ends
+or records anything else (`confirm`). A launcher that can neither read nor write the file for that
+long also exits if a host stands by. The successor fences the processes of the old launcher
+(backends), and these processes also fence themselves (health/fence.py). Without a successor, ranks
+save and exit (health/heartbeat.py). Locks are not used, because on NFS and Lustre the lock of a
+dead host persists for minutes.
 
-A process that checks a lease from another host compares no clocks: it waits for a change. Both
+A process that checks a lease from another host waits for a change instead of comparing clocks. Both
 files are rewritten in place (run/claims.py), so that no host sees an old version.
 """
 
@@ -43,33 +43,36 @@ from ..trust.validation import Count, Moment, Name, Range, fit
 
 FILE, STANDBY = "head.json", "standby.json"
 TERMS = "heartbeats/terms"
-MOST = 4 * untrusted_input.KIBIBYTE  # bytes of such a file
-EVERY = 1.0  # seconds
+MOST = 4 * untrusted_input.KIBIBYTE  # maximum bytes to read of these files
+EVERY = 1.0  # seconds between renewals
 PATIENCE = 9.0  # seconds without a renewal until the lease expires
-# seconds for a launcher to take its lease: a busy head, or one whose packages are far, imports for
-# long
+# Seconds for a launcher to take its lease. Imports are slow on a busy head, or with packages on a
+# remote file system.
 TO_BEGIN = 60.0
-# seconds in which a running launcher has renewed its lease, for a process that only reads
+# Seconds within which a running launcher renews its lease, for processes that only read it.
 GLANCE = 3.0
-# seconds without a launcher after which ranks save and exit: a standby takes over long before
+# Seconds without a launcher until ranks save and exit. A standby takes over long before that.
 ORPHANED_AFTER = 120.0
-# the same for ranks that must not continue without a launcher
+# environment variable with the same limit, for ranks that must not continue without a launcher
 VARIABLE = "TRAINFLEET_ORPHANED_AFTER"
-# for a launcher that a standby started: the renewal after which the one before fell silent
+# environment variable of a launcher that a standby started: the last renewal of the previous
+# launcher
 SUCCEEDS = "TRAINFLEET_SUCCEEDS"
-# for a standby: the number of its appointment, and the term before its launcher's
+# environment variable of a standby: the number of its appointment, and the term before its
+# launcher's
 APPOINTED = "TRAINFLEET_APPOINTED"
-LEFT = 76  # the exit code of a launcher that has lost its lease to another
-VACATED = 0.0  # the time of a lease that was given up
+LEFT = 76  # exit code of a launcher that has lost its lease
+VACATED = 0.0  # time of a lease that was given up
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The launcher that holds the lease, and the host that it sees standing by ("": none).
+    """The launcher that holds the lease, and the host on standby according to this launcher ("" if
+    there is no standby).
 
-    `code`: its exit code once it has ended, None before. `tries`: how often hosts have failed to
-    take over before it.
+    `code` is the launcher's exit code, or None until it ends. `tries` is the number of failed
+    takeovers before it.
     """
 
     host: Name
@@ -82,13 +85,13 @@ class Holder:
 
     @property
     def renewal(self) -> str:
-        """Names this renewal among all renewals."""
+        """Returns a unique name of this renewal."""
         return f"{self.term} {self.time}"
 
 
 @dataclass(frozen=True)
 class Standby:
-    """The host that stands by, and the number of its appointment: the higher one counts."""
+    """The host on standby, and the number of its appointment. The highest number is valid."""
 
     host: Name
     pid: Count
@@ -98,10 +101,10 @@ class Standby:
 
 @dataclass(frozen=True)
 class Launching:
-    """The first phase of a lease: a launch that has no launcher yet, and how often it was renewed.
+    """The first phase of a lease: a launch without a launcher, with its number of renewals.
 
-    `words`: the command, its user and its host. `process`: the identity of its process. `asked`:
-    the run has since been asked to stop.
+    `words` contains the command, its user and its host. `process` identifies the launch's process.
+    `asked` tells whether the run was asked to stop since the launch.
     """
 
     words: Name
@@ -115,19 +118,21 @@ class Launching:
 
 
 def parse_launching(text: str) -> Launching | None:
-    """Returns the launch that the text of head.json has; None if it has no launch."""
+    """Returns the launch in the text of head.json, or None if there is no launch."""
     with suppress(InputError):
         return fit(Launching, untrusted_input.parse_line(text[ROOM:].strip().encode(), ""))
     return None
 
 
 def launching_text(launching: Launching | None) -> str:
-    """Returns the text of head.json from byte ROOM on, with a launch or without one."""
+    """Returns the text of head.json from byte ROOM on, with or without a launch."""
     return (json.dumps(asdict(launching)) if launching else "").ljust(ROOM)
 
 
 def read_launching(run: Run) -> Launching | None:
-    """Returns the launch of a run whose folder this machine sees; None if it shows no launch."""
+    """Returns the launch of a run in a folder that this machine sees, or None if there is no
+    launch.
+    """
     with suppress(FileNotFoundError, InputError):
         found = parse_launching(untrusted_input.read_text(run.folder / FILE, MOST))
         return replace(found, asked=run.is_asked_to_stop()) if found else None
@@ -135,10 +140,10 @@ def read_launching(run: Run) -> Launching | None:
 
 
 def show_launching(run: Run, launching: Launching | None, obeyed: bool) -> None:
-    """Shows a launch in a folder that this machine sees, or removes it, with the folder if that is
-    empty.
+    """Writes a launch to a folder that this machine sees, or removes the launch. Also removes the
+    folder if that is empty.
 
-    `obeyed`: requests to stop are withdrawn.
+    `obeyed` withdraws stop requests.
     """
     path = run.folder / FILE
     try:
@@ -159,19 +164,19 @@ def show_launching(run: Run, launching: Launching | None, obeyed: bool) -> None:
 
 
 def read_holder(folder: Path) -> Holder | None:
-    """Returns the latest holder of a run's lease; None before the first. InputError for a damaged
-    file.
+    """Returns the newest holder of a run's lease, or None before the first. Raises InputError for a
+    damaged file.
     """
     for _ in range(3):
-        with suppress(InputError):  # a writer may be replacing it
+        with suppress(InputError):  # A writer may be replacing the file.
             return _read(Holder, folder / FILE)
         time.sleep(0.02)
     return _read(Holder, folder / FILE)
 
 
 def newest_holder(folder: Path) -> Holder | None:
-    """Returns the same as `read_holder`, but None for a file that can't be read now: a live
-    launcher writes it again within a second.
+    """Returns the same as `read_holder`, but None if the file can't be read now. A live launcher
+    rewrites the file within a second.
     """
     try:
         return read_holder(folder)
@@ -180,8 +185,8 @@ def newest_holder(folder: Path) -> Holder | None:
 
 
 def newest_standby(folder: Path) -> Standby | None:
-    """Returns the host that was appointed last to stand by; None if no host was, or if the file
-    can't be read now.
+    """Returns the host that was last appointed as standby. Returns None if no host was appointed,
+    or if the file can't be read now.
     """
     try:
         return _read(Standby, folder / STANDBY)
@@ -190,13 +195,13 @@ def newest_standby(folder: Path) -> Standby | None:
 
 
 def write_standby(folder: Path, standby: Standby) -> None:
-    """Records the host that stands by."""
+    """Writes the standby's file."""
     rewrite(folder / STANDBY, json.dumps(asdict(standby)))
 
 
 def _read(kind: type[T], path: Path) -> T | None:
     try:
-        # and does not check its size before: a client may remember an old one
+        # The file size is not checked first, because a client may cache an old size.
         text = untrusted_input.read_text(path, MOST)[:ROOM]
         return (
             fit(kind, require_object(untrusted_input.parse_json(text, str(path))))
@@ -213,14 +218,14 @@ def _read(kind: type[T], path: Path) -> T | None:
 
 
 def is_held(holder: Holder | None, now: float) -> bool:
-    """Tells whether a launcher holds the lease, by clocks. `now`: by a clock of the fleet; if that
-    differs from the launcher's, only polling the lease for a while decides (`is_renewed`).
+    """Tells whether a launcher holds the lease, by comparing clocks. `now` is the time of a clock
+    in the fleet. If that clock may be wrong, poll the lease instead (`is_renewed`).
     """
     return holder is not None and holder.code is None and abs(now - holder.time) < PATIENCE
 
 
 def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
-    """Tells whether a launcher renews the lease within that many seconds. Uses no clock of another
+    """Tells whether a launcher renews the lease within `seconds`. Does not use the clock of another
     host.
     """
     before, waited = newest_holder(folder), 0.0
@@ -236,11 +241,11 @@ def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
 
 
 def require_vacant(folder: Path) -> None:
-    """Returns once it is certain that no launcher renews the lease: at once for a launcher that a
-    standby started.
+    """Waits until it is certain that no launcher renews the lease. A launcher that a standby
+    started does not wait.
 
     Raises:
-        BackendError: a launcher renews it.
+        BackendError: a launcher renews the lease.
     """
     before = newest_holder(folder)
     if before and before.renewal != os.environ.get(SUCCEEDS) and is_renewed(folder, PATIENCE):
@@ -260,14 +265,14 @@ def led_already(name: str, where: str) -> BackendError:
 
 @dataclass(frozen=True)
 class Vacancy:
-    """Measures how long a run has been without a launcher, for a process that polls the lease.
+    """The time that a run has been without a launcher, measured by a process that polls the lease.
 
-    It counts polls and compares no clocks: a file system that pauses for a minute is one poll, not
-    a death. Only a lease that was seen to be renewed can fall vacant: an old launcher's file proves
-    nothing.
+    Counts polls instead of comparing clocks, so a file system that pauses for a minute does not
+    look like a death. Only a lease with an observed renewal can become vacant, because an old
+    launcher's file proves nothing.
     """
 
-    last: float | None = None  # the holder's time at the last poll
+    last: float | None = None  # holder's time at the last poll
     renewed: bool = False
     silent: float = 0.0  # seconds
 
@@ -277,8 +282,8 @@ class Vacancy:
         return self.silent if self.renewed else 0.0
 
     def look(self, holder: Holder | Standby | None, since: float) -> Vacancy:
-        """Returns the vacancy after another poll, `since` seconds after the one before. A lease
-        that can't be read does not count as renewed.
+        """Returns the vacancy after another poll, `since` seconds after the previous poll. An
+        unreadable lease does not count as renewed.
         """
         if holder is None or holder.time == self.last:
             return replace(self, silent=self.silent + since)
@@ -286,21 +291,21 @@ class Vacancy:
 
 
 class Lease:
-    """Holds the lease within `with`, by a thread that renews it. The constructor reads the previous
-    holder.
+    """A context manager that holds the lease, with a thread that renews it. The constructor reads
+    the previous holder.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.term = folder, 0  # 0: it is not held, like for a run of only this machine
+        self.folder, self.term = folder, 0  # term 0: no lease is held, as for local runs
         self.ended = threading.Event()
         self.code = 1
         self.left = False
-        self.standby = ""  # the host that stands by, which launch/failover.py sets
-        self.reached = time.monotonic()  # when the file was last read or written
+        self.standby = ""  # host on standby; set by launch/failover.py
+        self.reached = time.monotonic()  # monotonic time when the file was last read or written
         self.before = read_holder(folder)
 
     def __enter__(self) -> Lease:
-        """Takes the lease; BackendError if another launcher was faster."""
+        """Takes the lease. Raises BackendError if another launcher was faster."""
         make_folder(self.folder)
         self.term = self._claim()
         try:
@@ -327,19 +332,21 @@ class Lease:
 
     @property
     def predecessor(self) -> Holder | None:
-        """Returns the previous launcher if it died before it ended."""
+        """Returns the previous launcher if it died without recording an exit code."""
         return self.before if self.before and self.before.code is None else None
 
     def leave(self) -> None:
-        """Lets the lease expire at the end of `with`, as if the launcher were gone while its job
-        continues.
+        """Makes the lease expire at the end of the block, as if the launcher were gone while its
+        job continues.
         """
         self.left = True
 
     def confirm(self) -> None:
-        """Ends this process if another launcher has taken over, or must have: the file is out of
-        reach, and a host stands by. Called before every act that would harm that launcher's run:
-        this process may just have been frozen for an hour.
+        """Ends this process if another launcher has taken over, or probably has because the file is
+        unreachable and a host stands by.
+
+        Call this before every action that would disturb another launcher's run, because this
+        process may have been frozen for an hour.
         """
         newest = newest_holder(self.folder) if self.term else None
         if newest and newest.term > self.term:
@@ -350,8 +357,8 @@ class Lease:
             _go(f"{self.folder / FILE} can't be read or written, so {self.standby} takes over")
 
     def _claim(self) -> int:
-        """Returns the term that this launcher gets. Respects another's claim until it is clear that
-        it had no effect.
+        """Returns the term that this launcher claimed. Respects another launcher's claim until that
+        claim has clearly had no effect.
         """
         term = self.before.term + 1 if self.before else max(1, newest_term(self.folder))
         while not claim(self.folder / TERMS / str(term), f"{platform.node()} {os.getpid()}\n"):
@@ -362,7 +369,9 @@ class Lease:
         return term
 
     def _await(self, term: int) -> Holder | None:
-        """Returns the holder with this term, or a later one; None if no holder appears."""
+        """Returns the holder with this term or a later one, or None if no such holder appears in
+        time.
+        """
         waited = 0.0
         while (
             not ((newest := newest_holder(self.folder)) and newest.term >= term)
@@ -375,7 +384,8 @@ class Lease:
     def _renew(self) -> None:
         while not self.ended.wait(EVERY):
             self.confirm()
-            with suppress(OSError):  # the disk may be away for a moment: the next renewal succeeds
+            # The disk may be unavailable for a moment; a later renewal succeeds.
+            with suppress(OSError):
                 self._write(None)
                 self.reached = time.monotonic()
 
@@ -387,13 +397,13 @@ class Lease:
 
 
 def _go(why: str) -> None:
-    with suppress(OSError):  # the log may be on the disk that fails
+    with suppress(OSError):  # The log may be on the failing disk.
         print(f"{why}; this launcher exits", file=sys.stderr, flush=True)
     os._exit(LEFT)
 
 
 def newest_term(folder: Path) -> int:
-    """Returns the highest claimed term; 0 before the first."""
+    """Returns the highest claimed term, or 0 before the first."""
     with suppress(OSError):
         names = os.listdir(folder / TERMS)  # noqa: PTH208
         return max((untrusted_input.whole(name) or 0 for name in names), default=0)
@@ -402,7 +412,7 @@ def newest_term(folder: Path) -> int:
 
 def _is_tried_again(kind: type[BaseException]) -> bool:
     """Tells whether a launcher ended without a verdict on its job, so that the standby that started
-    it will start another.
+    it will start another one.
     """
     return (
         SUCCEEDS in os.environ and issubclass(kind, Exception) and not issubclass(kind, JobFailed)

@@ -1,7 +1,7 @@
-"""Parses and checks the output of Neuron's tools: neuron-monitor, neuron-ls and nccom-test.
+"""Parser and validator of the output of Neuron's tools: neuron-monitor, neuron-ls and nccom-test.
 
 Formats: awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools, SDK 2.32 (2026-08-21). A
-group that is missing from a report, or is null, counts as empty; one with another shape is an
+group that is missing from a report or null counts as empty. A group with another shape raises
 InputError.
 """
 
@@ -77,9 +77,9 @@ class _Monitor(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Reading:
-    """A report of neuron-monitor, over all processes of a node and one period.
+    """A report of neuron-monitor about all processes of a node in one period.
 
-    utilization   percent, the mean of the cores in use; None if no core is in use
+    utilization   mean percentage of the cores in use; None if no core is in use
     memory        bytes on the devices
     corrected, uncorrected   memory errors since the driver was loaded, on and off the chip
     errors        executions that failed in the period, including time-outs of collectives
@@ -112,7 +112,7 @@ class Reading:
 
 
 def read_monitor(line: bytes) -> Reading:
-    """Parses one line of neuron-monitor. Raises InputError if it is not a report."""
+    """Parses one line of neuron-monitor. Raises InputError if the line is not a report."""
     monitor = fit(_Monitor, untrusted_input.parse_line(line, "neuron-monitor"), "neuron-monitor")
     reports = [
         runtime.get("report") or _Report() for runtime in monitor.get("neuron_runtime_data") or []
@@ -177,8 +177,8 @@ class _Device(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class NeuronDevice:
-    """A Neuron device in neuron-ls: its number, its logical cores, bytes of memory, and its users
-    as `pid command`.
+    """A Neuron device in neuron-ls, with its number, its logical cores, its bytes of memory, and
+    its users as `pid command`.
     """
 
     number: int
@@ -188,8 +188,8 @@ class NeuronDevice:
 
 
 def read_devices(text: str) -> tuple[NeuronDevice, ...]:
-    """Returns the devices of `neuron-ls --json-output`. Raises InputError if it is not such a
-    list.
+    """Returns the devices of `neuron-ls --json-output`. Raises InputError if the text is not a list
+    of devices.
     """
     listed = fit(list[_Device], untrusted_input.parse_json(text, "neuron-ls"), "neuron-ls")
     return tuple(sorted(map(_device, listed), key=lambda device: device.number))
@@ -210,7 +210,7 @@ def _device(listed: _Device) -> NeuronDevice:
 
 @dataclass(frozen=True)
 class Collective:
-    """A row of nccom-test: bytes, microseconds, and bus bandwidth in GB (10^9) per second."""
+    """A row of nccom-test: bytes, microseconds, and bus bandwidth in GB (10^9 bytes) per second."""
 
     bytes: int
     microseconds: float
@@ -224,7 +224,7 @@ ROW = re.compile(
 
 
 def read_collectives(lines: Iterable[str]) -> list[Collective]:
-    """Returns the rows of nccom-test's table, with bandwidths converted from GiB per second.
+    """Returns the rows of nccom-test's table. Converts bandwidths from GiB per second.
 
     Raises:
         InputError: there are no rows; quotes the last line of the output.

@@ -1,14 +1,13 @@
-"""Measures the links between nodes by the kernels' figures on the connections that train over them:
-without probes or traffic.
+"""Measurement of the links between nodes, from the kernels' figures about TCP connections to other
+nodes. Sends no probes or traffic.
 
-heartbeats/links-<i>   node i's addresses and, by peer, the round trip in milliseconds and the
-                       packets sent and retransmitted;
-                       the rank that does the node's round writes it every EVERY seconds
-                       (health/heartbeat.py)
+heartbeats/links-<i>   node i's addresses, and for each peer the round trip in milliseconds and the
+                       packets sent and retransmitted. The rank that does the node's round writes
+                       the file every EVERY seconds (health/heartbeat.py)
 
-The kernel reports them over netlink (sock_diag(7), tcp_info in linux/tcp.h, which only ever grows
-at its end). Traffic by EFA or InfiniBand bypasses the kernel, and is not counted. On other systems
-than Linux no figures are recorded. Standard library only.
+The kernel reports the figures over netlink (sock_diag(7), tcp_info in linux/tcp.h, which only grows
+at its end). Traffic by EFA or InfiniBand bypasses the kernel and is not counted. Only Linux is
+supported; other systems record no figures. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,27 +27,31 @@ from ..trust import untrusted_input
 from ..trust.errors import InputError
 from ..trust.validation import fit
 
-FOLDER, EVERY = "heartbeats", 5.0  # seconds
-PEERS = 64  # most peers of a node: those to which it sends most
-# netlink's SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, end, and refusal
+FOLDER, EVERY = "heartbeats", 5.0  # seconds between records
+PEERS = 64  # maximum number of peers of a node to record, those with the most packets
+# netlink's SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, NLMSG_DONE and NLMSG_ERROR
 DIAG, DUMP, DONE, ERROR = (20, 0x301, 3, 2)
-INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4  # INET_DIAG_INFO, a state of TCP, NETLINK_SOCK_DIAG
+# INET_DIAG_INFO, TCP_ESTABLISHED as a bit mask, NETLINK_SOCK_DIAG
+INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4
 # sizes of nlmsghdr, inet_diag_req_v2 and inet_diag_msg
 HEAD, ASKED, BODY = (struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72)
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # offsets in tcp_info: µs, segments, data segments
 MAPPED = "::ffff:"  # prefix of an IPv4 address in an IPv6 socket
-FEW = 20  # packets that a conclusion needs
-# slow: this many times the others' round trip, and at least that much more
+FEW = 20  # minimum number of packets for a conclusion
+# A link is slow above this multiple of the others' round trip, and this many milliseconds above it.
 SLOW_TIMES, SLOW_MS = (5.0, 5.0)
-# bad between nodes of any fleet, even if no other sign shows that they are slow
+# Limits for links that are bad on any network, even if no other sign shows that they are slow.
 CLEARLY_SLOW_MS, CLEARLY_LOSSY = (100.0, 0.02)
-# lossy: this many times the others' share of retransmitted packets, and at least that share
+# A link is lossy above this multiple of the others' share of retransmitted packets, and above this
+# share.
 LOSSY_TIMES, LOSSY = (5.0, 0.01)
 
 
 @dataclass(frozen=True)
 class PeerLink:
-    """One node's connections to one peer: their median milliseconds, and their packets so far."""
+    """One node's connections to one peer, with their median round trip in milliseconds, and their
+    packets so far.
+    """
 
     ms: float
     sent: int
@@ -65,12 +68,12 @@ class NodeLinks:
     peers: dict[str, PeerLink]
 
 
-Links = Mapping[int, NodeLinks]  # of all nodes
+Links = Mapping[int, NodeLinks]  # links of all nodes
 
 
 def write_links(folder: Path, node: int, attempt: int) -> None:
-    """Records the figures of this node's kernel; writes no file without a connection to another
-    node.
+    """Records the figures of this node's kernel. Writes no file if there is no connection to
+    another node.
     """
     found = list(connections())
     peers: dict[str, list[tuple[float, int, int]]] = {}
@@ -111,8 +114,8 @@ def read_links(folder: Path, attempt: int) -> dict[int, NodeLinks]:
 
 
 def connections() -> Iterator[tuple[str, str, float, int, int]]:
-    """Yields this machine's TCP connections to others: own address, the peer's, ms, packets sent,
-    packets retransmitted.
+    """Yields this machine's TCP connections to other machines: own address, peer address, round
+    trip in ms, packets sent, packets retransmitted.
     """
     if sys.platform != "linux":
         return
@@ -137,7 +140,7 @@ def _receive(asked: socket.socket, family: int) -> Iterator[tuple[str, str, floa
 
 
 def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | None:
-    """Returns the connection in a netlink message; None if it stays on this machine or has no
+    """Returns the connection in a netlink message. Returns None for a local connection, or without
     tcp_info.
     """
     size = 4 if family == socket.AF_INET else 16
@@ -163,12 +166,12 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
 
 
 def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | None, str]:
-    """Finds nodes with links far worse than the others', and the reason in words. Pure.
+    """Returns the nodes with links far worse than the others', and the reasons in words. Pure.
 
-    A bad link spoils the figures of two nodes; a node is to blame if even its best pair is bad. Of
-    only two nodes, a good link to another machine clears one. Otherwise the key `None` stands for
-    the link between them. `slower`: the run is slower than it was. Otherwise only links that are
-    bad on any network count.
+    A bad link affects the figures of two nodes, so a node is to blame only if even its best pair is
+    bad. If there are only two nodes, a good link to another machine clears that node of blame.
+    Otherwise the key `None` is the link between the two nodes. `slower` tells whether the run is
+    slower than before. If it is not, only links that are bad on any network count.
     """
     ms: dict[int, float] = {}
     lost: dict[int, float] = {}
@@ -194,8 +197,8 @@ def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | Non
 
 
 def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: bool) -> str:
-    """Describes the problem of links with this round trip and loss, compared with the usual ones;
-    "" if there is no problem.
+    """Describes the problem of links with this round trip and loss, compared with the usual
+    figures; "" if there is no problem.
     """
     least_ms, least_lost = (SLOW_MS, LOSSY) if slower else (CLEARLY_SLOW_MS, CLEARLY_LOSSY)
     if lost >= max(least_lost, LOSSY_TIMES * usual_lost):
@@ -206,8 +209,8 @@ def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: b
 
 
 def _worse_of_two(a: int, b: int, now: Links) -> int | None:
-    """Returns the one of two nodes without a good link to any other machine, like a launcher or a
-    file server; None if that does not decide.
+    """Returns which of two nodes has no good link to any other machine, such as a launcher or a
+    file server. Returns None if this is inconclusive.
     """
     both = {address for node in (a, b) for address in now[node].addresses}
     good = [
@@ -227,8 +230,8 @@ def _is_good(link: PeerLink) -> bool:
 
 
 def _pairs(before: Links, now: Links) -> list[tuple[int, int, float, float]]:
-    """Returns each pair of nodes with traffic since `before`, by its worse direction: milliseconds,
-    share of packets retransmitted.
+    """Returns each pair of nodes with traffic since `before`, with the milliseconds and the share
+    of retransmitted packets of its worse direction.
     """
     nodes = {address: node for node, links in now.items() for address in links.addresses}
     pairs: dict[tuple[int, int], tuple[float, float]] = {}

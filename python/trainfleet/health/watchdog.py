@@ -1,14 +1,14 @@
-"""Decides only from heartbeats whether the ranks make progress, and if not, which one is to blame.
-Pure, except for reading files.
+"""Watchdog that decides only from heartbeats whether the ranks make progress, and if not, which
+rank is to blame. Pure, except for reading files.
 
-A rank is silent if its heartbeat goes stale while no rank completes a step: its process is stopped
-or dead, or its node is. The ranks are stuck if all are alive and none makes progress; their stacks
-then show the odd one. The time limit depends on the phase and on this run's step times. A stale
-file is not enough for an alarm: a shared file system may pause for a minute during training.
+A rank is silent if its heartbeat is stale while no rank completes a step, so its process or node is
+stopped or dead. The ranks are stuck if all are alive and none makes progress; their stacks then
+show the odd rank. The time limit depends on the phase and on this run's step times. A stale file is
+not sufficient for an alarm, because a shared file system may pause for a minute during training.
 
-A poll costs O(ranks), and next to nothing for ranks without a new heartbeat
-(tests/bench/bench_fleet.py). It runs anywhere the run folder can be read: in the launcher, or on
-node 0 of a job that no launcher can see.
+A poll costs O(ranks), and almost nothing for ranks without a new heartbeat
+(tests/bench/bench_fleet.py). The watchdog runs wherever the run folder can be read: in the
+launcher, or on node 0 of a job that no launcher can see.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ from . import fence, tcp_stats
 from .heartbeat import EVERY, Stacks, ask, odd_one
 from .heartbeat_format import Beat, Beats, stage
 
-STEPS_KEPT = 256  # steps of all ranks; the usual step is their median
-SLOWER = 1.5  # a rank whose own work takes this many times the others' is slow
-SLOW_SHARE = 0.2  # least share of a step that this must cost
-SLOW_LOOKS = 30  # beats in a row
-# readings of its time in these beats: each is a mean, the same until the next step is logged
+STEPS_KEPT = 256  # steps of all ranks to keep; the usual step is their median
+SLOWER = 1.5  # multiple of the other ranks' own work above which a rank is slow
+SLOW_SHARE = 0.2  # least share of a step that the extra time must take
+SLOW_LOOKS = 30  # slow beats in a row
+# Different readings among these beats. A reading is a mean and stays the same until the next step
+# is logged.
 SLOW_READINGS = 3
-# the run is slow when its last RECENT steps take ITSELF times as long as at their best
+# The run is slow if its last RECENT steps take ITSELF times as long as at their best.
 RECENT, ITSELF = (32, 1.5)
-BUSY_SHARE = 0.2  # largest share of the time spent on reading beats
+BUSY_SHARE = 0.2  # largest share of the time to spend on reading beats
 HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds after which an alarm is due, by phase. A step's limit follows from the steps seen."""
+    """Seconds until an alarm, by phase. A step's limit also depends on the observed steps."""
 
-    silent: float = 8.0  # a rank's beat, while the others wait in a step
-    # the same while it starts, loads, compiles or writes a checkpoint
+    silent: float = 8.0  # without a beat of a rank, while the others wait in a step
+    # The same while the rank starts, loads, compiles or writes a checkpoint.
     silent_elsewhere: float = 60.0
-    # all at once: the file system is more likely at fault than the ranks
+    # If all ranks fall silent together, the file system is more likely at fault than the ranks.
     silent_together: float = 120.0
-    start: float = 600.0  # until the first beat: imports over a cold file system
+    start: float = 600.0  # until the first beat, with imports over a cold file system
     load: float = 1800.0
-    compile: float = 7200.0  # the first step: neuronx-cc takes this long for large models
+    compile: float = 7200.0  # for the first step; neuronx-cc takes this long for large models
     validate: float = 1800.0
     checkpoint: float = 1800.0
-    # only rank 0, after the last step: it loads and writes a sample, and closes the loggers
+    # Only rank 0 after the last step, which loads and writes a sample and closes the loggers.
     conclude: float = 1800.0
     end: float = 30.0  # from the last rank's last beat to the end of its torchrun
-    step: float = 10.0  # at least
-    steps: float = 10.0  # or this many usual steps
+    step: float = 10.0  # minimum
+    steps: float = 10.0  # multiple of the usual step, if that is more than the minimum
 
     def later(self, seconds: float) -> Limits:
-        """Returns the limits for a watcher that sees the ranks that many seconds later."""
+        """Returns the limits for a watcher that sees the ranks' state `seconds` late."""
         return replace(
             self,
             silent=self.silent + seconds,
@@ -75,7 +76,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Alarm:
-    """The reason why an attempt must end, in words, and the rank and node to blame, if known."""
+    """The reason for ending an attempt, in words, and the rank and node to blame, if known."""
 
     words: str
     rank: int | None = None
@@ -84,8 +85,8 @@ class Alarm:
 
 @dataclass(slots=True)
 class Seen:
-    """The state of one rank: its newest beat, and the times (by our clock) of the last change of
-    the beat and of its position.
+    """The state of one rank: its newest beat, and the times when the beat and its position last
+    changed, by the watchdog's clock.
     """
 
     beat: Beat
@@ -93,13 +94,13 @@ class Seen:
     moved: float
     slow: int = 0
     readings: float = 0
-    read: float = 0.0  # the newest reading
+    read: float = 0.0  # newest reading
 
 
 @dataclass
 class Watchdog:
-    """Watches one attempt of `ranks` ranks; `began` and every `now` are seconds of one clock,
-    ours.
+    """A watchdog for one attempt of `ranks` ranks. `began` and every `now` are seconds of the same
+    clock.
     """
 
     ranks: int
@@ -107,13 +108,13 @@ class Watchdog:
     limits: Limits = field(default_factory=Limits)
     seen: dict[int, Seen] = field(default_factory=dict)
     steps: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
-    latest: Seen | None = None  # the rank that moved last
+    latest: Seen | None = None  # rank that moved last
     looked: float = 0.0
-    usual_step: float | None = None  # median of the steps seen; None before the first
-    best: float = float("inf")  # least value of usual_step so far
+    usual_step: float | None = None  # median of the observed steps; None before the first
+    best: float = float("inf")  # lowest value of usual_step so far
 
     def look(self, beats: Mapping[int, Beat], now: float) -> Alarm | None:
-        """Reads beats that may be new. Returns an alarm if the job makes no progress."""
+        """Reads beats, which may be unchanged. Returns an alarm if the job makes no progress."""
         gap, self.looked = now - (self.looked or now), now
         moved = self.hear(beats.values(), now)
         self.usual_step = median(self.steps) if self.steps else None
@@ -124,14 +125,14 @@ class Watchdog:
 
     @property
     def slower(self) -> float:
-        """Returns the newest steps' duration over their best; 0 while that is at most ITSELF."""
+        """Returns the ratio of recent to best step time, or 0 if the ratio is at most ITSELF."""
         recent = list(self.steps)[-RECENT:]
         times = median(recent) / self.best if len(recent) == RECENT else 0.0
         return times if times > ITSELF else 0.0
 
     def slow(self) -> list[Beat]:
-        """Returns the newest beats of ranks with work that takes much longer than the others', in
-        many steps; each once.
+        """Returns the newest beats of ranks with work that takes much longer than the others' for
+        many steps. Returns each rank once.
         """
         found = [
             seen
@@ -143,11 +144,11 @@ class Watchdog:
         return [seen.beat for seen in found]
 
     def hear(self, beats: Iterable[Beat], now: float) -> list[Seen]:
-        """Reads beats, and returns the ranks with a changed position."""
+        """Reads beats. Returns the ranks with a changed position."""
         ranks, found = self.seen, []
         for beat in beats:
             rank, _, _, _, phase, step, phase_seconds, time, step_seconds, _ = (
-                beat  # this is done for every rank
+                beat  # This line runs for every rank.
             )
             seen, at = ranks.get(rank), now - phase_seconds
             if seen is None:
@@ -168,13 +169,11 @@ class Watchdog:
         return found
 
     def _find_slow(self, moved: Sequence[Seen]) -> None:
-        """Counts, for each rank with a changed position, its slow beats and slow readings in a
-        row.
-        """
+        """Counts consecutive slow beats and slow readings of each rank with a changed position."""
         if not moved:
             return
         usual = sorted(seen.beat.busy_seconds for seen in self.seen.values())
-        # the median without one rank is not less than this
+        # The median without one rank is not lower than this.
         least = SLOWER * usual[max(0, (len(usual) - 1) // 2 - 1)]
         for seen in moved:
             if seen.beat.busy_seconds > least and is_slow(seen.beat, usual):
@@ -196,8 +195,8 @@ class Watchdog:
         return Alarm(f"{who} gave no sign of life in {now - self.began:.0f} s", missing[0])
 
     def _silent(self, now: float, gap: float) -> Alarm | None:
-        """Returns an alarm for ranks with a stale heartbeat while no rank makes progress. `gap`:
-        seconds since the last poll.
+        """Returns an alarm for ranks with a stale heartbeat while no rank makes progress. `gap` is
+        the time since the last poll in seconds.
         """
         if self.latest is None or len(self.seen) < self.ranks:
             return None
@@ -224,14 +223,14 @@ class Watchdog:
         return Alarm(words, rank, worst.beat.node)
 
     def _stuck(self) -> Alarm | None:
-        """Returns an alarm if all ranks are alive, but none reports a move for longer than the
-        phase may take.
+        """Returns an alarm if all ranks are alive, but none has moved for longer than the phase may
+        take.
         """
         latest = self.latest
         if latest is None or len(self.seen) < self.ranks:
             return None
         limit = self.limits.of(latest.beat.phase, self.usual_step)
-        if latest.beat.phase == "end":  # a rank that is still busy is behind the last step
+        if latest.beat.phase == "end":  # A rank that is still busy is past the last step.
             latest = max(
                 (seen for seen in self.seen.values() if seen.beat.phase != "end"),
                 key=MOVED,
@@ -246,8 +245,8 @@ class Watchdog:
         return Alarm(words, behind.rank if apart else None, behind.node if apart else None)
 
     def _over(self, now: float) -> Alarm | None:
-        """Returns an alarm if all ranks have ended but torchrun has not: an agent is stopped, and
-        the others wait for it.
+        """Returns an alarm if all ranks have ended but torchrun has not. One agent is stopped then,
+        and the others wait for it.
         """
         latest = self.latest
         if latest is None or latest.beat.phase != "end" or len(self.seen) < self.ranks:
@@ -263,8 +262,8 @@ class Watchdog:
 
 
 def is_slow(beat: Beat, busy: Sequence[float]) -> bool:
-    """Tells whether a rank's own work takes much longer than the others'. `busy`: the sorted times
-    of all ranks, including this one.
+    """Tells whether a rank's own work takes much longer than the others'. `busy` contains the
+    sorted times of all ranks, including this one.
     """
     if len(busy) < 2 or beat.phase != "step":
         return False
@@ -276,7 +275,7 @@ def is_slow(beat: Beat, busy: Sequence[float]) -> bool:
 
 
 def median_without(ordered: Sequence[float], left_out: int) -> float:
-    """Returns the median of all numbers except the one at `left_out`."""
+    """Returns the median of all numbers except the one at index `left_out`."""
     count = len(ordered) - 1
 
     def at(index: int) -> float:
@@ -286,9 +285,11 @@ def median_without(ordered: Sequence[float], left_out: int) -> float:
 
 
 class Sentry:
-    """A watchdog over the heartbeat files of a run folder, for one of the launcher's attempts.
+    """A watchdog that reads the heartbeat files of a run folder, for one of the launcher's
+    attempts.
 
-    If a scheduler restarts the ranks (health/fence.py), it starts over with the newest start.
+    If a scheduler restarts the ranks (health/fence.py), the watchdog starts over with the newest
+    start.
     """
 
     def __init__(
@@ -313,11 +314,11 @@ class Sentry:
         )
 
     def look(self) -> Alarm | None:
-        """Returns an alarm; if heartbeats don't show the odd rank out, its stacks name it. Polls at
-        its own pace.
+        """Returns an alarm, if any. If heartbeats don't show the rank to blame, its stacks may
+        identify it. Limits its own polling rate.
 
-        On a slow file system, or with many nodes, it polls less often, so that reading takes at
-        most BUSY_SHARE of the time.
+        Polls less often on a slow file system or with many nodes, so that reading takes at most
+        BUSY_SHARE of the time.
         """
         now = time.monotonic()
         if now - self.looked < self.pause:
@@ -341,24 +342,25 @@ class Sentry:
         )
 
     def _beats(self) -> dict[int, Beat]:
-        """Returns the new beats of ranks that the job has."""
+        """Returns the new beats of ranks that belong to the job."""
         return {rank: beat for rank, beat in self.beats.new().items() if 0 <= rank < self.ranks}
 
     def newly_slow(self) -> list[Beat]:
-        """Returns the ranks that turned out to be slow since the last call."""
+        """Returns the ranks that became slow since the last call."""
         return self.dog.slow()
 
     @property
     def slower(self) -> bool:
-        """Tells whether the run is slower than it was."""
+        """Tells whether the run is slower than before."""
         return bool(self.dog.slower)
 
     def slow_links(self) -> dict[int | None, str]:
-        """Returns the nodes with bad links and the reason; each once per attempt, and once more if
-        the run gets slower because of it.
+        """Returns the nodes with bad links and the reasons. Returns each node once per attempt, and
+        once more if the run also becomes slower.
 
-        Two comparisons in a row must find them: on busy cores one packet's round trip may be long
-        on any node. None stands for the link between two nodes if neither can be blamed.
+        Two consecutive comparisons must find a node, because on busy cores the round trip of a
+        single packet may be long on any node. None is the link between two nodes if neither node is
+        to blame.
         """
         now, slower = time.monotonic(), self.slower
         if now - self.asked < 2 * tcp_stats.EVERY:
@@ -379,7 +381,7 @@ class Sentry:
         left = Stacks(self.folder, time.time() - 1)
         ask(self.folder)
         deadline = time.monotonic() + 3 * EVERY
-        answering = len(self.dog.seen) - (alarm.rank is not None)  # a silent rank will not answer
+        answering = len(self.dog.seen) - (alarm.rank is not None)  # A silent rank does not answer.
         while len(stacks := left.read()) < answering and time.monotonic() < deadline:
             time.sleep(EVERY / 10)
         if alarm.rank is not None:

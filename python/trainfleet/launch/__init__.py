@@ -1,3 +1,3 @@
-"""Orchestrates verbs: a command's variables become a plan, which runs here or on a head, until the
-run ends.
+"""Implementations of the verbs. A verb turns a command's variables into a plan, executes the plan
+here or on a head, and follows the run until it ends.
 """

@@ -1,13 +1,14 @@
-"""The preflight of a Slurm job, in its own allocation, before its ranks start
-(fleet.slurm.preflight; backends/slurm/sbatch.py).
+"""Preflight of a Slurm job, inside its allocation, before its ranks start (fleet.slurm.preflight;
+backends/slurm/sbatch.py).
 
-python -m trainfleet.launch.admission               on every node: prints its facts (hosts/facts.sh)
-python -m trainfleet.launch.admission FOLDER START  on the first one, after the bandwidth test: 0
-lets the ranks start
+python -m trainfleet.launch.admission               on every node: prints the node's facts
+                                                    (hosts/facts.sh)
+python -m trainfleet.launch.admission FOLDER START  on the first node, after the bandwidth test:
+                                                    exits with 0 if the ranks may start
 
-FOLDER is the job's, START the folder of this start in it. Findings go to the logs of the nodes that
-they are about, where the verdict reads them (watch/catalogue/trainfleet.yaml): further attempts
-exclude a host that is to blame.
+FOLDER is the job's folder, and START is the folder in it for this start. Each finding is written to
+the log of its node. The verdict reads these logs (watch/catalogue/trainfleet.yaml), and later
+attempts exclude a host that is at fault.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from ..run.run_folder import Run, node_log
 from ..trust import safe_output
 from ..trust.errors import telling
 
-LARGEST = 1 << 26  # bytes that are read of a file: its last ones
-OPEN, SHUT = 0, 69  # sysexits.h: a service is unavailable
+LARGEST = 1 << 26  # bytes read from the end of a file
+OPEN, SHUT = 0, 69  # exit codes: ranks may start, or EX_UNAVAILABLE of sysexits.h
 NODES = "SLURM_JOB_NODELIST"
 
 
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.PreflightReport:
-    """Returns the preflight's report on the nodes of a start, from the files that they left."""
+    """Returns the preflight report for the nodes of a start, from the files that they wrote."""
     facts, findings = dict[Host, Facts](), list[Finding]()
     for node, host in enumerate(hosts):
         try:
@@ -95,8 +96,8 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.Pre
 
 
 def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
-    """Prints each finding, and writes it to the log of its node; findings about all nodes go to the
-    first node's log.
+    """Prints a finding and writes it to its node's log. A finding about all nodes goes to the first
+    node's log.
     """
     verdict = (
         "failed"
@@ -112,7 +113,9 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
 
 
 def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
-    """Returns why the bandwidth test has no result: by host, its last error."""
+    """Returns findings that explain why the bandwidth test has no result: the last error of each
+    host.
+    """
     errors = {
         host: words
         for host, text in zip(hosts, said, strict=True)
@@ -131,12 +134,12 @@ def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
 
 
 def _plain(log: Path) -> str:
-    """Returns the lines of ranks and node, without the stamps."""
+    """Returns the lines of a log without their time stamps."""
     return "\n".join(line.partition(" | ")[2] for line in _text(log).splitlines())
 
 
 def _text(path: Path) -> str:
-    """Returns the text of a file of this start; "" if it is missing."""
+    """Returns the end of a file's text, or "" if the file is missing."""
     try:
         return read_end(path, LARGEST)
     except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""Decides what follows a job that ended without a launcher: `python -m trainfleet.launch.aftermath
-FOLDER START NEAR`.
+"""Decides whether to requeue a job that ended without a launcher: `python -m
+trainfleet.launch.aftermath FOLDER START NEAR`.
 
-The batch script of a Slurm job asks this on its first node (backends/slurm/sbatch.py). FOLDER is
-the job's, START this start's in it; NEAR is not empty if Slurm's time limit was near. Exit code 0
-means that the job is queued again.
+The batch script of a Slurm job calls this on the first node (backends/slurm/sbatch.py). FOLDER is
+the job's folder, and START is the folder in it for this start. NEAR is non-empty if Slurm's time
+limit was near. Exit code 0 means that the job is requeued.
 
-A running launcher decides instead, by the same verdict (watch/retry_loop.py); it finds the job that
-is queued again here.
+Except near the time limit, a running launcher decides instead, from the same verdict
+(watch/retry_loop.py). It also finds a job that this module has requeued.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) -> bool:
-    """Tells whether another start can succeed, by the verdict, which is recorded and printed."""
+    """Tells whether another start can succeed. Records and prints the verdict that decides this."""
     status = Status(Phase.ENDED, exits=exits)
     verdict = judge(
         request,
@@ -75,7 +75,7 @@ def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) 
 
 
 def fruitless(run: Run) -> int:
-    """Counts the restarts since the newest checkpoint."""
+    """Returns the number of restarts since the newest checkpoint."""
     events = [event["event"] for event in run.read_events()]
     last = max((place for place, event in enumerate(events) if event == "checkpointed"), default=-1)
     return events[last + 1 :].count("restarted")
@@ -90,5 +90,5 @@ if __name__ == "__main__":
     safe_output.install()
     try:
         sys.exit(main(sys.argv[1:]))
-    except TrainfleetError:  # already reported
+    except TrainfleetError:  # The error is already printed.
         sys.exit(OVER)

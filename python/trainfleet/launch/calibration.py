@@ -1,5 +1,5 @@
-"""The measured times of runs and profiles on the same hardware over their predicted times: they
-correct the next plan.
+"""Ratios of measured to predicted times, from earlier runs and profiles on the same hardware. The
+next plan corrects its predictions with them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..plan.measurement import WARM_UP
 from ..run.run_folder import RUNS, Record, Run
 from ..trust.errors import TrainfleetError
 
-NEWEST = 12  # folders of runs that are read
-ENOUGH = 20  # steps that a run needs: with fewer, compiling and warm-up weigh too much
-LARGEST = 1 << 20  # bytes of metrics.jsonl that a plan reads for a step's parts
-PLAIN = 4  # timed steps that a profile needs in addition to warm-up and profiled ones
-NEAR, FAR = 0.2, 5.0  # ratios beyond which a run was disturbed
-# the names in metrics.jsonl of a step's parts (engine/timing.py), by group of the predicted parts
+NEWEST = 12  # maximum number of run folders to read, newest first
+ENOUGH = 20  # minimum number of steps; in shorter runs, compiling and warm-up weigh too much
+LARGEST = 1 << 20  # largest metrics.jsonl, in bytes, that a plan reads for the parts of a step
+PLAIN = 4  # minimum number of timed steps in a profile, not counting warm-up and profiled steps
+NEAR, FAR = 0.2, 5.0  # ratios outside this range mean that something disturbed the run
+# Names in metrics.jsonl of a step's parts (engine/timing.py), by group of predicted parts.
 SPANS = {
     "computing": ("forward_seconds", "backward_seconds", "pipeline_seconds"),
     "gradients": ("communication_seconds",),
@@ -35,8 +35,8 @@ SPANS = {
 
 @dataclass(frozen=True)
 class Lesson:
-    """A run's config, its measured over its predicted speed, and the same ratio of the seconds of
-    each group of parts.
+    """A run's config with two kinds of ratios: measured to predicted speed, and measured to
+    predicted seconds for each group of parts.
     """
 
     config: Config
@@ -45,12 +45,11 @@ class Lesson:
 
 
 def experience_of(config: Config) -> Experience | None:
-    """Returns the corrections from runs like this one: of the same layout, else the same model,
-    else the same hardware; None without such runs.
+    """Returns the corrections from similar runs, or None if there are no similar runs. Prefers runs
+    of the same layout, then of the same model, then of the same hardware.
 
-    The same layout corrects the entire step; another one corrects each group of parts separately,
-    as
-    their shares differ.
+    Runs of the same layout correct the entire step. Other runs correct each group of parts
+    separately, because the groups' shares of a step differ.
     """
     found = list(_lessons(config))
     for of, is_like in (
@@ -67,7 +66,7 @@ def experience_of(config: Config) -> Experience | None:
 
 
 def _lessons(config: Config) -> Iterator[Lesson]:
-    """Returns the corrections from the newest runs on the hardware of `config`."""
+    """Yields the corrections from the newest runs on the hardware of `config`."""
     written = {path.parent: path.stat().st_mtime_ns for path in RUNS.glob("*/results.json")}
     for folder in sorted(written, key=written.__getitem__, reverse=True)[:NEWEST]:
         lesson = _read(folder, written[folder])
@@ -77,7 +76,9 @@ def _lessons(config: Config) -> Iterator[Lesson]:
 
 @functools.cache
 def _read(folder: Path, written: int) -> Lesson | None:
-    """Returns the lesson of a run, cached until its results change; None if it can't be read."""
+    """Returns the lesson of a run, or None if its files can't be read. Cached until `written`, the
+    time of its results, changes.
+    """
     with suppress(TrainfleetError, OSError):
         run = Run(folder)
         results, config = run.read_results(), load_resolved(run.config)
@@ -91,7 +92,7 @@ def _read(folder: Path, written: int) -> Lesson | None:
 
 
 def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | None:
-    """Returns what a run teaches about its hardware; None if it was too short or disturbed."""
+    """Returns the lesson of a run, or None if the run was too short or disturbed."""
     steps, predicted = plain(config, metrics), predict(config)
     speed = results.get("tokens_per_second")
     enough = (results.get("steps") or 0) >= ENOUGH
@@ -106,9 +107,11 @@ def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | 
 
 
 def _parts(steps: list[Record], predicted: StepTime) -> dict[str, float]:
-    """Returns measured over predicted seconds by group of parts; {} if the run timed no parts."""
+    """Returns the ratio of measured to predicted seconds by group of parts; {} if the run timed no
+    parts.
+    """
     spent = {group: sum(_median(steps, name) for name in names) for group, names in SPANS.items()}
-    # inside forward and backward passes, as predicted
+    # The prediction, too, counts these as part of the forward and backward passes.
     beside = predicted.group("calls") + predicted.group("exchange")
     if spent["computing"] <= beside:
         return {}
@@ -122,7 +125,7 @@ def _parts(steps: list[Record], predicted: StepTime) -> dict[str, float]:
 
 
 def plain(config: Config, lines: list[Record]) -> list[Record]:
-    """Returns the metrics of steps with timed parts, without warm-up and profiled steps."""
+    """Returns the metrics of steps with timed parts, excluding warm-up and profiled steps."""
     first, last = map(int, (config.train.profile_steps or "0-0").split("-"))
     timed = (line for line in lines if "forward_seconds" in line or "pipeline_seconds" in line)
     return [
@@ -135,7 +138,7 @@ def _median(lines: list[Record], name: str) -> float:
 
 
 def _hardware(fleet: Fleet) -> object:
-    """Returns the hardware and software of a config's nodes, regardless of their price."""
+    """Returns the hardware and software of a fleet's nodes, ignoring their price."""
     kind = fleet.node_type
     what = replace(kind, usd_per_hour=None) if kind else fleet.is_told
     return what, fleet.platform, fleet.backend

@@ -1,10 +1,10 @@
-"""make clean: removes files that can be made again, and with PURGE the named config's run and
-dataset.
+"""make clean: removes files that can be made again. With PURGE, also removes the run and the
+dataset of the config.
 
-It finds the files in runs/ and data/ that this program made as run/contents.py declares them, and
-follows no link. A run's folder has a config.yaml with the folder's name, in addition to the run's
-files. Of a dataset's folder only the files that tokenizing makes are ours, by name: your own text
-may lie in the same folder, and stays.
+In runs/ and data/, only files that this program wrote are removed, according to run/contents.py,
+and links are never followed. A folder is a run if its config.yaml has the folder's name and it
+contains files of a run. In a dataset's folder, files are recognized by name, because the user may
+keep text in the same folder.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from ..trust.untrusted_input import printable, shortened
 
 
 def is_inside(path: Path, root: Path) -> bool:
-    """Tells whether a path really is under `root`: neither it nor a folder above it is a link."""
+    """Tells whether a path is really inside `root`, with no link on the way to it."""
     if path.is_symlink() or ".." in path.parts or not path.is_relative_to(root):
         return False
     return path.resolve() == root.resolve() / path.relative_to(root)
 
 
 def folders(root: Path) -> list[Path]:
-    """Returns the folders in runs/ or data/, without links."""
+    """Returns the folders in runs/ or data/, excluding links."""
     return sorted(path for path in root.glob("*") if path.is_dir() and is_inside(path, root))
 
 
 def is_run(folder: Path) -> bool:
-    """Tells whether a folder in runs/ is a run's."""
+    """Tells whether a folder in runs/ belongs to a run."""
     config = folder / "config.yaml"
     if not (folder.is_dir() and is_inside(config, RUNS) and config.is_file()):
         return False
@@ -61,7 +61,7 @@ def is_run(folder: Path) -> bool:
 
 
 def is_dataset(folder: Path) -> bool:
-    """Tells whether a folder of data/ has files from tokenizing."""
+    """Tells whether a folder in data/ contains files from tokenizing."""
     signs = [folder / kind.name for kind in _signs(contents.DATASET)]
     return folder.is_dir() and is_inside(folder, DATA) and any(sign.is_file() for sign in signs)
 
@@ -71,7 +71,7 @@ def _signs(folder: str) -> Iterator[contents.FileKind]:
 
 
 def remakeable(run: Path) -> Iterator[Path]:
-    """Returns the files of a run that can be made again: report, plots, and half-made files."""
+    """Yields the files of a run that can be made again: reports, plots, and incomplete files."""
     patterns = dict.fromkeys(kind.glob for kind in contents.kinds(contents.RUN) if kind.again)
     yield from (
         path for pattern in patterns for path in sorted(run.glob(pattern)) if is_inside(path, RUNS)
@@ -92,7 +92,7 @@ def remove_dataset(folder: Path) -> list[Path]:
         if path.is_symlink() and links.fullmatch(name):
             path.unlink()
         elif path.is_dir() and not path.is_symlink():
-            with suppress(OSError):  # not empty: its files are named
+            with suppress(OSError):  # The folder is not empty; its remaining files are returned.
                 path.rmdir()
         elif not path.is_symlink() and ours.fullmatch(name):
             remove(path)
@@ -104,10 +104,11 @@ def remove_dataset(folder: Path) -> list[Path]:
 
 
 def remove(path: Path) -> int:
-    """Removes a file, or a folder with its contents; follows no link. Returns the bytes freed.
+    """Removes a file or a folder with its contents, without following links. Returns the bytes
+    freed.
 
     Raises:
-        TrainfleetError: it can't be removed.
+        TrainfleetError: the file or folder can't be removed.
     """
     if path.is_symlink() or not path.exists():
         return 0
@@ -122,27 +123,29 @@ def remove(path: Path) -> int:
 
 
 def measure(path: Path) -> int:
-    """Returns the bytes in a file, or in all files of a folder; targets of links do not count."""
+    """Returns the bytes in a file, or in all files of a folder. Does not count the targets of
+    links.
+    """
     total = 0
     for part in _walk(path) if path.is_dir() and not path.is_symlink() else [path]:
-        with suppress(FileNotFoundError):  # removed in the meantime
+        with suppress(FileNotFoundError):  # The file was removed in the meantime.
             total += part.lstat().st_size if not part.is_dir() or part.is_symlink() else 0
     return total
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yields the contents of a folder, at any depth; follows no link."""
+    """Yields the contents of a folder recursively, without following links."""
     for parent, names, files in os.walk(folder):
         yield from (Path(parent) / name for name in (*names, *files))
 
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", str(COMPILED))
-# suffixes of the run's name that make profile and make scaling add
+# Suffixes that make profile and make scaling add to the run's name.
 MEASURING = r"-(profile|scaling)-\d{4}-\d{6}[a-z0-9-]*"
 
 
 def made_by(run: Run, config: Config | None) -> list[Path]:
-    """Returns the folders of a run, of its dataset, and of the runs that only measured it."""
+    """Returns the folders of a run, of its dataset, and of the runs that only measured the run."""
     measuring = [
         folder for folder in _runs() if re.fullmatch(re.escape(run.name) + MEASURING, folder.name)
     ]
@@ -158,7 +161,7 @@ def _datasets() -> list[Path]:
 
 
 def remove_remakeable() -> None:
-    """Removes files that can be made again; BackendError while a folder is in use."""
+    """Removes the files that can be made again. Raises BackendError if a folder is in use."""
     busy = [folder for folder in (*_runs(), *_datasets()) if is_locked(folder)]
     if busy:
         then = f"run make stop CONFIG={busy[0]}/config.yaml, or wait for it"
@@ -179,17 +182,19 @@ def _remakeable() -> Iterator[Path]:
 
 
 def machines_of(config: Config | None) -> Machines | None:
-    """Returns the machines that the config's backend makes for it; None if it makes none."""
+    """Returns the machines that the backend creates for this config, or None if it creates no
+    machines.
+    """
     backend = backend_of(config) if config and not is_guest(config) else None
     return backend.machines() if backend and Can.MACHINES in backend.can else None
 
 
 def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
-    """Prints the files that are left on hosts that stay, or removes them too with PURGE=all.
-    Returns the exit code.
+    """Prints the files left on permanent hosts; with PURGE=all, removes these files. Returns the
+    exit code.
 
     Raises:
-        BackendError: some of it can't be removed.
+        BackendError: some of the files can't be removed.
     """
     if config is None or is_guest(config):
         return 0
@@ -216,8 +221,8 @@ def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
 
 
 def folders_of(config: Config | None, run: Run) -> Place:
-    """Returns where the run's folders are once its machines are gone: here, and in S3 if its nodes
-    share no disk.
+    """Returns the place of the run's folders after its machines are gone: this machine, or S3 if
+    the nodes share no disk.
     """
     backend = backend_of(config) if config else None
     return Here(run) if backend is None or Can.SHARED in backend.can else backend.place(run)
@@ -226,11 +231,11 @@ def folders_of(config: Config | None, run: Run) -> Place:
 def take_down(
     machines: Machines, place: Place, made: Sequence[Path], purge_too: bool, sure: bool
 ) -> int:
-    """Removes the machines, which cost money, and checks that they are gone; then the files here.
-    Removes data only with PURGE. Returns the exit code.
+    """Removes the machines, which cost money, verifies that they are gone, then cleans up local
+    files. Removes data only with PURGE. Returns the exit code.
 
     Raises:
-        BackendError: something that costs money is left.
+        BackendError: a resource that costs money is left.
     """
     if purge_too and not sure:
         held = machines.left()
@@ -244,7 +249,7 @@ def take_down(
 
 
 def keep(place: Place, made: Sequence[Path]) -> int:
-    """Prints the runs and datasets that stay. Returns the exit code."""
+    """Prints the runs and datasets that are kept. Returns the exit code."""
     here = {folder: measure(folder) for folder in (*_runs(), *_datasets())}
     kept = {str(folder): count for folder, count in here.items()} | place.folders()
     for name, count in kept.items():
@@ -260,8 +265,8 @@ def keep(place: Place, made: Sequence[Path]) -> int:
 
 
 def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
-    """Removes the folders that the config made, here and on its fleet, and nothing else. Returns 1
-    if one of them had to stay.
+    """Removes the folders that the config made, here and on its fleet. Returns 1 if the user
+    declines, or if a folder is not the config's.
     """
     here = {folder: measure(folder) for folder in made if is_run(folder) or is_dataset(folder)}
     far = place.folders()
@@ -285,7 +290,7 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
 
 
 def _left_alone(folders: Iterable[Path]) -> int:
-    """Names the folders that are not the config's. Returns 1 if there are any, else 0."""
+    """Prints the folders that the config did not make. Returns 1 if there are any, else 0."""
     strange = [folder for folder in folders if folder.exists() or folder.is_symlink()]
     for folder in strange:
         what = "a link" if folder.is_symlink() else "not made by this config"
@@ -294,7 +299,7 @@ def _left_alone(folders: Iterable[Path]) -> int:
 
 
 def _remove(folder: Path) -> list[Path]:
-    """Removes our files from a folder, and returns the rest."""
+    """Removes this program's files from a folder. Returns the remaining files."""
     if folder.parent == DATA:
         return remove_dataset(folder)
     remove(folder)

@@ -1,4 +1,4 @@
-"""From the variables of a command to its config, its run and its plan."""
+"""Resolves the variables of a command into its config, its run and its plan."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ from . import job_image, preflight
 from .calibration import experience_of
 
 Variables = Mapping[str, str]
-ORDER = "TRAINFLEET_ORDER"  # names the file with the requests for a launcher
+# environment variable with the path of the requests that a launcher must execute
+ORDER = "TRAINFLEET_ORDER"
 KINDS = ("tokenize", "train")
-TOKEN_BYTES = 4  # of text per token, in most languages' usual tokenizers
+TOKEN_BYTES = 4  # bytes of text per token with the usual tokenizers, in most languages
 
 
 def settings_of(variables: Variables) -> Settings:
-    """Returns the config file and its overrides."""
+    """Returns the settings, which are the config file and its overrides."""
     short = {"NODES": ("fleet.nodes", variables["NODES"])} if "NODES" in variables else {}
     path = (
         run_called(variables["RUN"]).document
@@ -54,7 +55,7 @@ def settings_of(variables: Variables) -> Settings:
 
 
 def run_called(name: str) -> Run:
-    """Returns the run here that RUN names; raises ConfigError if no run has that name."""
+    """Returns the local run named by RUN. Raises ConfigError if there is no run of that name."""
     here = [path.parent.name for path in RUNS.glob("*/config.yaml")]
     if name not in here:
         message = f"no run here has the name {show(name)}{suggest(name, here)}"
@@ -74,14 +75,14 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
 
 
 def config_of(settings: Settings) -> tuple[Config, Derivation]:
-    """Returns the config with all derived values and their origins, also by its backend's rules;
-    ConfigError with all its errors.
+    """Returns the config with all derived values, and where each value came from. Raises
+    ConfigError with all errors, including those from the backend's rules.
     """
     return load(settings, terms_of)
 
 
 def config_to_examine(settings: Settings) -> Config:
-    """Returns the config of nodes that will be examined: their hardware may still be unknown."""
+    """Returns the config for verbs that examine nodes. The nodes' hardware may still be unknown."""
     return load(settings, terms_to_examine)[0]
 
 
@@ -91,8 +92,8 @@ def run_named(variables: Variables) -> Run:
 
 
 def run_started(variables: Variables) -> Run:
-    """Returns the run that the config names, for verbs that need its files; RunError if it was
-    never started.
+    """Returns the run that the config names, for verbs that need its files. Raises RunError if the
+    run was never started.
     """
     run = run_named(variables)
     if not run.config.exists():
@@ -102,8 +103,8 @@ def run_started(variables: Variables) -> Run:
 
 
 def store_named(variables: Variables) -> tuple[str, CheckpointStore]:
-    """Returns the run that the config names, and the place of its checkpoints in its last training;
-    RunError if it was never started.
+    """Returns the name of the config's run, and the checkpoint store of its last training. Raises
+    RunError if the run was never started.
     """
     run = run_started(variables)
     return run.name, store_of(run, load_resolved(run.config).checkpoint.path)
@@ -113,7 +114,7 @@ def run_trained(variables: Variables) -> Run:
     """Returns the run that the config names, for verbs that load its model.
 
     Raises:
-        RunError: it was never started, or has no checkpoint yet.
+        RunError: the run was never started, or has no checkpoint yet.
     """
     name, store = store_named(variables)
     if not store.steps() and not store.broken():
@@ -122,8 +123,8 @@ def run_trained(variables: Variables) -> Run:
 
 
 def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
-    """Returns the plan of a command that carries it out: finished parts (a dataset) are skipped,
-    and named.
+    """Returns a plan that the command will carry out. Skips and names parts that are already
+    finished, such as a dataset.
     """
     config, derived = config_of(settings_of(variables))
     if not _given():
@@ -134,8 +135,8 @@ def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
 def plan_of(
     config: Config, derived: Derivation, kinds: Iterable[str] = KINDS, launch: str = ""
 ) -> Plan:
-    """Returns the plan of a config. A launcher executes the requests that it was given unchanged,
-    and makes no others.
+    """Returns the plan of a config. If another machine handed requests over to this launcher, the
+    plan uses exactly those requests.
     """
     given = {request.job.kind: request for request in _given()}
     asked = dump_asked(config, derived)
@@ -145,7 +146,7 @@ def plan_of(
         preflight.require(config)
     notes, is_tokenized = _data(config, backend)
     notes += preflight.warnings(config) if "train" in kinds else []
-    if not given:  # else they were printed where the command was typed
+    if not given:  # Otherwise the notes were already printed where the user typed the command.
         notes += [note for note in preflight.preset_notes(config) if note not in notes]
     jobs = [] if is_tokenized else [tokenize_job(config)]
     jobs += [train_job(config)] if "train" in kinds else []
@@ -156,12 +157,12 @@ def plan_of(
 
 
 def was_handed_over() -> bool:
-    """Tells whether this is a fleet's head, with work that another machine has planned."""
+    """Tells whether this process is on a fleet's head, with requests from another machine."""
     return ORDER in os.environ
 
 
 def _given() -> list[Request]:
-    """Returns the requests planned where the command was typed, on the head that executes them."""
+    """Returns the requests that another machine handed over to this head, or [] elsewhere."""
     path = os.environ.get(ORDER)
     return (
         [Request.of(entry, path) for entry in (read_json(Path(path)) or {}).get("requests", [])]
@@ -171,7 +172,7 @@ def _given() -> list[Request]:
 
 
 def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
-    """Returns notes on the dataset, and whether it exists."""
+    """Returns notes about the dataset, and whether the dataset exists."""
     folder = DATA / config.data.name
     if backend.hands_over:
         return [f"the nodes make {folder} from data.sources there"], False
@@ -191,7 +192,7 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
                 f"you run rm -r {folder}"
             )
         return notes, True
-    found = look(config.data)  # finds a missing source now, not on the nodes
+    found = look(config.data)  # A missing source is reported now instead of later on the nodes.
     seconds = found.seconds(node_types.local_cores())
     size = f"{found.bytes / 1e6:,.1f} MB in {found.files:,} files, {found.units:,} units"
     notes = [
@@ -206,17 +207,18 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
 
 
 def seen(config: Config, tokens: int) -> str:
-    """Says how often training goes through that many tokens."""
+    """Returns a note on how many epochs the training makes over that many tokens."""
     train = config.train
     taken = train.steps * train.global_batch_size * train.sequence_length
     return f"training sees {taken:,} tokens: {few_digits(taken / max(tokens, 1))} epochs"
 
 
 def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
-    """Returns the config at each number of nodes, with all values that depend on it derived again,
-    and checked before anything runs.
+    """Returns the config for each number of nodes. Derives and checks all dependent values again
+    before anything runs.
 
-    Strong scaling keeps the global batch; weak scaling keeps the smallest size's batch per rank.
+    Strong scaling keeps the global batch size. Weak scaling keeps the batch size per rank of the
+    smallest node count.
     """
     whole = {name: value for name, value in variables.items() if name != "NODES"}
     settings = settings_of(whole)
@@ -224,7 +226,7 @@ def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
     counts = counts_of(variables.get("NODES", ""), config.fleet.nodes)
     sizes = []
     for count in counts:
-        # a fixed size, or null
+        # Unset fleet.min_nodes, so that each run has exactly this many nodes.
         short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.min_nodes", "null")}
         if weak:
             short["WEAK"] = (

@@ -1,16 +1,17 @@
-"""Compiles ahead of training: a separate run of a few steps fills the cache of compiled programs
+"""Ahead-of-time compilation: a separate run of a few steps fills the cache of compiled programs
 that all nodes share.
 
-Its name depends on everything that its programs depend on: `compile-<12 digits>`. So any machine
-that sees the runs knows whether the cache is warm, two runs that compute the same compile once, and
-a change of a program, such as another micro-batch, compiles again. The compiler's own cache knows
-each program by its version, flags and graph, and compiles none twice.
+The run is named `compile-<12 digits>`, a hash of everything that its programs depend on. Any
+machine that sees the runs therefore knows whether the cache is warm. Two runs with the same
+programs compile once. A change to a program, for example another micro-batch size, compiles again.
+The compiler's own cache identifies each program by version, flags and graph, and never compiles a
+program twice.
 
-If a scheduler can queue jobs, training is queued behind the job that compiles: it starts once that
-has succeeded, with or without a launcher. The launcher follows the job that compiles; then `train`
-finds the training job, as if an earlier launcher had submitted it. Each attempt to compile is
-another job, so training is queued behind each of them. If no attempt succeeds, or you stop either
-job, training is withdrawn.
+If a scheduler can queue jobs, training is queued behind the compile job. Training starts once that
+job succeeds, with or without a launcher. The launcher follows the compile job. `train` then finds
+the training job as if an earlier launcher had submitted it. Each attempt to compile is a separate
+job, so training is queued behind each attempt. If no attempt succeeds, or you stop either job,
+training is withdrawn.
 """
 
 from __future__ import annotations
@@ -45,16 +46,14 @@ from .training import train
 
 
 def can_wait(config: Config) -> bool:
-    """Tells whether training can wait in the queue: on a scheduler that has one and is asked from
-    here.
-    """
+    """Tells whether this machine can queue training behind another job of a scheduler."""
     backend = backend_of(config)
     return Can.FOLLOWS in backend.can and not backend.hands_over
 
 
 class ChainedTraining:
-    """The training of a config, while it waits behind a job. `started`: when the command began,
-    unix time.
+    """A training job that waits behind another job. `started` is the time when the command began,
+    in unix seconds.
     """
 
     def __init__(self, config: Config, derived: Derivation, started: float) -> None:
@@ -65,20 +64,23 @@ class ChainedTraining:
 
     @property
     def sequel(self) -> Sequel | None:
-        """Returns the sequel for the follower of the job before it; None if it can't wait."""
+        """Returns the sequel to start when the first job succeeds, or None if training can't wait
+        in the queue.
+        """
         return Sequel(self.queue, self.is_asked_to_stop) if can_wait(self.config) else None
 
     def is_asked_to_stop(self) -> bool:
         return self.begun and self.run.is_asked_to_stop()
 
     def queue(self, first: Handle) -> None:
-        """Submits it, to begin once `first` has succeeded; replaces the job that waited for an
-        earlier attempt.
+        """Submits the training job to begin once `first` has succeeded. Replaces the training job
+        that waited for an earlier attempt.
 
         Raises:
-            ConfigError, RunError, BackendError: it can't be trained; `train` would refuse it too.
+            ConfigError, RunError, BackendError: the config can't be trained; `train` would refuse
+            it too.
         """
-        if self.is_asked_to_stop():  # and so is the job before it
+        if self.is_asked_to_stop():  # The job before it is asked to stop, too.
             return
         if self.submitted:
             self.backend.stop(self.submitted, at_once=True)
@@ -109,7 +111,7 @@ class ChainedTraining:
         self.run.note("queued", phase=status.phase.value, reason=status.reason)
 
     def withdraw(self, status: str) -> None:
-        """Withdraws it if it waits, and leaves `status` in its results."""
+        """Withdraws the training job if it is waiting, and writes `status` to its results."""
         if self.submitted:
             self.backend.stop(self.submitted, at_once=True)
         if self.begun:
@@ -117,9 +119,9 @@ class ChainedTraining:
             training.report(self.run, self.config, status)
 
 
-# parts besides the config that decide which programs there are
+# Packages with source code that affects the compiled programs, in addition to the config.
 WRITTEN_IN = ("engine", "models", "devices")
-# Keys of `train` that no program contains, or that a program gets as a number.
+# Keys of `train` that do not affect the compiled programs, or that enter a program as a number.
 GIVEN = (
     "steps",
     "learning_rate",
@@ -142,7 +144,7 @@ GIVEN = (
 
 
 def require(config: Config) -> None:
-    """Raises ConfigError if a run compiles no program, or no folder would keep the programs."""
+    """Raises ConfigError if the run compiles no programs, or if no folder would keep them."""
     if compiles_ahead(config) or config.train.compile:
         return
     why = "false: nothing is compiled then; set true"
@@ -155,17 +157,17 @@ def require(config: Config) -> None:
 
 
 def is_due(config: Config) -> bool:
-    """Tells whether training would begin with compiling that a separate job can do first."""
-    if was_handed_over():  # on a head: the command that was typed has handled it
+    """Tells whether a separate job should compile before training begins."""
+    if was_handed_over():  # On a head, the command that the user typed has handled this.
         return False
     if not compiles_ahead(config) or config.train.compile_only or is_warm(config):
         return False
-    # in the queue already, or running: its compiling is done
+    # If training is already queued or running, it has been compiled.
     return not (can_wait(config) and execution.left_running(config, run_of(config.name)))
 
 
 def is_warm(config: Config) -> bool:
-    """Tells whether the run that compiles for this one has finished, according to the machines that
+    """Tells whether the compile run for this config has finished, according to the machines that
     keep runs.
     """
     run, backend = run_of(name_of(config)), backend_of(config)
@@ -177,8 +179,8 @@ def is_warm(config: Config) -> bool:
 
 
 def compile_first(config: Config, derived: Derivation, started: float) -> int:
-    """Compiles like `compile_ahead`, and queues training behind it if the scheduler can; withdraws
-    training if compiling fails.
+    """Compiles like `compile_ahead`, and queues training behind it if the scheduler can do so.
+    Withdraws training if compiling fails.
     """
     waiting, code = ChainedTraining(config, derived, started), 1
     try:
@@ -204,7 +206,7 @@ def compile_ahead(
 
 
 def outlook(config: Config) -> list[str]:
-    """Returns the lines of `make plan` about compiling."""
+    """Returns the lines about compiling that `make plan` prints."""
     behind = "; training is queued behind it" if can_wait(config) else ""
     return [
         "",
@@ -215,8 +217,8 @@ def outlook(config: Config) -> list[str]:
 
 
 def name_of(config: Config) -> str:
-    """Returns the name of the run that compiles for this one. Its 12 digits change with anything on
-    which its programs depend.
+    """Returns the name of the compile run for this config. Its 12 digits change with everything
+    that the programs depend on.
     """
     fleet = config.fleet
     inputs = {
@@ -233,7 +235,7 @@ def name_of(config: Config) -> str:
 
 
 def expected_duration(config: Config) -> str:
-    """Returns how long it will take, judged by the times of other runs."""
+    """Returns an estimate in words of the time to compile, based on earlier runs."""
     taken = [
         seconds
         for path in RUNS.glob("compile-*/results.json")
@@ -247,7 +249,7 @@ def expected_duration(config: Config) -> str:
         )
     if not compiles_ahead(config):
         return "minutes at most"
-    # awsdocs-neuron.readthedocs-hosted.com, the tutorial dp_bert, 2026-08-17
+    # Source: awsdocs-neuron.readthedocs-hosted.com, the tutorial dp_bert, 2026-08-17.
     return (
         "no run of this model was compiled here; AWS's BERT-Large takes 13 min on a "
         "trn1.32xlarge, larger models longer"

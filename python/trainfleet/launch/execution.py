@@ -1,5 +1,5 @@
-"""Executes a plan on the machine that launches: under the run's lock, with live progress, and a
-verdict when it fails.
+"""Execution of a plan by the launcher: under the run's lock or lease, with live progress, and with
+a verdict on failure.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from ..watch.retry_loop import ASK_AGAIN, PATIENCE, first_that_fits, persevere
 from ..watch.signals import Interrupts
 from .launching import leads
 
-HEAD = "TRAINFLEET_HEAD"  # set for processes on a fleet's head (backends/head.py)
-COMPILES = 14400.0  # most seconds to compile one program
-STOPPED = 130  # the exit code of a command that was stopped, like a shell's after Ctrl-C
+# environment variable set for processes on a fleet's head (backends/head.py)
+HEAD = "TRAINFLEET_HEAD"
+COMPILES = 14400.0  # maximum seconds to compile one program
+STOPPED = 130  # exit code of a command that was stopped, like a shell's after Ctrl-C
 
 
 @contextmanager
 def in_charge(config: Config, run: run_folder.Run, place: Place) -> Iterator[Lease]:
-    """Holds the lock of a run of this machine, or the lease of any other; refuses if another
-    command is running in it.
+    """Takes charge of a run: holds the lock of a local run, or the lease of a run on other
+    machines. Raises BackendError if another command leads the run.
 
-    The lease alone decides who leads a run of other machines. Its lock is also taken
-    if it is free, for commands of this machine that look for it (runs.is_locked).
+    If a run is on other machines, only its lease decides who leads it. The lock is also taken if it
+    is free, for commands on this machine that check it (run_folder.is_locked).
     """
     lease, backend = Lease(run.folder), backend_of(config)
     place.lead()
@@ -59,14 +60,14 @@ def in_charge(config: Config, run: run_folder.Run, place: Place) -> Iterator[Lea
             yield lease
     finally:
         try:
-            place.refresh()  # its last state
+            place.refresh()  # Publishes the run's final state.
         except BackendError as error:
             print(f"warning: other machines can't see how it ended: {error}", file=sys.stderr)
 
 
 @contextmanager
 def held(run: run_folder.Run) -> Iterator[None]:
-    """Holds the lock of the run's folder; BackendError if another command has it."""
+    """Holds the lock of the run's folder. Raises BackendError if another command has the lock."""
     if (lock := run_folder.take_lock(run.folder)) is None:
         raise led_already(run.name, str(run.folder))
     with lock:
@@ -74,30 +75,30 @@ def held(run: run_folder.Run) -> Iterator[None]:
 
 
 def _attended(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
-    """Keeps another host on standby on a fleet's head; does nothing elsewhere."""
+    """Keeps another host on standby if this process runs on a fleet's head."""
     if HEAD not in os.environ:
         return nullcontext()
-    from .failover import kept  # loads SSH
+    from .failover import kept  # Deferred import; this module loads SSH.
 
     return kept(backend, lease)
 
 
 def _lock_beside(run: run_folder.Run) -> AbstractContextManager[TextIO | None]:
-    """Holds the lock if it is free and the file system has locks."""
+    """Holds the lock if it is free and the file system supports locks."""
     with suppress(OSError):
         return run_folder.take_lock(run.folder) or nullcontext()
     return nullcontext()
 
 
 def warn(plan: Plan) -> None:
-    """Warns about problems with the data, before the work begins."""
+    """Prints warnings about the data before work begins."""
     for note in plan.notes:
         if note.startswith("warning:"):
             print(note, file=sys.stderr)
 
 
 def is_finished(plan: Plan, run: run_folder.Run) -> bool:
-    """Tells whether the run has done all the steps that the config asks for."""
+    """Tells whether the run has completed all steps of the config."""
     results = run.read_results()
     return (
         results.get("status") == "finished"
@@ -106,16 +107,14 @@ def is_finished(plan: Plan, run: run_folder.Run) -> bool:
 
 
 def say_finished(plan: Plan, run: run_folder.Run) -> int:
-    """Prints that nothing is left to do, how the run ended and how to continue. Returns the exit
-    code.
-    """
+    """Prints that the run is finished, how it ended, and how to continue. Returns the exit code."""
     print(f"nothing is left to do: train.steps is {plan.config.train.steps:,}\n{status(run)}")
     return 0
 
 
 def end_remains(run: run_folder.Run, place: Place, backend: Backend) -> None:
-    """Ends processes, such as a frozen agent, on the nodes of a finished run if its launcher was
-    killed before it did so.
+    """Ends leftover processes of a finished run, such as a frozen agent, if its launcher was killed
+    before doing so.
     """
     holder, job = newest_holder(run.folder), load_job(run)
     if job and holder and holder.code is None and not place.is_running():
@@ -123,7 +122,7 @@ def end_remains(run: run_folder.Run, place: Place, backend: Backend) -> None:
 
 
 def left_running(config: Config, run: run_folder.Run) -> tuple[Handle, Request] | None:
-    """Returns the job that an earlier launcher submitted, if all of it still runs."""
+    """Returns the job that an earlier launcher submitted, if all of its nodes are still running."""
     job = load_job(run)
     if job is None:
         return None
@@ -132,13 +131,15 @@ def left_running(config: Config, run: run_folder.Run) -> tuple[Handle, Request] 
 
 
 def refit(run: run_folder.Run, config: Config) -> None:
-    """Makes the ranks continue with this config."""
+    """Writes a new config, with which the ranks continue."""
     run_folder.write_atomic(run.config, dump_resolved(config))
     run.update_results(nodes=config.fleet.nodes, world_size=config.world_size)
 
 
 def record_launch(run: run_folder.Run, request: Request) -> None:
-    """Records the event from which a launch is paid for, with the time when its command began."""
+    """Records the event at which a launch starts to cost money, with the time when its command
+    began.
+    """
     began = run.read_results().get("started") or time.time()
     run.record(
         "launched",
@@ -150,10 +151,9 @@ def record_launch(run: run_folder.Run, request: Request) -> None:
 
 @dataclass(frozen=True)
 class Launch:
-    """A command that leads a run: its plan, the run's place, and the signals that may end it.
-    `started`: when it began, unix time.
+    """A command that leads a run. `started` is the time when the command began, in unix seconds.
 
-    `sequel`: the job to start once its last job has succeeded.
+    `sequel` is the job to start once the run's last job has succeeded.
     """
 
     plan: Plan
@@ -176,29 +176,31 @@ class Launch:
         return backend_of(self.config)
 
     def following(self) -> tuple[Launch, tuple[Handle, Request] | None] | None:
-        """Returns this launch as the successor of the one before it: next to the job that still
-        runs, or else with a plan for the remaining hosts. None after a stop; raises like
-        `take_over`.
+        """Returns the launch to continue with, and an earlier launcher's job if that is still
+        running. If the job is gone too, the launch has a new plan for the remaining hosts. Returns
+        None after a stop request.
+
+        Raises the errors of `take_over`.
         """
         predecessor = self.lease.predecessor
         if predecessor and (running := left_running(self.config, self.run)):
             return self, running
-        # finished in the meantime: nothing is left to take over
+        # The run was stopped in the meantime, so there is nothing to take over.
         if SUCCEEDS in os.environ and self.run.is_asked_to_stop():
             return None
         launch = self.take_over() if predecessor else self
         return (launch, None) if launch else None
 
     def take_over(self) -> Launch | None:
-        """Returns the launch with the plan after its predecessor's death, if possible without the
-        lost hosts.
+        """Returns the launch with a new plan after the previous launcher's death, without the lost
+        hosts if possible. Returns None after a stop request.
 
-        None after a stop. A successor waits for missing hosts, like a launcher that loses them
+        A standby that takes over waits for missing hosts, like a launcher that loses them
         (watch/retry_loop.py).
 
         Raises:
-            JobFailed: too few have come back in time.
-            BackendError: a typed command finds too few.
+            JobFailed: too few hosts came back in time.
+            BackendError: a command that the user typed finds too few hosts.
         """
         job, deadline, said = load_job(self.run), time.monotonic() + PATIENCE, False
         while True:
@@ -219,7 +221,7 @@ class Launch:
             time.sleep(ASK_AGAIN)
 
     def _without_lost(self, job: tuple[Handle, Request] | None) -> Launch:
-        """Returns the same with the next attempt's plan, without the hosts that the job lost."""
+        """Returns the launch with a plan for the next attempt, without the hosts that were lost."""
         number, without = 1, dict[str, str]()
         if job:
             handle, request = job
@@ -229,7 +231,7 @@ class Launch:
         return replace(self, plan=replace(self.plan, requests=found))
 
     def _next(self, request: Request, number: int, without: Mapping[str, str]) -> Request:
-        """Plans the request's job again, or for fewer nodes if the config allows that."""
+        """Plans the request's job again, for fewer nodes if necessary and allowed by the config."""
         fewer = map(train_job, smaller(self.config) if request.job.kind == "train" else ())
         jobs = (
             replace(job, launch=request.job.launch, attempt=number) for job in (request.job, *fewer)
@@ -237,8 +239,8 @@ class Launch:
         return first_that_fits(self.backend, [*jobs], [without, {}])
 
     def do(self, request: Request, running: tuple[Handle, Request] | None) -> bool:
-        """Executes a request of the plan, or follows the job that already runs in its place. True
-        once the dataset is complete, or every node has succeeded; False after an earlier stop.
+        """Executes a request of the plan, or follows the running job of the same kind. Returns True
+        if the dataset is complete or every node has succeeded, and False after a stop.
         """
         handle = None
         if running and running[1].job.kind == request.job.kind:
@@ -254,13 +256,15 @@ class Launch:
         if not handle:
             record_launch(self.run, request)
         logged = lambda: sum(run_folder.size_of(log) for log in request.logs)  # noqa: E731
-        # A job that compiles prints little.
+        # A compile job prints little, so progress is the size of its logs.
         told = {"progress": logged, "still": lambda: COMPILES} if request.job.ahead else {}
         live = Live(self.run, self.config.train.steps)
         return self._execute(request, live, handle, sequel=self.sequel, **told)
 
     def _tokenize(self, request: Request, handle: Handle | None) -> bool:
-        """Carries out the request to tokenize, unless another command does."""
+        """Executes the request to tokenize. Raises BackendError if another command is tokenizing
+        the same dataset.
+        """
         folder = request.job.folder
         if not handle and is_busy(folder):
             raise BackendError(
@@ -275,15 +279,15 @@ class Launch:
     def _execute(
         self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any
     ) -> bool:
-        """Follows a job to its end; `told`: further facts for its watch.
+        """Follows a job until it ends. `told` has further arguments for its Watch.
 
         Raises:
-            JobFailed: with the verdict.
+            JobFailed: the job failed; with the verdict.
         """
         choices = {config.fleet.nodes: config for config in (self.config, *smaller(self.config))}
         job_of = train_job if request.job.kind == "train" else tokenize_job
         found = choices.get(request.job.nodes, self.config)
-        if found != self.config:  # a successor has found so few
+        if found != self.config:  # A standby took over and found fewer nodes.
             refit(self.run, found)
         watch = replace(self._watch(live), **told)
         with live:
@@ -300,7 +304,8 @@ class Launch:
     def _watch(self, live: Live | TokenizeLive) -> Watch:
         def show(waits_for: str = "") -> None:
             live.update(waits_for)
-            self.interrupts.signalled |= live.line.unread  # like when its terminal is closed
+            # A closed output pipe counts as a closed terminal.
+            self.interrupts.signalled |= live.line.unread
 
         require_numbers(ENDS)
         budget = Budget(self.run, self.config, self.backend.bill())

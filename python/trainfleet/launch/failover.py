@@ -1,9 +1,8 @@
-"""Keeps a successor for the launcher of a fleet's run: one other host stands by, and this one
-checks that it still leads.
+"""Standby for a fleet's launcher: another host stands by to take over.
 
-A launcher on the head of a fleet checks once a second whether the standby has beaten
-(health/lease.py: standby.json). If that host is silent, or has taken over and leads itself, the
-launcher appoints another: any host may lead, any number of times.
+The launcher on the fleet's head checks once a second for the standby's heartbeat (health/lease.py:
+standby.json). If the standby is silent, or has taken over and leads, the launcher appoints another
+host. Any host may lead, any number of times.
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ from ..plan.estimate import PAID
 from ..trust.errors import TrainfleetError
 from ..watch.monitor import ENDS
 
-STARTED = "TRAINFLEET_STARTED"  # when the command began, unix time (cli/)
-CLOSES = 10.0  # seconds for a command on a host to end, before the interpreter exits
-AGAIN = 30.0  # seconds until all hosts are tried again, if none could be appointed
-# seconds between two tries at hosts that were down and have not admitted the appointed one
+# environment variable with the time when the command began, in unix seconds (cli/)
+STARTED = "TRAINFLEET_STARTED"
+CLOSES = 10.0  # seconds for a command on a host to end before the interpreter exits
+AGAIN = 30.0  # seconds between rounds over all hosts if no host could be appointed
+# Seconds between attempts to authorize the appointed host on hosts that were down.
 KNOCK_EVERY = 5.0
 
 
 def kept(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
-    """Keeps another host on standby while this launcher leads on a fleet's head; does nothing
+    """Keeps another host on standby while this launcher leads on a fleet's head. Does nothing
     elsewhere.
     """
     head = backend.head()
@@ -47,7 +47,7 @@ def kept(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
 
 
 class Succession:
-    """Keeps one host standing by, in a separate thread, as long as the lease is held."""
+    """A thread that keeps one host on standby while the lease is held."""
 
     def __init__(self, fleet: Fleet, lease: Lease) -> None:
         self.fleet, self.lease = fleet, lease
@@ -59,13 +59,14 @@ class Succession:
         self.launcher = Launcher(words, environment, values_of(fleet.config.fleet.secrets))
         self.seen, self.silent = newest_standby(lease.folder), 0.0
         self.number = self.seen.number if self.seen else 0
-        # The terminal that started this launcher has appointed a host; a launcher that a standby
-        # started has that standby's host.
+        # The terminal that started this launcher has appointed a standby, which needs time to
+        # start. A launcher that was a standby itself appoints a new standby at once.
         self.until = time.monotonic() if SUCCEEDS in os.environ else time.monotonic() + TO_BEGIN
-        self.shut: list[Host] = []  # the appointed host, and those that have not admitted it yet
+        # the appointed host, then the hosts that have not authorized its key yet
+        self.shut: list[Host] = []
         self.knocked = 0.0
         self.tried: Host | None = None
-        self.said = ""  # why no host stands by
+        self.said = ""  # last printed reason why no host stands by
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._keep, name="succession", daemon=True)
 
@@ -97,8 +98,8 @@ class Succession:
                 self.said = str(error)
 
     def look(self, newest: Standby | None) -> None:
-        """Finds the host that stands by, from its file's current content. Counts looks and compares
-        no clocks, like lease.Vacancy.
+        """Updates the standby from the current content of its file. Counts polls instead of
+        comparing clocks, like lease.Vacancy.
         """
         if newest and newest != self.seen:
             self.seen, self.silent = newest, 0.0
@@ -116,8 +117,8 @@ class Succession:
             self.lease.standby = ""
 
     def _appoint(self) -> None:
-        """Makes the next able host stand by. Raises TrainfleetError if no host can, with the reason
-        of the last one.
+        """Appoints the next suitable host as standby. Raises TrainfleetError with the last host's
+        reason if no host can stand by.
         """
         refused = TrainfleetError("the fleet has no other host")
         for host in self._candidates():
@@ -136,8 +137,8 @@ class Succession:
         raise refused
 
     def _candidates(self) -> list[Host]:
-        """Returns the hosts that may lead, beginning after the last one tried; last comes the host
-        with the silent launcher.
+        """Returns the hosts that may lead, beginning after the last one tried. The host of the
+        previous launcher comes last.
         """
         hosts = list(self.fleet.transport.hosts)
         first = hosts.index(self.tried) + 1 if self.tried in hosts else 0
@@ -149,7 +150,9 @@ class Succession:
         return sorted(fit, key=lambda host: before in (host.name, self.fleet.name_of(host)))
 
     def _open_doors(self) -> None:
-        """Makes every host admit the appointed one; hosts that do not answer now do so later."""
+        """Authorizes the appointed host's key on every host. Hosts that do not respond are retried
+        later.
+        """
         appointed, *hosts = self.shut
         left = self.head.open_doors([appointed], hosts)
         self.shut, self.knocked = [appointed, *left] if left else [], time.monotonic()

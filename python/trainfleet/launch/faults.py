@@ -1,5 +1,5 @@
-"""The faults that a rehearsal causes, each with its promise. A stage (rehearsal.py) decides how and
-where to cause it.
+"""The faults that a rehearsal causes, each with its expected outcome. The rehearsal's stage
+(rehearsal.py) decides how and where to cause them.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from .rehearsal import (
     RehearsalStage,
 )
 
-SMALL = 600_000  # bytes: less than a checkpoint's files have, more than any log of the run
-# seconds: longer than the wait for a silent node
+SMALL = 600_000  # bytes; less than the files of a checkpoint, more than any log of the run
+# seconds; longer than the timeout for a silent node
 CUT, CUT_RATE = (30, "rate 1kbit burst 90 latency 1ms")
-# A step sends a few MB: half a second instead of some hundredths, and every packet waits behind
-# them. The seconds are the most that this lasts.
+# A step sends a few MB, so it takes half a second instead of some hundredths, and every packet is
+# delayed. SLOWED is the most seconds that this lasts.
 SLOWED, SLOW_RATE = 90, "rate 50mbit burst 32kb latency 2s"
 SLOWLY = (
     f"train.steps={LONGEST} train.log_every=10 checkpoint.every={LONGEST} fleet.on_slow_node=warn"
 )
 USUAL = 30.0  # seconds of training until the time of a step is known (watchdog.RECENT)
 FULL = f"prlimit --pid $p --fsize={SMALL}:{SMALL} 2>&1 && echo {STRUCK}"
-# A read-only folder stops every user except root. A rank of root gets a separate mount over it.
+# A read-only folder stops every user except root. For a rank of root, a separate read-only mount
+# covers the folder.
 READ_ONLY = f"""[ "$(id -u)" = 0 ] || {{ chmod 555 "$c" && echo {STRUCK}; exit; }}
 nsenter --target $p --mount --root --wd sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"' "$c" 2>&1 &&
 echo {STRUCK}"""  # noqa: E501
-# Lacks the package on one host, node 1 at the start: its replacement has the package.
+# Hides the package on a single host, initially node 1. A replacement host has the package.
 BROKEN_NODE = """
 import os, sys
 def is_here():
@@ -87,18 +88,19 @@ sys.meta_path.insert(0, Poison())
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault by name: its effect, its required verdict, and the function that causes it."""
+    """A named fault with its effect, its expected verdicts, and the function that causes it."""
 
     name: str
     what: str
     verdicts: tuple[str, ...]
     play: Callable[[Fault, RehearsalStage], FaultOutcome]
-    rank: int | None = None  # the rank that the verdict must blame
-    needs: tuple[str, ...] = ()  # of a stage, which may lack them (Stage.lacking)
+    rank: int | None = None  # rank that the verdict must blame
+    # required features of a stage, which may lack them (RehearsalStage.lacking)
+    needs: tuple[str, ...] = ()
 
 
 def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Returns how a fault ended, or why it could not be caused."""
+    """Causes a fault and returns its outcome, or the reason why the stage can't cause it."""
     if why := next((stage.lacking[need] for need in fault.needs if need in stage.lacking), ""):
         return FaultOutcome(fault.name, skipped=why, what=fault.what)
     outcome, left = fault.play(fault, stage), stage.left_over()
@@ -107,21 +109,21 @@ def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _running(fault: Fault, stage: RehearsalStage, words: str = "") -> subprocess.Popen[str]:
-    """Returns the command that trains, once its run has reached the step of the fault."""
+    """Starts training and returns its process once the run has reached the step of the fault."""
     process = stage.begin(fault.name, words)
     stage.await_step(fault.name, process)
     return process
 
 
 def _ended(code: int, wanted: int = 0) -> list[str]:
-    """Returns the promise that a command with this exit code has broken."""
+    """Returns the broken promise if a command ended with another exit code than `wanted`."""
     return [] if code == wanted else [f"the command ended with {code}"]
 
 
 def _signalled(
     number: signal.Signals, whom: str
 ) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Sends a signal to one process: the run must continue unaided, to the same losses."""
+    """Sends a signal to one process. The run must continue unaided with the same losses."""
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         process, began = _running(fault, stage), time.time()
@@ -132,7 +134,7 @@ def _signalled(
 
 
 def _cut_off(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Cuts one node off from the others for a while: the run must continue without it."""
+    """Cuts one node off from the others for a while. The run must continue without that node."""
     process, began = _running(fault, stage), time.time()
     if why := stage.shape(fault.name, CUT_RATE, CUT):
         stage.stop(fault.name, process)
@@ -141,8 +143,9 @@ def _cut_off(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _slowed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Slows one node's packets: the run must continue, to the same losses. A report says whether
-    the node was named, without a promise: on loaded machines, steps may take no longer.
+    """Slows the packets of one node. The run must continue with the same losses. The outcome
+    reports whether the node was named, but does not require it: on loaded machines, steps may take
+    no longer.
     """
     process = _running(fault, stage, SLOWLY)
     time.sleep(USUAL)
@@ -165,7 +168,9 @@ def _slowed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _headless(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Kills the head's processes, the launcher and a rank: the standby must take over."""
+    """Kills the processes on the head, including the launcher and a rank. The standby must take
+    over.
+    """
     process, began = _running(fault, stage), time.time()
     head = stage.lose_head(fault.name)
     code = stage.end(process)
@@ -185,9 +190,9 @@ def _measure(
     named: Record | None = None,
     ends: bool = True,
 ) -> FaultOutcome:
-    """Reads from the run's events how a fault at `began` ended, with the promises that all faults
-    have: verdict, losses. `named`: the event that names the fault if there is no verdict. `ends`:
-    the run was meant to end unaided.
+    """Returns the outcome of a fault at `began`, from the run's events. Checks the promises common
+    to all faults: verdict, losses and repeated steps. `named` is the event that names the fault if
+    there is no verdict. `ends` tells whether the run must end unaided.
     """
     events = stage.events(fault.name, began)
     verdict = named or _first(events, "verdict")
@@ -204,7 +209,7 @@ def _measure(
 
 
 def _unkept(wrong: str, equal: bool, lost: int, most_lost: int) -> Iterator[str]:
-    """Yields the common promises that this fault broke."""
+    """Yields a message for each broken promise that is common to all faults."""
     if wrong:
         yield wrong
     if not equal:
@@ -218,8 +223,8 @@ def _seconds(began: float, event: Record | None) -> float | None:
 
 
 def _has_equal_losses(stage: RehearsalStage, name: str, ends: bool) -> bool:
-    """Tells whether a run's losses equal the unbroken one's, up to its last step unless it was
-    meant to end.
+    """Tells whether a run's losses equal those of the unbroken run. Unless the run ends unaided,
+    compares only the steps that it completed.
     """
     losses = stage.losses(name)
     return all(
@@ -228,15 +233,17 @@ def _has_equal_losses(stage: RehearsalStage, name: str, ends: bool) -> bool:
 
 
 def _first(events: Iterable[Record], *names: str, after: float = 0.0) -> Record | None:
-    """Returns the first of these events after a time."""
+    """Returns the first event with one of these names after a given time."""
     return next((one for one in events if one["event"] in names and one["time"] > after), None)
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
-    """Returns a verdict's mistake: the cause, or the blamed rank or host."""
+    """Returns the mistake in a verdict, which is the cause or the blamed rank; "" if the verdict is
+    right.
+    """
     if said not in (fault.verdicts or ("none",)):
         return f"the verdict was {said}, not {' or '.join(fault.verdicts) or 'none'}"
-    # each node has one rank
+    # A node has exactly one rank.
     if verdict and fault.rank is not None and verdict["node"] != fault.rank:
         return f"the verdict blames {verdict.get('who') or verdict.get('host')}"
     return ""
@@ -254,7 +261,7 @@ def _killed_launcher(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _noticed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Gives notice that a machine will be reclaimed, like Slurm and Batch: SIGUSR1 to a rank."""
+    """Sends SIGUSR1 to a rank, as Slurm and Batch do before they reclaim a machine."""
     process, began = _running(fault, stage), time.time()
     stage.strike(fault.name, "rank", signal.SIGUSR1)
     stage.end(process)
@@ -266,7 +273,7 @@ def _noticed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _damaged(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Cuts the largest file of a stopped run's newest checkpoint in half."""
+    """Truncates the largest file of a stopped run's newest checkpoint to half its size."""
     process = _running(fault, stage)
     stage.stop(fault.name, process)
     stage.damage(fault.name)
@@ -278,7 +285,9 @@ def _damaged(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Stops rank 1 from writing checkpoints from some moment on; then lets it again."""
+    """Runs a shell command that stops rank 1 from writing checkpoints, then lets rank 1 write
+    again.
+    """
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         process = _running(fault, stage)
@@ -300,8 +309,9 @@ def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutc
 def _mended(
     fault: Fault, stage: RehearsalStage, began: float, code: int, words: str = ""
 ) -> FaultOutcome:
-    """Corrects a fault that another attempt would meet again: the command must fail, report why,
-    and continue after the correction. Instead, the run may continue without the faulty node.
+    """Measures a fault that also breaks the next attempt, after the stage has corrected it. The
+    command must fail with the reason, and the same command must then continue. Alternatively, the
+    run may continue without the faulty node.
     """
     restarted = any(event["event"] == "restarted" for event in stage.events(fault.name, began))
     elsewhere = (
@@ -318,8 +328,8 @@ def _mended(
 
 
 def _changed(program: str, words: str = "") -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Changes what Python finds when it starts, like a node with another installation; then
-    restores it.
+    """Changes the modules that Python finds at startup, like a node with another installation, then
+    restores them.
     """
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:

@@ -1,5 +1,5 @@
-"""The image of a config: built here, pushed to its registry, and resolved to its full name before a
-job is made.
+"""Container image of a config: builds the image, pushes it to a registry, and resolves its full
+name before planning a job.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..images.ecr import Registry, StoredImage
 from ..images.image_recipe import ARCHITECTURE, ImageRecipe, recipe_of
 from ..trust.errors import CloudError, ConfigError, ImageError
 
-NONE = "none"  # of fleet.container
+NONE = "none"  # value of fleet.container for jobs without an image
 
 
 def recipe_for(config: Config) -> ImageRecipe:
-    """Returns the parts of the image of this config's platform."""
+    """Returns the recipe of the image for this config's platform."""
     fleet = config.fleet
     recipe = recipe_of(
         load_platform(fleet.platform), fleet.container_base or "", code_files(fleet.backend)
@@ -37,17 +37,17 @@ def recipe_for(config: Config) -> ImageRecipe:
 
 
 def registry_for(config: Config) -> Registry:
-    """Returns the registry of this account, in the fleet's region."""
+    """Returns this account's registry in the fleet's region."""
     calls = Calls(region_of(config))
     return Registry(calls, str(calls("sts", "GetCallerIdentity")["Account"]))
 
 
 def named(config: Config, given: Sequence[str] = ()) -> Config:
-    """Returns the config with the full name of its image in place of `build`: that of the given
-    jobs, or else its name in ECR.
+    """Returns the config with `build` replaced by the full name of its image. Prefers the image of
+    an existing request, in `given`, to the name in ECR.
 
-    Without an account, the name says ACCOUNT: that is enough for a plan, and `make_ready` runs
-    before any job.
+    Without an account, the name contains ACCOUNT. That is enough for a plan, because `make_ready`
+    runs before any job.
     """
     if config.fleet.container != BUILD:
         return config
@@ -60,10 +60,10 @@ def named(config: Config, given: Sequence[str] = ()) -> Config:
 
 
 def make_ready(config: Config) -> None:
-    """Ensures, before a job, that its image is in the registry and fits its nodes.
+    """Ensures before a job that its image is in the registry and fits its nodes.
 
     Raises:
-        CloudError, ImageError: it is missing or does not fit.
+        CloudError, ImageError: the image is missing or does not fit.
     """
     if config.fleet.container == BUILD:
         provide(config)
@@ -95,13 +95,13 @@ def push(config: Config) -> int:
 
 
 def provide(config: Config) -> str:
-    """Puts the config's image in its registry, and returns its name."""
+    """Ensures that the config's image is in its registry. Returns the image's name."""
     registry, recipe = registry_for(config), recipe_for(config)
     if registry.holder(recipe.tag) is None:
         recipe, builder = _begin(config)
         building.build(recipe, builder, building.commit_of(), print)
     else:
-        builder = Builder("")  # builds and sends nothing
+        builder = Builder("")  # No image is built, so no builder is needed.
     tags = own_tags(config.fleet_name) | {CREATED: time.strftime("%Y-%m-%d")}
     return registry.push(recipe, builder, print, tags, config.fleet_name)
 
@@ -117,11 +117,11 @@ def _begin(config: Config) -> tuple[ImageRecipe, Builder]:
 
 
 def require_image(config: Config) -> None:
-    """Refuses an image that no node could run, before any starts; reads the configuration of one in
-    ECR.
+    """Checks before any job starts that nodes can run the image, using its stored configuration in
+    ECR. Accepts images from other registries unchecked.
 
     Raises:
-        ImageError: it is missing, or for another processor or lock than the config's; names both.
+        ImageError: the image is missing, or has a different processor or lock than the config.
     """
     image = config.fleet.container
     registry = Registry.of(image)
@@ -137,8 +137,8 @@ def require_image(config: Config) -> None:
 
 
 def require_fit(config: Config, stored: StoredImage, image: str) -> None:
-    """Raises ImageError if an image is for another processor than the fleet's, or has another lock
-    than the config's platform.
+    """Raises ImageError if the image is for a different processor than the fleet's, or has a
+    different lock than the config's platform.
     """
     then = "make push, with fleet.container: build"
     if stored.architecture != ARCHITECTURE:

@@ -1,10 +1,11 @@
-"""Shows a launch in the run folder before its launcher leads, so that any machine sees it and can
-cancel it.
+"""Publication of a launch in the run folder before its launcher takes the lease. Any machine can
+see and cancel the launch.
 
-A launch takes minutes until then: images, plans, the preflight, code, tokenizers. This is the first
-phase of its lease (health/lease.py): its command renews the lease, and ends at a request to stop,
-like after Ctrl-C. Once the launcher has its lease, it and its ranks check for the request. Of two
-simultaneous launches, the one that finds the other's lease ends.
+Until then, a launch spends minutes on images, plans, the preflight, code and tokenizers. This is
+the first phase of the run's lease (health/lease.py). The command renews the lease, and ends on a
+stop request as it does after Ctrl-C. Once the launcher has the lease, the launcher and its ranks
+check for stop requests. If two launches start simultaneously, the launch that finds the other's
+entry ends.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from .command import ORDER
 from .run_location import is_nowhere
 
 PACE = 2.0  # seconds between two renewals
-QUIET = 15.0  # seconds without a renewal until a launch counts as gone
-JOINS = 5.0  # seconds for a poll to end
-PATIENCE = 120.0  # seconds that a launch gets to end after a request to stop
-_open: dict[str, FirstPhase] = {}  # by run: the launches of this process
+QUIET = 15.0  # seconds without a renewal after which a launch counts as gone
+JOINS = 5.0  # seconds to wait for a poll to end
+PATIENCE = 120.0  # seconds for a launch to end after a stop request
+_open: dict[str, FirstPhase] = {}  # launches of this process, by run
 
 
 class FirstPhase:
-    """Renews the launch of this process, and interrupts it when the run is asked to stop."""
+    """A thread that renews the launch of this process, and interrupts the process if the run is
+    asked to stop.
+    """
 
     def __init__(self, place: Place, shown: Launching) -> None:
         self.place, self.shown = place, shown
@@ -68,7 +71,9 @@ class FirstPhase:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def end(self, begun: bool) -> None:
-        """Withdraws the launch. `begun`: the run has a launcher, which checks for stop requests."""
+        """Withdraws the launch. `begun` tells whether the run has a launcher, which checks for stop
+        requests.
+        """
         if not self.over.is_set():
             self.over.set()
             self.thread.join(JOINS)
@@ -79,13 +84,13 @@ class FirstPhase:
 
 @contextmanager
 def launching(config: Config, verb: str) -> Iterator[None]:
-    """Shows the launch of a config's run until the block ends, or `leads` is called; does nothing
-    within another such block.
+    """Publishes the launch of a config's run until the block ends or `leads` is called. Does
+    nothing inside another such block.
 
     Raises:
         BackendError: another launch of the run is under way.
     """
-    # a head's launch is shown by the command that was typed
+    # On a head, the command that the user typed already publishes the launch.
     if config.name in _open or ORDER in os.environ or is_nowhere(config):
         yield
         return
@@ -94,7 +99,7 @@ def launching(config: Config, verb: str) -> Iterator[None]:
             yield
             return
         before = signal.getsignal(signal.SIGINT)
-        # a script's background job: this signal ends the launch
+        # A script's background job ignores SIGINT, but this signal must end the launch.
         if before == signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _open[config.name] = phase = FirstPhase(place, shown)
@@ -108,7 +113,7 @@ def launching(config: Config, verb: str) -> Iterator[None]:
 
 
 def leads(run: Run) -> None:
-    """Withdraws this launch: its launcher has the lease, which now shows that the run is led."""
+    """Withdraws this launch because its launcher now has the lease."""
     if phase := _open.get(run.name):
         phase.end(begun=True)
 
@@ -119,7 +124,7 @@ def is_cancelled() -> bool:
 
 
 def mine(command: str) -> Launching:
-    """Returns the launch of this process."""
+    """Returns the launch that describes this process."""
     pid = os.getpid()
     terminal = f"in {os.ttyname(0).removeprefix('/dev/')} " if os.isatty(0) else ""
     words = f"{command}, typed by {user()} {terminal}on {platform.node()} (process {pid})"
@@ -127,10 +132,10 @@ def mine(command: str) -> Launching:
 
 
 def _begin(place: Place, config: Config, shown: Launching) -> bool:
-    """Shows this launch. Returns False if a launcher leads the run: the command then joins it, or
-    refuses.
+    """Publishes this launch. Returns False if a launcher already leads the run; the command then
+    joins it or refuses.
     """
-    with suppress(BackendError):  # the launch itself explains it better, by host
+    with suppress(BackendError):  # The launch itself reports this error in more detail, by host.
         place.refresh()
     if place.is_running():
         return False
@@ -154,18 +159,18 @@ def _begin(place: Place, config: Config, shown: Launching) -> bool:
 
 
 def under_way(place: Place) -> Launching | None:
-    """Returns the launch of a run that has no launcher yet; None if it has no launch."""
+    """Returns the launch of a run that is still under way; None if the run has no launch."""
     found = place.launching()
     return found if found and not gone(place, found) else None
 
 
 def gone(place: Place, found: Launching) -> str:
-    """Returns why the command of a launch is gone; "" while it lives. Waits for a renewal instead
-    of comparing clocks.
+    """Returns the reason why a launch's command is gone, or "" while it is alive. Waits for a
+    renewal instead of comparing clocks.
     """
     if f" on {platform.node()} (process" in found.words:
         process = identity(found.pid)
-        if process in ("", found.process):  # else another process has the number
+        if process in ("", found.process):  # Otherwise another process has reused the number.
             return "" if process else "its process has ended"
     deadline = time.monotonic() + QUIET
     while time.monotonic() < deadline:
@@ -177,11 +182,11 @@ def gone(place: Place, found: Launching) -> str:
 
 
 def cancel(place: Place, run: Run, found: Launching) -> bool:
-    """Asks a launch to stop. Returns True once it is gone, False if a launcher leads the run by
+    """Asks a launch to stop. Returns True once it is gone, or False if a launcher leads the run by
     then.
 
     Raises:
-        RunError: it does not end.
+        RunError: the launch does not end.
     """
     place.ask_to_stop()
     print(f"asked the launch of {run.name} to end: {found}", flush=True)

@@ -18,20 +18,20 @@ from .command import run_named
 from .run_location import export
 
 NAMES = "from lm_eval.tasks import TaskManager; print(*TaskManager().all_tasks, sep='\\n')"
-PATTERN = "*?/"  # marks a pattern of tasks, or the user's file
+PATTERN = "*?/"  # characters that mark a pattern of tasks, or the path of a user's file
 
 
 def evaluate(variables: Mapping[str, str], tasks: str) -> int:
-    """Runs lm-eval on the newest checkpoint; its results stay in the run folder. Returns the exit
-    code.
+    """Runs lm-eval on the newest checkpoint, and keeps the results in the run folder. Returns the
+    exit code.
 
     Raises:
-        ConfigError: it is not installed, or has no such task.
+        ConfigError: lm-eval is not installed, or does not have one of the tasks.
     """
     if importlib.util.find_spec("lm_eval") is None:
         message = "needs lm-eval, which is not installed"
         raise ConfigError.of("TASKS", message, next=installing("eval"))
-    # it loads torch
+    # A separate process, because lm_eval imports torch.
     known = subprocess.run(
         [sys.executable, "-c", NAMES], capture_output=True, text=True, check=False
     )
@@ -55,8 +55,8 @@ def evaluate(variables: Mapping[str, str], tasks: str) -> int:
 
 
 def require_known(tasks: str, known: list[str]) -> None:
-    """Raises ConfigError for tasks that are not among the known ones, each with the nearest; passes
-    if no list is known.
+    """Raises ConfigError for unknown tasks, and suggests the nearest known ones. Accepts all tasks
+    if `known` is empty.
     """
     named = [task.strip() for task in tasks.split(",")]
     unknown = [

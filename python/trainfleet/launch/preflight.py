@@ -1,9 +1,9 @@
-"""Finds, before a run starts, problems that would end it later: memory, disk space for checkpoints,
-folders that can't be written.
+"""Checks for problems that would end a run later: too little memory, too little disk space for
+checkpoints, and folders that can't be written.
 
-For this machine, it checks all of these; for a known instance type, whether a rank's device holds
-its part of the model. The preflight on the hosts examines those without a type
-(hosts/node_checks.py).
+Local runs get all of these checks. For a known instance type, only the memory check applies: each
+rank's part of the model must fit in its device. The preflight on the hosts examines nodes of
+unknown types (hosts/node_checks.py).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from ..storage import s3
 from ..storage.s3 import SCHEME
 from ..trust.errors import ConfigError, Problem
 
-UNUSED = 8  # times a tokenizer's size, beyond which most of a model's embedding is never read
+UNUSED = 8  # multiple of the tokenizer's size above which most of a model's embedding is never read
 
 
 def require(config: Config) -> None:
-    """Raises ConfigError with every setting that can't work, and one that would."""
+    """Raises ConfigError that lists every setting that can't work, each with a value that would."""
     if found := list(problems(config)):
         then = "use SET='key=value' to try a value; run make plan to see its needs"
         raise ConfigError([Problem(0, "", *one) for one in found], next=then)
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Returns key and message for each setting that can't work."""
+    """Yields the key and an error message for each setting that can't work."""
     here = backend_of(config).is_here
     room = room_of(config)
     if room and (found := lack(config, room)):
@@ -66,24 +66,24 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def room_of(config: Config) -> Room | None:
-    """Returns the memory that is known here: of an EC2 type's devices, of this machine's devices,
-    or its own; None if unknown.
+    """Returns the memory available to ranks, or None if it is unknown here. It is the memory of the
+    instance type's devices, of this machine's devices, or of this machine itself.
     """
     here = backend_of(config).is_here
     if config.fleet.device == "cpu":
         return this_machine() if here else None
-    # this machine's memory says nothing about hosts
+    # This machine's memory is unrelated to the memory of hosts.
     return device_room(config) if here or config.fleet.is_told else None
 
 
 def warnings(config: Config) -> list[str]:
-    """Returns warnings about what works: what a resume changes, and more memory than this machine
-    can spare now.
+    """Returns warnings about settings that work. They cover changes at a resume, tokens that the
+    tokenizer never uses, and more memory than this machine has free.
 
     Raises:
         RunError: the run can't continue with this config.
     """
-    # checked when the run starts
+    # A store in S3 is checked when the run starts.
     in_bucket = (config.checkpoint.path or "").startswith(SCHEME)
     found = (
         []
@@ -110,24 +110,24 @@ def warnings(config: Config) -> list[str]:
 
 
 def preset_notes(config: Config) -> list[str]:
-    """Names the keys in model.preset's folder that this program does not use."""
+    """Returns notes about the keys in model.preset's folder that this program does not use."""
     preset = config.model.preset
     return [*init_from.unused_keys(folder_of(preset))] if preset and preset not in PRESETS else []
 
 
 def resumption(config: Config, run: Run) -> list[str]:
-    """Names the changes if the run continues from its newest checkpoint, or the unused parts of the
-    model from which it begins; one line for each.
+    """Returns one line for each change if the run resumes from its newest checkpoint. Otherwise,
+    returns one line for each unused part of the model in train.init_from.
 
     Raises:
-        RunError: a setting changed that may not.
+        RunError: a setting changed that must not change.
     """
     store = store_of(run, config.checkpoint.path)
     for step in reversed(store.steps()):
         try:
             commit = listing.read(store, step)
         except Broken:
-            continue  # the ranks set it aside
+            continue  # The ranks set damaged checkpoints aside.
         return changes.notes(commit, config, store.address(step))
     folder = Path(config.train.init_from or "/")
     seen = backend_of(config).is_here or _is_on_shared_disk(config)
@@ -135,12 +135,12 @@ def resumption(config: Config, run: Run) -> list[str]:
 
 
 def try_addresses(config: Config) -> None:
-    """Checks the model in S3 or on the Hub from which this machine's ranks will begin; writes an
-    empty object where they will keep checkpoints in S3, and removes it.
+    """Checks access to the S3 and Hub addresses of a local run. Checks the initial model, then
+    writes and removes an empty object where the run's checkpoints will be stored in S3.
 
     Raises:
-        S3Error: one of the two is not allowed, or there is no such bucket.
-        RunError, InputError: their start is not a model, or not the config's.
+        S3Error: access to one of the two is denied, or there is no such bucket.
+        RunError, InputError: the initial model is not a model, or does not match the config.
     """
     if not backend_of(config).is_here:
         return
@@ -153,7 +153,7 @@ def try_addresses(config: Config) -> None:
 
 
 def _is_on_shared_disk(config: Config) -> bool:
-    """Tells whether this machine and the nodes see the same train.init_from: an absolute path may
+    """Tells whether this machine and the nodes see the same train.init_from. An absolute path may
     be on a node's disk.
     """
     backend, address = backend_of(config), Path(config.train.init_from or "/")
@@ -170,9 +170,9 @@ def this_machine() -> Room:
 
 
 def _shut(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields folders that the run must write but can't."""
+    """Yields an error for each folder that the run must write but can't."""
     own = {"name": run_of(config.name).folder}
-    # a finished one is only read
+    # A finished dataset is only read.
     if not (dataset := DATA / config.data.name).joinpath(MANIFEST).exists():
         own["data.name"] = dataset
     if config.checkpoint.path and not config.checkpoint.path.startswith(SCHEME):
@@ -186,8 +186,8 @@ def _shut(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _narrow(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields an error for a disk too small for the kept checkpoints and the next one, which is
-    written before the oldest is removed.
+    """Yields an error if the disk is too small for the kept checkpoints and the next one. The next
+    checkpoint is written before the oldest one is removed.
     """
     checkpoint = config.checkpoint
     if checkpoint.is_off or (checkpoint.path or "").startswith(SCHEME):
@@ -216,5 +216,5 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _nearest(path: Path) -> Path:
-    """Returns the path, or the nearest existing one above it."""
+    """Returns the path itself if it exists, or else its nearest existing parent."""
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())

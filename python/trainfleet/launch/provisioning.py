@@ -1,4 +1,4 @@
-"""Prepares and examines the machines that jobs run on."""
+"""Sets up and examines the machines that jobs run on."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from ..hosts.facts import Facts
     from ..hosts.host_results import Finding, Host
     from ..hosts.transport import Transport
-NAMED = 8  # most nodes that a line names
+NAMED = 8  # maximum number of nodes to name in a line
 
 
 def make_ready(config: Config, may_buy: bool = False) -> int:
-    """Prepares the machines so that jobs can run. Returns the exit code of `make setup`. `may_buy`:
-    also buys capacity in advance.
+    """Prepares the machines so that jobs can run. Returns the exit code of `make setup`. `may_buy`
+    permits buying capacity in advance.
 
     Raises:
-        BackendError: the machines are another config's.
+        BackendError: the machines belong to another config.
     """
     _require_own(config, "sets them up")
     backend = backend_of(config)
@@ -51,15 +51,16 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
 
 
 def pinned(config: Config) -> tuple[pins.Pin, ...]:
-    """Returns the packages that new machines and a built image take from indexes."""
+    """Returns the packages that new machines and a built image install from package indexes."""
     return pins.of(config, backend_of(config).machines().system, config.fleet.container == BUILD)
 
 
 def bake(config: Config) -> int:
-    """Makes a machine image of a ready node. Returns the exit code of `make image`.
+    """Makes a machine image of a node that is set up. Returns the exit code of `make image`.
 
     Raises:
-        BackendError: the machines are another config's, or the backend makes none from images.
+        BackendError: the machines belong to another config, or the backend does not create machines
+        from images.
     """
     _require_own(config, "makes an image of them")
     baking = backend_of(config).bake()
@@ -75,7 +76,9 @@ def bake(config: Config) -> int:
 
 
 def _require_own(config: Config, does: str) -> None:
-    """Raises BackendError if the machines belong to another config: only that one `does` it."""
+    """Raises BackendError if the machines belong to another config. The message says that only that
+    config `does` it.
+    """
     if is_guest(config):
         what = f"its machines belong to the config {config.fleet_name}: only that config {does}"
         raise BackendError(
@@ -84,13 +87,13 @@ def _require_own(config: Config, does: str) -> None:
 
 
 def planned(config: Config) -> tuple[Artifact, ...]:
-    """Returns the actions of `make_ready` now."""
+    """Returns the changes that `make_ready` would make now."""
     return () if is_guest(config) else backend_of(config).machines().changes()
 
 
 def prospect(config: Config, needs: Estimate) -> Prospect:
-    """Returns the actions of `make setup` on the machines that a plan can know, and the pins that
-    the indexes have.
+    """Returns the changes that `make setup` would make, if a plan can know them. Prints whether the
+    package indexes have the pinned versions.
     """
     pins.say(pinned(config))
     train, seconds = config.train, needs.seconds
@@ -108,7 +111,7 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
 
 
 def inherited(config: Config) -> str:
-    """Returns a plan's line about the variables that a job gets from its submitter."""
+    """Returns a plan's line about the environment variables that a job inherits."""
     return (
         "of your environment a job gets: "
         f"{', '.join((*backend_of(config).inherits, *config.fleet.secrets)) or 'nothing'}"
@@ -116,19 +119,21 @@ def inherited(config: Config) -> str:
 
 
 def exact(config: Config) -> list[Request]:
-    """Returns the requests of a run's jobs if its backend can make them before machines exist."""
+    """Returns the requests for a run's jobs, for backends that can plan them before machines
+    exist.
+    """
     config = job_image.named(config)
     backend = backend_of(config)
     return [backend.plan(job, {}) for job in (tokenize_job(config), train_job(config))]
 
 
 def shares_one_machine(config: Config) -> bool:
-    """Tells whether this machine simulates all nodes, which share its cores."""
+    """Tells whether this machine simulates all nodes, so that they share its cores."""
     return backend_of(config).is_here
 
 
 def examine(config: Config, lift: Sequence[str]) -> int:
-    """Examines the nodes after letting hosts out of quarantine. Returns the exit code of `make
+    """Examines the nodes after releasing hosts from quarantine. Returns the exit code of `make
     doctor`.
     """
     say_unheard(config)
@@ -150,7 +155,7 @@ def examine(config: Config, lift: Sequence[str]) -> int:
 
 
 def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
-    """Prints a line per host with its faults, then the fabric and the next command."""
+    """Prints one line per host with its faults, then the fabric and the next command."""
     from ..hosts.host_table import Board
     from ..hosts.preflight import examine as examine_fleet
 
@@ -182,8 +187,8 @@ def _then(held: Mapping[Host, object]) -> str:
 
 
 def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
-    """Returns lines about the hosts, their differences from the config, and their fabric's
-    settings; and whether the config fits.
+    """Returns lines about the hosts, their differences from the config and their fabric settings.
+    Also returns whether the config fits.
     """
     named = {host.name: found for host, found in facts.items()}
     differs, fits = compare(config, named)
@@ -195,8 +200,8 @@ def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
 def collectives(
     transport: Transport, config: Config, facts: Mapping[Host, Facts]
 ) -> tuple[list[str], list[Finding]]:
-    """Returns the lines of Neuron's own test of its links, with its faults, if the nodes have
-    NeuronCores.
+    """Returns the output and the faults of Neuron's own link test; both are empty if the nodes have
+    no NeuronCores.
     """
     from ..hosts.collectives import is_for, try_collectives
     from ..hosts.fleet import wanted_of
@@ -207,7 +212,7 @@ def collectives(
 
 
 def environment(config: Config, host: Host, facts: Facts) -> Iterable[str]:
-    """Returns the settings of the fabric, each with its reason."""
+    """Yields the fabric settings, each with its reason."""
     kind = config.fleet.node_type
     if kind is None:
         return
@@ -221,8 +226,8 @@ def environment(config: Config, host: Host, facts: Facts) -> Iterable[str]:
 
 
 def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool]:
-    """Returns lines about differences between config and nodes, with corrections; and whether the
-    config may stay as it is.
+    """Returns lines about differences between config and nodes, with corrections. Also returns
+    whether the config may stay unchanged.
     """
     fleet, kind = config.fleet, config.fleet.node_type
     wrong = [
@@ -234,7 +239,7 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
             return wrong, not wrong
         return [*wrong, "no known GPU answers, but fleet.platform is cuda"], False
     if kind and not kind.owned:
-        return wrong, not wrong  # an EC2 type defines it all
+        return wrong, not wrong  # An EC2 instance type defines all hardware.
     if kind and not wrong and _says_all(config, kind, facts):
         return [], True
     lines = [*wrong, *_correction(config, found, bool(wrong))]
@@ -242,7 +247,7 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
 
 
 def _correction(config: Config, found: Devices, wrong: bool) -> Iterator[str]:
-    """Yields the lines to write into the config about the nodes' devices."""
+    """Yields lines to write into the config about the nodes' devices."""
     kind = config.fleet.node_type
     says = "otherwise" if wrong else "less than that" if kind else "none of it"
     yield f"the config says {says}; write:"
@@ -254,14 +259,14 @@ def _correction(config: Config, found: Devices, wrong: bool) -> Iterator[str]:
 
 
 def _says_all(config: Config, kind: NodeType, facts: Mapping[str, Facts]) -> bool:
-    """Tells whether the config sets the number of GPUs per node, and the network between nodes."""
+    """Tells whether the config sets the number of GPUs per node and the network between nodes."""
     own, counts = config.fleet.accelerator, {len(fact.gpus) for fact in facts.values()}
     linked = own is None or own.network is not None or config.fleet.nodes == 1
     return counts == {kind.accelerators} and linked
 
 
 def described(facts: Mapping[str, Facts]) -> list[str]:
-    """Describes the nodes, grouped by equal hardware; skips nodes without accelerators."""
+    """Describes the nodes, grouped by identical hardware. Skips nodes without accelerators."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, fact in facts.items():
         if fact.gpus or set(fact.bus) & {"nvidia", "amd", "gaudi"}:

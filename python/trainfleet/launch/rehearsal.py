@@ -1,10 +1,10 @@
-"""Plays a short separate run, breaks it on purpose, and measures the time to notice, the verdict,
-the cost, and the leftovers.
+"""Rehearsal of faults: breaks a short separate run on purpose, and measures the time to detect the
+fault, the verdict, the cost and the leftovers.
 
-All of it is in one folder outside the user's runs, which is made for it and removed with it. Every
-process of it dies with this one, so it is gone also after kill -9; the next rehearsal empties the
-folder that such a death leaves. It covers nodes that this machine simulates, with real torchruns.
-Hosts and Slurm have other stages: rehearsal_hosts.py, rehearsal_steps.py.
+A rehearsal uses one folder outside the user's runs, which is created for the rehearsal and removed
+afterwards. All its processes die with this process, even after kill -9; the next rehearsal then
+empties the folder. This module covers nodes that this machine simulates with real torchruns. Hosts
+and Slurm have separate stages: rehearsal_hosts.py, rehearsal_steps.py.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from ..trust.errors import BackendError, RunError
 
 # steps of the run, between two checkpoints, and before the fault
 STEPS, EVERY, BREAK_AT = (120, 20, 50)
-LONGER = 400  # steps, if this machine sees the nodes' progress some seconds later
-LONGEST = 8000  # steps, of a run that is stopped once a fault is noticed
-PATIENCE = 480.0  # seconds that one command may take
-LEFT_WITHIN = 10.0  # seconds in which every process must be gone
-APART = 5.0  # seconds that a host's clock may be behind this machine's
-SITE = "site"  # folder of the program that the nodes' Pythons run when they start
-STRUCK = "struck"  # printed by a command that has caused its fault
-# One thread: a model this small gains nothing from more, and those of a busy node wait for each
+LONGER = 400  # steps if this machine sees the nodes' progress some seconds late
+LONGEST = 8000  # steps of a run that is stopped once a fault is detected
+PATIENCE = 480.0  # maximum seconds for one command
+LEFT_WITHIN = 10.0  # seconds within which every process must be gone
+APART = 5.0  # maximum seconds that a host's clock may be behind this machine's clock
+SITE = "site"  # folder of the program that the nodes' Python interpreters run at startup
+STRUCK = "struck"  # output of a command that has caused its fault
+# A model this small gains nothing from more threads, and the threads of a busy node wait for each
 # other.
 PYTHON = """#!/bin/sh
 export OMP_NUM_THREADS=1 PYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}}
@@ -55,9 +55,10 @@ truncate -s $(( $(stat -c %s "$file") / 2 )) "$file" && echo struck"""
 REMOVE = "[ ! -e {folder} ] || chmod -R u+w {folder}; rm -rf {folder}"
 PARENT = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); "
 OWN_LINKS = "nodes that one machine simulates have no separate links"
-# Needs of faults (faults.Fault.needs) that a stage may lack, besides base.py's LINKS and OWN_HEAD:
-# nodes enough to continue without one, or to call one slow, a network that tc can slow, a Python
-# that can be changed, mounts that go with the run.
+# Requirements of faults (faults.Fault.needs) that a stage may lack, in addition to LINKS and
+# OWN_HEAD of backends/base.py. SPARE: enough nodes to continue without one. MAJORITY: enough nodes
+# to call one of them slow. KERNEL: a network that tc can slow. PYTHON_OF_NODES: a Python that can
+# be changed. MOUNTS: mounts that end with the run.
 SPARE, MAJORITY, KERNEL = "spare", "majority", "kernel network"
 PYTHON_OF_NODES, MOUNTS = "python", "mounts"
 LACKING = {LINKS: OWN_LINKS, OWN_HEAD: "the head is this machine; launcher-killed is similar"}
@@ -66,7 +67,7 @@ LACKING = {LINKS: OWN_LINKS, OWN_HEAD: "the head is this machine; launcher-kille
 def config_of_run(
     fleet: Mapping[str, object], text: str, batch: int = 8, steps: int = STEPS
 ) -> str:
-    """Returns the config.yaml of a short run on this fleet, with the documents in the folder
+    """Returns the config.yaml of a short run on this fleet. Its documents are in the folder
     `text`.
     """
     return yaml.safe_dump(
@@ -102,9 +103,7 @@ def config_of_run(
 
 
 def documents() -> dict[str, bytes]:
-    """Returns the text that the run learns from: forty small files by their path in the stage's
-    folder.
-    """
+    """Returns the training text as forty small files, keyed by path in the stage's folder."""
     lines = {
         number: " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
         for number in range(40)
@@ -116,14 +115,14 @@ def documents() -> dict[str, bytes]:
 
 
 def python_of(place: str, interpreter: str) -> bytes:
-    """Returns the Python of nodes that this machine does not start: the nodes' own, which reads
-    SITE first (Stage.alter).
+    """Returns a wrapper for the Python of nodes that this machine does not start. The wrapper runs
+    the program in SITE first (RehearsalStage.alter).
     """
     return PYTHON.format(site=quote(f"{place}/{SITE}"), python=quote(interpreter)).encode()
 
 
 def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files by their path in a folder; makes scripts executable."""
+    """Writes files to a folder; `files` is keyed by relative path. Makes scripts executable."""
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
@@ -131,7 +130,7 @@ def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Returns values as YAML has them, without unset ones."""
+    """Converts values to YAML types and drops unset values."""
     if isinstance(value, dict):
         return {
             key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()
@@ -141,28 +140,30 @@ def plain(value: Any) -> Any:
 
 @dataclass
 class RehearsalStage:
-    """The folder in which runs are broken: `type` enters a command there, like a user. This machine
-    simulates the nodes. Stages with other nodes override `place`, `at_rank`, `on_head`,
-    `let_write`, `at_work`, and methods such as `shape`, which only they can do.
+    """The environment in which runs are broken, with a folder in which `type` enters commands like
+    a user. This class simulates all nodes on this machine. Stages with other nodes override
+    `place`, `at_rank`, `on_head`, `let_write` and `at_work`, and implement methods that only they
+    support, such as `shape`.
     """
 
     folder: Path
-    # needs of faults that this stage lacks, and why
+    # requirements of faults that this stage lacks, with the reasons
     lacking: Mapping[str, str] = field(default_factory=lambda: LACKING)
-    # the losses of the unbroken run
+    # losses of the unbroken run, by step
     whole: Mapping[int, float] = field(default_factory=dict)
-    said: str = ""  # output of the command that ended last
+    said: str = ""  # output of the last command that ended
 
     steps: ClassVar[int] = STEPS
     patience: ClassVar[float] = PATIENCE
-    apart: ClassVar[float] = 0.0  # seconds that the clocks of its nodes may be behind this one's
-    things: ClassVar[str] = "processes"  # kind of leftovers
+    # maximum seconds that the nodes' clocks may be behind this machine's clock
+    apart: ClassVar[float] = 0.0
+    things: ClassVar[str] = "processes"  # what the leftovers are called in messages
     left_within: ClassVar[float] = LEFT_WITHIN
-    outlives: ClassVar[bool] = False  # a run continues without the command that launched it
+    outlives: ClassVar[bool] = False  # whether a run continues without the command that launched it
 
     @property
     def place(self) -> str:
-        """Returns the stage's folder, as nodes see it."""
+        """Returns the path of the stage's folder on the nodes."""
         return str(self.folder)
 
     def called(self, name: str) -> str:
@@ -173,15 +174,15 @@ class RehearsalStage:
         return Run(run_of(self.called(name), self.folder / "runs").folder)
 
     def checkpoints(self, name: str) -> str:
-        """Returns the folder of a run's checkpoints, as a word of a shell on a node."""
+        """Returns the folder of a run's checkpoints, quoted for a node's shell."""
         return quote(f"{self.place}/runs/{self.called(name)}/checkpoints")
 
     def begin(self, name: str, words: str = "") -> subprocess.Popen[str]:
-        """Starts `make train` of the run `name`; `words` are further keys."""
+        """Starts `make train` for the run `name`. `words` has further config keys."""
         return self.type("train", name, words)
 
     def type(self, verb: str, name: str, words: str = "") -> subprocess.Popen[str]:
-        """Starts a verb on the run `name`, and returns its process."""
+        """Starts a verb for the run `name` and returns its process."""
         inherited = {
             key: value
             for key, value in os.environ.items()
@@ -209,8 +210,8 @@ class RehearsalStage:
         )
 
     def end(self, process: subprocess.Popen[str]) -> int:
-        """Returns the exit code of a command once it has ended; kills a command that does not end
-        in time, which counts as 124.
+        """Waits for a command to end and returns its exit code. Kills the command after a timeout
+        and returns 124.
         """
         try:
             self.said = process.communicate(timeout=self.patience)[0]
@@ -221,11 +222,11 @@ class RehearsalStage:
         return process.returncode
 
     def again(self, name: str, words: str = "") -> int:
-        """Repeats the same command, and returns its exit code."""
+        """Runs the same command again and returns its exit code."""
         return self.end(self.begin(name, words))
 
     def stop(self, name: str, process: subprocess.Popen[str]) -> None:
-        """Ends a run as its user would, with a checkpoint."""
+        """Stops a run like its user, with a checkpoint."""
         self.end(self.type("stop", name))
         self.end(process)
 
@@ -238,8 +239,8 @@ class RehearsalStage:
         ]
 
     def await_step(self, name: str, process: subprocess.Popen[str], step: int = BREAK_AT) -> None:
-        """Returns when the run has logged that step; RunError if it ended before, or never reached
-        the step.
+        """Waits until the run has logged the given step. Raises RunError if the run ended earlier,
+        or did not reach the step in time.
         """
         until = time.monotonic() + self.patience
         while max(self.losses(name), default=0) < step:
@@ -251,17 +252,17 @@ class RehearsalStage:
             time.sleep(0.05)
 
     def at_rank(self, name: str, command: str) -> str:
-        """Returns the output of a shell's command on rank 1's machine: its process is $p, the run's
-        checkpoints are in $c.
+        """Runs a shell command on rank 1's machine and returns its output. In the command, $p is
+        the rank's process and $c is the folder of the run's checkpoints.
 
         Raises:
-            RunError: no host has it.
+            RunError: rank 1 has no process on any host.
         """
         return self.on_head(self.words_at_rank(name, command))
 
     def words_at_rank(self, name: str, command: str) -> str:
-        """Returns the command with $p and $c, if the run's folder is readable here; RunError if
-        rank 1 has no heartbeat.
+        """Returns the shell command with $p and $c set. The run's folder must be readable on this
+        machine. Raises RunError if rank 1 has no heartbeat.
         """
         folder = self.run(name).folder
         beat = read_beats(folder, fence.current(folder).number).get(1)
@@ -274,27 +275,27 @@ class RehearsalStage:
         return f"p={beat.pid} c={self.checkpoints(name)}\n{command}"
 
     def on_head(self, command: str) -> str:
-        """Returns the output of a shell's command on the machine with the stage's folder."""
+        """Runs a shell command on the machine with the stage's folder and returns its output."""
         return subprocess.run(
             ["sh", "-c", command], cwd="/", capture_output=True, text=True, check=False
         ).stdout.strip()
 
     def strike(self, name: str, whom: str, number: signal.Signals) -> None:
-        """Sends a signal to rank 1, or to the torchrun `agent` that is its parent. Raises RunError
+        """Sends a signal to rank 1, or to its parent torchrun if `whom` is `agent`. Raises RunError
         if no host has that process.
         """
         parent = PARENT if whom == "agent" else ""
         self.require(name, self.at_rank(name, f"{parent}kill -{number.value} $p && echo {STRUCK}"))
 
     def damage(self, name: str) -> None:
-        """Cuts the largest file of the newest checkpoint in half. Raises RunError if no checkpoint
-        is there.
+        """Truncates the largest file of the newest checkpoint to half its size. Raises RunError if
+        there is no checkpoint.
         """
         self.require(name, self.on_head(DAMAGE.format(checkpoints=self.checkpoints(name))))
 
     def alter(self, name: str, program: str) -> None:
-        """Makes the nodes' Pythons run a program when they start, until `restore`; RunError if it
-        could not be written.
+        """Makes the nodes' Python interpreters run a program at startup, until `restore` is called.
+        Raises RunError if the program could not be written.
         """
         site = quote(f"{self.place}/{SITE}")
         words = (
@@ -304,11 +305,11 @@ class RehearsalStage:
         self.require(name, self.on_head(words))
 
     def restore(self) -> None:
-        """Restores the nodes' Pythons."""
+        """Undoes `alter`."""
         self.on_head(f"rm -rf {quote(f'{self.place}/{SITE}')}")
 
     def let_write(self, name: str) -> None:
-        """Makes the checkpoints' folder writable again."""
+        """Makes the folder of the run's checkpoints writable again."""
         self.on_head(f"chmod 755 {self.checkpoints(name)}")
 
     def require(self, name: str, said: str) -> None:
@@ -324,8 +325,8 @@ class RehearsalStage:
 
     @property
     def alone(self) -> list[str]:
-        """Returns the words before a command that remove its mounts when it ends: only root needs
-        them (faults.READ_ONLY).
+        """Returns a command prefix that removes the command's mounts when it ends. Only root needs
+        the prefix (faults.READ_ONLY).
         """
         return (
             ["unshare", "--mount"]
@@ -334,17 +335,17 @@ class RehearsalStage:
         )
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
-        """Limits the traffic from rank 1's host to this rate with tc, for that many seconds.
-        Returns why it can't, or "".
+        """Limits the traffic from rank 1's host to `rate` for `seconds` seconds, with tc. Returns
+        "" or the reason for failure.
         """
         return self.lacking[LINKS]
 
     def free(self) -> None:
-        """Restores the links."""
+        """Removes the limits that `shape` has set."""
 
     def lose_head(self, name: str) -> str:
-        """Kills the run's processes on its head, with the launcher. Returns the head's name.
-        RunError if another user owns them.
+        """Kills the run's processes on its head, including the launcher. Returns the head's name.
+        Raises RunError if a stage has no separate head.
         """
         raise RunError(
             f"{name} can't be caused",
@@ -354,7 +355,9 @@ class RehearsalStage:
         )
 
     def processes(self) -> list[int]:
-        """Returns every process of this machine that works in the folder."""
+        """Returns all processes on this machine with the stage's folder as working directory,
+        except this process.
+        """
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -363,11 +366,13 @@ class RehearsalStage:
         return found
 
     def at_work(self) -> Sequence[object]:
-        """Returns the existing ones of `things`."""
+        """Returns the remaining processes, jobs or hosts of the stage's runs."""
         return self.processes()
 
     def left_over(self) -> Sequence[object]:
-        """Returns the `things` that still exist when all should be gone."""
+        """Waits until nothing is running, for at most `left_within` seconds. Returns the
+        leftovers.
+        """
         until = time.monotonic() + self.left_within
         while (found := self.at_work()) and time.monotonic() < until:
             time.sleep(0.2)
@@ -376,11 +381,12 @@ class RehearsalStage:
 
 @contextmanager
 def stage() -> Iterator[RehearsalStage]:
-    """Yields a stage with data and the losses of an unbroken run; leaves no file or process behind.
+    """Yields a stage with data and the losses of an unbroken run. Removes all its files and
+    processes afterwards.
 
     Raises:
         BackendError: another rehearsal of this user is under way.
-        RunError: even the unbroken run failed.
+        RunError: the unbroken run failed.
     """
     with own_folder() as folder:
         made = RehearsalStage(folder)
@@ -396,7 +402,7 @@ def stage() -> Iterator[RehearsalStage]:
 
 @cache
 def can_unshare() -> bool:
-    """Tells whether a command can have separate mounts."""
+    """Tells whether this process can start a command with separate mounts."""
     words = ["unshare", "--mount", "true"]
     return (
         shutil.which(words[0]) is not None
@@ -406,8 +412,8 @@ def can_unshare() -> bool:
 
 @contextmanager
 def own_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Yields a folder for this user's rehearsals, removed after the block; BackendError while
-    another one is running.
+    """Yields a folder for this user's rehearsals, and removes it afterwards. Raises BackendError if
+    another rehearsal is under way.
     """
     folder = (
         parent or Path(tempfile.gettempdir()).resolve()
@@ -434,8 +440,8 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def empty(made: RehearsalStage) -> None:
-    """Ends the processes in the folder, also those of a killed rehearsal, and removes its contents
-    except the lock.
+    """Kills all processes in the folder, including those of a killed rehearsal, and removes all
+    contents except the lock.
     """
     for pid in made.processes():
         with suppress(ProcessLookupError):
@@ -450,7 +456,7 @@ def empty(made: RehearsalStage) -> None:
 
 
 def rehearse_unbroken(made: RehearsalStage) -> None:
-    """Runs the unbroken run, and keeps its losses; RunError if even that one fails."""
+    """Runs the unbroken run and keeps its losses. Raises RunError if this run fails."""
     process = made.begin("whole")
     if code := made.end(process):
         said = [

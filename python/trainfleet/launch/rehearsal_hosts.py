@@ -1,12 +1,14 @@
-"""A stage on the hosts of a fleet: a short separate run, in a new folder below the shared one,
-broken and put back. It touches only processes with the mark of these runs, one host's link for a
-while, and that folder. All of it is put back at the end, also after Ctrl-C. After kill -9 the hosts
-do so themselves: each has a guard that waits for this process's sign of life. When that has not
-come for SILENT seconds it ends the runs, unmounts the folder's mounts, and removes the folder. A
-link that was cut or slowed is as it was by its host's own clock.
+"""Rehearsal stage on the hosts of a fleet: a short separate run in a new folder below the shared
+folder.
 
-What is not covered: hosts on which sudo asks for a password keep their links; instances that only
-Session Manager reaches.
+The stage only touches processes with the mark of its runs, the network link of one host for a
+limited time, and its folder. It restores everything at the end, also after Ctrl-C. After kill -9,
+the hosts clean up on their own: a guard on each host watches for this process's heartbeat. After
+SILENT seconds without a heartbeat, the guard ends the runs, removes mounts in the folder, and
+removes the folder. Each host restores its own link after a fixed time, without this process.
+
+Not covered: links of hosts on which sudo requires a password, and instances that only Session
+Manager reaches.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ from .rehearsal import (
 PREFIX = "rehearsal-"
 TIMEOUT = 60.0
 UNDONE = "hosts could not take part in a rehearsal"
-SIGN, SILENT = 10.0, 60  # seconds between two signs of life; and without one, until guards act
-# of the user's fleet
+SIGN, SILENT = 10.0, 60  # seconds between two heartbeats, and seconds without one until guards act
+# keys of the user's fleet that the rehearsal's config keeps
 KEPT = (
     "hosts",
     "ssh",
@@ -71,7 +73,7 @@ setsid env {link} sh -c "trap '$s tc qdisc del dev $d root; exit' TERM
 sleep 0.5; $s tc qdisc replace dev $d root tbf {rate}; sleep {seconds} & wait
 $s tc qdisc del dev $d root" > /dev/null 2>&1 < /dev/null &
 echo struck"""  # noqa: E501
-# in the environment of the process that keeps a link slow, and of a host's guard
+# Marks in the environment of the process that keeps a link slow, and of a host's guard.
 LINK, WATCH = ("TRAINFLEET_LINK", "TRAINFLEET_GUARD")
 END = """for _ in $(seq 50); do
 p=$(grep -Fsxzl -e {mark} /proc/[0-9]*/environ | cut -d / -f 3)
@@ -89,11 +91,11 @@ do sleep 5; done
 
 @dataclass
 class HostStage(RehearsalStage):
-    """The stage on hosts: faults strike node 1's host."""
+    """A stage on hosts. Faults affect the host of node 1."""
 
     transport: Transport = field(kw_only=True)
-    shared: str = field(kw_only=True)  # the stage's folder, on the hosts
-    names: tuple[str, ...] = field(kw_only=True)  # of the faults
+    shared: str = field(kw_only=True)  # path of the stage's folder on the hosts
+    names: tuple[str, ...] = field(kw_only=True)  # names of the unbroken run and of the faults
 
     steps, apart, outlives, things = LONGER, APART, True, "hosts with processes"
 
@@ -129,7 +131,7 @@ class HostStage(RehearsalStage):
         return next(iter(answers.ok.values())).stdout.strip()
 
     def on_all(self, command: str) -> None:
-        """Runs a shell's command on every host; BackendError by host if it fails."""
+        """Runs a shell command on every host. Raises BackendError, by host, if it fails."""
         self.transport.run(command, timeout=TIMEOUT).require(UNDONE)
 
     def let_write(self, name: str) -> None:
@@ -138,7 +140,7 @@ class HostStage(RehearsalStage):
 
     @property
     def unmount(self) -> str:
-        """Returns shell words that unmount the mounts in the folder."""
+        """Returns a shell command that removes the mounts in the folder."""
         return UNMOUNT.format(folder=quote(self.shared))
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
@@ -172,8 +174,8 @@ class HostStage(RehearsalStage):
         ]
 
     def end_all(self) -> str:
-        """Returns shell words that end these runs on a host, launchers first, and remove its part
-        in them.
+        """Returns a shell command that ends these runs on a host, launchers first, and removes the
+        host's job files of the runs.
         """
         ends = [
             f"( {host_commands.fence(self.mark(name), launchers=True)} )" for name in self.names
@@ -188,17 +190,18 @@ class HostStage(RehearsalStage):
         )
 
     def put_back(self) -> None:
-        """Restores the hosts; BackendError, by host, if one could not be restored."""
+        """Restores the hosts. Raises BackendError, by host, if a host could not be restored."""
         folder = quote(self.shared)
         self.transport.run(self.end_all(), timeout=TIMEOUT)
-        # Again: a launcher may have made another host start its part just before its own end.
+        # Run this twice, because a launcher may have started a part on another host just before it
+        # ended.
         failed = self.transport.run(self.end_all(), timeout=TIMEOUT).failed
         failed |= self.transport.run(
             REMOVE.format(folder=folder), timeout=TIMEOUT, hosts=self.transport.hosts[:1]
         ).failed
         failed |= self.transport.run(
             END.format(mark=self.guard), timeout=TIMEOUT
-        ).failed  # last: they are needed until now
+        ).failed  # Guards end last, because they are needed until the folder is removed.
         if failed:
             raise BackendError(
                 by_host("not everything is restored", failed),
@@ -207,12 +210,11 @@ class HostStage(RehearsalStage):
 
 
 def require_hosts(head: Head) -> Config:
-    """Returns the config with the existing hosts, by the addresses at which this machine reaches
-    them.
+    """Returns the config with the existing hosts, by the addresses that this machine uses.
 
     Raises:
-        ConfigError: faults can't be caused on them.
-        BackendError: AWS does not list them.
+        ConfigError: the hosts can't be used for a rehearsal.
+        BackendError: AWS does not list the hosts.
     """
     makes = Can.MACHINES in backend_of(head.config).can
     located, then, problem = head.located, "make rehearse SET='fleet.backend=local'", ""
@@ -230,7 +232,7 @@ def require_hosts(head: Head) -> Config:
 
 
 def lacking(config: Config) -> dict[str, str]:
-    """Returns the needs of faults that the hosts of a config lack, and why."""
+    """Returns the requirements of faults that the config's hosts lack, with the reasons."""
     nodes, row = nodes_of(config), config.fleet.node_type
     found = (
         {SPARE: "a run on both of two hosts can't continue without one"}
@@ -248,12 +250,13 @@ def lacking(config: Config) -> dict[str, str]:
 
 @contextmanager
 def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
-    """Yields a stage on the hosts of a located config, for the faults in `names`; leaves no file or
-    process behind.
+    """Yields a stage on the hosts of a located config for the faults in `names`. Removes all its
+    files and processes afterwards.
 
     Raises:
-        BackendError: another rehearsal is running there, or a host can't be reached or put back.
-        RunError: even the unbroken run failed.
+        BackendError: another rehearsal is running on the hosts, or a host can't be reached or
+        restored.
+        RunError: the unbroken run failed.
     """
     shared = f"{config.fleet.shared_folder}/rehearsal"
     with rehearsal.own_folder() as folder, open_fleet(config) as transport:
@@ -287,7 +290,9 @@ def _refuse_another(made: HostStage) -> None:
 
 
 def _furnish(made: HostStage, config: Config) -> None:
-    """Makes the folder there with its documents, a guard on every host, and the config here."""
+    """Creates the stage's folder with its documents, a guard on every host, and the config on this
+    machine.
+    """
     folder = quote(made.shared)
     made.on_all(made.end_all())
     guard = GUARD.format(
@@ -297,7 +302,7 @@ def _furnish(made: HostStage, config: Config) -> None:
     files = rehearsal.documents() | {"guard.sh": guard.encode(), "sign": b"", "python": python}
     made.on_head(f"rm -rf {folder}")
     made.transport.put(files, made.shared, hosts=made.transport.hosts[:1]).require(UNDONE)
-    # public halves, which open every node to the head
+    # Public keys, with which every node authorizes the head.
     keys = f"{quote(config.fleet.shared_folder or '')}/ssh"
     made.on_head(f"[ ! -d {keys} ] || cp -r {keys} {folder}/")
     made.on_all(
@@ -314,19 +319,22 @@ def _furnish(made: HostStage, config: Config) -> None:
 
 
 def nodes_of(config: Config) -> int:
-    """Counts the hosts that the run uses: all except a spare one, if three are named."""
+    """Returns the number of hosts that the run uses. With three or more hosts, one of them is a
+    spare.
+    """
     return max(2, len(config.fleet.hosts) - 1)
 
 
 def fleet_of(config: Config, shared: str) -> dict[str, object]:
-    """Returns the fleet of the short run: the user's hosts and software, a rank per node, a
+    """Returns the fleet of the short run: the user's hosts and software, one rank per node, and a
     separate folder.
     """
     given: dict[str, Any] = {
         key: value for key, value in dataclasses.asdict(config.fleet).items() if key in KEPT
     }
     fleet: dict[str, Any] = rehearsal.plain(given)
-    for path in ("key", "known_hosts", "config"):  # of this folder, which is not the run's
+    # These paths are relative to this working directory, not to the run's folder.
+    for path in ("key", "known_hosts", "config"):
         if path in fleet["ssh"]:
             fleet["ssh"][path] = str(expanded(fleet["ssh"][path], f"fleet.ssh.{path}").absolute())
     own = {
@@ -340,7 +348,7 @@ def fleet_of(config: Config, shared: str) -> dict[str, object]:
 
 
 def _live(made: HostStage, over: threading.Event) -> None:
-    """Shows that this process lives, until `over`."""
+    """Renews the heartbeat of this process until `over` is set."""
     while not over.wait(SIGN):
         made.transport.run(
             f"touch -c {quote(made.shared)}/sign",

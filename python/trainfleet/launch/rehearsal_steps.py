@@ -1,16 +1,16 @@
-"""A stage in jobs of a scheduler (Slurm): a short run of two nodes in a separate folder, with
-faults from steps next to its ranks.
+"""Rehearsal stage in the jobs of a scheduler (Slurm): a short run of two nodes in a separate
+folder. Job steps next to its ranks cause the faults.
 
-It touches jobs that work in that folder, and the folder. Both are gone at the end, also after
-Ctrl-C and kill -9: a guard on this machine waits for the end of this process, cancels the jobs, and
-removes the folder. A fault of one rank is a change of that process alone (kill, prlimit), so it
-ends with its job.
+The stage only touches its folder, and jobs that run in that folder. Both are removed at the end,
+also after Ctrl-C and kill -9. A guard on this machine waits until this process ends, cancels the
+jobs, and removes the folder. A fault of one rank only changes that process (kill, prlimit), so the
+fault ends with its job.
 
-Not covered: this machine's own death, after which the jobs run to their end and the folder stays
-until the next rehearsal; jobs in an image; a login node that is reached by SSH (the command is
-typed on it).
+If this machine dies, the jobs run until they end, and the next rehearsal removes the folder. Jobs
+in a container image are not covered. If the login node is reached by SSH, type the command on the
+login node.
 
-`stage_for` chooses where a rehearsal runs: here, on this machine, or on hosts.
+`stage_for` chooses the stage for a config: in jobs, on hosts, or on this machine.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from .rehearsal_hosts import require_hosts, stage_on
 
 NODES = 2
 STEPS = 240
-PATIENCE = 1800.0  # seconds of a command, with its time in the queue
-LEFT_WITHIN = 60.0  # seconds in which Slurm ends a job: KillWait and the nodes' epilog
-# of the user's fleet
+PATIENCE = 1800.0  # maximum seconds for a command, including its time in the queue
+LEFT_WITHIN = 60.0  # seconds for Slurm to end a job: KillWait and the nodes' epilog
+# keys of the user's fleet that the rehearsal's config keeps
 KEPT = ("platform", "slurm", "instance_type", "accelerator", "exclusive", "device")
 ROOT = "root may write everywhere, and a step's mounts would outlive it"
 OWN = "separate runs, in a separate folder: your runs are untouched. First the unbroken one"
@@ -56,7 +56,7 @@ ENGINES = (
 
 @dataclass
 class JobStage(RehearsalStage):
-    """The stage in jobs of a scheduler: faults strike node 1's rank."""
+    """A stage in the jobs of a scheduler. Faults affect the rank of node 1."""
 
     beside: JobSteps = field(kw_only=True)
 
@@ -88,16 +88,17 @@ class JobStage(RehearsalStage):
 
 @contextmanager
 def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
-    """Yields a stage in jobs of a config's scheduler; leaves no job or file behind.
+    """Yields a stage in the jobs of a config's scheduler. Removes all its jobs and files
+    afterwards.
 
     Raises:
         BackendError: another rehearsal is running, or a job can't be ended.
-        RunError: even the unbroken run failed.
+        RunError: the unbroken run failed.
     """
     with rehearsal.own_folder(Path(beside.folder)) as folder:
         lacking = {**beside.lacking, **({MOUNTS: ROOT} if os.getuid() == 0 else {})}
         made = JobStage(folder, lacking, beside=beside)
-        _end(_guard(beside, folder))  # jobs of a rehearsal on a dead machine
+        _end(_guard(beside, folder))  # Ends jobs of an earlier rehearsal that lost its machine.
         rehearsal.empty(made)
         guard = _guard(beside, folder)
         try:
@@ -110,8 +111,8 @@ def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
 
 
 def _guard(beside: JobSteps, folder: Path) -> subprocess.Popen[str]:
-    """Starts the guard, which ends the folder's jobs on request; after our death it also removes
-    the folder.
+    """Starts the guard, which ends the folder's jobs on request. If this process dies, the guard
+    also removes the folder.
     """
     words = beside.guard(folder, REMOVE.format(folder=shlex.quote(str(folder))))
     return subprocess.Popen(
@@ -153,11 +154,11 @@ def _furnish(made: JobStage, config: Config) -> None:
 def stage_for(
     config: Config, names: Sequence[str], sure: bool
 ) -> AbstractContextManager[RehearsalStage]:
-    """Returns the stage for the faults in `names`; asks the user first if nodes are real. `sure`:
-    does not ask.
+    """Returns the stage for the faults in `names`. Asks the user first if real nodes are involved,
+    unless `sure` is set.
 
     Raises:
-        ConfigError: they can't be caused on that fleet.
+        ConfigError: the faults can't be caused on that fleet.
         RunError: the user did not agree.
     """
     harm = backend_of(config).harm()
@@ -183,7 +184,9 @@ def stage_for(
 
 
 def agree(what: str, where: str, sure: bool) -> None:
-    """Asks the user to agree to do `what` on `where`; RunError if not."""
+    """Asks the user to agree to do `what` on `where`. Raises RunError if the user does not
+    agree.
+    """
     if not sure and not is_agreed(f"{what} on {where}?"):
         raise RunError(
             "a rehearsal harms real hosts, and you have not agreed",

@@ -1,5 +1,5 @@
-"""A run that a fleet's head launches: hands it over with its exact requests, and follows it from
-here.
+"""Launch of a run on a fleet's head: hands the exact requests over to the head, and follows the run
+from this machine.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ from ..watch.signals import SIGNALS
 from . import execution
 from .launching import is_cancelled, leads
 
-STARTED = "TRAINFLEET_STARTED"  # when the command began, unix time (cli/)
-LOOK_EVERY = 1.0  # seconds
-SILENCE = 60.0  # seconds without any host that answers until a poll gives up
-OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")  # the head knows the hosts by other addresses
+# environment variable with the time when the command began, in unix seconds (cli/)
+STARTED = "TRAINFLEET_STARTED"
+LOOK_EVERY = 1.0  # seconds between polls
+SILENCE = 60.0  # seconds without an answer from any host until polling gives up
+# config keys that are ignored, because the head knows the hosts by other addresses
+OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")
 
 
 def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
-    """Hands a verb to the fleet's head, or joins the launcher there; follows it until it ends or
-    the user detaches.
+    """Hands a verb over to the fleet's head, or joins the launcher there. Follows the launcher
+    until it ends or the user detaches.
     """
     run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
     head = backend.head()
-    assert head  # the backend hands over
+    assert head  # The caller has checked backend.hands_over.
     with head.place(run) as place:
         place.refresh()
         there, finished = handed_over(place), verb == "train" and execution.is_finished(plan, run)
@@ -71,8 +73,8 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
 
 
 def handed_over(place: Hosts) -> Config | None:
-    """Returns the config with which the run was launched last; None if it is missing, or from
-    another version of trainfleet.
+    """Returns the config with which the run was last launched. Returns None if the config is
+    missing, or was written by another version of trainfleet.
     """
     text = place.read("launch.yaml")
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file, suppress(ConfigError):
@@ -83,9 +85,7 @@ def handed_over(place: Hosts) -> Config | None:
 
 
 def require_same(config: Config, there: Config, run: Run, finished: bool) -> None:
-    """Raises RunError, which names the differences, if a run that will be followed or reported as
-    finished has another config.
-    """
+    """Raises RunError, with the differences, if a running or finished run has another config."""
     was, now = changes.flatten(there), changes.flatten(config)
     keys = [
         key
@@ -105,15 +105,16 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
 
 
 def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
-    """Returns facts from the account that a launcher on a host can't query: when the machines are
-    reclaimed, and the advance payment.
+    """Returns facts from the AWS account that a launcher on a host can't query: the time when the
+    machines are reclaimed, and the advance payment.
     """
     known = {ENDS: head.ends, PAID: bill.paid if bill and bill.paid else None}
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
 def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> LauncherLogs:
-    """Examines the hosts, and has the first of them launch the run. Returns its log from then on.
+    """Examines the hosts and starts a launcher on the first one. Returns the launcher's logs,
+    without their earlier lines.
 
     Raises:
         ConfigError: the run has used up its budget.
@@ -122,7 +123,7 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     run, secrets, backend = place.run, values_of(plan.config.fleet.secrets), backend_of(plan.config)
     Budget(run, plan.config, backend.bill()).require()
     sound = _prepare(plan, head, place)
-    # now that the nodes have this code, which sees an earlier launch
+    # The nodes have this code now, and it detects an earlier launch.
     place.refresh()
     before, words = newest_holder(run.folder), LauncherLogs(run).from_now_on()
     term = before.term if before else 0
@@ -134,7 +135,7 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     appoint(place, standbys, launcher, term)
     try:
         await_lease(place, first, term, words)
-    except (KeyboardInterrupt, BackendError):  # no launcher leads it yet, and none may
+    except (KeyboardInterrupt, BackendError):  # No launcher may take the lease now.
         _withdraw(plan, place, standbys)
         raise
     leads(run)
@@ -142,7 +143,7 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
 
 
 def _prepare(plan: Plan, head: Head, place: Hosts) -> list[Host]:
-    """Writes the run's config, here and on the hosts that fit together; returns these."""
+    """Writes the run's config here and on the hosts that fit together. Returns these hosts."""
     plan, sound = fit_hosts(plan, head, place.run)
     run_folder.write_atomic(place.run.config, dump_resolved(plan.config))
     run_folder.write_atomic(place.run.given, plan.asked)
@@ -151,7 +152,7 @@ def _prepare(plan: Plan, head: Head, place: Hosts) -> list[Host]:
 
 
 def _withdraw(plan: Plan, place: Hosts, standbys: list[Host]) -> None:
-    """Ends a launcher that does not lead, and dismisses its standby; warns if it can't."""
+    """Ends a launcher without a lease, and dismisses its standby. Prints a warning on failure."""
     backend = backend_of(plan.config)
     try:
         backend.stop(backend.find(place.run), at_once=True)
@@ -162,18 +163,18 @@ def _withdraw(plan: Plan, place: Hosts, standbys: list[Host]) -> None:
 
 
 def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
-    """Returns the plan for hosts that fit together, and these. Raises BackendError if they do not,
-    or another run uses them.
+    """Returns the plan for the hosts that fit together, and these hosts. Raises BackendError if too
+    few fit, or if another run uses them.
     """
     backend = backend_of(plan.config)
     sound, unsound = head.survey(head.transport.hosts)
     for hosts, why in grouped(unsound):
         print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} skipped: {why}", flush=True)
     head.require_own_folder(sound)
-    # which the preflight would disturb
+    # The preflight would disturb a job that is still running.
     if Can.EXAMINE not in backend.can or execution.left_running(plan.config, run):
         return plan, sound
-    head.refuse_other_runs(sound)  # before the preflight, which would disturb them
+    head.refuse_other_runs(sound)  # The preflight would disturb other runs.
     if without := pass_preflight(head, sound):
         sound = [host for host in sound if host.name not in without]
         plan = replace(
@@ -183,7 +184,7 @@ def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
 
 
 def appoint(place: Hosts, hosts: list[Host], launcher: Launcher, term: int) -> None:
-    """Makes these hosts stand by; if one can't, the launcher appoints another."""
+    """Makes these hosts stand by. If a host can't, the launcher appoints another one later."""
     before = newest_standby(place.run.folder)
     for host in hosts:
         try:
@@ -193,10 +194,10 @@ def appoint(place: Hosts, hosts: list[Host], launcher: Launcher, term: int) -> N
 
 
 def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> None:
-    """Returns once the launcher has taken its lease, with a term after `term`.
+    """Waits until the launcher has taken its lease, with a term higher than `term`.
 
     Raises:
-        BackendError: it has ended before that, or takes too long; with its output.
+        BackendError: the launcher ended first, or timed out. Its output is printed.
     """
     deadline = time.monotonic() + TO_BEGIN
     while True:
@@ -204,7 +205,7 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
         try:
             ended = place.head.has_ended(host)
             place.refresh()
-        except BackendError:  # of a link, or a host, that may come back
+        except BackendError:  # A network link or host failed, and may recover.
             if late:
                 raise
             ended = False
@@ -220,12 +221,12 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
 
 
 def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
-    """Checks that several nodes fit together before a job starts on them; tests links if the
-    instance type promises any. A spare host replaces one that does not fit. Returns host → why it
-    is excluded.
+    """Checks before a job starts that its nodes fit together, and tests the links if the instance
+    type is known. Replaces an unfit host with a spare one. Returns the reason for each excluded
+    host.
 
     Raises:
-        BackendError: too few fit; by host.
+        BackendError: too few hosts fit; with the reasons by host.
     """
     config, without = head.located, dict[str, str]()
     nodes = config.fleet.nodes
@@ -246,7 +247,7 @@ def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
 
 
 def _unfit(report: PreflightReport, hosts: list[Host]) -> BackendError:
-    """Returns the error that too few hosts fit together."""
+    """Returns the error for too few hosts that fit together."""
     of_all = [f"\n  fleet: {finding}" for finding in report.findings if finding.host is None]
     what = f"the preflight failed: the nodes are not fit to train together{''.join(of_all)}"
     said = {host: "; ".join(map(str, found)) for host in hosts if (found := report.against(host))}
@@ -254,12 +255,12 @@ def _unfit(report: PreflightReport, hosts: list[Host]) -> BackendError:
 
 
 class LeftAlone(Exception):
-    """The user detached; the run continues."""
+    """Exception for a user who detached while the run continues."""
 
 
 class LauncherLogs:
-    """The logs of the run's launcher and of the hosts that stand by for it: one launches after a
-    takeover.
+    """The logs of the run's launcher and its standbys. After a takeover, a standby's log continues
+    the launcher's.
     """
 
     def __init__(self, run: Run) -> None:
@@ -270,12 +271,12 @@ class LauncherLogs:
         return [self.folder / "launcher.log", *sorted(self.folder.glob("standby*.log"))]
 
     def from_now_on(self) -> Self:
-        """Skips the lines that exist now."""
+        """Skips all existing lines."""
         self.shown = {log: run_folder.size_of(log) for log in self.logs}
         return self
 
     def show(self) -> None:
-        """Prints the new complete lines, without their stamps."""
+        """Prints new complete lines without their time stamps."""
         for log in self.logs:
             lines, self.shown[log] = run_folder.whole_lines(log, self.shown.get(log, 0))
             for line in lines:
@@ -283,7 +284,9 @@ class LauncherLogs:
 
 
 def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool) -> int:
-    """Prints the launcher's log until it ends. Returns its exit code. Ctrl-C only detaches."""
+    """Prints the launcher's output until it ends, and returns its exit code. Ctrl-C only
+    detaches.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise LeftAlone
@@ -293,11 +296,13 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
         code = follow_launcher(place, words)
         backend.learn(place.run)
         if summarize and code != 1 and place.run.metrics.exists():
-            html.write(place.run)  # the head's own is not fetched: a browser would run its scripts
+            # The head's report is not fetched, because a browser would run its scripts.
+            html.write(place.run)
             print_summary(place.run)
         return code
     except LeftAlone:
-        # it ends before a run that was asked to stop, which may not begin
+        # A run that was asked to stop before it began must not be left alone; follow it until it
+        # has stopped.
         if is_cancelled():
             place.ask_to_stop()
             if (code := follow_launcher(place, words)) == execution.STOPPED:
@@ -312,14 +317,14 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
 
 
 class LauncherGone(RunError):
-    """A run's launcher is gone, and no host stands by that would take over."""
+    """Error for a run that lost its launcher and has no standby to take over."""
 
 
 def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
-    """Shows the launcher's output until it has ended. Returns its exit code.
+    """Prints the launcher's output until it ends. Returns its exit code.
 
     Raises:
-        BackendError: no host answers for too long.
+        BackendError: no host has answered for SILENCE seconds.
         LauncherGone: no launcher leads the run any more.
     """
     heard, leads = time.monotonic(), Leads(place.run)
@@ -333,10 +338,11 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
         words.show()
         holder = newest_holder(place.run.folder)
         if holder and holder.code is not None:
-            time.sleep(LOOK_EVERY)  # its last lines follow
+            time.sleep(LOOK_EVERY)  # The launcher's last lines may arrive after its exit code.
             place.refresh()
             words.show()
-            # else it was thawed, and another has led for long
+            # A different holder means that this launcher was frozen, and another one has taken over
+            # since.
             if newest_holder(place.run.folder) == holder:
                 return holder.code
         elif holder and leads.look(time.monotonic() - heard + LOOK_EVERY) > SILENCE:
@@ -348,15 +354,17 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
 
 
 class Leads:
-    """Tells whether a launcher leads a run or is about to, from the beats of launchers and standbys
-    in the files here.
+    """Detects whether a launcher leads a run or is about to, from the heartbeats of launchers and
+    standbys in local files.
     """
 
     def __init__(self, run: Run) -> None:
         self.folder, self.vacancies = run.folder, [Vacancy(renewed=True), Vacancy(renewed=True)]
 
     def look(self, since: float) -> float:
-        """Returns the seconds of both's silence, from polls that are `since` seconds apart."""
+        """Returns the seconds for which both launcher and standby have been silent. `since` is the
+        time between polls in seconds.
+        """
         found = newest_holder(self.folder), newest_standby(self.folder)
         self.vacancies = [
             vacancy.look(one, since) for vacancy, one in zip(self.vacancies, found, strict=True)

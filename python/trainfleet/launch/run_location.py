@@ -1,5 +1,5 @@
-"""Finds where a run is active, for the verbs that read it, and stops it: asks, waits, and checks
-that no process is left.
+"""Locates an active run for the verbs that read it, and stops a run. A stop sends a request, waits,
+and verifies that no process is left.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from ..run.run_folder import Run, is_locked
 from ..trust.errors import BackendError, ConfigError, RunError
 from .command import Variables, config_of, run_named, run_trained, settings_of
 
-ANSWERS = 2  # seconds that a scheduler gets to report why a job waits
-# seconds of silence of a run that was asked to stop, and seconds in all: a step and a checkpoint
+ANSWERS = 2  # seconds for a scheduler to report why a job waits
+# Seconds without progress after which a stop gives up, and maximum seconds in total. The run needs
+# time for a step and a checkpoint.
 PATIENCE, LONGEST = (120.0, 1800.0)
 
 
@@ -33,8 +34,8 @@ def place_of(variables: Variables) -> Place:
 
 
 def forwarded(verb: str, variables: Variables, config: Config | None = None) -> int | None:
-    """Returns the exit code of a verb that needs a run's files, if another machine has them and
-    runs it; else None.
+    """Runs a verb that needs a run's files on the machine that has them, and returns its exit code.
+    Returns None if this machine has the files.
     """
     run = run_named(variables)
     config = config or config_known(run, variables)
@@ -45,8 +46,10 @@ def forwarded(verb: str, variables: Variables, config: Config | None = None) -> 
 
 
 def export(variables: Variables) -> int:
-    """Exports the newest checkpoint, wherever it is, to the folder OUT; returns the exit code."""
-    platforms.require_new(Path(variables["OUT"]))  # before anything is loaded
+    """Exports the newest checkpoint to the folder OUT, from the machine that has the checkpoint.
+    Returns the exit code.
+    """
+    platforms.require_new(Path(variables["OUT"]))  # Fails early, before anything is loaded.
     if (code := forwarded("export", variables)) is not None:
         return code
     form = variables.get("FORMAT") or platforms.HUGGINGFACE
@@ -56,9 +59,10 @@ def export(variables: Variables) -> int:
 
 
 def stop(place: Place, run: Run, variables: Variables) -> bool:
-    """Asks a run to stop at its next step; True if it has, False if it fell silent before.
+    """Asks a run to stop at its next step. Returns True once it has stopped, or False if it fell
+    silent first.
 
-    It is given PATIENCE seconds from its last sign, with a launcher or without one.
+    The timeout is PATIENCE seconds without a sign of progress, with or without a launcher.
     """
     place.ask_to_stop()
     print(f"asked {run.name} to stop at its next step, with a checkpoint", flush=True)
@@ -76,8 +80,8 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
 
 
 def require_over(run: Run) -> None:
-    """Raises RunError if a launcher of this machine still holds the run although its ranks have
-    ended: the launcher itself is stopped.
+    """Raises RunError if a launcher on this machine hangs, which means that it holds the run's lock
+    although its ranks have ended.
     """
     if is_locked(run.folder):
         then = "press Ctrl-C twice where it runs, or kill it; to find it: fuser " + str(
@@ -92,15 +96,17 @@ def require_over(run: Run) -> None:
 
 
 def bytes_written(run: Run) -> int:
-    """Returns the bytes of metrics and events here, which grow while the run makes progress."""
+    """Returns the total size of the local metrics and events, which grows while the run makes
+    progress.
+    """
     return sum(
         path.stat().st_size for path in (run.metrics, *run.events.glob("*.jsonl")) if path.exists()
     )
 
 
 def nodes_at_work(variables: Variables) -> tuple[str, ...]:
-    """Returns the nodes on which a process of the run is active, with a launcher or without. Raises
-    BackendError if a node can't be asked.
+    """Returns the nodes on which a process of the run is active, with or without a launcher. Raises
+    BackendError if a node can't be queried.
     """
     run = run_named(variables)
     if (backend := backend_known(run, variables)) is None:
@@ -117,7 +123,7 @@ def nodes_at_work(variables: Variables) -> tuple[str, ...]:
 
 
 def orphan_note(run: Run, variables: Variables) -> str:
-    """Returns a note on a run that counts as running without a launcher; "" for any other."""
+    """Returns a note if a run counts as running but has no launcher; "" otherwise."""
     if run.read_results().get("status") != "running":
         return ""
     nodes = nodes_at_work(variables)
@@ -132,15 +138,15 @@ def orphan_note(run: Run, variables: Variables) -> str:
 
 
 def heard_now(run: Run, variables: Variables) -> str | None:
-    """Returns the scheduler's words on a job that waited at its launcher's last poll. "" for any
-    other job, and for a run that another machine leads; None if the scheduler does not answer
-    within ANSWERS, or before Ctrl-C.
+    """Returns the scheduler's reason for a job that was waiting at its launcher's last poll.
+    Returns "" for other jobs, and for runs led by another machine. Returns None if the scheduler
+    does not answer within ANSWERS seconds, or before Ctrl-C.
     """
     waited = History(run, {}, [], run.read_events(), "").waits_for
     backend = backend_known(run, variables) if waited else None
     if backend is None or backend.hands_over or not (job := load_job(run)):
         return ""
-    # It raises KeyboardInterrupt, which no `except Exception` on the way takes for its own.
+    # This handler raises KeyboardInterrupt, which no `except Exception` in the backend can catch.
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(ANSWERS)
     try:
@@ -153,7 +159,9 @@ def heard_now(run: Run, variables: Variables) -> str | None:
 
 
 def require_known(run: Run, handle: Handle, status: Status) -> None:
-    """Raises BackendError, by host, if a node can't be reached: its processes are unknown."""
+    """Raises BackendError, by host, if a node can't be reached, because its processes are
+    unknown.
+    """
     if status.lost:
         rows = "\n".join(f"  {handle.hosts[node]}: {why}" for node, why in status.lost.items())
         what = f"processes of {run.name} may still be running\n{rows}"
@@ -161,8 +169,8 @@ def require_known(run: Run, handle: Handle, status: Status) -> None:
 
 
 def end(variables: Variables) -> None:
-    """Kills the remaining processes of the run that the config names, wherever they are, and checks
-    again.
+    """Kills all remaining processes of the run that the config names, on all nodes, and verifies
+    that they are gone.
 
     Raises:
         BackendError: a node can't be reached, or a process does not die; by host.
@@ -178,46 +186,51 @@ def end(variables: Variables) -> None:
 
 
 def config_known(run: Run, variables: Variables) -> Config | None:
-    """Returns the run's own config; if that is missing, or from another version of trainfleet, the
-    file's; None if neither can be read.
+    """Returns the run's own config. If that is missing or from another version of trainfleet,
+    returns the config of the command. Returns None if neither can be read.
     """
     if run.config.exists():
         with suppress(ConfigError):
             config = load_resolved(run.config)
-            # else it is another run's, and would ask and remove the wrong one
+            # Another name means that this is another run's config, which would query or remove the
+            # wrong run.
             if config.name == run.name:
                 return config
-    with suppress(ConfigError):  # reading needs none
+    with suppress(ConfigError):  # Verbs that only read a run do not need a valid config.
         return config_of(settings_of(variables))[0]
     return None
 
 
 def backend_known(run: Run, variables: Variables) -> Backend | None:
-    """Returns the backend on which the run may be active; None if its config is not known, or if it
-    has no machine yet.
+    """Returns the backend on which the run may be active. Returns None if the config is unknown, or
+    if the fleet has no machine yet.
     """
     config = config_known(run, variables)
     return None if config is None or is_nowhere(config) else backend_of(config)
 
 
 def is_nowhere(config: Config) -> bool:
-    """Tells whether the fleet has no machine yet, so that its run was never active."""
+    """Tells whether the fleet has no machine yet, so that the run was never active."""
     return not backend_of(config).lingers
 
 
 def runs_programs(config: Config) -> bool:
-    """Tells whether reaching the hosts runs a program on this machine, which a plan must not."""
+    """Tells whether connecting to the hosts runs a program on this machine, which a plan must not
+    do.
+    """
     if config.fleet.ssh.config is None:
         return False
-    from ..hosts import ssh_config  # loads SSH
+    from ..hosts import ssh_config  # Deferred import; this module loads SSH.
 
     return ssh_config.runs_programs(config.fleet.ssh)
 
 
 def say_unheard(config: Config) -> None:
-    """Names ssh settings for the hosts that ssh would use but this program does not."""
+    """Prints a warning about ssh settings of the hosts that ssh would use but trainfleet does
+    not.
+    """
     if config.fleet.ssh.config:
-        from ..hosts import ssh_config  # loads SSH
+        from ..hosts import ssh_config  # Deferred import; this module loads SSH.
 
         if words := ssh_config.unheard(config.fleet.ssh, parse_hosts(config.fleet.hosts)):
             print(

@@ -1,4 +1,4 @@
-"""Tokenizes and trains by a plan, up to the report, from the machine that launches it."""
+"""Tokenizing and training by a plan, from launch to report, on the machine that launches."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ NOTHING = "nothing was compiled: neuron_parallel_compile reported no result for 
 
 
 def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | None = None) -> int:
-    """Trains by this plan, and returns the command's exit code. `summarize`: when the run has
-    ended, it is summarized here.
+    """Trains by this plan. Returns the command's exit code. `summarize` prints a summary after the
+    run has ended.
     """
     with launching(plan.config, "train"):
         run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
         if backend.hands_over:
-            from .remote_launch import hand_over  # loads SSH
+            from .remote_launch import hand_over  # Deferred import; this module loads SSH.
 
             return hand_over("train", plan, started, summarize)
         place = backend.place(run)
@@ -56,29 +56,31 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
             if code is None:
                 return LEFT
             lease.code = code
-        # On a head it is printed where the command was typed.
+        # On a head, the command that the user typed prints the summary.
         if summarize and (backend.is_here or Can.SHARED not in backend.can):
             print_summary(run)
         return lease.code
 
 
 def require_same(config: Config, run: Run) -> None:
-    """Refuses, like the ranks, to continue a run as another one. Its folder stays as it is.
+    """Checks that the run may continue with this config, with the same rules as its ranks. Does not
+    change the run's folder.
 
     Raises:
-        RunError: names the differences.
+        RunError: the config differs; with the differences.
     """
-    in_bucket = (config.checkpoint.path or "").startswith(SCHEME)  # the plan did not query it
+    # The plan does not query S3, so the lines are printed here.
+    in_bucket = (config.checkpoint.path or "").startswith(SCHEME)
     for line in preflight.resumption(config, run):
         print(f"{line}\n" * in_bucket, end="", flush=True)
 
 
 def mend_finished(plan: Plan, run: Run) -> None:
-    """Writes a finished run's config.yaml again if it was lost or damaged: the verbs that use its
-    model need it.
+    """Rewrites a finished run's config.yaml if the file was lost or damaged, because verbs that use
+    the run's model need the file.
 
     Raises:
-        RunError: all its checkpoints are gone.
+        RunError: all checkpoints of the run are gone.
     """
     saved = str(run.read_results().get("last_checkpoint") or "")
     if saved and not store_at(saved.rpartition("/")[0]).steps():
@@ -96,15 +98,17 @@ def mend_finished(plan: Plan, run: Run) -> None:
 
 
 def require_able(config: Config, run: Run) -> None:
-    """Raises ConfigError or BackendError if the run has used up its budget, or can't read or write
-    its models' places.
+    """Raises ConfigError or BackendError if the run has used up its budget, or can't access the
+    addresses of its models.
     """
     Budget(run, config, backend_of(config).bill()).require()
     preflight.try_addresses(config)
 
 
 def _finish_again(plan: Plan, run: Run, place: Place) -> int:
-    """Makes the missing files of a finished run, and prints that it has finished."""
+    """Restores missing files of a finished run, and prints that it is finished. Returns the exit
+    code.
+    """
     backend = backend_of(plan.config)
     if backend.is_here:
         mend_finished(plan, run)
@@ -114,7 +118,7 @@ def _finish_again(plan: Plan, run: Run, place: Place) -> int:
 
 
 def _led(launch: Launch) -> int | None:
-    """Leads the run. Returns its exit code, or None if this launcher was cut off from it."""
+    """Leads the run. Returns its exit code, or None if this launcher was cut off from the run."""
     try:
         return lead(launch)
     except CutOff as error:
@@ -131,7 +135,7 @@ def _led(launch: Launch) -> int | None:
 
 
 def lead(launch: Launch) -> int:
-    """Returns the command's exit code, once no process of the run is left."""
+    """Leads the run until none of its processes is left. Returns the command's exit code."""
     run, config, predecessor = launch.run, launch.config, launch.lease.predecessor
     found = launch.following()
     if found is None:
@@ -140,7 +144,7 @@ def lead(launch: Launch) -> int:
     restarts = restarts_of(run, None if running else predecessor)
     if not running:
         prepare(launch.plan, run)
-    state = {} if running else {"status": "running"}  # else the ranks say it
+    state = {} if running else {"status": "running"}  # Otherwise the ranks report the status.
     describe(launch.plan, run, launch.started, restarts=restarts, **state)
     launch.place.refresh()
     if not running and run.is_asked_to_stop():
@@ -149,8 +153,8 @@ def lead(launch: Launch) -> int:
 
 
 def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
-    """Executes each request of the plan, and returns the exit code. `running`: the job that an
-    earlier launcher has submitted.
+    """Executes each request of the plan. Returns the exit code. `running` is the job that an
+    earlier launcher submitted.
     """
     run, config, seconds = launch.run, launch.config, dict[str, float]()
     for request in launch.plan.requests:
@@ -169,16 +173,16 @@ def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
 
 
 def prepare(plan: Plan, run: Run) -> None:
-    """Writes the files with which ranks begin to the run folder. A request to stop in it came after
-    the command (launch/launching.py).
+    """Writes the run's config files, which the ranks read at startup. Keeps a stop request in the
+    run folder, because it is newer than the command (launch/launching.py).
     """
     run_folder.write_atomic(run.config, dump_resolved(plan.config))
-    if not was_handed_over():  # else it came with the requests
+    if not was_handed_over():  # Otherwise the file arrived with the requests.
         run_folder.write_atomic(run.given, plan.asked)
 
 
 def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
-    """Writes known facts of a run, and `state`, to results.json before its ranks report more."""
+    """Writes facts about a run and `state` to results.json before its ranks report more."""
     fleet, training = plan.config.fleet, plan.config.train
     versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
     run.update_results(
@@ -197,11 +201,10 @@ def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
 
 
 def require_compiled(run: Run, ahead: bool) -> None:
-    """Marks the run as finished if every program that its ranks recorded was compiled after they
-    had left.
+    """Marks an ahead-of-time compile run as finished if every recorded program was compiled.
 
     Raises:
-        JobFailed: something could not be compiled; each such program, and the operator.
+        JobFailed: some programs could not be compiled; with the failing operators.
     """
     if not ahead:
         return
@@ -220,7 +223,9 @@ def require_compiled(run: Run, ahead: bool) -> None:
 
 
 def restarts_of(run: Run, predecessor: Holder | None) -> int:
-    """Counts the restarts of the run, including one for a previous launcher that died."""
+    """Records the restart after a previous launcher died. Returns the run's number of restarts, or
+    0 if no launcher died.
+    """
     if predecessor is None:
         return 0
     restarts = int(run.read_results().get("restarts", 0)) + 1
@@ -231,15 +236,15 @@ def restarts_of(run: Run, predecessor: Holder | None) -> int:
 
 
 def conclude(run: Run, config: Config, status: str, seconds: dict[str, float]) -> int:
-    """Writes the final state to results.json, draws the report, and returns the exit code."""
+    """Writes the final state to results.json and draws the report. Returns the exit code."""
     run.update_results(seconds=(run.read_results().get("seconds") or {}) | seconds)
     report(run, config, status)
     return 0 if status == "finished" else execution.STOPPED
 
 
 def export(run: Run, config: Config) -> int:
-    """Exports the finished model to a Hugging Face folder in the run's. Returns the program's exit
-    code.
+    """Exports the finished model to a Hugging Face folder inside the run's folder. Returns the exit
+    code of the export.
     """
     return run_module(
         "trainfleet.engine.export",
@@ -250,16 +255,16 @@ def export(run: Run, config: Config) -> int:
 
 
 def spending(run: Run) -> dict[str, object]:
-    """Returns the ledger of the run's seconds for results.json; {} if it has none."""
+    """Returns the ledger of the run's seconds for results.json, or {} if the run has no ledger."""
     spent = ledger(run.read_events(), run.read_metrics())
     return {"ledger": spent, "goodput": goodput(spent)} if spent else {}
 
 
 def report(run: Run, config: Config, status: str) -> None:
-    """Writes status and cost to results.json, and draws plots and report.html from the log so far,
-    also for a failed run.
+    """Writes status and cost to results.json, and draws plots and report.html from the log so far.
+    Also works for failed runs.
 
-    A full disk does not end it: the run is what matters, and `make report` draws again.
+    A full disk only causes a warning, because `make report` can draw the report again.
     """
     try:
         bill = backend_of(config).bill()
@@ -279,11 +284,11 @@ def report(run: Run, config: Config, status: str) -> None:
 
 
 def tokenize(plan: Plan, started: float) -> int:
-    """Turns the sources into data/<name> by this plan. Returns the command's exit code."""
+    """Tokenizes the sources into data/<name> by this plan. Returns the command's exit code."""
     with launching(plan.config, "tokenize"):
         run = run_folder.run_of(plan.config.name)
         if backend_of(plan.config).hands_over:
-            from .remote_launch import hand_over  # loads SSH
+            from .remote_launch import hand_over  # Deferred import; this module loads SSH.
 
             return hand_over("tokenize", plan, started, summarize=False)
         place = backend_of(plan.config).place(run)
@@ -299,7 +304,7 @@ def tokenize(plan: Plan, started: float) -> int:
 
 
 def _is_whole(launch: execution.Launch) -> bool:
-    """Tells whether every request of the plan has succeeded; False after a stop."""
+    """Tells whether every request of the plan has succeeded. Returns False after a stop request."""
     found = launch.following()
     if found is None:
         return False

@@ -1,1 +1,1 @@
-"""Follows a job: its progress, its stops, and the verdict when it fails."""
+"""Job monitoring: progress, stop requests, and the verdict after a failure."""

@@ -1,11 +1,11 @@
-"""Computes a run's cost so far, and whether its budget is spent: hours times prices, from the run's
-events only.
+"""Cost of a run so far, computed only from the run's events as hours times prices, and compared
+with its budget.
 
-As only events count, no cent is lost when a launcher dies, and every reader gets the same sum. If
-machines are made for the run, the bill of plan/estimate.py counts. It has an estimate for set-up,
-and nodes by their hours. Between launches, nodes count until fleet.idle_minutes ends them.
-Resources other than nodes count for the same hours, and in queues too. A run is stopped while the
-budget still pays for its nodes until they are gone.
+Because only events count, no cost is lost when a launcher dies, and every reader computes the same
+sum. If machines are made for the run, the bill of plan/estimate.py applies. It contains an estimate
+for set-up and charges nodes by the hour. Between launches, nodes count until fleet.idle_minutes
+removes them. Resources other than nodes count for the same hours, plus time in queues. A run is
+stopped while its budget still covers its nodes until they are removed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..plan.estimate import Bill
 from ..run.run_folder import Record, Run
 from ..trust.errors import ConfigError
 
-LOOK_EVERY = 5.0  # seconds
-# events that end a wait in the queue; ranks record `began` even without a launcher
+LOOK_EVERY = 5.0  # seconds between checks
+# Events that end a wait in the queue. Ranks record `began` even without a launcher.
 RUNS = ("running", "launched", "began")
-NEAR = 0.8  # fraction of the limit from which the user is warned
+NEAR = 0.8  # fraction of the limit at which the user is warned
 
 
 class Budget:
-    """The money of one run. Without a bill nothing is counted; plan/plan.py refuses such a fleet if
-    the budget has a limit.
+    """The cost and the limit of one run. Without a bill nothing is counted, so plan/plan.py refuses
+    a budget limit for that fleet.
     """
 
     def __init__(
@@ -38,12 +38,14 @@ class Budget:
 
     @property
     def reserve(self) -> float:
-        """US dollars that the nodes cost from the end of training until they are gone."""
+        """Returns the US dollars that the nodes cost from the end of training until they are
+        removed.
+        """
         return self.bill.idle(self.nodes)
 
     def spent(self, now: float | None = None, under_way: bool = True) -> float:
-        """Returns US dollars spent since set-up until `now` (unix time). `under_way`: a launch is
-        running.
+        """Returns the US dollars spent from set-up until `now` (unix time). `under_way` tells
+        whether a launch is running.
         """
         events, lingers = self.run.read_events(), self.bill.lingers
         if not any(event["event"] == "launched" for event in events):
@@ -58,15 +60,15 @@ class Budget:
         )
 
     def words(self) -> str:
-        """Returns the reason why the run stops."""
+        """Returns the reason for stopping the run."""
         if not self.reserve:
             return f"the run has cost ${self.limit:,.2f}, its budget.max_usd"
         rest = f"${self.reserve:,.2f} of its budget.max_usd ${self.limit:,.2f} are left"
         return f"{rest}, for its nodes until they are gone"
 
     def is_spent(self, say: Callable[[str], None] = lambda words: None) -> bool:
-        """Tells whether a running run has reached its limit. Warns once when it is near. Checks
-        every LOOK_EVERY seconds.
+        """Tells whether a running run has reached its limit. Warns once when the limit is near.
+        Checks at most every LOOK_EVERY seconds.
         """
         now = self.clock()
         if self.limit is None or self.bill.is_free or 0 <= now - self.looked < LOOK_EVERY:
@@ -82,7 +84,7 @@ class Budget:
         return spent >= self.limit
 
     def require(self) -> None:
-        """Raises ConfigError if the budget is spent before the launch."""
+        """Raises ConfigError if the budget is used up before the launch."""
         if self.limit is None:
             return
         if (
@@ -105,11 +107,11 @@ class Budget:
 def node_hours(
     events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
 ) -> float:
-    """Returns the hours of all nodes in a run's launches. Each launch counts from its `launched`
-    event to its last one, or to `now` if it is under way.
+    """Returns the node-hours of all launches of a run. Each launch counts from its `launched` event
+    to its last event, or to `now` if it is still running.
 
-    After a launch, nodes count for at most `lingers` hours. Waiting in a scheduler's queue costs
-    nothing: from `queued` to `running` the run has no node.
+    After a launch, nodes count for at most `lingers` hours. Time in a scheduler's queue is free,
+    because the run has no nodes between `queued` and `running`.
     """
     hours, nodes, since, waits = 0.0, 0, 0.0, False
     for event in events:
@@ -129,8 +131,8 @@ def node_hours(
 def hours_beside(
     events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
 ) -> float:
-    """Returns the hours for which a run pays for resources other than nodes: its nodes' hours and
-    those in queues.
+    """Returns the hours for which a run pays for resources other than nodes. These are its nodes'
+    hours plus time in queues.
     """
     alone = (
         {**event, "nodes": 1} if "nodes" in event else event
@@ -141,8 +143,8 @@ def hours_beside(
 
 
 def _waits(event: Record, waits: bool) -> bool:
-    """Tells whether the job waits in a queue after this event; `waits`: it did before. Machines
-    that start already cost money.
+    """Tells whether the job waits in a queue after this event. `waits` is the state before the
+    event. Machines that are starting already cost money, so they do not count as waiting.
     """
     if event["event"] == "queued":
         return bool(event.get("phase") == "queued")

@@ -1,14 +1,21 @@
-"""Defines why jobs die: the causes that a verdict can name, what each decides, and the one command
-that helps (causes.yaml); and the words by which logs show a cause (catalogue/*.yaml, with their
-sources).
+"""Causes of job failures, with the decision and the next command for each (causes.yaml). The log
+patterns that identify a cause are in catalogue/*.yaml, with their sources.
 
-`firm: false` marks words with a wider meaning: they count only if no more exact words are found.
-Words are under `closed` if they mean only that cause, in any log. Those under `says` sometimes mean
-another one. Only closed words, and words of the machine (weight proof), make a verdict sure. An
-entry's `by` names the writers that may use its words: `kernel`, `agent` (launchers, schedulers,
-their daemons), `library` (a library's own log line, from any process), `error` (an exception and
-its message), `watch` (our watchdog and backends) or `any`. A named group in a pattern adds a fact:
-`peer` and `rank` name the one that the line blames, `joined` and `all` count clients.
+`firm: false` marks patterns with a wider meaning, which count only if no more exact pattern
+matches. Patterns under `closed` always mean that cause, in any log. Patterns under `says` sometimes
+mean another cause. Only closed patterns, and lines of a machine (weight proof), make a verdict
+sure.
+
+An entry's `by` names the writers to which its patterns apply:
+kernel    the kernel
+agent     launchers, schedulers and their daemons
+library   a library's own log line, from any process
+error     an exception and its message
+watch     trainfleet's watchdog and backends
+any       any writer
+
+A named group in a pattern adds a fact: `peer` and `rank` identify the party that the line blames,
+and `joined` and `all` count clients.
 """
 
 from __future__ import annotations
@@ -27,8 +34,8 @@ FILE = Path(__file__).with_name("causes.yaml")
 
 
 class Weight(IntEnum):
-    """The value of a line as evidence: its writer lost a peer; it may mean this; it reports this; a
-    machine, not a program, reports this.
+    """The strength of a line as evidence. VICTIM: its writer lost a peer. HINT: it may mean this
+    cause. WORD: it reports this cause. PROOF: a machine, not a program, reports this cause.
     """
 
     VICTIM = 0
@@ -38,8 +45,8 @@ class Weight(IntEnum):
 
 
 class Then(Enum):
-    """The decision after a cause: another attempt, one without the node to blame, or none because
-    it would fail the same way.
+    """The decision after a failure: retry, retry without the node to blame, or stop because a retry
+    would fail the same way.
     """
 
     HERE = "retry here"
@@ -49,10 +56,10 @@ class Then(Enum):
 
 @dataclass(frozen=True)
 class Cause:
-    """A class of failures: words, the command to type, and the decision.
+    """A class of failures, with a description, the next command to run, and the decision.
 
-    `of_a_node`: it depends on one node, which another can replace. If several nodes fail the same
-    way, a new node would too.
+    `of_a_node` marks causes that depend on one node and that a replacement node can fix. If several
+    nodes fail the same way, a replacement would fail too.
     """
 
     name: str
@@ -62,7 +69,7 @@ class Cause:
     of_a_node: bool = False
 
     def then_on(self, nodes: int) -> Then:
-        """Returns the decision if that many nodes show it."""
+        """Returns the decision if this number of nodes shows the cause."""
         return Then.STOP if self.of_a_node and nodes > 1 else self.then
 
 
@@ -75,7 +82,7 @@ CAUSES = {
 
 
 FOLDERS = [Path(__file__).with_name("catalogue")]  # folders with the .yaml files
-_NUMBERS = re.compile(  # parts on which no sign depends: long numbers, addresses, ports, ranks
+_NUMBERS = re.compile(  # parts that no pattern depends on: long numbers, addresses, ports, ranks
     r"\d{5,}|0x[0-9a-f]+|\b\d+\.\d+\.\d+\.\d+\b|(?<=\]:)\d+|(?<=<)\d+(?=>)|(?<=[Rr]ank "
     r")\d+|(?<=rank_)\d+"
 )
@@ -83,16 +90,16 @@ _NUMBERS = re.compile(  # parts on which no sign depends: long numbers, addresse
 
 @dataclass(frozen=True)
 class Sign:
-    """Words that mean a cause, and how surely.
+    """A log pattern that indicates a cause, with its strength.
 
-    `cancels` instead withdraws an earlier complaint about that cause. `forestalls` drops a later
-    hint at it, which is only a consequence.
+    `cancels` marks a pattern that withdraws an earlier complaint about the cause. `forestalls`
+    drops later hints at the cause, which are only consequences.
     """
 
     pattern: re.Pattern[str]
     cause: str
     weight: Weight
-    # words, one of which is in every line that can match; empty: any line can
+    # Every matching line contains at least one of these words. If empty, any line may match.
     about: tuple[str, ...]
     firm: bool = True
     closed: bool = False
@@ -111,7 +118,7 @@ class Sign:
 
 @functools.cache
 def signs() -> dict[str, tuple[Sign, ...]]:
-    """Returns the signs by the writers that may use them."""
+    """Returns all signs, grouped by the writers to which they apply."""
     found: dict[str, list[Sign]] = {}
     for path in (path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))):
         for entry in read_table(path)["entries"]:
@@ -144,14 +151,14 @@ def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
 
 
 def first_sign(by: tuple[str, ...], text: str) -> tuple[Sign, re.Match[str]] | None:
-    """Returns the weightiest sign in a text among those that these writers may use."""
+    """Returns the strongest sign in a text among the signs of these writers."""
     sign = _sign_of(by, _NUMBERS.sub("0", text))
     if sign is not None and (match := sign.search(text)):
         return sign, match
     return None
 
 
-@functools.lru_cache(maxsize=65536)  # a thousand ranks write the same line, except for numbers
+@functools.lru_cache(maxsize=65536)  # A thousand ranks write the same line, apart from numbers.
 def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
     best: Sign | None = None
     for group in by:
@@ -164,7 +171,9 @@ def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
 
 
 def firm_causes(by: tuple[str, ...], text: str) -> frozenset[str]:
-    """Returns every cause that a text names for certain; with two of them, neither is certain."""
+    """Returns every cause that a text names firmly. Two or more causes mean that the text is
+    ambiguous.
+    """
     return _causes_of(by, _NUMBERS.sub("0", text))
 
 

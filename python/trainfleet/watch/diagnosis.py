@@ -1,29 +1,30 @@
-"""Finds one cause in the lines of all nodes: the rank that failed first, and why.
+"""Diagnosis of one cause from the log lines of all nodes: the rank that failed first, and the
+reason.
 
-Returns None if the lines do not show a cause.
+`diagnose` returns None if the lines do not show a cause.
 
-The order of evidence, and why:
-1. A complaint that its process survived is not the cause: the process reported a later step, others
-   did, or the complaint was withdrawn.
-2. The last exception of a process counts. One that names no cause (RuntimeError) yields to what a
-   library reported just before, or the kernel about a file system. A failed mount explains a
+The rules of evidence, in order:
+1. A complaint that its process survived is not the cause. A process survived if it reported a later
+   step, if other processes did, or if the complaint was withdrawn.
+2. A process's last exception counts. If it names no cause (RuntimeError), a library's message just
+   before it takes precedence, or a kernel message about a file system. A failed mount explains a
    missing file.
-3. A machine's line (kernel, scheduler, watchdog) is proof. A rank's line never is, as its text may
-   quote anything.
-4. Then come words that name a cause, then hints. Ranks that only lost a peer come last, though they
-   complain first and loudest.
-5. Among equals, a named cause comes before an unknown one; then comes the node that most others
-   blame; then the earliest line.
-6. Time decides last, as clocks of nodes differ. Midnight is one of the differences.
-7. The rank to blame is not always the writer: a pid, rank, host or address in the words leads to
-   it. Victims accuse only the peer that most of them lost. Ranks that timed out together accuse
-   only the one that did not, or that is behind.
-8. A finding is sure if a machine reports it, or a process in words that mean nothing else (`closed`
-   in the catalogues). No other cause may rival it, and its process may not have named one just
-   before. Thin evidence is reported as likely; without evidence, no cause is named. An exception
-   without words in a catalogue is the program's if Python or its own line raises it, or if it is
-   about arguments. Otherwise its cause is `unknown`: it names who failed first and its words, and
-   yields to every named cause.
+3. A machine's line (kernel, scheduler, watchdog) is proof. A rank's line never is, because its text
+   may quote anything.
+4. Words that name a cause come next, then hints. Ranks that only lost a peer come last, although
+   they complain first and most often.
+5. Among equals, a named cause comes before an unknown cause, then the node that most others blame,
+   then the earliest line.
+6. Time decides last because the nodes' clocks differ. One possible difference is midnight.
+7. The writer is not always the rank to blame. A pid, rank, host or address in the words may
+   identify another rank. Victims only accuse the peer that most of them lost. Ranks that timed out
+   together only accuse the rank that did not time out, or the rank that is behind.
+8. A finding is sure if a machine reports it, or if a process reports it in words with no other
+   meaning (`closed` in the catalogues). It is not sure if there is a rival cause, or if its process
+   named another cause just before. Weak evidence is reported as likely. Without evidence, no cause
+   is named. An exception that matches no pattern is the program's fault if Python or the program's
+   own line raises it, or if it is about arguments. Otherwise its cause is `unknown`: the finding
+   names the rank that failed first and its words, and any named cause takes precedence.
 """
 
 from __future__ import annotations
@@ -52,17 +53,17 @@ from .lines import MOST, LogLine, parse, read_lines
 from .log_reader import read
 
 __all__ = ["Diagnosis", "LogLine", "diagnose", "parse", "quote", "read_lines"]
-JUST_BEFORE = 60.0  # seconds in which a library's message explains an exception that follows
-TOGETHER = 5.0  # seconds in which the exceptions of one process belong together
-# a library's message, and the exception that only followed
+JUST_BEFORE = 60.0  # seconds within which a library's message explains a later exception
+TOGETHER = 5.0  # seconds within which the exceptions of one process belong together
+# Pairs of a library's message and the exception that is its consequence.
 EXPLAINS = (("mount", "data"), ("environment", "compiler"))
-TAIL = 8  # lines that a finding quotes
+TAIL = 8  # lines to quote in a finding
 _PID = re.compile(r"\b(?:pid[=:]? ?|[Pp]rocess )(\d+)")
 _RANK = re.compile(
     r"(?i)^[^\]]{0,60}\brank[ =:]?(\d+)\]|(?:^|: )rank "
     r"(\d+):|\b(?:error|exception|failed|failure) (?:on|in) rank (\d+)\b"
 )
-# No rank is to blame for these.
+# Causes for which no rank is to blame.
 OF_A_NODE = (
     "lost-node",
     "preempted",
@@ -78,8 +79,8 @@ OF_A_NODE = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The evidence that explains the failure. `sure`: it may be acted on; `nodes`: all that show
-    the same.
+    """The finding that explains the failure. `sure` means that it may be acted on. `nodes` are all
+    nodes with the same cause.
     """
 
     weight: Weight
@@ -98,10 +99,10 @@ def diagnose(
     hosts: Mapping[str, int] | None = None,
     nodes: int = 0,
 ) -> Diagnosis | None:
-    """Returns the finding that explains the others, or None if no line shows a cause.
+    """Returns the finding that explains the failure, or None if no line shows a cause.
 
-    `pids`: known ranks by node and pid; `hosts`: nodes by name or address; `nodes`: the number of
-    nodes.
+    `pids` maps node and pid to known ranks. `hosts` maps names and addresses to nodes. `nodes` is
+    the number of nodes.
     """
     book = Book({plain(name): node for name, node in (hosts or {}).items()}, dict(pids or {}))
     record = read(lines, book)
@@ -126,11 +127,11 @@ def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, bool, int, 
 
 
 def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
-    """Corrects a cause by the kernel log of the same node: the disk below a file system, for
-    example.
+    """Corrects a cause with the kernel log of the same node.
 
-    An exception that names no cause belongs to the file system about which the kernel had just
-    complained. A process was killed for memory if the node counted such a kill.
+    If an exception names no cause, a kernel complaint about a file system just before explains it.
+    A killed process ran out of host memory if the node counted an OOM kill. A storage failure is a
+    disk failure if the kernel also reports the disk.
     """
     if best.error and not best.firm and best.cause in TELLING:
         complaints = [
@@ -158,8 +159,8 @@ def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
 
 
 def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Returns the evidence that has a meaning, was not withdrawn by its writer, and did not only
-    follow from another failure.
+    """Returns the evidence that has a meaning, was not withdrawn by its writer, and is not a mere
+    consequence of another failure.
     """
     marks = [one for one in evidence if one.cause[0] in "-+"]
     meant = (one for one in evidence if one.cause[0] not in "-+" and one.cause != "none")
@@ -177,7 +178,7 @@ def _annuls(mark: Evidence, one: Evidence) -> bool:
 
 
 def settle(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Drops the lines of a process before its own last exception, if that exception names a
+    """Drops the lines that a process wrote before its last exception, if that exception names a
     cause.
     """
     by_writer: dict[object, list[Evidence]] = {}
@@ -195,7 +196,7 @@ def _last_words(mine: list[Evidence]) -> list[Evidence]:
         (one for one in errors if one.time > end.time - TOGETHER),
         key=lambda one: (one.weight, one.firm, one.cause != "unknown", one.index),
     )
-    if last.cause == "unknown":  # then the exception that it named before and did not survive
+    if last.cause == "unknown":  # Use the earlier exception that named a cause.
         last = next(
             (
                 one
@@ -231,9 +232,9 @@ def _find(
     counted: Counter[int],
     nodes: int,
 ) -> Diagnosis:
-    """Makes the finding from the best evidence: whom it blames, and how sure it is.
+    """Creates the finding from the best evidence: whom it blames, and whether it is sure.
 
-    `heard`: all evidence that could rival it, including earlier complaints of that process.
+    `heard` is all evidence of rival causes, including earlier complaints of the same process.
     """
     node, rank, words = _whom(best, standing, record, counted, nodes)
     alike = frozenset(
@@ -267,7 +268,7 @@ def _whom(
         return _who_hangs(best, standing, record)
     if (rank := untrusted_input.whole(best.groups.get("rank", ""), MOST)) is not None:
         ended = ENDED.search(best.words) and " on node " not in best.words
-        # it blames its own node
+        # Lines of these kinds blame the node that wrote them.
         here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended
         return record.homes.get(rank, best.node if here else None), rank, best.words
     if best.cause == "rendezvous":
@@ -293,8 +294,8 @@ def _whom(
 
 
 def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> int | None:
-    """Returns the rank that evidence about a node blames: by its pid, or the one of that node that
-    complained first.
+    """Returns the rank to blame on the evidence's node. It is the rank with the pid in the line, or
+    else the first rank of that node that complained.
     """
     if best.rank is not None or best.cause in OF_A_NODE or best.node is None:
         return best.rank
@@ -318,7 +319,9 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
 
 
 def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
-    """Describes which node is missing for how many others; "" if no line names a peer."""
+    """Describes the node that went silent and how many other nodes lost it; "" if no line names a
+    peer.
+    """
     node = most_blamed(counted)
     if node is not None:
         return f"node {node} went away silently; {counted[node]} other nodes lost their links to it"
@@ -333,10 +336,10 @@ def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
 def _absent(
     best: Evidence, record: Record, nodes: int, alike: bool
 ) -> tuple[int | None, int | None]:
-    """Finds the one node that never joined the rendezvous, or the one rank that missed the others.
+    """Returns the only node that did not join the rendezvous, or the only rank that reports a
+    failed rendezvous. Returns (None, None) if there is not exactly one.
 
-    No rank of such a node wrote a line. (None, None) if it is not one; `alike`: others report the
-    same.
+    No rank of a missing node wrote a line. `alike` tells whether other writers report the same.
     """
     here = {node for node in record.homes.values() if node is not None} | {
         node
@@ -356,10 +359,10 @@ def _absent(
 def _who_hangs(
     best: Evidence, standing: Sequence[Evidence], record: Record
 ) -> tuple[int | None, int | None, str]:
-    """Finds, among ranks that timed out together, the one that did not notice, or the one with
-    collectives behind the others'.
+    """Returns the rank to blame among ranks that timed out together, with its node and the reason.
+    It is the rank without a timeout, or the rank whose collectives are behind.
 
-    Names no rank if there is neither.
+    Without such a rank, node and rank are missing from the result.
     """
     waited = sorted(
         (one for one in standing if one.cause == "hang" and one.rank is not None),
@@ -388,7 +391,7 @@ def _sequence(text: str) -> int:
 
 
 def quote(finding: Diagnosis, lines: Sequence[LogLine]) -> tuple[str, ...]:
-    """Returns the line that showed the cause, and the lines that the same rank wrote just
+    """Returns the line that showed the cause, after the lines that the same writer wrote just
     before.
     """
     writer = finding.line.node, finding.line.rank, finding.line.who

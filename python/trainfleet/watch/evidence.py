@@ -1,9 +1,9 @@
-"""Defines evidence: the cause that a log line shows, its writer, its time, and whether its process
-survived it.
+"""Evidence: the cause that a log line shows, the line's writer and time, and whether the process
+survived.
 
-A line that is not part of an exception is classified by its writer: a library's message, a log's
-complaint, a process's exit. Whom the nodes blame is found by names and addresses of nodes, pids of
-ranks, and votes against peers.
+A line outside an exception is classified by its writer, for example a library's message or a
+process's exit. Names and addresses of nodes, pids of ranks, and votes against peers identify whom
+the nodes blame.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .causes import Sign, Weight, first_sign, signs
 from .lines import LogLine
 from .tracebacks import Tracebacks
 
-# a line of slurmctld or slurmd
+# a log line of slurmctld or slurmd
 DAEMON = re.compile(r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[[\w.]+\] )?(?:\w+: )?")
-# an error or the end of a process, as c10 logs it
+# an error or the end of a process, as logged by c10
 SEVERE = re.compile(r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] ")
 LOGGED = re.compile(
     r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - "
@@ -40,7 +40,7 @@ COMPLAINT = re.compile(
     r".*\b(?:fail(?:ed|ure)|error|fatal|unable|can ?not|could "
     r"not|can.t|denied|refused|lost|killed|corrupt(?:ed)?|\w+(?:Error|Exception))\b"
 )
-# an exception quoted behind other words
+# an exception quoted after other words
 QUOTED = re.compile(
     r"^(?![\w.]*(?:Error|Exception): ).*?[^\w.]((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b.*)"
 )
@@ -52,18 +52,18 @@ ENDED = re.compile(  # the end of a process, reported by its launcher
     r"(?P<signal>\d+))\b"
 )
 CUDA = re.compile(r"Cuda failure (?:\d+ )?'(?P<what>[^']+)'")
-FOLLOWED = re.compile(  # a launcher's line about processes that it ended itself
+FOLLOWED = re.compile(  # a launcher's line about processes that the launcher ended
     r"(?i)\b(?:clean|terminat|stopp|kill|end|cancel)\w* (?:up )?(?:the )?(?:\w+ "
     r"){0,2}(?:other|remaining|rest)\b"
 )
-# writers that see processes from outside: their lines are not a process's output
+# Writers that observe processes from outside, so their lines are not a process's output.
 OUTSIDE = ("kernel", "watch")
 Found = tuple[Sign, re.Match[str]]
 
 
 def meant(who: str, text: str) -> Found | None:
-    """Returns the meaning of a line that is not part of an exception, by what its writer may
-    say.
+    """Returns the sign in a line outside an exception, using the patterns that apply to its
+    writer.
     """
     if who in OUTSIDE:
         return first_sign((who, "any"), text)
@@ -87,15 +87,15 @@ def meant(who: str, text: str) -> Found | None:
     found = first_sign(by, text)
     if (told := implied(text, by)) and (found is None or found[0].weight < told[0].weight):
         found = told
-    # schedulers put one reason behind another
+    # Schedulers join several reasons with " - ".
     if found is None and who == "agent" and (parts := text.split(" - ")[1:]):
         return next(filter(None, (first_sign(by, part) for part in parts)), None)
     return _reasoned(found, by, text)
 
 
 def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | None:
-    """Returns the reason that a line quotes for its complaint if that is another cause: `Failed
-    compilation: no such library`.
+    """Returns the sign of the reason that a complaint quotes, if the reason has another cause:
+    `Failed compilation: no such library`.
     """
     if (
         found is None
@@ -115,8 +115,8 @@ def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | No
 
 
 def implied(text: str, by: tuple[str, ...]) -> Found | None:
-    """Returns the meaning of a line that no library wrote: a quoted CUDA error, an exit code, last
-    words.
+    """Returns the sign in a line that is not a library's message, such as a quoted CUDA error, an
+    exit code, or a process's last message.
     """
     if match := CUDA.search(text):
         return first_sign(("error",), f"CUDA error: {match['what']}")
@@ -142,8 +142,8 @@ def _unsure(found: Found | None) -> Found | None:
 
 
 def firmer(inner: Found | None, whole: Found | None) -> Found | None:
-    """Chooses between an exception's last named part and the entire message: the part if it weighs
-    as much.
+    """Chooses between the exception that a message quotes and the entire message. Prefers the
+    quoted exception if its sign is firm and at least as strong.
     """
     return (
         inner
@@ -153,15 +153,17 @@ def firmer(inner: Found | None, whole: Found | None) -> Found | None:
 
 
 def stated(text: str) -> str:
-    """Returns a text without the guesses at causes that some libraries add: they would be read as
-    causes.
+    """Returns a text without the guesses at causes that some libraries append, because patterns
+    would match these guesses.
     """
     match = CONJECTURE.search(text)
     return text[: match.start()] if match else text
 
 
 def _mild(found: Found | None) -> Found | None:
-    """Weakens a complaint that a program only logged to a hint: it may have recovered."""
+    """Weakens a complaint that a program only logged to a hint, because the program may have
+    recovered.
+    """
     return found and (
         replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False, closed=False),
         found[1],
@@ -170,7 +172,9 @@ def _mild(found: Found | None) -> Found | None:
 
 @functools.cache
 def _words(group: str) -> tuple[str, ...]:
-    """Returns words, at least one of which is in every line with a sign of this group."""
+    """Returns words such that every line with a sign of this group contains at least one of
+    them.
+    """
     every = {word for sign in signs().get(group, ()) for word in sign.about}
     return (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
 
@@ -190,15 +194,15 @@ _PIDS = (re.compile(r"\(pid:? (\d+)\)"), re.compile(r"^\d{4}-\w{3}-\d\d [\d:.]+ 
 
 @dataclass
 class Book:
-    """The directory of a job: node by name or address, rank by node and pid."""
+    """The directory of a job, which maps names and addresses to nodes, and pids to ranks."""
 
     nodes: dict[str, int] = field(default_factory=dict)
     pids: dict[tuple[int, int], int] = field(default_factory=dict)
-    # the rank that torchrun saw fail first, by node
+    # first rank that failed according to torchrun, by node
     failed: dict[int, int] = field(default_factory=dict)
 
     def note(self, node: int, rank: int | None, text: str) -> None:
-        """Learns a node's name or a rank's pid from a line that it wrote."""
+        """Learns a node's name, or a rank's pid, from a line that this node wrote."""
         if any(hint in text for hint in _HINTS):
             for pattern in _OWN:
                 if match := pattern.search(text):
@@ -217,8 +221,8 @@ class Book:
 
 
 def plain(name: str) -> str:
-    """Returns a host's name in one form: without port, domain and process; EC2's `ip-10-0-0-1` as
-    an address.
+    """Normalizes a host's name: removes port, domain and process, and converts EC2's `ip-10-0-0-1`
+    to an address.
     """
     if name.startswith("fi_addr"):
         return name
@@ -234,7 +238,7 @@ def plain(name: str) -> str:
 
 
 def votes(accusations: Iterable[tuple[int | None, int | None]]) -> Counter[int]:
-    """Counts for each node how many other nodes blame it, from (accuser, accused) pairs."""
+    """Returns how many other nodes blame each node, from pairs of accuser and accused."""
     accusers: Mapping[int, set[int]] = defaultdict(set)
     for accuser, accused in accusations:
         if accuser is not None and accused is not None and accuser != accused:
@@ -243,7 +247,7 @@ def votes(accusations: Iterable[tuple[int | None, int | None]]) -> Counter[int]:
 
 
 def most_blamed(counted: Counter[int]) -> int | None:
-    """Returns the node that most others blame, or None after a tie or without votes."""
+    """Returns the node that most others blame, or None if there is a tie or there are no votes."""
     ranking = counted.most_common(2)
     if not ranking or (len(ranking) > 1 and ranking[0][1] == ranking[1][1]):
         return None
@@ -252,17 +256,18 @@ def most_blamed(counted: Counter[int]) -> int | None:
 
 SKEW = 60.0  # seconds by which the clocks of two nodes may differ
 SAME_CLOCK = 2.0  # seconds within which ranks of a node notice each other's failures
-ONE_MORE = 30.0  # seconds after which a single further step shows that the job continued
-BREATH = 5.0  # seconds after a mere warning; a calm line later than that shows that it was harmless
+ONE_MORE = 30.0  # seconds after which a single later step shows that the job continued
+# seconds after a mere warning; a calm line later than that shows that the warning was harmless
+BREATH = 5.0
 Writer = tuple[int | None, int | None, str]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The cause that a line shows. `node` and `rank` are those it blames, `line` has its writer.
+    """The cause that a line shows. `node` and `rank` are to blame; `writer` wrote the line.
 
-    `error`: a process's exception. `firm`: the words say it, it is not inferred because others are
-    missing. `closed`: they mean nothing else.
+    `error` marks a process's exception. `firm` means that the words state the cause, so it is not
+    inferred from missing alternatives. `closed` means that the words have no other meaning.
     """
 
     weight: Weight
@@ -270,37 +275,37 @@ class Evidence:
     time: float
     line: LogLine
     writer: Writer
-    index: int  # index of its line among those of its node
+    index: int  # index of the line among the lines of its node
     node: int | None
     rank: int | None
     words: str
     error: bool = False
     firm: bool = True
     closed: bool = False
-    guessed: bool = False  # an exception with words that no catalogue has
-    # text matched by the sign's groups: peer, rank, pid, joined, all
+    guessed: bool = False  # whether the exception's words match no catalogue
+    # text matched by the pattern's groups: peer, rank, pid, joined, all
     groups: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class ProcessLines:
-    """The state kept for one process's lines."""
+    """The state of the reader for one process's lines."""
 
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     signed: list[Evidence] = field(default_factory=list)
-    progress: int = -1  # index of its last line about a step
-    calm: float = -math.inf  # time of its last line that is not a complaint
+    progress: int = -1  # index of the last line about a step
+    calm: float = -math.inf  # time of the last line that is not a complaint
 
 
 @dataclass
 class Record:
-    """All evidence that was read."""
+    """All evidence in the logs."""
 
     book: Book
     evidence: list[Evidence] = field(default_factory=list)
     # times of each node's last two steps
     steps: dict[int | None, tuple[float, float]] = field(default_factory=dict)
-    closed: float | None = None  # time at which the work was reported as ended well
+    closed: float | None = None  # time of the line that reported a successful end
     streams: dict[Writer, ProcessLines] = field(default_factory=lambda: defaultdict(ProcessLines))
 
     @property
@@ -312,7 +317,9 @@ class Record:
 def signed(
     sign: Found, line: LogLine, time: float, writer: Writer, index: int, words: str
 ) -> Evidence:
-    """Makes the evidence from a sign in a line; a process's own line is never proof."""
+    """Creates the evidence from a sign in a line. A rank's own line is proof only of the causes
+    busy and preempted.
+    """
     what, match = sign
     weight, closed = what.weight, what.closed
     if weight == Weight.PROOF and writer[2] == "rank" and what.cause not in ("busy", "preempted"):
@@ -338,10 +345,10 @@ def signed(
 
 
 def survived(evidence: Evidence, record: Record) -> bool:
-    """Tells whether the job continued after it: its process reported a later step, or others did at
-    least two more steps.
+    """Tells whether the job continued after the evidence. Its process must have reported a later
+    step, or other processes at least two more steps.
     """
-    # its line was among lines that any process may have written
+    # A kernel line inside the agent's output may come from any process.
     untold = evidence.writer[2] == "kernel" and evidence.line.who == "agent"
     stream = record.streams[(evidence.writer[0], None, "agent") if untold else evidence.writer]
     if stream.progress > evidence.index:

@@ -1,5 +1,5 @@
-"""Classifies a process's exceptions by their words, and by where and during which operation they
-were raised.
+"""Classification of a process's exceptions by their words, the code that raised them, and the
+operation in progress.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ STARTING = re.compile(
     r"subprocess\.py "
     r"_execute_child|\bsubprocess\.\w+\(|\bPopen\(|\bcheck_(?:output|call)\(|\bos\.exec\w+\("
 )
-# errno(3) numbers as Rust and C print them
+# errno(3) numbers in the formats of Rust and C
 _NUMBER = re.compile(
     r"\bOs \{ code: (?P<code>\d+),|\(os error (?P<number>\d+)\)|(?<![\w.])(?P<name>E[A-Z]{3,12})\b"
 )
 _LAST = re.compile(r"Last error:\n(?!NCCL WARN)(.+)")
-# names of functions that write
+# functions that write files
 SAVING = re.compile(r"(?im) _?(?:save|write|dump)(?:$|_\w*$|checkpoint|state)")
 # a file of the program itself
 OWN = re.compile(
     r"^(?!.*(?:/(?:site|dist)-packages/|/lib/python\d|\.pxi\b|\.pyx\b|<frozen|<string))\S"
 )
-# libraries, except those that call the program back
+# a file of a library, except libraries that call the program back
 LIBRARY = re.compile(
     r"/(?:site|dist)-packages/(?!torch/(?:nn/modules/module|multiprocessing|utils/data)|torch_xla)"
 )
-MISFIT = re.compile(  # errors of a library that expects an older or newer version of another one
+MISFIT = re.compile(  # errors of a library that expects another version of its dependency
     r"unexpected keyword argument|takes (?:from )?\d+ .{0,30}positional arguments? but"
     r"|(?:module|type object) '[\w.]+' has no attribute"
     r"|'(?!NoneType|DataFrame|Series|Namespace|Tensor|Parameter|Dataset)[A-Z][a-z]\w+' object "
     r"has no attribute"
 )
-# source lines that take a checkpoint apart
+# source lines that take values from a checkpoint
 KEYS = re.compile(r"(?i)load_state_dict\(|\b\w*(?:checkpoint|ckpt|state_dict)\w*\[")
-# torch and numpy where they check their arguments; their other failures have words in the
-# catalogues
+# Code of torch and numpy that checks arguments. The catalogues have words for other failures of
+# torch and numpy.
 CALLED = re.compile(
     r"/(?:site|dist)-packages/(?:torch/(?:functional|_tensor\.py|autograd|optim|amp|linalg|fft|nn/(?!parallel))|numpy/|einops/)"
 )
-# causes with wide words such as "timed out" and "not found", which any failure may use
+# Causes with broad words such as "timed out" and "not found", which any failure may use.
 WIDE = ("storage", "data")
-# exceptions that the program itself raises if its own line is the innermost
+# Exceptions that the program itself raises if its own line is the innermost frame.
 RAISED = ("Exception", "RuntimeError", "ValueError")
-TELLING = {"unknown": 0, "code": 1}  # causes that are named only if no other is known
-# exceptions that only an error in the program's text can cause
+TELLING = {"unknown": 0, "code": 1}  # causes that are used only if no other cause is known
+# Exceptions that only a bug in the program's source can cause.
 SLIPS = ("NameError", "UnboundLocalError", "RecursionError")
 
 
 def errors(writer: Writer, stream: ProcessLines) -> Iterator[Evidence]:
-    """Yields the root of each of a process's chains of exceptions."""
+    """Yields the likeliest root of each chain of exceptions in a process's output."""
     for chain in stream.tracebacks.chains:
         causes = [_error(writer, block, block is chain[0]) for block in chain]
         if found := max(
@@ -102,7 +102,7 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
         sign = told
     where = first_sign(("frame",), block.where)
     if sign and not sign[0].firm and where and sign[0].cause in WIDE and "[Errno " not in text:
-        sign = None  # the frame shows more exactly what failed
+        sign = None  # The frame shows more exactly what failed.
     if sign and (sign[0].firm or block.name not in BUGS):
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
         found = replace(signed(sign, line, line.time, writer, block.index, said), error=True)
@@ -118,9 +118,7 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
 
 
 def numbered(text: str) -> str:
-    """Returns a text with errno(3) numbers written the way Python does, for those that other
-    languages wrote.
-    """
+    """Returns a text in which errno(3) numbers from other languages have Python's format."""
     return _NUMBER.sub(_number, text)
 
 
@@ -130,8 +128,8 @@ def _number(match: re.Match[str]) -> str:
 
 
 def _handled(cause: str, firm: bool, block: PrintedException) -> str:
-    """Returns the cause corrected by the operation on the file: data read as a checkpoint, a
-    checkpoint being written.
+    """Returns the cause, corrected by the operation on the file. Examples are reading data as a
+    checkpoint, and writing a checkpoint.
     """
     missing = cause in ("data", "disk") and re.search(r"\[Errno (?:2|13)\]", block.text)
     if missing and STARTING.search(f"{block.frames}\n{block.source}"):
@@ -142,8 +140,8 @@ def _handled(cause: str, firm: bool, block: PrintedException) -> str:
 
 
 def _guess(blank: Evidence, block: PrintedException, text: str, root: bool) -> Evidence:
-    """Classifies an exception that no catalogue knows. It is the program's if Python or the
-    program's own line raises it, or if it is about arguments; otherwise its cause is unknown.
+    """Classifies an exception that no catalogue knows. The program is at fault if Python or the
+    program's own line raises it, or if it is about arguments. Otherwise the cause is unknown.
     """
     if block.panicked:
         return replace(blank, cause="code")
@@ -168,7 +166,7 @@ def _guess(blank: Evidence, block: PrintedException, text: str, root: bool) -> E
 
 
 def _misfits(block: PrintedException, text: str) -> bool:
-    """Tells whether a library failed because of another library's version, or while it was
+    """Tells whether a library failed because of another library's version, or while it was being
     imported.
     """
     frames = block.frames.split("\n")

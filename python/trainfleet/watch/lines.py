@@ -1,5 +1,5 @@
-"""Reads the lines of logs, without what launchers, loggers and shippers put before them: known
-forms, and those that a log shows.
+"""Reader of log lines. It strips the prefixes that launchers, loggers and log shippers add, both
+known forms and forms learned from a log.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from ..trust import untrusted_input
 from ..trust.errors import InputError
 
 TRACEBACK = "Traceback (most recent call last)"
-MOST = 10**7  # ranks; a larger number is not a rank
-SHAPES = 16  # prefixes that are learned from one log
+MOST = 10**7  # limit on rank numbers; a larger number is not a rank
+SHAPES = 16  # maximum number of prefixes to learn from one log
 _FRAME = '  File "'
-_FAR = 200  # characters that a prefix may have
-_JSON = 1 << 16  # characters of a JSON line that is parsed
+_FAR = 200  # maximum characters of a prefix
+_JSON = 1 << 16  # maximum characters of a JSON line to parse
 _MESSAGES = ("message", "msg", "log", "text", "event", "textPayload", "MESSAGE", "@message", "line")
 _STACKS = ("exc_info", "exception", "stack_trace", "traceback", "stack", "exc_text")
-# Colours, ISO stamps (with CRI's stream and flag; not Slurm's daemons', which say who speaks), bare
-# clocks and milliseconds of an epoch, the names of pods, containers and hosts (pdsh's, docker
-# compose's), Ray's, SkyPilot's, MPI's, srun's and torch's labels.
+# Prefixes in this order: colours; ISO time stamps, with CRI's stream and flag; plain clocks and
+# milliseconds since the epoch; names of pods, containers and hosts (pdsh, docker compose); labels
+# of Ray, SkyPilot, MPI, srun and torch. Time stamps of Slurm's daemons are kept because they
+# identify the writer.
 _PREFIX = re.compile(
     r"""(?:\x1b\[[0-9;]*m
     |\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?[ ](?:(?:stdout|stderr)[ ][FP][ ])?(?:\#\#\[\w+\])?
@@ -55,7 +56,8 @@ _PREFIX = re.compile(
     |[A-Za-z][\w.-]*:[ ](?=Traceback[ ]\(|[ ]{2}File[ ]"))""",  # noqa: E501
     re.VERBOSE,
 )
-_RANKS = ("rank", "mpi", "slurm", "tag", "word", "colon", "sky")  # its groups with a rank
+# groups of _PREFIX that contain a rank
+_RANKS = ("rank", "mpi", "slurm", "tag", "word", "colon", "sky")
 _TOKEN = re.compile(
     r"(?P<rank>(?i:rank)[ =:]{0,2})\d+"
     r"|(?P<level>\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b)|(?P<number>[\w.]*\d[\w.]*)"
@@ -70,8 +72,8 @@ Shapes = tuple[re.Pattern[str], ...]
 
 
 def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
-    """Returns the rank that a line's prefixes name, if any, and the text behind them with its
-    indentation. `own`: the log's own prefixes.
+    """Returns the rank in a line's prefixes, if any, and the text after the prefixes with its
+    indentation. `own` are prefixes learned from the log.
     """
     rank, text = None, text.removesuffix("\r").removesuffix("\x1b[0m")
     if "<" in text and (match := _GLUED.match(text)):
@@ -95,8 +97,8 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
 
 
 def learned(texts: Iterable[str]) -> Shapes:
-    """Finds a log's prefixes that are in no list: text that is before both heads and frames of its
-    tracebacks.
+    """Learns a log's unknown prefixes, which are texts that precede both headers and frames of its
+    tracebacks. Also learns a common left margin.
     """
     heads, frames, margin = dict[str, None](), set[str](), _FAR
     for text in texts:
@@ -117,7 +119,9 @@ def learned(texts: Iterable[str]) -> Shapes:
 
 
 def _shape(before: str) -> str:
-    """Returns a pattern for prefixes that differ from this one only in numbers and levels."""
+    """Returns a pattern for prefixes that differ from this prefix only in numbers and log
+    levels.
+    """
     shape, told = "", False
     for token in _TOKEN.finditer(before):
         if token["rank"]:
@@ -137,8 +141,8 @@ def _shape(before: str) -> str:
 
 
 def opened(text: str) -> tuple[list[str], int | None, str]:
-    """Returns the lines, rank and stamp in a line of JSON, as shippers and structured loggers write
-    it; [] if it is not one.
+    """Returns the lines, rank and time stamp in a line of JSON from log shippers and structured
+    loggers. The list of lines is empty if the line is not JSON.
     """
     if not (
         text[:1] == "{" and '"' in text[:4] and len(text) < _JSON and text.rstrip().endswith("}")
@@ -172,13 +176,13 @@ def _stamp_of(record: dict[str, Any]) -> str:
 
 
 DAY = 86400.0
-HEAD, TAIL = 1 << 18, 7 << 20  # bytes of a log that are read after its start and before its end
-ALL = 96 << 20  # bytes of all logs together
-LONGEST = 4000  # characters of a line that are examined
+HEAD, TAIL = 1 << 18, 7 << 20  # bytes to read from the start and from the end of a log
+ALL = 96 << 20  # maximum bytes to read of all logs together
+LONGEST = 4000  # maximum characters of a line to examine
 _STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
 # a clock, but not a progress bar's `elapsed<remaining`
 _CLOCK = re.compile(r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")
-# colours, cursor moves and links
+# colours, cursor movements and links
 _COLOURS = re.compile(
     r"\x1b\[[\d;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\]8;[^\x1b\x07]*(?:\x1b\\\\|\x07)"
 )
@@ -196,8 +200,8 @@ _CAUTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a node's log: seconds of the day, and its writer: a rank, or else agent, kernel
-    or node.
+    """One line of a node's log. `time` is in seconds of the day. The writer is a rank, or else
+    agent, kernel or node.
     """
 
     time: float
@@ -208,8 +212,8 @@ class LogLine:
 
 
 def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> list[LogLine]:
-    """Reads the lines of a node's log after byte `start`. If it is too long, reads its first and
-    last lines; `logs` logs share the limit.
+    """Reads the lines of a node's log from byte `start` on. Reads only the first and last lines of
+    a log above the size limit, which `logs` logs share.
     """
     try:
         with untrusted_input.open_regular(log) as file:
@@ -222,14 +226,14 @@ def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> li
                 data = file.read(head).rpartition(b"\n")[0] + b"\n"
                 file.seek(size - tail)
                 data += file.read().partition(b"\n")[2]
-    except (FileNotFoundError, InputError):  # missing, or a link: a log that no node has written
+    except (FileNotFoundError, InputError):  # missing, or a link, which no node writes
         return []
     return list(parse(data.decode(errors="replace").splitlines(), node))
 
 
 def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
-    """Splits lines into stamp and text. A line without a stamp belongs to the line before it, and
-    has that one's time unless it shows another.
+    """Splits lines into time stamp and text. A line without a stamp has the writer and the time of
+    the line before it, unless it contains a clock.
     """
     lines = list(lines)
     time, rank, who = (
@@ -255,7 +259,7 @@ def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
         text = (_COLOURS.sub("", text) if "\x1b" in text else text)[:LONGEST]
         if match := _STAMP.fullmatch(text):
             number, other, clock, text = match.groups()
-            if other == FORWARDER:  # it writes nothing about the job
+            if other == FORWARDER:  # The forwarder writes nothing about the job.
                 continue
             time, rank, who = (
                 _seconds(clock),
@@ -268,8 +272,8 @@ def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
 
 
 def _clock_of(text: str) -> float | None:
-    """Returns the clock of a line, if it has one. Lines before the first clock count as having the
-    same time.
+    """Returns the clock of a line, or None if the line has no clock. The first clock in a log also
+    applies to all earlier lines.
     """
     match = _STAMP.fullmatch(text[:LONGEST])
     if match is None and (match := _CLOCK.search(text[:60])):
@@ -278,31 +282,33 @@ def _clock_of(text: str) -> float | None:
 
 
 def stamp_of(text: str) -> float | None:
-    """Returns the clock of a line of a node's log, in seconds of the day; None without a stamp."""
+    """Returns the clock of a line of a node's log in seconds of the day, or None without a
+    stamp.
+    """
     match = _STAMP.fullmatch(text.rstrip("\n"))
     return _seconds(match[3]) if match else None
 
 
-@functools.lru_cache(maxsize=1024)  # consecutive lines have the same clock
+@functools.lru_cache(maxsize=1024)  # Consecutive lines often have the same clock.
 def _seconds(clock: str) -> float:
     hours, minutes, seconds = clock.split(":")
     return (int(hours) * 3600 + int(minutes) * 60 + float(seconds.replace(",", "."))) % DAY
 
 
 def time_of_day(moment: float) -> float:
-    """Returns seconds of the local day, like stamps in logs; `moment`: unix time."""
+    """Returns the seconds of the local day for a unix time, like the time stamps in logs."""
     local = localtime(moment)
     return (local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + moment % 1) % DAY
 
 
 def is_closing(text: str) -> bool:
-    """Tells whether the line reports that the work ended as it should."""
+    """Tells whether the line reports a successful end of the work."""
     return _CLOSING.search(text) is not None
 
 
 def is_progress(text: str) -> bool:
-    """Tells whether the line reports a step the way training loops do: its number with a
-    measure.
+    """Tells whether the line reports a step like a training loop, with the step's number and a
+    metric.
     """
     return is_closing(text) or (
         _COUNT.search(text) is not None and _MEASURE.search(text) is not None

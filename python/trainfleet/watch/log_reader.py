@@ -1,5 +1,5 @@
-"""Reads all nodes' lines: each is part of a traceback, part of a launcher's report, a sign of a
-cause, or a sign of life.
+"""Reader of all nodes' log lines. It classifies each line as part of a traceback, part of a
+launcher's report, a sign of a cause, or a sign of progress.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .evidence import OUTSIDE, Book, Evidence, ProcessLines, Record, Writer, mea
 from .exception_classifier import errors
 from .lines import DAY, TRACEBACK, LogLine, is_calm, is_closing, is_progress, learned, strip
 
-# a record of the kernel's log: by the prefix that syslog or dmesg wrote, or by the driver's name
+# a kernel log line, recognized by the prefix of syslog or dmesg, or by a driver's name
 KERNEL = re.compile(
     r"^(?:(?:<\d+>)?\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ "
     r")?(?:\S+ )?kernel: |kern: +\w+: +(?:\[\S+\]: )?|"
@@ -33,8 +33,8 @@ _EXITS = {
 
 
 def read(lines: Iterable[LogLine], book: Book) -> Record:
-    """Collects the evidence in the lines; those of one node are in the order in which they were
-    written.
+    """Collects the evidence in the lines. The lines of each node must be in the order in which they
+    were written.
     """
     record, nodes = Record(book), defaultdict[int | None, list[LogLine]](list)
     for line in lines:
@@ -48,8 +48,8 @@ def read(lines: Iterable[LogLine], book: Book) -> Record:
 
 
 def _days(nodes: Mapping[int | None, list[LogLine]]) -> dict[int | None, list[float]]:
-    """Returns for each line the seconds to add to its clock, so that a node's times rise over
-    midnight and the nodes' ends agree.
+    """Returns the seconds to add to each line's clock. The result makes a node's times increase
+    past midnight, and makes the nodes' logs end at about the same time.
     """
     shifts, reference = {}, None
     for node in sorted(nodes, key=lambda node: -1 if node is None else node):
@@ -88,7 +88,7 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
             and writer[2] == "agent"
             and (sign := first_sign(("agent",), text.partition(TRACEBACK)[0]))
         ):
-            # a scheduler quotes the program
+            # The text before the traceback is a scheduler's message that quotes the program.
             stream.signed.append(signed(sign, line, time, writer, index, text.strip()))
         if shift:
             line = replace(line, time=time)
@@ -115,7 +115,7 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
 def _note_life(
     record: Record, stream: ProcessLines, writer: Writer, index: int, time: float, text: str
 ) -> None:
-    """Records that a process continued."""
+    """Records that a process is still making progress."""
     if writer[2] in (*OUTSIDE, "node"):
         return
     if is_progress(text):
@@ -137,7 +137,7 @@ class TorchrunReport:
     rank: int | None = None
 
     def take(self, line: LogLine, index: int, time: float, text: str, book: Book) -> list[Evidence]:
-        """Returns the evidence in a line; [] if the line is not part of the report or shows no
+        """Returns the evidence in a line, or [] if the line is not part of the report or shows no
         cause.
         """
         if match := re.fullmatch(r"\s*\[(\d+)\]:", text):
@@ -152,7 +152,7 @@ class TorchrunReport:
             if self.entry == 0 and match[1] and (fate := _EXITS.get(match[2])):
                 words = f"rank {self.rank} was killed by signal {match[2]}"
                 writer: Writer = (line.node, None, line.who)
-                # these lines do not show who killed it
+                # The report does not show who killed the rank.
                 return [
                     Evidence(
                         fate[1],

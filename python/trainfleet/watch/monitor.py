@@ -1,5 +1,5 @@
-"""Runs one attempt of a request and follows it: shows progress, forwards stops, and ends all nodes
-when one part has failed.
+"""Monitor of one attempt: submits the job, shows progress, forwards stop requests, and ends all
+nodes when one part has failed.
 """
 
 from __future__ import annotations
@@ -22,36 +22,37 @@ from ..trust.errors import BackendError
 from .budget import Budget
 from .signals import Interrupts
 
-POLL = 0.2  # seconds
-ENDS = "TRAINFLEET_ENDS"  # unix time at which all machines are reclaimed, if known
-TO_SAVE = 300.0  # seconds before that time at which a run is asked to save and stop
+POLL = 0.2  # seconds between polls
+ENDS = "TRAINFLEET_ENDS"  # variable with the unix time at which all machines are reclaimed
+TO_SAVE = 300.0  # seconds before ENDS at which a run is asked to save and stop
 CONCLUDED = ("finished", "stopped")  # events of ranks that completed their work
 TURNS = ("launched", "restarted", "queued", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
-# seconds: training a tokenizer on its sample is the longest stretch without progress
+# seconds without progress until a job is stalled; training a tokenizer takes longest
 STILL = 1800.0
-STUCK = 300.0  # the same once the tokenizer is trained: from then on every MiB of text is progress
-# seconds without a beat after which an unreachable node counts as lost, not slow
+STUCK = 300.0  # the same after the tokenizer is trained, when every MiB of text is progress
+# Age of a heartbeat, in seconds, up to which the ranks of an unreachable node count as alive.
 ALIVE = 5.0
-CUT_OFF = 143  # the exit code of SIGTERM
-SILENT_GRACE = 60.0  # seconds to wait for a node that does not answer once the ranks are done
-# seconds for the other nodes, once one has failed, to report why they fail too
+CUT_OFF = 143  # exit code after SIGTERM
+SILENT_GRACE = 60.0  # seconds to wait for unreachable nodes after the ranks are done
+# Seconds for the other nodes to report their errors after one node has failed.
 FAILED_GRACE = 3.0
-MOST = 1 << 22  # bytes read from the beginning of a log
+MOST = 1 << 22  # maximum bytes to read from the NCCL log
 SAID = "NCCL INFO"
 
 
 class CutOff(BackendError):
-    """Reports that this machine reaches no other host, and that a standby host will take over."""
+    """Error for a launcher that reaches no other host while a standby host can take over."""
 
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """The end of an attempt: its last status, the alarm that ended it, if any, and the nodes with
-    ranks that still beat.
+    """The end of an attempt: its last status, the alarm that ended it, if any, and the unreachable
+    nodes with live ranks.
 
-    `concluded`: the ranks had completed their work; later events on their nodes do not count.
-    `cut_off`: this machine's name, if it reached no other host then. `asked`: it was asked to stop.
+    `concluded` means that the ranks had completed their work, so later failures of their nodes do
+    not count. `cut_off` is the name of this machine if it could not reach any other host. `asked`
+    means that the attempt was asked to stop.
     """
 
     status: Status
@@ -68,10 +69,10 @@ class AttemptOutcome:
 
 @dataclass(frozen=True)
 class Sequel:
-    """The job that starts once another has succeeded.
+    """A job that starts once another job has succeeded.
 
-    submitted         called with the job of each attempt, as soon as it is submitted
-    is_asked_to_stop  tells whether the sequel, and so the job before it, was asked to stop
+    submitted         is called with the job of each attempt, as soon as that job is submitted
+    is_asked_to_stop  tells whether the sequel was asked to stop, which also stops the job before it
     """
 
     submitted: Callable[[Handle], None]
@@ -80,17 +81,17 @@ class Sequel:
 
 @dataclass(frozen=True)
 class Watch:
-    """Follows the attempts of one request's job, and stays the same over them.
+    """The context for following all attempts of a job.
 
     show      shows progress; its argument is the reason why the job waits, or ""
-    progress  for a job without beats: any value that changes while it advances; None for a job
-              that sends beats
-    still     seconds without such a change after which the job counts as stalled
-    replaces  nodes with links that slow the others down are replaced (fleet.on_slow_node)
+    progress  returns a value that changes while a job without heartbeats makes progress, or None
+              for jobs with heartbeats
+    still     returns the seconds without a change of `progress` until the job counts as stalled
+    replaces  whether to replace nodes whose links slow the others down (fleet.on_slow_node)
     ends      unix time at which all machines are reclaimed
     kind      type of the nodes
     confirm   ends this process if another launcher has taken over
-    standby   the standby host that this machine sees
+    standby   returns the standby host that this machine sees
     """
 
     backend: Backend
@@ -111,25 +112,25 @@ class Watch:
 
 
 class MonitoredAttempt:
-    """Follows one attempt of a request's job."""
+    """A follower of one attempt of a request's job."""
 
     def __init__(self, watch: Watch, request: Request) -> None:
         self.watch, self.request = watch, request
         self.run, self.backend, self.say = watch.run, watch.backend, watch.say
-        self.asked = False  # asked to stop
-        # the last value, and the time since when
+        self.asked = False  # whether the attempt was asked to stop
+        # last progress value, and the time of its last change
         self.progress: tuple[object, float] = (None, time.monotonic())
         self.seen: Status | None = None
         self.sentry: Sentry | None = None
         self.nccl: FabricLog | None = None
         self.refreshed = 0.0  # monotonic time of the last refresh
-        self.trouble = False  # the run folder can't be brought up to date
-        # nodes that do not answer although their ranks still beat
+        self.trouble = False  # whether the run folder can't be brought up to date
+        # nodes that do not answer although their ranks send heartbeats
         self.unreachable = frozenset[int]()
 
     def follow(self, running: Handle | None = None) -> AttemptOutcome:
-        """Returns the outcome. When this returns or raises, all its processes on reachable nodes
-        have ended.
+        """Submits the job, or follows the running one, and returns the outcome. Afterwards, all
+        processes of the job on reachable nodes have ended, even after an exception.
         """
         self.watch.place.refresh()
         self.watch.confirm()
@@ -162,7 +163,7 @@ class MonitoredAttempt:
             failed = self._is_broken(status)
             alarm = None if failed else self.sentry.look() if self.sentry else self._still(status)
             if alarm:
-                status = self.backend.status(handle)  # a lost node explains a silent rank
+                status = self.backend.status(handle)  # A lost node may explain a silent rank.
                 break
             if failed:
                 failed_at = failed_at or time.monotonic()
@@ -179,8 +180,8 @@ class MonitoredAttempt:
         return self._outcome(handle, status, alarm)
 
     def _outcome(self, handle: Handle, status: Status, alarm: Alarm | None) -> AttemptOutcome:
-        """Returns the outcome, with the status before the others were stopped: their kill does not
-        count.
+        """Returns the outcome with the status from before the other nodes were stopped, so that
+        their exit codes do not count.
         """
         status = self._with_cut_off(status)
         failed = alarm is not None or status.failed
@@ -201,8 +202,8 @@ class MonitoredAttempt:
         return AttemptOutcome(status, alarm, alive, concluded, cut_off, self.asked)
 
     def _await_silent(self, handle: Handle, silent: frozenset[int]) -> None:
-        """Waits for nodes that do not answer while the ranks are done: their processes can be ended
-        only once they answer.
+        """Waits for unreachable nodes after the ranks are done, because their processes can only be
+        ended once the nodes answer.
         """
         deadline, who = (
             time.monotonic() + SILENT_GRACE,
@@ -220,8 +221,8 @@ class MonitoredAttempt:
             self.say(f"still no answer from {who}: run make clean to end the processes there")
 
     def _with_cut_off(self, status: Status) -> Status:
-        """Returns the status. If another user had the scheduler end the job, ranks that had not
-        concluded count as cut off.
+        """Returns the status. If another user made the scheduler end the job before the ranks had
+        completed their work, adds the exit code CUT_OFF.
         """
         if not status.ended_by or self.asked:
             return status
@@ -230,8 +231,8 @@ class MonitoredAttempt:
         return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
 
     def _with_absent(self, status: Status) -> Status:
-        """Returns the status with the nodes that are gone unknown to the scheduler: no exit code,
-        no beat, no answer.
+        """Returns the status with lost nodes that the scheduler has not noticed. They have no exit
+        code, no recent heartbeat, and do not answer.
         """
         if status.ended or not (
             unheard := set(range(len(status.hosts))) - set(status.exits) - set(status.lost)
@@ -250,15 +251,15 @@ class MonitoredAttempt:
         return replace(status, lost={**status.lost, **gone})
 
     def _supplement(self) -> None:
-        """Fetches the output that only the scheduler has: the verdict reads it."""
+        """Fetches output that only the scheduler has, because the verdict reads it."""
         try:
             self.watch.place.supplement(self.request.job.folder)
         except BackendError as error:
             self.say(f"the scheduler's copy of the nodes' output can't be read: {error}")
 
     def _refresh(self) -> None:
-        """Brings the run folder up to date. While that fails, stale heartbeats do not count against
-        the ranks.
+        """Brings the run folder up to date. While that fails, the ranks' stale heartbeats are
+        ignored.
         """
         if time.monotonic() - self.refreshed < self.watch.place.pace:
             return
@@ -272,8 +273,8 @@ class MonitoredAttempt:
         self.refreshed = time.monotonic()
 
     def _notice(self, status: Status) -> None:
-        """Records changes: why the job waits, and that it runs. From then on its ranks are watched,
-        again in each attempt.
+        """Records why the job waits, and when it starts to run. Starts to watch the ranks, again in
+        each attempt.
         """
         if self.trouble:
             return
@@ -299,14 +300,14 @@ class MonitoredAttempt:
             )
 
     def _hear_nccl(self) -> None:
-        """Reports fabric problems from NCCL's log: the run continues, but slower than possible."""
+        """Reports fabric problems in NCCL's log, which slow the run down."""
         for why in self.nccl.wrong() if self.nccl else ():
             self.say(f"node 0: {why}")
             self.run.note("fabric", node=0, why=why)
 
     def _is_broken(self, status: Status) -> bool:
-        """Tells whether a part of the job has failed. A node that does not answer while its ranks
-        beat has not failed: only SSH is down.
+        """Tells whether a part of the job has failed. An unreachable node with live ranks has not
+        failed, because only SSH is down.
         """
         lost = set(status.lost)
         if lost and self.sentry:
@@ -339,18 +340,18 @@ class MonitoredAttempt:
         )
 
     def _is_concluded(self) -> bool:
-        """Tells whether the ranks' last event is that they finished, or stopped when asked to."""
+        """Tells whether the ranks' last event is that they finished or stopped."""
         names = [event["event"] for event in self.run.read_events()]
         return next((name for name in reversed(names) if name in TURNS), "") in CONCLUDED
 
     def _stops(self, handle: Handle) -> bool:
-        """Forwards a request to stop. True if all ends at once: it was the second request, or no
-        rank runs that could save.
+        """Forwards a stop request. Returns True if everything must end at once: after a second
+        request, or if no rank is running that could save.
         """
         if self.watch.interrupts.count > 1:
             self.say("stopping now, as asked twice")
             return True
-        # the job before the sequel has nothing to save
+        # The job before the sequel has nothing to save.
         if self.watch.sequel and self.watch.sequel.is_asked_to_stop():
             self.asked = True
             self.say("stopping")
@@ -388,8 +389,8 @@ class MonitoredAttempt:
         return spent
 
     def _note_slow(self) -> Alarm | None:
-        """Records ranks and links that slow the others down. Returns an alarm if a node with such
-        links must be replaced.
+        """Records ranks and links that slow the others down. Returns an alarm if a node must be
+        replaced because of its links.
         """
         for beat in self.sentry.newly_slow() if self.sentry else ():
             self.run.note(
@@ -419,12 +420,11 @@ class MonitoredAttempt:
 
 
 class FabricLog:
-    """The NCCL log lines of node 0's ranks from now on: about the fabric, its interfaces and
-    GPUDirect.
+    """The new NCCL log lines of node 0's ranks about the fabric, its interfaces and GPUDirect.
 
-    Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/request_json.py), as no preflight
-    tests their nodes first. On hosts `make doctor` and the preflight have already judged the same
-    lines (hosts/preflight.py), so jobs do not log them.
+    Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/request_json.py), because no
+    preflight tests their nodes. On hosts, `make doctor` and the preflight have already checked
+    these lines (hosts/preflight.py), so jobs do not log them.
     """
 
     def __init__(self, run: Run, folder: Path, kind: NodeType | None) -> None:
@@ -433,8 +433,8 @@ class FabricLog:
         self.since, self.heard = time.time(), False
 
     def wrong(self) -> list[str]:
-        """Returns the fabric's problems, once: after the first step, as NCCL connects on the first
-        collective.
+        """Returns the fabric's problems once, after the first step, because NCCL connects during
+        the first collective.
         """
         if (
             self.heard

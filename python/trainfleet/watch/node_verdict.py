@@ -1,12 +1,12 @@
-"""Judges a failed job on node 0, for schedulers that retry automatically: is another attempt worth
-it?
+"""Judges a failed job on node 0, for schedulers that retry automatically, to decide whether another
+attempt is worthwhile.
 
     python -m trainfleet.watch.node_verdict FOLDER NODES CODE BEGAN
 
-Node 0 runs it with the job's exit code and the time at which this attempt began. It downloads the
-files that all nodes wrote from S3 into a temporary folder. It judges them like a launcher would
-(verdict.py) and prints the verdict. The exit code is AGAIN if another attempt may succeed. It is 0
-if the program would fail the same way, or if the cause is unknown.
+Node 0 runs this with the job's exit code and the time when the attempt began. It downloads all
+nodes' files from S3 into a temporary folder, judges them like a launcher (verdict.py), and prints
+the verdict. The exit code is AGAIN if another attempt may succeed. It is 0 if the program would
+fail the same way, or if the cause is unknown.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .lines import DAY, stamp_of, time_of_day
 from .monitor import AttemptOutcome
 from .verdict import Start, judge
 
-SAME = 2.0  # seconds by which the clocks of two AWS machines differ at most
-SETTLE = 2 * EVERY + 1.0  # seconds after which the other nodes' last lines are in S3
+SAME = 2.0  # maximum seconds by which the clocks of two AWS machines differ
+SETTLE = 2 * EVERY + 1.0  # seconds until the other nodes' last lines are in S3
 
 
 @telling
@@ -70,7 +70,7 @@ def is_since(line: str, began: float) -> bool:
 
 
 def cut(log: Path, began: float) -> None:
-    """Removes all lines from a log before the first one of this attempt."""
+    """Removes all lines of earlier attempts from a log."""
     first = time_of_day(int(began))
     lines = log.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines):
@@ -81,7 +81,9 @@ def cut(log: Path, began: float) -> None:
 
 
 def request_of(folder: Path, nodes: int) -> Request:
-    """Returns the request that the launcher wrote, or a plain request for that many nodes."""
+    """Returns the request that the launcher wrote, or else a plain request for this number of
+    nodes.
+    """
     record = read_json(folder / REQUEST)
     if record is not None:
         return Request.of(record, str(folder / REQUEST))

@@ -1,13 +1,15 @@
-"""Runs attempts of a job until it is done, is stopped, or fails in a way that another attempt would
-not fix.
+"""Retry loop of a job: runs attempts until the job finishes, is stopped, or fails in a way that
+another attempt would not fix.
 
-The cause decides (causes.py). Failures of machines and services are retried from the last
-checkpoint: a node lost, a rank killed or silent, storage that throttles. Failures of one node are
-retried on other nodes: a broken device, a missing environment. Failures that the program would
-repeat are not retried: a bug, no device memory, broken data, numbers that are not finite.
+The cause of a failure decides (causes.py):
+- Failures of machines and services are retried from the last checkpoint, such as a lost node, a
+  killed or silent rank, or throttled storage.
+- Failures of one node are retried on other nodes, such as a broken device or a missing environment.
+- Failures that would recur are not retried, such as a bug, too little device memory, broken data,
+  or non-finite numbers.
 
-An attempt did not fail if its ranks saved and left because a machine will soon be reclaimed: the
-next one runs without that machine.
+An attempt does not count as failed if its ranks saved and exited because a machine will soon be
+reclaimed. The next attempt runs without that machine.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ from .causes import CAUSES, Then, Weight, first_sign
 from .monitor import AttemptOutcome, CutOff, MonitoredAttempt, Watch
 from .verdict import Start, Verdict, judge, start_now
 
-ATTEMPTS = 4  # attempts in a row without a new checkpoint
-BACK_OFF = (1.0, 5.0, 20.0)  # seconds before the second, third and later of them
-PATIENCE = 900.0  # seconds in which lost nodes may return if there are no others
+ATTEMPTS = 4  # maximum number of attempts in a row without a new checkpoint
+BACK_OFF = (1.0, 5.0, 20.0)  # seconds before the second, third and later of these attempts
+PATIENCE = 900.0  # seconds for lost nodes to return if there are no other nodes
 ASK_AGAIN = 3.0
 TAKEN_BACK = ("cancelled", "preempted")  # causes that a scheduler reports
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a job after its last attempt: the verdict, if it failed, and whether it was asked
-    to stop.
+    """The end of a job after its last attempt, with the verdict if it failed, and whether it was
+    asked to stop.
     """
 
     verdict: Verdict | None
@@ -51,12 +53,12 @@ def persevere(
     refit: Callable[[Job], None],
     running: Handle | None = None,
 ) -> Ended:
-    """Returns the verdict that ended the last attempt, or none if every node ended well or stopped
-    when asked to.
+    """Runs attempts until the job ends. The result has no verdict if every node succeeded, or
+    stopped on request.
 
-    `jobs` may replace the request: the same job for as many nodes, then for fewer. `refit` writes
-    the config of one of them into the run folder. `running`: the job of this request, which another
-    launcher has submitted.
+    `jobs` are the choices for further attempts: the same job for as many nodes, then for fewer.
+    `refit` writes the config of a chosen job to the run folder. `running` is the request's job if
+    another launcher has already submitted it.
     """
     run, broken, fruitless, restarts = watch.run, dict[str, str](), 0, 0
     while True:
@@ -92,8 +94,8 @@ def persevere(
 
 
 def await_next(watch: Watch, verdict: Verdict, fruitless: int, broken: dict[str, str]) -> None:
-    """Reports that another attempt follows, and waits before it. A host to blame joins the `broken`
-    ones.
+    """Reports that another attempt follows, and waits before it. Adds a host to blame to
+    `broken`.
     """
     if verdict.then is Then.ELSEWHERE:
         broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
@@ -113,13 +115,13 @@ def await_next(watch: Watch, verdict: Verdict, fruitless: int, broken: dict[str,
 def explain(
     watch: Watch, request: Request, outcome: AttemptOutcome, since: Start
 ) -> tuple[Verdict, bool]:
-    """Returns the verdict on an attempt that failed, and whether it blames this machine.
+    """Returns the verdict on a failed attempt, and whether it blames this machine.
 
     Raises:
-        CutOff: it blames this machine, and a standby host exists.
+        CutOff: the verdict blames this machine, and a standby host exists.
     """
     standby = watch.standby()
-    # if this machine is the one that went away, others show that they live
+    # This machine is only at fault if other hosts show that they are alive.
     if not outcome.cut_off or not (standby or outcome.alive):
         return judge(request, outcome, watch.run, since), False
     verdict = blame_itself(request, outcome, standby)
@@ -129,7 +131,7 @@ def explain(
 
 
 def blame_itself(request: Request, outcome: AttemptOutcome, standby: str) -> Verdict:
-    """Returns the verdict that blames this machine, which reaches no other."""
+    """Returns the verdict that blames this machine because it reaches no other host."""
     here, others = outcome.cut_off, [str(request.host(node)) for node in sorted(outcome.alive)]
     lives = " and ".join(dict.fromkeys(filter(None, [standby, *others])))
     why = (
@@ -141,15 +143,17 @@ def blame_itself(request: Request, outcome: AttemptOutcome, standby: str) -> Ver
 
 
 def lost_hosts(request: Request, status: Status) -> dict[str, str]:
-    """Returns the machines that can't be reached any more, each with the reason. Includes those
-    that a scheduler chose, if it can exclude some.
+    """Returns the unreachable machines, each with the reason. Includes machines that a scheduler
+    chose, if the scheduler can exclude them.
     """
     placed = request.placed(status.hosts if status.leaves else ())
     return {placed.host(node): why for node, why in status.lost.items() if placed.host(node)}
 
 
 def following_of(request: Request, jobs: Sequence[Job]) -> list[Job]:
-    """Returns the jobs that may follow a request: of the same launch, one attempt later."""
+    """Returns the jobs that may follow a request, with the same launch and the next attempt
+    number.
+    """
     return [
         replace(job, launch=request.job.launch, attempt=request.job.attempt + 1) for job in jobs
     ]
@@ -178,7 +182,7 @@ def begin_again(
 
 
 def notices(run: run_folder.Run) -> list[int]:
-    """Returns the nodes that gave notice of being reclaimed, in that order."""
+    """Returns the nodes that reported that their machine will be reclaimed, in that order."""
     return [int(event["node"]) for event in run.read_events() if event["event"] == "notice"]
 
 
@@ -193,8 +197,8 @@ def without_taken(
     """Returns the next request without the machines that AWS reclaims, or None if the attempt ended
     for another reason.
 
-    Adds those machines to `broken`. `noticed`: the number of notices before this attempt. It does
-    not wait for replacements: they are new machines, which `make setup` makes.
+    Adds these machines to `broken`. `noticed` is the number of notices before this attempt. Does
+    not wait for replacements, because `make setup` must create them.
     """
     status = outcome.status
     placed = request.placed(status.hosts if status.leaves else ())
@@ -218,8 +222,8 @@ def without_taken(
 
 
 def is_taken_back(watch: Watch, request: Request, outcome: AttemptOutcome) -> bool:
-    """Tells whether ranks saved and left because the scheduler ended their job (`slurm: job 7
-    CANCELLED`), and no user here asked for that.
+    """Tells whether ranks saved and exited because the scheduler ended their job (`slurm: job 7
+    CANCELLED`) without a stop request from this machine.
     """
     status, asked = outcome.status, outcome.asked or watch.interrupts.count
     sign = (
@@ -237,8 +241,8 @@ def is_taken_back(watch: Watch, request: Request, outcome: AttemptOutcome) -> bo
 
 
 def worth_it(verdict: Verdict, fruitless: int, run: run_folder.Run) -> bool:
-    """Tells whether another attempt can succeed. An unexplained failure is retried only if its
-    ranks had started.
+    """Tells whether another attempt can succeed. An unexplained failure is retried only if ranks
+    had started.
     """
     return (
         verdict.then is not Then.STOP
@@ -253,8 +257,8 @@ def has_started(run: run_folder.Run) -> bool:
 
 
 def conclude(run: run_folder.Run, verdict: Verdict, done: str) -> Verdict:
-    """Adds the action taken to the verdict, and records it as an event and, if the disk has room,
-    in results.json.
+    """Adds the action taken to the verdict. Records the verdict as an event and, if the disk has
+    space, in results.json.
     """
     verdict = replace(verdict, done=done)
     run.note("verdict", **verdict.record())
@@ -266,13 +270,13 @@ def conclude(run: run_folder.Run, verdict: Verdict, done: str) -> Verdict:
 def another(
     watch: Watch, jobs: Sequence[Job], broken: Mapping[str, str], lost: Mapping[str, str]
 ) -> Request:
-    """Makes a request for the next attempt: without the `broken` hosts and, if possible, without
-    the `lost` ones.
+    """Returns the request for the next attempt, without the `broken` hosts and, if possible,
+    without the `lost` hosts.
 
-    Waits for lost nodes to return if no others can replace them.
+    Waits for lost nodes to return if no other nodes can replace them.
 
     Raises:
-        BackendError: they did not return in time, or the run was stopped in the meantime.
+        BackendError: the lost nodes did not return in time, or the run was stopped in the meantime.
     """
     deadline, said = time.monotonic() + PATIENCE, False
     while True:
@@ -296,11 +300,11 @@ def another(
 def first_that_fits(
     backend: Backend, jobs: Sequence[Job], choices: Iterable[Mapping[str, str]]
 ) -> Request:
-    """Plans the first job for which there are nodes; `choices` are sets of hosts to exclude, the
-    preferred one first.
+    """Plans the first job for which there are enough nodes. `choices` are sets of hosts to exclude,
+    in order of preference.
 
     Raises:
-        BackendError: no job has enough nodes; names what the last one lacked.
+        BackendError: no job has enough nodes; with the reason for the last job.
     """
     refused = BackendError("no job is left to try")
     for without in choices:
@@ -313,7 +317,7 @@ def first_that_fits(
 
 
 def pause(watch: Watch, seconds: float) -> None:
-    """Waits and shows progress; a request to stop ends the wait."""
+    """Waits and shows progress. A stop request ends the wait."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not watch.interrupts.count:
         watch.show("")

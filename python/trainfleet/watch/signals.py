@@ -1,9 +1,9 @@
-"""Handles requests to stop: Ctrl-C, SIGTERM and a closed terminal mean a clean stop; a second
-Ctrl-C means at once.
+"""Stop requests: Ctrl-C, SIGTERM or a closed terminal requests a clean stop; a second Ctrl-C stops
+at once.
 
-One SIGTERM to a process group, as timeouts and service managers send it, arrives twice: make
-forwards its own to us. A closed terminal's SIGHUP comes from the kernel and again from the shell.
-So these count as one request, however often they arrive.
+Timeouts and service managers send one SIGTERM to a process group, but it arrives twice because make
+also forwards its own. The SIGHUP of a closed terminal comes from both the kernel and the shell. All
+these signals together therefore count as one request.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts the requests that arrive within `with`, so that they do not kill the process."""
+    """A context manager that counts stop requests, which do not kill the process inside its
+    block.
+    """
 
     def __init__(self) -> None:
-        self.pressed, self.signalled = 0, False  # by Ctrl-C, and by another process
+        # number of SIGINTs; whether any other signal arrived
+        self.pressed, self.signalled = 0, False
 
     @property
     def count(self) -> int:

@@ -1,9 +1,10 @@
-"""Runs the standby host: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` replaces a
-launcher that dies.
+"""Standby host: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` replaces a launcher that
+dies.
 
-The launcher is only a command that resumes (`make train`), so taking over means running it again.
-Until then the host beats (health/lease.py: standby.json). The launcher appoints another one when it
-falls silent; of two, the one appointed later stays.
+The launcher is a command that can resume a run (`make train`), so a takeover runs that command
+again. Until then, the standby writes heartbeats (health/lease.py: standby.json). If the standby
+falls silent, the launcher appoints another one. If there are two standbys, the standby appointed
+later stays.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from ..trust.errors import TrainfleetError
 from ..trust.safe_output import install
 
 LOOK_EVERY = 1.0
-TYPE_AGAIN = (5.0, 10.0, 30.0)  # seconds before the second, third and later tries to take over
-HOSTS_MAY_RETURN = 900.0  # seconds in which a takeover is tried
+TYPE_AGAIN = (5.0, 10.0, 30.0)  # seconds before the second, third and later attempts to take over
+HOSTS_MAY_RETURN = 900.0  # seconds for which a takeover is retried
 UNHEARD = f"the launcher has been silent for {PATIENCE:.0f} s"
-TRIES = 20  # takeovers that all hosts together may try
+TRIES = 20  # maximum number of attempts by all hosts together to take over
 STOPPED = 130  # exit code of a command that was stopped
 
 
@@ -52,19 +53,19 @@ def main(arguments: list[str]) -> int:
 
 
 class StandbyWatch:
-    """Replaces the launcher of one run if it dies."""
+    """A standby that replaces the launcher of one run if the launcher dies."""
 
     def __init__(self, folder: Path, command: list[str]) -> None:
         self.folder, self.command = folder, command
         before, standby = newest_holder(folder), newest_standby(folder)
         number, term = os.environ.get(APPOINTED, "").split() or ("", "")
         self.number = int(number or (standby.number + 1 if standby else 1))
-        self.term = int(term or (before.term if before else 0))  # term of the launcher before
+        self.term = int(term or (before.term if before else 0))  # term of the previous launcher
         self.begun = term == "" and before is not None and before.code is None
 
     def keep(self) -> int:
-        """Stands by and takes over as often as needed. Returns the exit code of the launcher that
-        ended the run, or 0.
+        """Stands by, and takes over as often as necessary. Returns the exit code of the launcher
+        that ended the run, or 0.
         """
         while silent := self.await_vacancy():
             gone = f"{silent.host} no longer leads it" if silent.time == VACATED else UNHEARD
@@ -74,11 +75,10 @@ class StandbyWatch:
         return 0
 
     def await_vacancy(self) -> Holder | None:
-        """Returns the last renewal of a launcher that fell silent while it led the run.
+        """Waits until a launcher that led the run falls silent, and returns its last renewal.
+        Returns None if the run no longer needs this standby.
 
-        Returns None when the run needs no standby any more.
-
-        It counts polls and compares no clocks. So if a file system pauses for a minute, that costs
+        Counts polls instead of comparing clocks. If a file system pauses for a minute, that takes
         one poll and does not count as a death.
         """
         silent, last = 0.0, newest_holder(self.folder)
@@ -106,8 +106,8 @@ class StandbyWatch:
             last = newest or last
 
     def _look(self) -> Holder | None:
-        """Reads the launcher's lease from the file server: this client may have cached for long
-        that no file exists.
+        """Reads the launcher's lease from the file server. Opening the file first is necessary
+        because this client may have cached that the file does not exist.
         """
         with suppress(OSError):
             os.close(
@@ -118,7 +118,7 @@ class StandbyWatch:
         return newest_holder(self.folder)
 
     def beat(self) -> bool:
-        """Shows that this host stands by. Returns False if another was appointed after it."""
+        """Writes this standby's heartbeat. Returns False if another standby was appointed later."""
         mine = Standby(platform.node(), os.getpid(), self.number, time.time())
         newest = newest_standby(self.folder)
         if (
@@ -127,20 +127,20 @@ class StandbyWatch:
             and (newest.host, newest.pid) != (mine.host, mine.pid)
         ):
             return False
-        with suppress(OSError):  # the disk may be away for a moment
+        with suppress(OSError):  # The file system may be unavailable for a moment.
             write_standby(self.folder, mine)
         return True
 
     def take_over(self, silent: Holder) -> int | None:
-        """Returns the exit code of the launcher that concluded the run, or None when another one
-        leads it now.
+        """Starts a launcher that takes over. Returns its exit code if it concluded the run, or None
+        if another launcher leads the run now.
 
-        If a launcher could not begin, for example because hosts are missing, it is started again
+        If the launcher could not start, for example because hosts are missing, it is started again
         for HOSTS_MAY_RETURN seconds.
         """
         deadline, tries = time.monotonic() + HOSTS_MAY_RETURN, 0
         while True:
-            # the first try checks the ranks that are still running
+            # The first try must run, because it checks the ranks that are still running.
             if tries and Run(self.folder).is_asked_to_stop():
                 return self.conclude(STOPPED)
             code = self.launch(silent)
@@ -150,7 +150,7 @@ class StandbyWatch:
             if newest.renewal != silent.renewal and newest.time != VACATED:
                 self.begun = True
                 return None
-            # ranks finished without a launcher: this one took no lease
+            # The ranks finished without a launcher, so this launcher took no lease.
             found_finished = code == 0
             if found_finished or time.monotonic() > deadline or newest.tries >= TRIES:
                 return self.conclude(code)
@@ -165,8 +165,8 @@ class StandbyWatch:
             silent, tries = newest, tries + 1
 
     def launch(self, silent: Holder) -> int:
-        """Returns the exit code of a launcher that succeeds the silent one. This host stands by
-        until it has the lease.
+        """Runs a launcher that succeeds the silent one, and returns its exit code. This host stays
+        the standby until the new launcher has the lease.
         """
         environment = os.environ | {SUCCEEDS: silent.renewal}
         with subprocess.Popen(self.command, env=environment, preexec_fn=die_with_parent) as process:
@@ -179,8 +179,8 @@ class StandbyWatch:
         return code if code >= 0 else 128 - code
 
     def pause(self, seconds: float) -> bool:
-        """Waits; a request to stop ends the wait. Returns False if another host was appointed in
-        the meantime.
+        """Waits until the time has passed or a stop is requested. Returns False if another standby
+        was appointed in the meantime.
         """
         until = time.monotonic() + seconds
         while (
@@ -192,7 +192,7 @@ class StandbyWatch:
         return mine
 
     def conclude(self, code: int) -> int:
-        """Writes the exit code into the lease, which all followers of the run read."""
+        """Writes the exit code to the lease, which all followers of the run read."""
         with suppress(TrainfleetError), Lease(self.folder) as lease:
             lease.code = code
         return code

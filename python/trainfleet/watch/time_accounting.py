@@ -1,11 +1,10 @@
-"""Accounts for a run's seconds: each second from a command's start to its end, counted once.
+"""Accounting of a run's time: each second from a command's start to its end counts exactly once.
 
-Moments come from the clocks of the launcher and rank 0: a command began, ranks were launched, a
-scheduler let them run, training began, an attempt failed and another followed, the last step was
-done. Spans come from the metrics: each line reports the time since the line before, and how much of
-it a checkpoint, a validation or a compiler took. Time between spans counts for the activity of that
-moment. If two clocks disagree, a moment counts as no earlier than the one before it, so the sum
-stays exact.
+Events come from the clocks of the launcher and rank 0, for example that ranks were launched,
+training began, or an attempt failed. Spans come from the metrics. Each line reports the time since
+the line before, with the parts that a checkpoint, a validation or a compiler took. Time between
+spans counts for the activity at that moment. If two clocks disagree, an event counts as no earlier
+than the event before it, so the sum stays exact.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ USES = (
     "start",
     "down",
 )
-AFTER = {  # the activity after an event, until the next one
+AFTER = {  # activity after an event, until the next event
     "launched": "start",
     "queued": "queue",
     "running": "start",
@@ -43,8 +42,8 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """Seconds of training that ended at `time` (unix), and the parts that other activities took.
-    `kept`: no crash lost its steps.
+    """Seconds of training that ended at `time` (unix), with the parts that other activities took.
+    `kept` means that no crash lost the steps.
     """
 
     time: float
@@ -56,8 +55,8 @@ class Span:
 
     @classmethod
     def of(cls, line: Record, kept: bool) -> Span | None:
-        """Returns the span of a line of metrics; None if it has none, like lines before format
-        2.
+        """Returns the span of a line of metrics, or None if the line has no span, like lines before
+        format 2.
         """
         if not isinstance(line.get("time"), (int, float)) or not isinstance(
             line.get("span"), (int, float)
@@ -70,8 +69,8 @@ class Span:
         return cls(float(line["time"]), max(0.0, float(line["span"])), kept, **apart)
 
     def uses(self, seconds: float, step: float) -> Iterator[tuple[str, float]]:
-        """Divides that many seconds among the uses; `step` of them are the first step's own
-        work.
+        """Divides `seconds` among the uses. `step` is the usual duration of a step, which does not
+        count as compilation.
         """
         rest = seconds
         for name, wanted in (
@@ -88,11 +87,11 @@ class Span:
 def ledger(
     events: Sequence[Record], metrics: Iterable[Record], now: float | None = None
 ) -> dict[str, float]:
-    """Returns seconds by use, which add up to the time from each command's start to its end; {} if
-    no command recorded its start.
+    """Returns the seconds by use, which add up to the time from each command's start to its end.
+    Returns {} if no command recorded its start.
 
-    `now` (unix): the run is still running. Time that a crash lost comes from the `lost` events, as
-    its lines are removed from the metrics.
+    `now` (unix time) is set while the run is running. Time lost in a crash comes from the `lost`
+    events, because these lines are removed from the metrics.
     """
     timed = [(line, span) for line in metrics if (span := Span.of(line, True))]
     spans = [span for _, span in timed]
@@ -113,13 +112,13 @@ def ledger(
 
 
 def _of_a_step(line: Record, span: Span) -> float:
-    """Returns the seconds of one of the steps that a line reports."""
+    """Returns the seconds of one of the steps that a line of metrics reports."""
     seconds = line.get("seconds")
     return min(float(seconds), span.seconds) if isinstance(seconds, (int, float)) else span.seconds
 
 
 def _launches(events: Sequence[Record]) -> list[list[Record]]:
-    """Returns the events of each command that recorded its start, from `launched` on."""
+    """Returns the events of each command that recorded its start, beginning with `launched`."""
     launches: list[list[Record]] = []
     for event in events:
         if event["event"] == "launched":
@@ -136,10 +135,10 @@ def _sweep(
     now: float | None,
     spent: dict[str, float],
 ) -> None:
-    """Adds the seconds of one command: from moment to moment, each to its activity."""
+    """Adds the seconds of one command to `spent`, event by event."""
     begin = float(launch[0]["started"])
     last = max((span.time for span in spans), default=begin)
-    # a killed launcher records no end
+    # A killed launcher does not record its end.
     end = max(now or 0.0, last, *(event["time"] for event in launch))
     ended = {event["event"] for event in launch} & {*ENDS}
     at, use, stepping = begin, "prepare", False
@@ -151,7 +150,7 @@ def _sweep(
         if isinstance(what, Span):
             from_ = max(at, time - what.seconds)
             work = "useful" if what.kept else "repeated"
-            # only rounding separates two spans
+            # Only rounding separates two consecutive spans.
             spent[work if stepping else use] += max(0.0, from_ - at)
             for name, seconds in what.uses(max(0.0, time - from_), usual):
                 spent[name] += seconds
@@ -166,7 +165,7 @@ def _sweep(
 
 
 def goodput(spent: dict[str, float]) -> float | None:
-    """Returns the fraction of all seconds that went into steps which were kept, or None without any
+    """Returns the fraction of all seconds spent on steps that were kept, or None if there are no
     seconds.
     """
     total = sum(spent.values())

@@ -1,4 +1,4 @@
-"""Collects the exceptions in one process's output: each with its name, its message and its
+"""Parser of the exceptions in one process's output, each with its name, its message and its
 chain.
 """
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from .lines import TRACEBACK, LogLine, is_progress
 
-# lines and seconds by which an exception's message may continue after its first line
+# Maximum lines and seconds by which an exception's message continues after its first line.
 MESSAGE_LINES, MESSAGE_SECONDS = (16, 1.5)
-CHAINS = 16  # chains kept per process, the last ones
-FRAMES = 8  # frames kept per traceback, the innermost ones
+CHAINS = 16  # maximum number of chains to keep per process; the last ones are kept
+FRAMES = 8  # maximum number of frames to keep per traceback; the innermost ones are kept
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FRAME = "│╭╰❱|+"  # borders of rich's boxes and of exception groups
 _POINTED = re.compile(r"-+> ?\d+(?: |$)|-{20}")  # IPython's arrow to the line that failed
@@ -22,7 +22,7 @@ _BARE = re.compile(
     r")?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
     r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |Error: |error: "
 )
-# a frame of a traceback without its head
+# a traceback's frame without the traceback's header
 _HEADLESS = re.compile(r'\s+File "[^"]+", line \d+, in \S+$')
 _FLAT = re.compile(
     r'File "[^"]+", line \d+, in (?:(?!File '
@@ -32,7 +32,7 @@ _LAUNCHER = re.compile(
     r"(?:srun|slurmstepd|sbatch|mpirun\S*|prterun|orterun|kubelet): |[IWEF]\d{4} "
     r"\d\d:|(?:ERROR|WARNING|INFO):torch\."
 )
-_FOREIGN = re.compile(  # last words of languages other than Python: C++, Rust, Go, Java, glog
+_FOREIGN = re.compile(  # last messages of runtimes other than Python: C++, Rust, Go, Java, glog
     r"(?P<head>terminate called (?:after|recurs)|libc\+\+abi: terminating|thread '.*' (?:\(\d+\) "
     r")?panicked at |panic: )"
     r'|Exception in thread "[^"]*" (?P<java>(?:[a-z_]\w*\.)+[A-Z][\w$]*)|Caused by: '
@@ -40,14 +40,14 @@ _FOREIGN = re.compile(  # last words of languages other than Python: C++, Rust, 
     r"|(?:[\d-]+ [\d:.]+: )?F(?:\d{4,8} [\d:.]+ +\d+)? ?[\w/.+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] "
     r"(?P<check>.)"
 )
-# words that show a bug if nothing else is reported
+# Words that indicate a bug if there is no other message.
 _PANIC = re.compile(
     r"thread '.*' (?:\(\d+\) )?panicked at |panic: |Check failed: |\w*\.?PanicException: "
 )
 # output of ranks that write over each other
 _WOVEN = re.compile(r"^(\s*)([\w.]*?(?:Error|Exception))(?:(?:: )?\2)+(?:: ?)*")
 _DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*: ")
-# a frame: Python's, IPython's (`File x.py:3, in f()`, `~/x.py in f()`), rich's (`x.py:3 in f`)
+# a frame of Python, of IPython (`File x.py:3, in f()`, `~/x.py in f()`) or of rich (`x.py:3 in f`)
 _IN = re.compile(
     r'(?:> )?File "([^"]+)", line \d+(?:, in (\S+))?|File (\S+?):\d+, in '
     r"([\w.<>]+)|(?:Cell|Input) In ?\[\d+\]"
@@ -58,7 +58,7 @@ _NESTED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _HOME = re.compile(r"^.*(?=/(?:site|dist)-packages/)|^.*/lib(?:64)?/python[\d.]+(?=/\w)")
 _NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
 BUGS = frozenset(
-    {  # bugs, regardless of their message
+    {  # exceptions that are bugs, regardless of their message
         "AttributeError",
         "IndentationError",
         "IndexError",
@@ -78,11 +78,11 @@ PROGRAM = BUGS | {"ImportError", "NotImplementedError", "StopIteration", "StopAs
 
 @dataclass
 class PrintedException:
-    """An exception as it was printed: its line, that line's index among its node's, and the message
-    with its further lines.
+    """A printed exception: its log line, the index of that line among its node's lines, and its
+    message with further lines.
 
-    `bare`: without a traceback. `aside`: raised in a destructor or a thread, which its process
-    survives.
+    `bare` means without a traceback. `aside` means raised in a destructor or a thread, which the
+    process survives.
     """
 
     line: LogLine
@@ -91,7 +91,7 @@ class PrintedException:
     bare: bool = False
     aside: bool = False
     frames: str = ""  # files and functions, the innermost last
-    source: str = ""  # source line of the innermost frame, if it was printed
+    source: str = ""  # source line of the innermost frame, if printed
 
     @property
     def text(self) -> str:
@@ -99,13 +99,13 @@ class PrintedException:
 
     @property
     def panicked(self) -> bool:
-        """Tells whether a program ended itself because its own check failed."""
+        """Tells whether the program ended itself because its own check failed."""
         return _PANIC.match(self.message[0]) is not None
 
     @property
     def inner(self) -> str:
-        """The message from the last exception that it quotes, as wrappers do: `X raised:`, and
-        `RuntimeError: …` below.
+        """Returns the message from the last exception that it quotes. Wrappers quote exceptions,
+        for example as `X raised:` followed by `RuntimeError: ...`.
         """
         last = max(
             (index for index, line in enumerate(self.message) if index and _NESTED.match(line)),
@@ -115,37 +115,38 @@ class PrintedException:
 
     @property
     def where(self) -> str:
-        """The innermost frame, and the exception's class with its module as a path."""
+        """Returns the innermost frame, and the exception's class with its module as a path."""
         match = _NAME.match(self.message[0])
         frame = _HOME.sub("", self.frames.rpartition("\n")[2])
         return "\n".join([frame, match[1].replace(".", "/") if match and "." in match[1] else ""])
 
     @property
     def name(self) -> str:
-        """The exception's class, without its module."""
+        """Returns the exception's class without its module."""
         match = _NAME.match(self.message[0])
         return match[1].rpartition(".")[2] if match else ""
 
 
 @dataclass
 class Tracebacks:
-    """Reads the lines of one process in their order. A chain has the exceptions of one failure, the
-    likeliest root first.
+    """A parser for the lines of one process, in order. Each chain contains the exceptions of one
+    failure, the likeliest root first.
     """
 
     chains: deque[list[PrintedException]] = field(default_factory=lambda: deque(maxlen=CHAINS))
-    base: int | None = None  # the indentation of the open traceback's head
-    last: PrintedException | None = None  # the exception that takes further message lines
-    # relation of the next traceback to the last one: "chained", "original", or none
+    base: int | None = None  # indentation of the open traceback's header
+    last: PrintedException | None = None  # exception whose message may continue
+    # relation of the next traceback to the last one: "chained", "original", or ""
     link: str = ""
     aside: bool = False
-    dropped: bool = False  # the open traceback is one that Python ignored
-    headless: bool = False  # the open traceback has no head, so perhaps not an exception either
+    dropped: bool = False  # whether the open traceback is an exception that Python ignored
+    # whether the open traceback has no header, and so may not be an exception
+    headless: bool = False
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=FRAMES))
     source: str = ""
 
     def take(self, line: LogLine, index: int, text: str) -> bool:
-        """Tells whether the line was a part of a traceback or of an exception's message."""
+        """Tells whether the line is a part of a traceback or of an exception's message."""
         if text.count("Error") > 1:
             text = _WOVEN.sub(r"\1\2: ", text)
         if TRACEBACK in text:
@@ -153,7 +154,7 @@ class Tracebacks:
             self._open(head)
             if not pieces and (flat := _FLAT.search(head)):
                 self.take(line, index, flat[1])
-            for piece in pieces:  # a traceback in one line, like in JSON
+            for piece in pieces:  # A traceback may be in one line, as in JSON.
                 if re.search(r"\w", piece):
                     self.take(line, index, piece)
             return True
@@ -200,7 +201,7 @@ class Tracebacks:
             self.link = "original"
 
     def _inside(self, line: LogLine, index: int, text: str) -> bool:
-        """Takes a line after a traceback's head: a frame, or the exception."""
+        """Parses a line after a traceback's header, which is either a frame or the exception."""
         stripped = text.strip()
         indent = len(text) - len(text.lstrip())
         frame = _IN.match(stripped.lstrip("│|+ "))
@@ -246,7 +247,7 @@ class Tracebacks:
         self.last, self.link = block, ""
 
     def _goes_on(self, line: LogLine, text: str) -> bool:
-        """Tells whether the line belongs to the message of the last exception."""
+        """Tells whether the line continues the message of the last exception."""
         block = self.last
         if (
             block is None

@@ -1,5 +1,5 @@
-"""Defines the verdict: who failed first, why, the last lines, the action taken, and the command to
-type.
+"""The verdict on a failure: who failed first, why, the last lines, the action taken, and the next
+command.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .evidence import SKEW
 from .lines import TRACEBACK, LogLine, read_lines, time_of_day
 from .monitor import AttemptOutcome
 
-TAIL = 12  # lines
-# causes by which a healthy node ends
+TAIL = 12  # maximum number of lines to quote
+# Causes by which a healthy node may end.
 FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")
-# exit codes of POSIX's shells
+# exit codes of POSIX shells
 UNRUN = {126: "a command could not be run", 127: "a command was not found"}
-# lines that are only consequences
+# lines that are only consequences of a failure
 FOLLOWED = re.compile(r"\*\*\* STEP |Terminat|^srun: cluster configuration lacks|^trainfleet: ")
 OURS = re.compile(
     r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Trainfleet)Error|Broken|BadText): "
@@ -38,14 +38,16 @@ OURS = re.compile(
 
 @dataclass(frozen=True)
 class Start:
-    """The moment before an attempt: older events and log lines do not count for its verdict."""
+    """The moment before an attempt. Older events and log lines do not count for the attempt's
+    verdict.
+    """
 
     time: float
     ends: Mapping[Path, int]
 
 
 def start_now(request: Request) -> Start:
-    """Returns a Start for this moment."""
+    """Returns the Start of an attempt that begins now."""
     logs = (*request.logs, request.job_log)
     look_again(*{log.parent for log in logs})
     return Start(time.time(), {log: size for log in logs if (size := run_folder.size_of(log))})
@@ -53,8 +55,8 @@ def start_now(request: Request) -> Start:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The one block that a user reads after a failure. `sure`: the user may act on it without
-    reading the logs.
+    """The report that a user reads after a failure. `sure` means that the user may act on it
+    without reading the logs.
     """
 
     cause: str  # a key of CAUSES
@@ -66,7 +68,7 @@ class Verdict:
     next: str
     done: str = ""
     sure: bool = False
-    nodes: int = 1  # nodes that show the same
+    nodes: int = 1  # number of nodes with the same cause
 
     @property
     def who(self) -> str:
@@ -86,8 +88,8 @@ class Verdict:
 
     @property
     def then(self) -> Then:
-        """The decision that follows. A host is excluded only if the cause is sure, and only if
-        another host would not fail the same way.
+        """Returns the decision. A host is excluded only if the cause is sure, and only if another
+        host would not fail the same way.
         """
         then = self.kind.then_on(self.nodes)
         if then is Then.ELSEWHERE and not (self.host and self.sure):
@@ -97,7 +99,7 @@ class Verdict:
     def __str__(self) -> str:
         said = [line for line in self.lines if line != self.words]
         if said and said[-1] == f"{TRACEBACK}:":
-            said.pop()  # its head is not information
+            said.pop()  # The header of the traceback is not information.
         quoted = [f"  | {line}" for line in said]
         doubt = "" if self.sure or self.cause == "unknown" else "most likely "
         head = f"failed: {self.who}: {doubt}{self.kind.words} ({self.cause})"
@@ -116,7 +118,7 @@ class Verdict:
 
 
 def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since: Start) -> Verdict:
-    """Judges a job that failed, from the logs, events and status since its start."""
+    """Judges a failed job from its logs, events and status since its start."""
     status = outcome.status
     request = request.placed(status.hosts if status.leaves else ())
     attempt = fence.current(run.folder)
@@ -157,7 +159,7 @@ def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since:
 def _with_others(
     verdict: Verdict, status: Status, request: Request, alive: frozenset[int]
 ) -> Verdict:
-    """Adds the other lost nodes to the verdict on a lost node."""
+    """Adds the other lost nodes to a verdict on a lost node."""
     others = [node for node in status.lost if node != verdict.node and node not in alive]
     if verdict.node not in status.lost or not others:
         return verdict
@@ -168,8 +170,8 @@ def _with_others(
 
 
 def _cut_short(lines: list[LogLine], node: int | None) -> str:
-    """Describes a node, this one or any, that was asked to leave and ended before its ranks had
-    saved; "" for none.
+    """Describes a node that was asked to leave and ended before its ranks had saved; "" if no node
+    did. `node` None means any node.
     """
     stops = (
         line
@@ -196,16 +198,16 @@ def _cut_short(lines: list[LogLine], node: int | None) -> str:
 
 
 def _is_of(event: run_folder.Record, order: int, since: Start) -> bool:
-    """Tells whether a fault belongs to this attempt. A node's clock may be behind ours, so the time
-    is not enough.
+    """Tells whether a fault belongs to this attempt. The time is not sufficient, because a node's
+    clock may be behind this machine's.
     """
     own = event.get("order")
     return bool(event["time"] >= since.time - SKEW) if own is None else own == order
 
 
 def of_finding(finding: Diagnosis, lines: list[LogLine], host: str) -> Verdict:
-    """Makes the verdict for a finding in these lines; `host`: the name of its node, "" if
-    unknown.
+    """Creates the verdict for a finding in these lines. `host` is the name of the finding's node,
+    or "" if unknown.
     """
     cause = CAUSES[finding.cause]
     quoted = tuple(map(plain, quote(finding, lines)))
@@ -223,8 +225,8 @@ def of_finding(finding: Diagnosis, lines: list[LogLine], host: str) -> Verdict:
 
 
 def _abstained(named: Verdict | None, silent: Verdict, request: Request) -> Verdict:
-    """Makes a verdict without a cause: who seems to have failed first, its exception, and all last
-    lines. If another node was killed silently, that node is named instead.
+    """Creates a verdict without a cause: who probably failed first, its exception, and the last
+    lines of all. If another node was killed silently, names that node instead.
     """
     if named is None or (silent.cause == "killed" and silent.node != named.node):
         return silent
@@ -235,15 +237,16 @@ def _abstained(named: Verdict | None, silent: Verdict, request: Request) -> Verd
 
 
 def plain(words: str) -> str:
-    """Returns one of our messages without the name of its class, which does not help a user."""
+    """Removes the class name from one of trainfleet's messages, because it does not help a user."""
     return OURS.sub("", words)
 
 
 def _unexplained(request: Request, status: Status, lines: list[LogLine], since: Start) -> Verdict:
-    """Makes the verdict when no line names a cause: the node that a signal ended, or the first that
-    failed, with all last lines.
+    """Creates the verdict when no line names a cause. It names the node that a signal ended, or the
+    first failed node, with all last lines.
 
-    SIGTERM comes last: a scheduler asks the other nodes of a failed job to end.
+    Nodes that ended by SIGTERM come last, because a scheduler asks the other nodes of a failed job
+    to end.
     """
     ended = sorted(
         (code == 128 + SIGTERM, _exit(code)[1] != "killed", node)
@@ -253,7 +256,8 @@ def _unexplained(request: Request, status: Status, lines: list[LogLine], since: 
     node = ended[0][2] if ended else None
     words, cause = _exit(status.exits.get(node) if node is not None else None)
     log, said = request.logs[node or 0], last_words([*lines, *_said_of_all(request.job_log, since)])
-    said = tuple(line for line in said if line != status.reason)  # it is reported as the cause
+    # The status reason is already reported as the cause.
+    said = tuple(line for line in said if line != status.reason)
     reason, _, remedy = status.reason.partition(" next: ")
     then = (
         remedy
@@ -273,7 +277,7 @@ def _exit(code: int | None) -> tuple[str, str]:
 
 
 def last_words(lines: list[LogLine]) -> tuple[str, ...]:
-    """Returns the last line of each rank or other writer, for those that wrote last."""
+    """Returns the last line of each rank or other writer, limited to the newest lines."""
     last = {(line.node, line.rank, line.who): line for line in lines if line.text.strip()}
     newest = sorted(last.values(), key=lambda line: line.time)[-TAIL:]
     if len(newest) == 1:
@@ -289,8 +293,8 @@ def _writer(line: LogLine) -> str:
 
 
 def _said_of_all(log: Path, since: Start) -> Iterator[LogLine]:
-    """Yields the lines of the scheduler's log of the job, which has no clock. Skips nodes that were
-    ended because another failed.
+    """Yields the lines of the scheduler's log of the job, which has no time stamps. Skips lines
+    about nodes that were ended because another node failed.
     """
     lines = read_lines(log, None, since.ends.get(log, 0))
     moment = time_of_day(log.stat().st_mtime) if lines else 0.0
@@ -298,11 +302,12 @@ def _said_of_all(log: Path, since: Start) -> Iterator[LogLine]:
 
 
 def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
-    """Yields the observations of the backend and the watchdog, as lines with their time."""
+    """Yields the observations of the backend and the watchdog as log lines with a time."""
     now, status, alarm = time_of_day(time.time()), outcome.status, outcome.alarm
     if alarm:
         yield LogLine(now, alarm.node, alarm.rank, "watch", alarm.words)
-    # reasons of the scheduler: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's state
+    # Reasons from the scheduler: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's
+    # state.
     for words in status.reason.splitlines():
         yield LogLine(now - 1, None, None, "agent", words)
     for node, why in status.lost.items():
@@ -342,7 +347,7 @@ def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
 
 
 def _faults(faults: list[run_folder.Record]) -> Iterator[LogLine]:
-    """Yields the faults that ranks recorded, as the last lines of their tracebacks."""
+    """Yields the faults that ranks recorded, in the form of the last lines of their tracebacks."""
     for event in faults:
         words = f"{event['error']}: {event['message']}" + (
             f"; why: {event['why']}" if event.get("why") else ""
