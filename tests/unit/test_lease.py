@@ -212,9 +212,7 @@ def test_a_successor_that_finds_the_run_finished_ends_it(tmp_path: Path) -> None
     """The ranks had finished without a launcher: it has nothing to do, and takes no lease. All who follow wait for a code."""
     launcher = start("-c", HOLD, str(tmp_path))
     await_tenure(tmp_path)
-    standby = start(
-        "-c", STANDBY, str(tmp_path), sys.executable, "-c", "print('nothing is left to do')"
-    )
+    standby = start("-c", STANDBY, str(tmp_path), sys.executable, "-c", "print('nothing to do')")
     time.sleep(1)
     launcher.kill()
     launcher.communicate()
