@@ -253,8 +253,7 @@ def test_an_engine_that_kills_before_the_grace_time_is_named(
         )
     said = verbs.finish(launcher, code=1)
     assert (
-        "somebody cancelled the job (cancelled)" in said
-        and "kills a job before the grace time" in said
+        "the job was cancelled (cancelled)" in said and "kills a job before the grace time" in said
     ), said
     assert not site.cluster.processes()
 

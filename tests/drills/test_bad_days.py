@@ -177,7 +177,7 @@ def test_a_node_whose_sshd_hangs_trains_on(
         0,
         0,
         "equal",
-        "node 2 does not answer, its ranks beat, and the run continues",
+        "node 2 does not answer, its ranks still send heartbeats, so the run continues",
     )
 
 

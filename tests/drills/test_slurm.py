@@ -278,9 +278,9 @@ def test_what_somebody_else_cancels_is_named_and_not_tried_again(desk: Path, slu
     until(lambda: steps(run) >= 5, "step 5")
     slurm.run("scancel", job_of(run))
     said = finish(first, code=1)
-    assert (
-        "failed: the job: somebody cancelled the job (cancelled)" in said and "CANCELLED" in said
-    ), said
+    assert "failed: the job: the job was cancelled (cancelled)" in said and "CANCELLED" in said, (
+        said
+    )
     assert not [event for event in run.read_events() if event["event"] == "restarted"]
     waiting = slurm.run(
         "sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300"
@@ -288,7 +288,7 @@ def test_what_somebody_else_cancels_is_named_and_not_tried_again(desk: Path, slu
     first = begin(desk, "train")
     until(lambda: "queued" in enter(desk, "status"), "the queue", 60)
     slurm.run("scancel", job_of(run), waiting)
-    assert "somebody cancelled the job (cancelled)" in finish(first, code=1)
+    assert "the job was cancelled (cancelled)" in finish(first, code=1)
 
 
 def test_the_gate_of_an_allocation_names_a_slow_node_which_is_left_out_from_then_on(
@@ -488,7 +488,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     hold.unlink()
     said = finish(second, code=1)
     assert "behind was queued behind the compile job" in said and job_of(run) == number, said
-    assert "failed: the job: the job before it failed (dependency)" in said, said
+    assert "failed: the job: a job that this job depends on failed (dependency)" in said, said
     assert f", {compiles}, is FAILED: make logs RUN={compiles}" in said and not names(slurm), said
     (desk / "breaks").unlink()
 
