@@ -204,12 +204,13 @@ def test_another_backend_and_another_config_s_machines_make_none() -> None:
     world = World()
     code, told = world.type("image", "SET=name=guest fleet.aws.share_fleet_of=cloudy")
     assert (
-        code == 1 and "belong to the config cloudy: only that config makes an image of them" in told
+        code == 1
+        and "belong to the config cloudy; only that config can make an image of them" in told
     ), told
     world = World(config=said() | {"fleet": {"backend": "local"}})
     code, told = world.type("image")
     assert (
         code == 1
-        and "the local backend makes no machines from an image of its nodes; ec2 does" in told
+        and "the local backend can't make machines from an image of its nodes; use ec2" in told
         and "make build" in told
     ), told

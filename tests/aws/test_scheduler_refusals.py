@@ -133,9 +133,9 @@ def test_an_image_that_is_not_in_ecr_is_said_before_anything_is_sent(
     account: Account, tmp_path: Path
 ) -> None:
     image = f"{Account.number}.dkr.ecr.us-east-1.amazonaws.com/trainfleet:absent"
-    with pytest.raises(ImageError, match="is not in the registry") as caught:
+    with pytest.raises(ImageError, match="the image is not in the registry") as caught:
         job_image.make_ready(scheduler_config(tmp_path, "batch", container=image, **OWN["batch"]))
-    assert caught.value.next == "make push" and "has no such tag" in caught.value.why
+    assert caught.value.next == "make push" and "does not have this tag" in caught.value.why
 
 
 def test_without_a_stack_it_is_said_that_setup_comes_first(

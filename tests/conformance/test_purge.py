@@ -168,8 +168,8 @@ def test_a_purge_leaves_a_text_of_the_user_s_in_the_folder_of_the_dataset(
             ["book.txt"] * 2,
         ), said
         assert (
-            "data/text/book.txt: this program did not write it" in said
-            or "sets/text/book.txt: this program did not" in said
+            "data/text/book.txt: trainfleet did not write it" in said
+            or "sets/text/book.txt: trainfleet did not" in said
         )
 
 

@@ -40,14 +40,14 @@ def test_torch_s_compiler_fills_the_cache_that_training_then_has(tmp_path: Path)
     folder = desk(tmp_path, "compile: true")
     said = verbs.enter(folder, "compile")
     (run,) = (folder / "runs").glob("compile-*")
-    assert f"compiling ahead, in runs/{run.name}" in said and "next: make train" in said
+    assert f"compiling ahead of time in runs/{run.name}" in said and "next: make train" in said
     assert json.loads((run / "results.json").read_text())["seconds"]["compile"] > 0
     first = compiled(folder)
     assert first
-    assert "nothing is left to do" in verbs.enter(folder, "compile")
+    assert "nothing to do" in verbs.enter(folder, "compile")
     verbs.enter(folder, "train")
     assert compiled(folder) == first, "training compiled something that the cache did not have"
-    assert "false: nothing is compiled then" in verbs.enter(
+    assert "false compiles nothing" in verbs.enter(
         folder, "compile", "SET=train.compile=false", code=2
     )
 

@@ -145,8 +145,9 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
     assert "node-1" in desk.type("logs")
 
     (desk.folder / "text" / "0.txt").write_text("Another text.\n")
-    assert "warning: data.sources have changed since then; data/text stays as it is" in desk.type(
-        "train", "SET=train.steps=15", "NODES=1"
+    assert (
+        "warning: data.sources changed after data/text was created; run rm -r data/text"
+        in desk.type("train", "SET=train.steps=15", "NODES=1")
     )
     assert desk.results()["steps"] == 15 and desk.results()["world_size"] == 1
     assert sorted(desk.losses()) == list(range(1, 16))
@@ -157,7 +158,7 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
         and (desk.run / "checkpoints" / "step-00000015").is_dir()
         and "kept" in kept
     )
-    assert "no terminal to ask on" in desk.type("clean", "PURGE=1", code=1) and desk.run.exists()
+    assert "there is no terminal" in desk.type("clean", "PURGE=1", code=1) and desk.run.exists()
     desk.type("clean", "PURGE=1", "YES=1")
     assert (
         not desk.run.exists()

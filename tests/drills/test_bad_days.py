@@ -90,7 +90,7 @@ def test_of_a_finished_run_without_a_launcher_nothing_is_left_once_it_is_typed_a
     cockpit.until("the ranks finish", lambda: cockpit.events("finished"), 90)
     assert cockpit.leftovers()
     time.sleep(PATIENCE)
-    assert "nothing is left to do" in cockpit.type("train")
+    assert "nothing to do" in cockpit.type("train")
     assert not cockpit.leftovers() and cockpit.losses() == whole
 
 
@@ -128,7 +128,7 @@ def test_clean_ends_a_run_of_which_everything_is_frozen(
         for pid in set(nodes.processes(node, "trainfleet")) - looks:
             os.kill(pid, signal.SIGSTOP)
     began = time.time()
-    assert "no process of all-frozen runs on the fleet's 4 hosts" in cockpit.type(
+    assert "no process of all-frozen is running on the fleet's 4 hosts" in cockpit.type(
         "clean", timeout=200
     )
     ended = time.time()
@@ -177,7 +177,7 @@ def test_a_node_whose_sshd_hangs_trains_on(
         0,
         0,
         "equal",
-        "node 2 does not answer, its ranks beat, and the run continues",
+        "node 2 does not answer, its ranks still send heartbeats, so the run continues",
     )
 
 
@@ -190,7 +190,8 @@ def test_ranks_without_a_launcher_are_told_of_and_stopped(
     cockpit.until("training", lambda: cockpit.step() >= 30)
     refused = cockpit.type("train", "SET=train.learning_rate=0.5", code=1)
     assert (
-        "alone: is running, with another config" in refused and "train.learning_rate is" in refused
+        "alone: the run is running with another config" in refused
+        and "train.learning_rate is" in refused
     )
     for rank in range(NODES):
         cockpit.signal_rank(rank, signal.SIGSTOP)  # it would be done before the lease is over
@@ -219,10 +220,10 @@ def test_a_finished_run_of_another_config_is_not_this_one(
     cockpit = Cockpit(nodes, tmp_path, "whole")
     refused = cockpit.type("train", "SET=model.layers=4", code=1)
     assert (
-        "is finished, with another config" in refused
+        "the run is finished with another config" in refused
         and "model.layers is 2 there, 4 here" in refused
     )
-    assert "nothing is left to do" in cockpit.type("train", "SET=train.log_every=7")
+    assert "nothing to do" in cockpit.type("train", "SET=train.log_every=7")
 
 
 @pytest.mark.timeout(400)
@@ -346,7 +347,7 @@ def test_a_spare_is_taken_at_launch(nodes: Lab, whole: dict[int, float], tmp_pat
         nodes.destroy(1)
         nodes.recreate(1)
         pin(nodes, 1)
-    assert "node1 is excluded, and a spare takes its place: /fsx/trainfleet is" in output
+    assert "a spare replaces node1: /fsx/trainfleet is" in output
     job = load_job(cockpit.run)
     assert cockpit.losses() == whole and job and job[0].hosts == ("node0", "node2", "node3")
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)

@@ -80,7 +80,7 @@ def test_a_run_that_ends_while_the_folder_is_full_says_that_it_is(
     filler = fill(small)
     output = looker.communicate(timeout=200)[0]
     assert (
-        looker.returncode == 1 and "the disk is full, or a file may not be written (disk)" in output
+        looker.returncode == 1 and "the disk is full, or a file can't be written (disk)" in output
     ), output
     filler.unlink()
     output = cockpit.type("train", "SET=train.steps=400 checkpoint.every=50")

@@ -171,8 +171,8 @@ def test_a_head_that_is_cut_off_blames_itself(
         ("lost-node", "node0")
     ], verdicts
     assert (
-        "reaches no other host" in verdicts[0]["words"]
-        and verdicts[0]["done"] == "left the run to node1"
+        "can't reach any other host" in verdicts[0]["words"]
+        and verdicts[0]["done"] == "left the run to the standby node1"
     )
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 60)
     lost = step - cockpit.events("resumed")[0]["step"]

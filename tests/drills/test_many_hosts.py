@@ -57,7 +57,7 @@ def test_what_each_verb_takes_on_sixty_four_hosts(
             )
         for verb, says in (
             ("setup", "64 of 64 hosts ready, 64 changed"), ("setup", "64 of 64 hosts ready, 0 changed"),
-            ("tokenize", ""), ("train", "step 20"), ("status", "finished"), ("clean", "no process of many runs on the fleet's 64 hosts"),
+            ("tokenize", ""), ("train", "step 20"), ("status", "finished"), ("clean", "no process of many is running on the fleet's 64 hosts"),
         ):  # fmt: skip
             began = time.monotonic()
             said = cockpit.type(verb, *["SET=train.steps=20"] * (verb == "train"), timeout=600)

@@ -171,7 +171,7 @@ def test_slurmctld_is_restarted_a_launcher_is_killed_and_another_one_attaches_to
     number = job_of(run)
     assert "attached" in enter(desk, "status")
     said = enter(desk, "train")
-    assert "still runs, as the previous launcher left it" in said and job_of(run) == number
+    assert "is still running from the previous launch" in said and job_of(run) == number
     assert run.read_results()["status"] == "finished" and len(losses(run.folder)) == LONG
     assert not [event for event in run.read_events() if event["event"] == "restarted"]
 
@@ -219,7 +219,7 @@ def test_a_node_dies_without_any_launcher_and_slurm_goes_on_bit_for_bit(
     try:
         hasten(slurm, number)
         said = enter(desk, "train")
-        assert "still runs, as the previous launcher left it" in said, said
+        assert "is still running from the previous launch" in said, said
     finally:
         nodes.recreate(int(host.removeprefix("node")))
         slurm.start_node(int(host.removeprefix("node")))
@@ -280,9 +280,9 @@ def test_what_somebody_else_cancels_is_named_and_not_tried_again(desk: Path, slu
     until(lambda: steps(run) >= 5, "step 5")
     slurm.run("scancel", job_of(run))
     said = finish(first, code=1)
-    assert (
-        "failed: the job: somebody cancelled the job (cancelled)" in said and "CANCELLED" in said
-    ), said
+    assert "failed: the job: the job was cancelled (cancelled)" in said and "CANCELLED" in said, (
+        said
+    )
     assert not [event for event in run.read_events() if event["event"] == "restarted"]
     waiting = slurm.run(
         "sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300"
@@ -290,7 +290,7 @@ def test_what_somebody_else_cancels_is_named_and_not_tried_again(desk: Path, slu
     first = begin(desk, "train")
     until(lambda: "queued" in enter(desk, "status"), "the queue", 60)
     slurm.run("scancel", job_of(run), waiting)
-    assert "somebody cancelled the job (cancelled)" in finish(first, code=1)
+    assert "the job was cancelled (cancelled)" in finish(first, code=1)
 
 
 def test_the_gate_of_an_allocation_names_a_slow_node_which_is_left_out_from_then_on(
@@ -310,7 +310,7 @@ def test_the_gate_of_an_allocation_names_a_slow_node_which_is_left_out_from_then
     verdict = next(event for event in run.read_events() if event["event"] == "verdict")
     assert (verdict["cause"], verdict["host"], verdict["node"]) == ("hardware", "node1", 1), said
     assert (
-        "the preflight finds it broken: its link reaches 0.0" in said
+        "the preflight found a hardware fault: its link reaches 0.0" in said
         and run.read_results()["status"] == "finished"
     ), said
     assert "all-reduce over 3 nodes" in (run.logs / "slurm.log").read_text()
@@ -320,7 +320,7 @@ def test_the_gate_of_an_allocation_names_a_slow_node_which_is_left_out_from_then
         "#SBATCH --exclude=node1\n"
         in next((desk / "excluded").glob("train-job.sbatch")).read_text()
     )
-    assert "let out of quarantine: node1" in enter(desk, "doctor", "LIFT=node1")
+    assert "released from quarantine: node1" in enter(desk, "doctor", "LIFT=node1")
     enter(desk, "plan", "OUT=included")
     assert "--exclude" not in next((desk / "included").glob("train-job.sbatch")).read_text()
 
@@ -489,19 +489,19 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     (desk / "breaks").touch()
     hold.unlink()
     said = finish(second, code=1)
-    assert "behind was queued behind the job that compiles" in said and job_of(run) == number, said
-    assert "failed: the job: the job before it failed (dependency)" in said, said
+    assert "behind was queued behind the compile job" in said and job_of(run) == number, said
+    assert "failed: the job: a job that this job depends on failed (dependency)" in said, said
     assert f", {compiles}, is FAILED: make logs RUN={compiles}" in said and not names(slurm), said
     (desk / "breaks").unlink()
 
     said = enter(desk, "train")
     assert (
         said.index("compiling ahead")
-        < said.index("behind is queued behind it")
+        < said.index("behind is queued behind the compile job")
         < said.index("compiled 2 programs")
     ), said
     assert said.index("compiled 2 programs") < said.index(
-        "behind was queued behind the job that compiles"
+        "behind was queued behind the compile job"
     ), said
     assert run.read_results()["status"] == "finished" and len(losses(run.folder)) == 6
     assert run.read_results()["restarts"] == 0, said

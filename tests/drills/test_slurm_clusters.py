@@ -36,7 +36,7 @@ def test_with_accounting_and_without_a_job_of_old_is_known(accounting: bool) -> 
             90,
         )
         assert "finished" in enter(folder, "status")
-        assert "nothing is left to do" in enter(folder, "train")
+        assert "nothing to do" in enter(folder, "train")
         accounted = subprocess.run(
             ["sacct", "-X", "-n", "-P", "-j", number, "-o", "State"],
             capture_output=True,

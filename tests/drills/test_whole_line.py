@@ -112,7 +112,7 @@ def test_four_plain_hosts_train_what_this_machine_trains(
     }
     enter(there, "tokenize", "NODES=4")
     assert stamps and stamps == {path: path.stat().st_mtime_ns for path in stamps}
-    assert "nothing is left to do" in enter(there, "train", "NODES=4", STEPS)
+    assert "nothing to do" in enter(there, "train", "NODES=4", STEPS)
 
     environment = next(
         (nodes.shared / "trainfleet/env").glob("*/bin/python")

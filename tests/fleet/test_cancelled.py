@@ -89,6 +89,5 @@ def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(
     killed.communicate()
     said = enter(here, "train")
     assert (
-        "this launch takes the place of make train, typed by root" in said
-        and "its process has ended" in said
+        "this launch replaces make train, typed by root" in said and "its process has ended" in said
     )

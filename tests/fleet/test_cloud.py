@@ -130,7 +130,7 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
             "SET=name=guest fleet.aws.share_fleet_of=cloudy train.steps=4 train.schedule_steps=4"
         )
         assert "machines belong to the config cloudy" in place.type("plan", "NODES=4", guest)
-        assert "belong to the config cloudy: only that config sets them up" in place.type(
+        assert "belong to the config cloudy; only that config can set them up" in place.type(
             "setup", "NODES=4", guest, code=1
         )
         place.type("train", "NODES=4", guest)

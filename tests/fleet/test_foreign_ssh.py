@@ -102,7 +102,7 @@ def test_what_openssh_reaches_is_reached_and_what_is_not_honoured_is_named(
     fleet = pair.fleet(hosts=["gpu-a", "gpu-b"], ssh=ssh)
     (tmp_path / "config.yaml").write_text(config(fleet))
     said = enter(tmp_path, "doctor", code=1)
-    assert "that are not used" in said and "userknownhostsfile" in said, said
+    assert "that trainfleet ignores" in said and "userknownhostsfile" in said, said
     for name in ("gpu-a", "gpu-b"):  # gpu-b lies behind gpu-a, whose key it is
         assert re.search(
             rf"{name} +FAILED +the host key SHA256:\S+ of {address_of(0)} is not known yet, and certificates \(@cert",

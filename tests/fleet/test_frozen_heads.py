@@ -144,4 +144,4 @@ def test_a_dataset_is_finished_by_whoever_takes_over(fault: str, tmp_path: Path)
             nodes.signal_all(0, signal.SIGCONT)
         said = finish(looker, timeout=120)
         assert "this host takes over" in said and "another" not in said, said
-        assert ("still runs, as the previous launcher left it" in said) == (fault == "killed"), said
+        assert ("is still running from the previous launch" in said) == (fault == "killed"), said

@@ -72,7 +72,7 @@ def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(
         seen += seen_in_processes()
         time.sleep(0.05)
     outputs += [finish(process), finish(start(there, "status")), finish(start(there, "train"))]
-    assert "nothing is left to do" in outputs[-1]
+    assert "nothing to do" in outputs[-1]
     outputs += [
         finish(start(there, "scaling", "NODES=1 2", "STEPS=3")),
         finish(start(there, "profile")),
@@ -98,7 +98,7 @@ def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(
     run, data = pair.shared / "trainfleet/runs/launch", pair.shared / "trainfleet/data/text"
     kept = finish(start(there, "clean"))
     assert (
-        "no process of launch runs on the fleet's 2 hosts" in kept
+        "no process of launch is running on the fleet's 2 hosts" in kept
         and f"kept {run.relative_to(pair.shared)}" in kept.replace("/fsx/", "")
     )
     assert run.is_dir() and data.is_dir()

@@ -321,7 +321,7 @@ def test_a_job_whose_ranks_have_finished_is_not_tried_again(run: Run) -> None:
     run.record("finished", step=5)
     backend = Script(run, [Status(ENDED, exits={0: 0}, lost={1: "silence"}, silent=frozenset({1}))])
     verdict, said = play(run, backend)
-    assert verdict is None and len(backend.used) == 1 and "the ranks are done" in said[0]
+    assert verdict is None and len(backend.used) == 1 and "the ranks have finished" in said[0]
     assert "no answer from" in said[1] and "run make clean to end the processes there" in said[2], (
         "it was waited for"
     )
@@ -357,7 +357,7 @@ def test_a_job_without_beats_that_gets_no_further_ends(
     assert attempt._still(Status(Phase.QUEUED)) is None, "in a queue nothing is expected of it"
     clock[0] += 1900.0
     alarm = attempt._still(running)
-    assert alarm and alarm.words.startswith("no rank has moved for 1900 s")
+    assert alarm and alarm.words.startswith("no rank made progress for 1900 s")
 
 
 LOST = Status(Phase.RUNNING, exits={0: 1}, lost={1: "no answer over SSH"}, silent=frozenset({1}))
@@ -369,11 +369,13 @@ def test_a_launcher_that_reaches_nobody_blames_itself_and_leaves_the_run_to_the_
     backend = Script(run, [LOST])
     backend.unreached = "a"
     watch = replace(watch_of(run, backend), standby=lambda: "b")
-    with pytest.raises(monitor.CutOff, match="reaches no other host over SSH, while b still beats"):
+    with pytest.raises(
+        monitor.CutOff, match=r"can't reach any other host over SSH, .* heartbeats from b"
+    ):
         persevere(watch, backend.plan(job(run), {}), [job(run)], lambda job: None)
     verdict = next(event for event in run.read_events() if event["event"] == "verdict")
     assert (verdict["cause"], verdict["host"], verdict["node"]) == ("lost-node", "a", 0)
-    assert verdict["done"] == "left the run to b" and len(backend.used) == 1
+    assert verdict["done"] == "left the run to the standby b" and len(backend.used) == 1
 
 
 def test_a_launcher_that_reaches_nobody_and_sees_nobody_alive_goes_by_what_it_knows(

@@ -75,7 +75,7 @@ def test_a_run_stops_while_its_budget_still_pays_for_idle_nodes(
     )  # an hour, and the nodes until they are gone
     said = list[str]()
     assert not spent(Run(tmp_path), limit, [LAUNCHED], HOUR - 10).is_spent(said.append)
-    assert "with its nodes until they are gone" in said[0]
+    assert "including its nodes until they are removed" in said[0]
     costs = spent(Run(tmp_path), limit, [], HOUR + 1)
     assert costs.is_spent() and costs.words().startswith(
         f"${BILL.idle(2):,.2f} of its budget.max_usd ${limit:,.2f} are left"
@@ -88,7 +88,7 @@ def test_a_run_that_could_not_pay_for_its_end_is_not_begun_again(tmp_path: Path)
     assert costs.spent(HOUR, under_way=False) < 30
     with pytest.raises(
         ConfigError,
-        match=r"already, and its nodes will cost \$10.50 until they are gone; its limit is \$30.00",
+        match=r"already, and its nodes will cost \$10.50 until they are removed; its limit is \$30.00",
     ):
         costs.require()
 

@@ -116,7 +116,7 @@ def test_a_run_that_has_cost_its_limit_is_asked_to_stop(
     costs.bill = Bill(1e9)
     watch = Watch(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, costs)  # type: ignore[arg-type]
     MonitoredAttempt(watch, request).follow()
-    assert run.stop.exists() and said[0] == "the run has cost $55.00, its budget.max_usd"
+    assert run.stop.exists() and said[0] == "the run has reached its budget.max_usd of $55.00"
 
 
 @pytest.mark.parametrize(("nodes", "limit"), [(1, 55.04), (8, 1000.0), (64, 170.0), (3, 2.5)])
@@ -189,6 +189,6 @@ def test_a_run_is_asked_to_stop_before_its_machines_are_taken_back(tmp_path: Pat
     MonitoredAttempt(watch, request).follow()
     assert (
         run.stop.exists()
-        and said[0].startswith("the capacity block ends; next: run make setup")
+        and said[0].startswith("the capacity block ends soon; next: run make setup")
         and watch.backend.looks > 2
     )  # type: ignore[attr-defined]

@@ -347,7 +347,7 @@ def shell(folder: Path, verb: str, *words: str, **environment: str) -> tuple[int
 def test_checkpoints_lists_them_and_says_which_are_broken(tmp_path: Path, config: Config) -> None:
     assert shell(tmp_path, "checkpoints") == (
         1,
-        "error: runs/line: was never started\n  next: make train\n",
+        "error: runs/line: the run was never started\n  next: make train\n",
     )
     run = run_folder.run_of("line", tmp_path / "runs")
     run_folder.write_atomic(run.config, dump_resolved(config))

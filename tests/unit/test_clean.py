@@ -162,7 +162,7 @@ def test_a_name_in_a_run_folder_s_config_leads_nowhere_else(desk: Path, name: st
 
 
 def test_without_a_terminal_nothing_is_purged_unasked(desk: Path) -> None:
-    with pytest.raises(TrainfleetError, match="no terminal to ask on"):
+    with pytest.raises(TrainfleetError, match="there is no terminal"):
         type_clean(PURGE="1")
     assert (desk / "runs/mine/checkpoints/step-00000001/w").exists() and (
         desk / "data/mine/train/00000.bin"

@@ -133,7 +133,7 @@ def test_a_run_without_a_checkpoint_is_told_before_anything_is_loaded(
         dump_resolved(load(Settings(tmp_path / "config.yaml"))[0])
     )
     said = verbs.enter(tmp_path, *verb.split(), code=1)
-    assert "error: base: has no checkpoint yet" in said and not (tmp_path / "m").exists()
+    assert "error: base: the run has no checkpoint yet" in said and not (tmp_path / "m").exists()
 
 
 def test_the_next_command_is_about_the_config_that_was_typed(tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_what_a_finished_run_has_lost_comes_back_or_is_told(tmp_path: Path, lost
     if lost.startswith("half"):
         (run / "config.yaml").write_text("name: base\ntrain: [")
     else:
-        assert "has lost its config.yaml\n  next: make train" in verbs.enter(
+        assert "config.yaml is missing\n  next: make train" in verbs.enter(
             tmp_path, "checkpoints", code=1
         )
-    assert "nothing is left to do" in verbs.enter(tmp_path, "train")
+    assert "nothing to do" in verbs.enter(tmp_path, "train")
     assert "has no committed.json" in verbs.enter(tmp_path, "checkpoints", code=1)

@@ -112,7 +112,7 @@ def test_what_compiles_nothing_is_told_so(tmp_path: Path) -> None:
     )
     config = load(Settings(tmp_path / "config.yaml", ""), terms_of)[0]
     assert not compiling.is_due(config)
-    with pytest.raises(ConfigError, match="nothing is compiled"):
+    with pytest.raises(ConfigError, match="compiles nothing"):
         compiling.require(config)
 
 

@@ -109,7 +109,7 @@ def test_the_plan_says_how_often_training_goes_through_the_data(
     capsys.readouterr()
     assert command(["plan"]) == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert f"data/text is there: {tokens:,} tokens of 80 documents" in words  # each is in both splits
+    assert f"data/text exists: {tokens:,} tokens in 80 documents" in words  # each is in both splits
     assert (
         f"training sees 25,600 tokens: {25_600 / tokens:.2g} epochs" in words
         and "epochs, roughly" not in words

@@ -58,7 +58,7 @@ def test_an_engine_that_starts_the_same_order_again_gets_another_number(tmp_path
     assert [fence.enter(tmp_path, order) for _ in range(3)] == [1, 2, 3]
     assert fence.current(tmp_path) == Attempt(1, 3)
     assert fence.begin(tmp_path) == 4 and fence.enter(tmp_path, 4) == 4
-    with pytest.raises(Fenced, match="this attempt ended before it began"):
+    with pytest.raises(Fenced, match="a newer attempt replaced this one before it started"):
         fence.enter(tmp_path, order)
 
 

@@ -173,7 +173,7 @@ def test_a_misspelt_verb_installs_nothing_on_a_bare_machine(desk: Path) -> None:
 def test_a_verb_that_needs_a_run_says_that_there_is_none(desk: Path, verb: str) -> None:
     code, text = make(desk, verb, *(["OUT=model"] if verb == "export" else []))
     assert code != 0 and text.startswith(
-        "error: runs/first-run: was never started\n  next: make train\n"
+        "error: runs/first-run: the run was never started\n  next: make train\n"
     )
     assert not (desk / "runs").exists()
 

@@ -690,7 +690,7 @@ def test_an_image_that_is_not_there_or_does_not_fit_is_refused_before_anything_r
         {},
         {"trainfleet.lock": "cuda 2026-01-01 0123456789ab"},
     )
-    with pytest.raises(ImageError, match="other versions") as caught:
+    with pytest.raises(ImageError, match="versions differ") as caught:
         job_image.make_ready(given)
     assert (
         "cuda 2026-01-01 0123456789ab" in caught.value.why

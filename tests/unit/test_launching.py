@@ -234,7 +234,7 @@ def interpreter(desk: Path) -> Path:
 def test_stop_cancels_a_launch_that_has_not_begun(desk: Path) -> None:
     process = launch(desk, 900)
     assert "the run is being launched: make train, typed by" in enter(desk, "status")
-    assert "is being launched already" in enter(desk, "train", code=1)
+    assert "is already being launched" in enter(desk, "train", code=1)
     said = enter(desk, "stop", timeout=200)
     assert (
         "asked the launch of line to end: make train, typed by" in said
@@ -271,10 +271,7 @@ def test_a_launch_that_was_killed_is_no_obstacle(desk: Path) -> None:
     process.communicate()
     assert "is not running" in enter(desk, "stop")
     said = enter(desk, "train")
-    assert (
-        "this launch takes the place of make train, typed by" in said
-        and "its process has ended" in said
-    )
+    assert "this launch replaces make train, typed by" in said and "its process has ended" in said
 
 
 def test_stop_does_not_offer_to_resume_what_had_finished(

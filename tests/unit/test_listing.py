@@ -118,7 +118,7 @@ def test_a_run_is_named_by_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("fast ")
     for name in ("fsat", "../runs/fast", "", "."):
         assert command(["status", f"RUN={name}"]) == 2
-        assert "no run here has the name" in capsys.readouterr().err
+        assert "there is no run named" in capsys.readouterr().err
 
 
 def test_top_p_leaves_the_fewest_that_have_the_share() -> None:

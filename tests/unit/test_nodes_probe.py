@@ -273,12 +273,14 @@ def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_pat
     lines, fits = provisioning.compare(config(tmp_path, asked), {"gpu-1": HGX})
     assert (
         not fits
-        and lines[0] == "the config says none of it; write:"
+        and lines[0] == "the config does not describe the nodes' devices; write:"
         and "network: infiniband" in lines[-1]
     )
     assert provisioning.compare(config(tmp_path, OWN), {"n1": HGX}) == ([], True)
     lines, fits = provisioning.compare(config(tmp_path, f"{asked}, accelerator: h100"), {"n1": HGX})
-    assert fits and lines[0] == "the config says less than that; write:", "the network is open"
+    assert fits and lines[0] == "the config does not fully describe the nodes' devices; write:", (
+        "the network is open"
+    )
     lines, fits = provisioning.compare(
         config(tmp_path, OWN), {"n1": node("NVIDIA A100-SXM4-80GB", ports=NDR)}
     )
@@ -290,7 +292,7 @@ def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_pat
     lines, fits = provisioning.compare(
         config(tmp_path, asked), {"n1": parse("== facts\ncores=2\n== end\n")}
     )
-    assert not fits and lines == ["no known GPU answers, but fleet.platform is cuda"]
+    assert not fits and lines == ["the hosts have no known GPU, but fleet.platform is cuda"]
 
 
 def test_what_no_rank_can_compute_on_is_said() -> None:

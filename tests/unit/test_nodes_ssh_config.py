@@ -128,7 +128,7 @@ def test_make_plan_runs_no_program_and_says_so(home: Path) -> None:
     said = verbs.enter(
         home, "plan", variables={"HOME": str(home / "home")}, timeout=60, python=sys.executable
     )
-    assert said.count("~/.ssh/config has settings that are not used: certificatefile") == 1
+    assert said.count("~/.ssh/config has settings that trainfleet ignores: certificatefile") == 1
     assert (
         "hosts: not queried" in said
         and "ProxyCommand" in said

@@ -160,7 +160,7 @@ def test_folders_that_can_not_be_written_are_all_named(desk: Path) -> None:
     shut = config(HERE % ("tiny", ""), f"checkpoint.path={desk}/file/deeper")
     assert "is a file" in dict(preflight.problems(shut))["checkpoint.path"]
     shut = config(HERE % ("tiny", ""), "checkpoint.path=/proc/1/deeper")
-    assert "can't be written" in dict(preflight.problems(shut))["checkpoint.path"]
+    assert "is not writable" in dict(preflight.problems(shut))["checkpoint.path"]
 
 
 def test_a_bucket_that_may_not_be_written_is_told_before_the_start() -> None:

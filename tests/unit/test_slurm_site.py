@@ -82,7 +82,7 @@ def test_what_no_key_sets_is_the_site_s_and_the_script_says_so(
     given = set(words[2].removeprefix("--export=").split(",")) & set(SAID)
     assert provisioning.inherited(
         config_of(tmp_path)
-    ) == f"of your environment a job gets: {', '.join(SAID)}" and given == set(SAID)
+    ) == f"environment inherited by jobs: {', '.join(SAID)}" and given == set(SAID)
     assert "--export" in words[2] and "SBATCH" not in words[2] and text.count("--output=") == 1
 
 

@@ -404,7 +404,7 @@ def test_where_no_launcher_watches_node_0_does(
             signal.signal(number, handler)
     assert code == 128 + 9
     assert re.search(
-        r"^watch   .* \| no rank has moved for \d+ s",
+        r"^watch   .* \| no rank made progress for \d+ s",
         (tmp_path / "logs" / "node-0.log").read_text(),
         re.MULTILINE,
     )

@@ -83,7 +83,9 @@ def test_the_watchdog_s_word_names_rank_and_node(run: Run) -> None:
     found = verdict(
         run,
         alarm=Alarm(
-            "silent rank 1: no heartbeat for 9 s, last seen in step 12, while the others wait", 1, 1
+            "silent rank 1: no heartbeat for 9 s, last seen in step 12; the others wait for it",
+            1,
+            1,
         ),
     )
     assert (found.cause, found.rank, found.node, found.host, found.sure) == (
@@ -168,7 +170,7 @@ def test_an_exit_code_by_which_a_shell_says_that_it_found_no_command_is_a_cause(
     write(run, 1, "sh: 1: /nowhere/python: is not there")
     found = verdict(run, status=Status(Phase.ENDED, exits={0: 0, 1: 127}))
     assert (found.cause, found.node, found.sure, found.then) == ("environment", 1, False, Then.STOP)
-    assert found.words == "ended with exit code 127: a command was not found"
+    assert found.words == "it ended with exit code 127: a command was not found"
 
 
 def test_what_is_not_sure_says_so(run: Run) -> None:
@@ -185,7 +187,7 @@ def test_of_an_exception_that_nobody_knows_no_cause_is_named_but_whose_it_was_an
     found = verdict(run)
     assert (found.cause, found.node, found.rank, found.sure) == ("unknown", 1, 1, False)
     assert str(found).startswith(
-        "failed: rank 1 on node 1 (b): no known cause matches its last words (unknown)\n  why: SomeLibraryError"
+        "failed: rank 1 on node 1 (b): the logs show no known cause (unknown)\n  why: SomeLibraryError"
     )
     assert "rank 0 on node 0: step 3" in str(found) and found.next.endswith("node-1.log")
 
@@ -342,7 +344,7 @@ def test_who_is_alive_is_told_by_beats_and_not_by_their_clocks(run: Run) -> None
     assert sentry.alive(0.04) == {0}
 
 
-CUT = "ended within 0 s without having saved: the scheduler kills a job before the grace time ends"
+CUT = "ended within 0 s without a checkpoint: the scheduler kills a job before the grace time ends"
 
 
 def test_an_engine_that_kills_before_the_grace_time_is_named(run: Run) -> None:

@@ -108,7 +108,7 @@ def test_ranks_that_are_alive_and_stuck_in_a_step() -> None:
     fleet.moving = False
     assert fleet.run(18) is None
     alarm = fleet.run(10)
-    assert alarm and alarm.rank is None and "no rank has moved" in alarm.words
+    assert alarm and alarm.rank is None and "no rank made progress" in alarm.words
 
 
 def test_of_stuck_ranks_the_one_behind_is_named() -> None:
@@ -154,7 +154,7 @@ def test_a_rank_that_never_came_is_named() -> None:
     fleet.stopped = {1}
     assert fleet.run(590) is None
     alarm = fleet.run(20)
-    assert alarm and alarm.rank == 1 and "no sign of life" in alarm.words
+    assert alarm and alarm.rank == 1 and "sent no heartbeat" in alarm.words
 
 
 def test_a_slow_rank_is_named_once_and_not_for_one_slow_step() -> None:
@@ -281,5 +281,5 @@ def test_the_sentry_reads_what_ranks_leave_and_asks_them_for_their_stacks(tmp_pa
         time.sleep(0.1)
         alarm = sentry.look()
     heart.stop()
-    assert alarm and "no rank has moved" in alarm.words
+    assert alarm and "no rank made progress" in alarm.words
     assert (tmp_path / "logs" / "stacks-rank-0.txt").exists()

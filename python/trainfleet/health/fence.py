@@ -90,9 +90,12 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
     """
     newest = current(folder)
     if newest.order > order:
-        why = f"attempt {newest.number} has begun; this one had order {order}"
+        why = f"attempt {newest.number} has already started; this attempt had order {order}"
         raise Fenced(
-            "this attempt ended before it began", where=platform.node(), why=why, next="make logs"
+            "a newer attempt replaced this one before it started",
+            where=platform.node(),
+            why=why,
+            next="make logs",
         )
     if newest.number == order and not least and claim(_folder(folder) / f"{order}.taken", ""):
         return order

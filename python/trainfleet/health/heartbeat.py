@@ -220,7 +220,7 @@ class Heart:
         newest = Attempt(orders.order, orders.number)
         if newest > self.attempt if self.met else newest.order > self.attempt.order:
             self._leave_for_good(
-                f"attempt {self.attempt.number} has ended; this rank was out of reach and exits"
+                f"attempt {self.attempt.number} has ended; this rank was unreachable and exits"
             )
         if orders.stacks and orders.stacks != self._stacks:
             self._stacks = orders.stacks
@@ -231,8 +231,8 @@ class Heart:
                 self.alone(orders.lease.vacant)
             if orders.lease.vacant >= self.patience + TO_LEAVE:
                 self._leave_for_good(
-                    f"no launcher for {orders.lease.vacant:.0f} s, and no step at which this "
-                    "rank could leave"
+                    f"no launcher for {orders.lease.vacant:.0f} s, and no step ended at which "
+                    "this rank could stop; it exits"
                 )
 
     def _leave_for_good(self, words: str) -> None:

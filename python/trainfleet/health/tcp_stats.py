@@ -192,7 +192,7 @@ def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | Non
             median(known[other] for other in known if other != node) for known in (ms, lost)
         )
         if words := _words(ms[node], lost[node], usual_ms, usual_lost, slower):
-            found[node] = f"{words}, the others' {usual_lost:.1%} and {usual_ms:.1f} ms"
+            found[node] = f"{words}; the other nodes have {usual_lost:.1%} and {usual_ms:.1f} ms"
     return found
 
 
@@ -202,9 +202,9 @@ def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: b
     """
     least_ms, least_lost = (SLOW_MS, LOSSY) if slower else (CLEARLY_SLOW_MS, CLEARLY_LOSSY)
     if lost >= max(least_lost, LOSSY_TIMES * usual_lost):
-        return f"{lost:.0%} of the packets on its links are lost"
+        return f"its links lose {lost:.0%} of the packets"
     if ms >= max(usual_ms + least_ms, SLOW_TIMES * usual_ms):
-        return f"a round trip on its links takes {ms:.0f} ms"
+        return f"its links have a round-trip time of {ms:.0f} ms"
     return ""
 
 

@@ -192,7 +192,7 @@ class Watchdog:
             if len(missing) == 1
             else f"{len(missing)} ranks, including rank {missing[0]},"
         )
-        return Alarm(f"{who} gave no sign of life in {now - self.began:.0f} s", missing[0])
+        return Alarm(f"{who} sent no heartbeat in {now - self.began:.0f} s", missing[0])
 
     def _silent(self, now: float, gap: float) -> Alarm | None:
         """Returns an alarm for ranks with a stale heartbeat while no rank makes progress. `gap` is
@@ -217,8 +217,8 @@ class Watchdog:
             return None
         rank, seen = worst.beat.rank, stage(worst.beat)
         words = (
-            f"silent rank {rank}: no heartbeat for {quiet:.0f} s, last seen in {seen}, while "
-            "the others wait"
+            f"silent rank {rank}: no heartbeat for {quiet:.0f} s, last seen in {seen}; the "
+            "others wait for it"
         )
         return Alarm(words, rank, worst.beat.node)
 
@@ -241,7 +241,9 @@ class Watchdog:
             return None
         behind = min(self.seen.values(), key=lambda seen: seen.beat.step).beat
         apart = behind.step < latest.beat.step
-        words = f"no rank has moved for {still:.0f} s (limit {limit:.0f} s) in {stage(latest.beat)}"
+        words = (
+            f"no rank made progress for {still:.0f} s (limit {limit:.0f} s) in {stage(latest.beat)}"
+        )
         return Alarm(words, behind.rank if apart else None, behind.node if apart else None)
 
     def _over(self, now: float) -> Alarm | None:
@@ -255,7 +257,7 @@ class Watchdog:
             return None
         ended = now - max(map(HEARD, self.seen.values()))
         return (
-            Alarm(f"all ranks ended {ended:.0f} s ago, but torchrun still runs on some node")
+            Alarm(f"all ranks ended {ended:.0f} s ago, but torchrun is still running on a node")
             if ended > self.limits.end
             else None
         )
@@ -391,7 +393,7 @@ class Sentry:
             return alarm
         rank, where = odd
         return Alarm(
-            f"{alarm.words}; rank {rank} is in {where}, the others elsewhere",
+            f"{alarm.words}; rank {rank} is in {where}, the others are elsewhere",
             rank,
             self.dog.seen[rank].beat.node,
         )

@@ -102,9 +102,9 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
     verdict = (
         "failed"
         if finding.host is None
-        else "finds it broken"
+        else "found a hardware fault"
         if finding.blames_host
-        else "finds it unfit"
+        else "found an unfit node"
     )
     print(f"{finding.host or 'all nodes'}: {finding}", flush=True)
     log = Log(node_log(folder, hosts.index(finding.host) if finding.host else 0))

@@ -35,17 +35,17 @@ def main(arguments: list[str]) -> int:
     folder, start, near = Path(arguments[0]), Path(arguments[1]), arguments[2]
     run, exits = Run(folder, f"launcher-{start.name}"), job_starts.exits_of(start)
     if run.is_asked_to_stop():
-        return say(OVER, "it was asked to stop")
+        return say(OVER, "the job was asked to stop")
     job = load_job(run)
     if near:
         done = run.read_results().get("status") == "finished" if job else not any(exits.values())
         return (
-            say(OVER, "it is finished")
+            say(OVER, "the job is finished")
             if done
-            else say(AGAIN, "it reached its time limit, and is queued again")
+            else say(AGAIN, "the job reached its time limit and is queued again")
         )
     if job is None or is_held(read_holder(folder), time.time()) or is_renewed(folder):
-        return say(OVER, "its launcher decides what follows")
+        return say(OVER, "the launcher decides whether to retry")
     return AGAIN if is_worth_it(run, job[1], exits, start) else OVER
 
 

@@ -164,11 +164,11 @@ def remove_remakeable() -> None:
     """Removes the files that can be made again. Raises BackendError if a folder is in use."""
     busy = [folder for folder in (*_runs(), *_datasets()) if is_locked(folder)]
     if busy:
-        then = f"run make stop CONFIG={busy[0]}/config.yaml, or wait for it"
+        then = f"run make stop CONFIG={busy[0]}/config.yaml, or wait until it ends"
         raise BackendError(f"still running: {', '.join(map(str, busy))}", next=then)
     removed = sum(remove(path) for path in _remakeable())
     print(
-        f"removed {size(removed)} of files that can be made again (reports, plots, caches, "
+        f"removed {size(removed)} of files that can be generated again (reports, plots, caches, "
         "incomplete files)"
     )
 
@@ -209,7 +209,7 @@ def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
             "next: make clean PURGE=all removes these too; other runs on these hosts may need them"
         )
         return 0
-    if not sure and not _confirmed(f"these {len(left)} things on hosts, which other runs may need"):
+    if not sure and not _confirmed(f"these {len(left)} items on hosts (other runs may need them)"):
         return 1
     machines.remove(purge=True)
     still = machines.left()
@@ -240,7 +240,7 @@ def take_down(
     if purge_too and not sure:
         held = machines.left()
         print("\n".join(held))
-        if not _confirmed(f"these {len(held)} things in the cloud"):
+        if not _confirmed(f"these {len(held)} cloud resources"):
             print("nothing was removed")
             return 1
     machines.remove(purge_too)
@@ -255,12 +255,12 @@ def keep(place: Place, made: Sequence[Path]) -> int:
     for name, count in kept.items():
         print(f"kept {name}: {size(count)}")
     others = (
-        "; CONFIG=runs/<name>/given.yaml selects another run's"
+        "; CONFIG=runs/<name>/given.yaml selects another run"
         if any(f not in made for f in here)
         else ""
     )
     own = f"next: make clean PURGE=1 removes this config's run and dataset too{others}"
-    print(own if kept else "no runs and no datasets are left")
+    print(own if kept else "no runs or datasets are left")
     return 0
 
 
@@ -273,17 +273,17 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
     stays = _left_alone(folder for folder in made if folder not in here)
     sizes = {str(folder): count for folder, count in here.items()} | far
     if not sizes:
-        print("no run and no dataset of this config is left")
+        print("this config has no run or dataset left")
         return stays
     for name, count in sizes.items():
         print(f"{name}: {size(count)}")
     if not sure and not _confirmed(f"these {len(sizes)} folders"):
-        print("nothing more was removed")
+        print("nothing else was removed")
         return 1
     far_left = place.remove(far)
     left = [path for folder in here for path in _remove(folder)]
     for name in (*far_left, *map(str, left)):
-        print(f"left {shortened(printable(name), 255)}: this program did not write it")
+        print(f"left {shortened(printable(name), 255)}: trainfleet did not write it")
     gone = size(sum(sizes.values()) - sum(map(measure, left)))
     print(f"removed {gone}: this config's run and dataset")
     return stays
@@ -293,8 +293,8 @@ def _left_alone(folders: Iterable[Path]) -> int:
     """Prints the folders that the config did not make. Returns 1 if there are any, else 0."""
     strange = [folder for folder in folders if folder.exists() or folder.is_symlink()]
     for folder in strange:
-        what = "a link" if folder.is_symlink() else "not made by this config"
-        print(f"left {folder}: it is {what}")
+        what = "it is a link" if folder.is_symlink() else "this config did not create it"
+        print(f"left {folder}: {what}")
     return 1 if strange else 0
 
 
@@ -308,6 +308,6 @@ def _remove(folder: Path) -> list[Path]:
 
 def _confirmed(what: str) -> bool:
     if not sys.stdin.isatty():
-        what = "PURGE=1 asks before it removes data, but there is no terminal to ask on"
+        what = "PURGE=1 needs your confirmation to remove data, but there is no terminal"
         raise TrainfleetError(what, next="make clean PURGE=1 YES=1")
-    return is_agreed(f"remove {what} for good?")
+    return is_agreed(f"permanently remove {what}?")

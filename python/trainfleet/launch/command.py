@@ -58,7 +58,7 @@ def run_called(name: str) -> Run:
     """Returns the local run named by RUN. Raises ConfigError if there is no run of that name."""
     here = [path.parent.name for path in RUNS.glob("*/config.yaml")]
     if name not in here:
-        message = f"no run here has the name {show(name)}{suggest(name, here)}"
+        message = f"there is no run named {show(name)}{suggest(name, here)}"
         raise ConfigError.of("RUN", message, next="run make runs to list them")
     return run_of(name)
 
@@ -70,7 +70,7 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
     message = f"{error.where or 'it'} {error.what}: {error.why}"
     return ConfigError(
         [Problem(line, where, f"data.sources[{error.entry}]", message)],
-        next="correct data.sources there",
+        next="correct this entry of data.sources",
     )
 
 
@@ -97,7 +97,11 @@ def run_started(variables: Variables) -> Run:
     """
     run = run_named(variables)
     if not run.config.exists():
-        what = "has lost its config.yaml" if run.results.exists() else "was never started"
+        what = (
+            "the run's config.yaml is missing"
+            if run.results.exists()
+            else "the run was never started"
+        )
         raise RunError(what, where=str(run.folder), next="make train")
     return run
 
@@ -118,7 +122,7 @@ def run_trained(variables: Variables) -> Run:
     """
     name, store = store_named(variables)
     if not store.steps() and not store.broken():
-        raise RunError("has no checkpoint yet", where=name, next="make train")
+        raise RunError("the run has no checkpoint yet", where=name, next="make train")
     return run_of(name)
 
 
@@ -175,33 +179,33 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
     """Returns notes about the dataset, and whether the dataset exists."""
     folder = DATA / config.data.name
     if backend.hands_over:
-        return [f"the nodes make {folder} from data.sources there"], False
+        return [f"the nodes tokenize data.sources into {folder}"], False
     dataset = find(config.data)
     if dataset is not None:
         notes = [
-            f"{folder} is there: {dataset.tokens:,} tokens of {dataset.documents:,} documents",
+            f"{folder} exists: {dataset.tokens:,} tokens in {dataset.documents:,} documents",
             seen(config, dataset.tokens),
         ]
         if count := dataset.skipped:
             notes.append(
-                f"{count:,} bad record{'s' * (count > 1)} skipped: {folder / MANIFEST} lists them"
+                f"{count:,} bad record{'s' * (count > 1)} skipped; {folder / MANIFEST} lists them"
             )
         if have_changed(config.data, dataset.listing):
             notes.append(
-                f"warning: data.sources have changed since then; {folder} stays as it is until "
-                f"you run rm -r {folder}"
+                f"warning: data.sources changed after {folder} was created; run rm -r {folder} "
+                "to tokenize again"
             )
         return notes, True
     found = look(config.data)  # A missing source is reported now instead of later on the nodes.
     seconds = found.seconds(node_types.local_cores())
     size = f"{found.bytes / 1e6:,.1f} MB in {found.files:,} files, {found.units:,} units"
     notes = [
-        f"{folder} will be made: {size}, about {seconds:.0f} s",
+        f"{folder} will be created: {size}, about {seconds:.0f} s",
         f"{seen(config, found.bytes // TOKEN_BYTES)}, roughly",
     ]
     if share := skippable(config.data):
         notes.append(
-            f"bad records are skipped, up to {100 * share:g} % of them (data.on_bad_record)"
+            f"bad records are skipped, up to {100 * share:g} % of all records (data.on_bad_record)"
         )
     return [*notes, *found.notes, *(f"warning: {warning}" for warning in found.warnings)], False
 

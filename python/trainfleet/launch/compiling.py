@@ -96,7 +96,7 @@ class ChainedTraining:
         with execution.in_charge(plan.config, self.run, place) as lease:
             self._submit(plan, first)
             lease.leave()
-        print(f"{self.run.name} is queued behind it", flush=True)
+        print(f"{self.run.name} is queued behind the compile job", flush=True)
 
     def _submit(self, plan: Plan, first: Handle) -> None:
         request = backend_of(plan.config).plan(replace(plan.requests[-1].job, after=first.id), {})
@@ -147,11 +147,11 @@ def require(config: Config) -> None:
     """Raises ConfigError if the run compiles no programs, or if no folder would keep them."""
     if compiles_ahead(config) or config.train.compile:
         return
-    why = "false: nothing is compiled then; set true"
+    why = "false compiles nothing; set true"
     if node_types.device_of(config.fleet.platform) == "neuron":
         why = (
-            "TorchNeuron keeps compiled programs in a folder, but these nodes do not share one; "
-            "make train compiles while it trains"
+            "TorchNeuron keeps compiled programs in a folder, but these nodes share no folder; "
+            "make train compiles during training"
         )
     raise ConfigError.of("train.compile", why, next="make train")
 
@@ -197,7 +197,7 @@ def compile_ahead(
     """Fills the cache, and prints the time and any programs that failed. Returns the exit code."""
     job_image.make_ready(config)
     run = run_of(name_of(config))
-    print(f"compiling ahead, in {run.folder}: {expected_duration(config)}", flush=True)
+    print(f"compiling ahead of time in {run.folder}: {expected_duration(config)}", flush=True)
     plan = plan_of(compile_only(shared(config), run.name), derived, launch=secrets.token_hex(8))
     code = train(plan, started, summarize=False, sequel=sequel)
     if code == 0:
@@ -207,10 +207,10 @@ def compile_ahead(
 
 def outlook(config: Config) -> list[str]:
     """Returns the lines about compiling that `make plan` prints."""
-    behind = "; training is queued behind it" if can_wait(config) else ""
+    behind = "; training is queued behind the compile job" if can_wait(config) else ""
     return [
         "",
-        f"compiled ahead unless done already: {name_of(config)}; "
+        f"compiled ahead of time unless cached: {name_of(config)}; "
         f"{expected_duration(config)}{behind}",
         "",
     ]
@@ -244,15 +244,15 @@ def expected_duration(config: Config) -> str:
     if taken:
         least, most = duration(int(min(taken))), duration(int(max(taken)))
         return (
-            "others of this model and platform took "
+            "earlier compile runs of this model and platform took "
             f"{least if least == most else f'{least} to {most}'}"
         )
     if not compiles_ahead(config):
-        return "minutes at most"
+        return "a few minutes at most"
     # Source: awsdocs-neuron.readthedocs-hosted.com, the tutorial dp_bert, 2026-08-17.
     return (
         "no run of this model was compiled here; AWS's BERT-Large takes 13 min on a "
-        "trn1.32xlarge, larger models longer"
+        "trn1.32xlarge, and larger models take longer"
     )
 
 

@@ -62,7 +62,9 @@ def in_charge(config: Config, run: run_folder.Run, place: Place) -> Iterator[Lea
         try:
             place.refresh()  # Publishes the run's final state.
         except BackendError as error:
-            print(f"warning: other machines can't see how it ended: {error}", file=sys.stderr)
+            print(
+                f"warning: other machines can't see the run's final state: {error}", file=sys.stderr
+            )
 
 
 @contextmanager
@@ -108,7 +110,10 @@ def is_finished(plan: Plan, run: run_folder.Run) -> bool:
 
 def say_finished(plan: Plan, run: run_folder.Run) -> int:
     """Prints that the run is finished, how it ended, and how to continue. Returns the exit code."""
-    print(f"nothing is left to do: train.steps is {plan.config.train.steps:,}\n{status(run)}")
+    print(
+        f"nothing to do: all {plan.config.train.steps:,} steps are done (train.steps)\n"
+        f"{status(run)}"
+    )
     return 0
 
 
@@ -246,9 +251,9 @@ class Launch:
         if running and running[1].job.kind == request.job.kind:
             handle, request = running
             how = (
-                "was queued behind the job that compiles"
+                "was queued behind the compile job"
                 if request.job.after
-                else "still runs, as the previous launcher left it"
+                else "is still running from the previous launch"
             )
             print(f"{self.run.name} {how}", flush=True)
         if request.job.kind == "tokenize":
@@ -270,7 +275,7 @@ class Launch:
             raise BackendError(
                 f"another command is tokenizing {request.job.name}",
                 where=str(folder),
-                next="wait for it, or run make stop",
+                next="wait until it ends, or run make stop",
             )
         live = TokenizeLive(folder, self.config.data.tokenized_path)
         still = lambda: STUCK if live.progress and live.progress.bytes_total else STILL  # noqa: E731

@@ -94,7 +94,7 @@ class Succession:
             except (TrainfleetError, OSError) as error:
                 self.until = time.monotonic() + AGAIN
                 if str(error) != self.said and not self.ended.is_set():
-                    print(f"no other host stands by yet: {error}", flush=True)
+                    print(f"no standby host yet: {error}", flush=True)
                 self.said = str(error)
 
     def look(self, newest: Standby | None) -> None:
@@ -105,13 +105,13 @@ class Succession:
             self.seen, self.silent = newest, 0.0
             alive = newest.host != platform.node() and newest.number >= self.number
             if alive and not self.lease.standby:
-                print(f"{newest.host} stands by", flush=True)
+                print(f"{newest.host} is the standby now", flush=True)
             self.lease.standby, self.until = (newest.host, 0.0) if alive else ("", self.until)
             return
         self.silent += EVERY
         if self.lease.standby and self.silent >= PATIENCE:
             print(
-                f"{self.lease.standby}, which stood by, has been silent for {self.silent:.0f} s",
+                f"the standby {self.lease.standby} has been silent for {self.silent:.0f} s",
                 flush=True,
             )
             self.lease.standby = ""

@@ -104,7 +104,7 @@ def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     if why := next((stage.lacking[need] for need in fault.needs if need in stage.lacking), ""):
         return FaultOutcome(fault.name, skipped=why, what=fault.what)
     outcome, left = fault.play(fault, stage), stage.left_over()
-    broken = (*outcome.broken, *([f"{len(left)} {stage.things} were left over"] if left else []))
+    broken = (*outcome.broken, *([f"leftover {stage.things}: {len(left)}"] if left else []))
     return replace(outcome, left=len(left), broken=broken, what=fault.what)
 
 
@@ -117,7 +117,7 @@ def _running(fault: Fault, stage: RehearsalStage, words: str = "") -> subprocess
 
 def _ended(code: int, wanted: int = 0) -> list[str]:
     """Returns the broken promise if a command ended with another exit code than `wanted`."""
-    return [] if code == wanted else [f"the command ended with {code}"]
+    return [] if code == wanted else [f"the command ended with exit code {code}"]
 
 
 def _signalled(
@@ -213,7 +213,7 @@ def _unkept(wrong: str, equal: bool, lost: int, most_lost: int) -> Iterator[str]
     if wrong:
         yield wrong
     if not equal:
-        yield "the losses differ from the unbroken run's"
+        yield "the losses differ from those of the unbroken run"
     if lost > most_lost:
         yield f"{lost} steps ran twice"
 
@@ -254,9 +254,9 @@ def _killed_launcher(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     process.kill()
     process.communicate()
     outlived = not stage.outlives and stage.left_over()
-    broken = ["ranks outlived their launcher"] if outlived else []
+    broken = ["ranks kept running without their launcher"] if outlived else []
     if code := stage.again(fault.name):
-        broken.append(f"the same command ended with {code}")
+        broken.append(f"the same command ended with exit code {code}")
     return _measure(fault, stage, began, broken)
 
 
@@ -266,9 +266,9 @@ def _noticed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     stage.strike(fault.name, "rank", signal.SIGUSR1)
     stage.end(process)
     status = stage.run(fault.name).read_results().get("status")
-    broken = [] if status == "stopped" else [f"the run was not stopped but {status}"]
+    broken = [] if status == "stopped" else [f"the run's status was {status}, not stopped"]
     if code := stage.again(fault.name):
-        broken.append(f"the same command ended with {code}")
+        broken.append(f"the same command ended with exit code {code}")
     return _measure(fault, stage, began, broken, most_lost=0)
 
 
@@ -280,7 +280,7 @@ def _damaged(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     began = time.time()
     broken = [] if stage.again(fault.name) == 0 else ["the same command failed"]
     if not any(event["event"] == "damaged" for event in stage.events(fault.name, began)):
-        broken.append("the damage was not seen")
+        broken.append("the damage was not detected")
     return _measure(fault, stage, began, broken)
 
 
@@ -299,7 +299,7 @@ def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutc
         stage.let_write(fault.name)
         if said != STRUCK:
             return FaultOutcome(
-                fault.name, skipped=" ".join(said.split()) or "its host printed nothing"
+                fault.name, skipped=" ".join(said.split()) or "the host printed nothing"
             )
         return _mended(fault, stage, began, code)
 
@@ -319,11 +319,13 @@ def _mended(
         and restarted
         and any(CAUSES[cause].then is Then.ELSEWHERE for cause in fault.verdicts)
     )
-    broken = [] if code == 1 or elsewhere else [f"the command ended with {code}, not 1"]
+    broken = [] if code == 1 or elsewhere else [f"the command ended with exit code {code}, not 1"]
     stops = all(CAUSES[cause].then is Then.STOP for cause in fault.verdicts)
-    broken += ["it was tried again, in vain"] if restarted and stops else []
+    broken += (
+        ["the launcher retried a failure that a retry can't fix"] if restarted and stops else []
+    )
     if again := stage.again(fault.name, words):
-        broken.append(f"the same command ended with {again} after the correction")
+        broken.append(f"after the correction, the same command ended with exit code {again}")
     return _measure(fault, stage, began, broken)
 
 
@@ -348,28 +350,28 @@ FAULTS = {
     for fault in (
         Fault(
             "rank-killed",
-            f"kill -9 of rank 1 at step {BREAK_AT}",
+            f"rank 1 is killed (kill -9) at step {BREAK_AT}",
             ("killed",),
             _signalled(signal.SIGKILL, "rank"),
             1,
         ),
         Fault(
             "agent-killed",
-            "kill -9 of node 1's torchrun",
+            "node 1's torchrun is killed (kill -9)",
             KILLED,
             _signalled(signal.SIGKILL, "agent"),
             1,
         ),
         Fault(
             "rank-stopped",
-            "SIGSTOP of rank 1: it hangs",
+            "rank 1 hangs (SIGSTOP)",
             ("hang",),
             _signalled(signal.SIGSTOP, "rank"),
             1,
         ),
         Fault(
             "link-cut",
-            "node 1 is not heard for a while",
+            f"node 1 is cut off from the network for {CUT} s",
             ("lost-node", "slow"),
             _cut_off,
             1,
@@ -377,7 +379,7 @@ FAULTS = {
         ),
         Fault(
             "link-slowed",
-            "what node 1 sends passes at 50 Mbit/s",
+            "node 1 sends at only 50 Mbit/s",
             ("slow", "none"),
             _slowed,
             1,
@@ -385,51 +387,51 @@ FAULTS = {
         ),
         Fault(
             "launcher-killed",
-            "kill -9 of make train itself; the same command again",
+            "make train is killed (kill -9) and run again",
             (),
             _killed_launcher,
         ),
         Fault(
             "head-lost",
-            "kill -9 of all of the run on its head, the launcher too",
+            "all processes on the head are killed (kill -9), including the launcher",
             KILLED,
             _headless,
             0,
             (OWN_HEAD,),
         ),
         Fault(
-            "notice", "the machine is about to be taken away; the same command again", (), _noticed
+            "notice", "rank 1's machine will be reclaimed; make train is run again", (), _noticed
         ),
         Fault(
             "checkpoint-damaged",
-            "half of the newest checkpoint's largest file is gone",
+            "the newest checkpoint's largest file is cut to half its size",
             (),
             _damaged,
         ),
         Fault(
             "disk-full",
-            "no checkpoint can be written; then there is room again",
+            "the disk is full for checkpoints, then has space again",
             ("disk",),
             _at_checkpoints(FULL),
             1,
         ),
         Fault(
             "read-only",
-            "the checkpoints' folder is read-only; then it is not",
+            "the checkpoint folder is read-only, then writable again",
             ("disk",),
             _at_checkpoints(READ_ONLY),
             needs=(MOUNTS,),
         ),
         Fault(
             "nan",
-            f"rank 1's loss is not a number from step {BREAK_AT + 1} on; then it is",
+            f"rank 1's loss is NaN from step {BREAK_AT + 1}, and normal in the next attempt",
             ("nan",),
             _changed(BROKEN_NUMBERS, "train.max_consecutive_skips=3"),
             needs=(PYTHON_OF_NODES,),
         ),
         Fault(
             "no-environment",
-            "node 1 lacks a package; then it has it",
+            "node 1 lacks a Python package, then has it again",
             ("environment",),
             _changed(BROKEN_NODE),
             1,
@@ -437,4 +439,4 @@ FAULTS = {
         ),
     )
 }
-assert BREAK_AT % EVERY, "a fault must cost something"
+assert BREAK_AT % EVERY, "a fault must cost at least one step"

@@ -78,7 +78,7 @@ def build(config: Config) -> int:
     more = (
         ""
         if config.fleet.container == BUILD
-        else f" SET='fleet.container=build'; or fleet.container: {recipe.reference}"
+        else f" SET='fleet.container=build', or set fleet.container: {recipe.reference}"
     )
     print(f"next: make push{more}")
     return 0
@@ -87,10 +87,8 @@ def build(config: Config) -> int:
 def push(config: Config) -> int:
     """Builds and pushes the missing images (make push). Returns the exit code."""
     name = provide(config)
-    print(
-        "next: make "
-        f"train{'' if config.fleet.container == BUILD else f', with fleet.container: {name}'}"
-    )
+    first = "" if config.fleet.container == BUILD else f"set fleet.container: {name}, then "
+    print(f"next: {first}make train")
     return 0
 
 
@@ -110,7 +108,7 @@ def _begin(config: Config) -> tuple[ImageRecipe, Builder]:
     pins.require(pins.of(config, "", builds=True))
     recipe, (builder, why) = recipe_for(config), choose()
     print(
-        f"{recipe.platform} image {recipe.tag}, from {recipe.base}, by "
+        f"{recipe.platform} image {recipe.tag}, from {recipe.base}, built by "
         f"{builder.name}{f' ({why})' if why else ''}"
     )
     return recipe, builder
@@ -131,8 +129,8 @@ def require_image(config: Config) -> None:
     tag = digest if at else image.rpartition("/")[2].partition(":")[2] or "latest"
     stored = registry.find(tag)
     if stored is None:
-        why = f"the repository {registry.repository} has no such tag"
-        raise ImageError("is not in the registry", where=image, why=why, next="make push")
+        why = f"the repository {registry.repository} does not have this tag"
+        raise ImageError("the image is not in the registry", where=image, why=why, next="make push")
     require_fit(config, stored, image)
 
 
@@ -140,17 +138,22 @@ def require_fit(config: Config, stored: StoredImage, image: str) -> None:
     """Raises ImageError if the image is for a different processor than the fleet's, or has a
     different lock than the config's platform.
     """
-    then = "make push, with fleet.container: build"
+    then = "set fleet.container: build, then run make push"
     if stored.architecture != ARCHITECTURE:
         why = (
-            f"it is for {stored.architecture}, {config.fleet.instance_type or 'the fleet'} is "
+            f"it is for {stored.architecture}, but {config.fleet.instance_type or 'the fleet'} is "
             f"{ARCHITECTURE}"
         )
-        raise ImageError("is for another processor", where=image, why=why, next=then)
+        raise ImageError(
+            "the image is for another processor architecture", where=image, why=why, next=then
+        )
     platform = load_platform(config.fleet.platform)
     theirs, ours = stored.labels.get("trainfleet.lock"), lock_name(platform)
     if theirs and theirs != ours:
-        why = f"it has the lock {theirs}, but the config's platform {platform.name} has {ours}"
+        why = f"its lock is {theirs}, but the config's platform {platform.name} has {ours}"
         raise ImageError(
-            "has other versions than the config's platform", where=image, why=why, next=then
+            "the image's versions differ from the config's platform",
+            where=image,
+            why=why,
+            next=then,
         )

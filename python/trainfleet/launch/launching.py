@@ -64,7 +64,9 @@ class FirstPhase:
 
     def _cancel(self, found: Launching) -> None:
         print(
-            "asked to stop" if self.is_mine(found) else f"another launch has taken over: {found}",
+            "this launch was asked to stop"
+            if self.is_mine(found)
+            else f"another launch has taken over: {found}",
             flush=True,
         )
         self.cancelled = True
@@ -141,19 +143,19 @@ def _begin(place: Place, config: Config, shown: Launching) -> bool:
         return False
     if not (before := place.launching()) or (why := gone(place, before)):
         if before:
-            print(f"this launch takes the place of {before}: {why}", flush=True)
+            print(f"this launch replaces {before}: {why}", flush=True)
         place.show(shown, obeyed=True)
         return True
     if not backend_of(config).hands_over:
-        what = f"the run {config.name} is being launched already"
+        what = f"the run {config.name} is already being launched"
         raise BackendError(what, where=str(before), next="run make stop to cancel it")
-    print(f"{config.name} is being launched: {before}; following it", flush=True)
+    print(f"{config.name} is already being launched: {before}; following it", flush=True)
     while under_way(place):
         time.sleep(PACE / 2)
     place.refresh()
     if not place.is_running():
         raise BackendError(
-            "that launch ended before the run began", where=str(before), next="make train"
+            "the other launch ended before the run started", where=str(before), next="make train"
         )
     return False
 
@@ -194,7 +196,7 @@ def cancel(place: Place, run: Run, found: Launching) -> bool:
     while under_way(place):
         if time.monotonic() > deadline:
             raise RunError(
-                "its launch does not end",
+                "the launch does not end",
                 where=str(found),
                 next=f"press Ctrl-C in its terminal, or run kill {found.pid} on that host",
             )

@@ -69,7 +69,7 @@ def require_known(tasks: str, known: list[str]) -> None:
             f"lm-eval has no task {show(task)}; nearest: {_near(task, known)}" for task in unknown
         ]
         problems = [Problem(0, "TASKS", "", message) for message in said]
-        raise ConfigError(problems, next=f"{sys.executable} -m lm_eval ls tasks lists them")
+        raise ConfigError(problems, next=f"run {sys.executable} -m lm_eval ls tasks to list them")
 
 
 def _near(task: str, known: list[str]) -> str:

@@ -180,9 +180,9 @@ def _shut(config: Config) -> Iterator[tuple[str, str]]:
     for key, folder in own.items():
         there = _nearest(folder)
         if not there.is_dir():
-            yield key, f"{folder} can't be made: {there} is a file"
+            yield key, f"{folder} can't be created: {there} is a file"
         elif not os.access(there, os.W_OK | os.X_OK):
-            yield key, f"{folder} can't be written: run ls -ld {there} to see who may"
+            yield key, f"{folder} is not writable; run ls -ld {there} to see its permissions"
 
 
 def _narrow(config: Config) -> Iterator[tuple[str, str]]:
@@ -204,9 +204,9 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
     if wanted * one > free:
         fewer = int(free // one) - 1 + len(store.steps())
         works = (
-            f"set checkpoint.keep={fewer}, or free some"
+            f"set checkpoint.keep={fewer}, or free disk space"
             if fewer >= 1
-            else "free some, or set checkpoint.path"
+            else "free disk space, or set checkpoint.path"
         )
         needed = f"{wanted} checkpoints of {size(one)} need {size(wanted * one)}"
         yield (

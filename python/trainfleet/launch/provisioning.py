@@ -38,7 +38,7 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
     Raises:
         BackendError: the machines belong to another config.
     """
-    _require_own(config, "sets them up")
+    _require_own(config, "set them up")
     backend = backend_of(config)
     pins.require(pinned(config))
     if purchase := backend.purchase():
@@ -62,12 +62,12 @@ def bake(config: Config) -> int:
         BackendError: the machines belong to another config, or the backend does not create machines
         from images.
     """
-    _require_own(config, "makes an image of them")
+    _require_own(config, "make an image of them")
     baking = backend_of(config).bake()
     if baking is None:
         what = (
-            f"the {config.fleet.backend} backend makes no machines from an image of its "
-            "nodes; ec2 does"
+            f"the {config.fleet.backend} backend can't make machines from an image of its "
+            "nodes; use ec2"
         )
         raise BackendError(
             what, where="fleet.backend", next="run make build for the container image of jobs"
@@ -75,14 +75,14 @@ def bake(config: Config) -> int:
     return baking.make()
 
 
-def _require_own(config: Config, does: str) -> None:
+def _require_own(config: Config, do: str) -> None:
     """Raises BackendError if the machines belong to another config. The message says that only that
-    config `does` it.
+    config can `do` it.
     """
     if is_guest(config):
-        what = f"its machines belong to the config {config.fleet_name}: only that config {does}"
+        what = f"the machines belong to the config {config.fleet_name}; only that config can {do}"
         raise BackendError(
-            what, where="fleet.aws.share_fleet_of", next="run make train once they exist"
+            what, where="fleet.aws.share_fleet_of", next="run make train once the machines exist"
         )
 
 
@@ -104,17 +104,15 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
     found = backend_of(config).machines().prospect(hours, speed)
     if not is_guest(config):
         return found
-    whose = (
-        f"machines belong to the config {config.fleet_name}, which makes, changes and removes them"
-    )
+    whose = f"the machines belong to the config {config.fleet_name}; only that config changes them"
     return replace(found, lines=(whose,), changes=())
 
 
 def inherited(config: Config) -> str:
     """Returns a plan's line about the environment variables that a job inherits."""
     return (
-        "of your environment a job gets: "
-        f"{', '.join((*backend_of(config).inherits, *config.fleet.secrets)) or 'nothing'}"
+        "environment inherited by jobs: "
+        f"{', '.join((*backend_of(config).inherits, *config.fleet.secrets)) or 'none'}"
     )
 
 
@@ -139,17 +137,17 @@ def examine(config: Config, lift: Sequence[str]) -> int:
     say_unheard(config)
     quarantine = Quarantine()
     for name in lift:
-        print(f"let out of quarantine: {quarantine.lift(name)}")
+        print(f"released from quarantine: {quarantine.lift(name)}")
     backend = backend_of(config)
     if Can.EXAMINE in backend.can and (head := backend.head()):
         return examine_hosts(config, head, quarantine)
     for entry in quarantine.entries().values() if Can.LEAVE_OUT in backend.can else ():
-        print(f"in quarantine: {entry}; run make doctor LIFT={entry.host} to let it out")
+        print(f"in quarantine: {entry}; run make doctor LIFT={entry.host} to release it")
     if found := backend.probe():
         differs, fits = compare(config, found.facts)
         print("\n".join([*found.lines, *differs]), end="\n" if found.lines or differs else "")
         if not fits:
-            print("next: write it into your config, then run make plan")
+            print("next: copy these lines into your config, then run make plan")
             return 1
     return make_ready(config)
 
@@ -183,7 +181,7 @@ def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
 
 def _then(held: Mapping[Host, object]) -> str:
     names = ",".join(host.name for host in held)
-    return f"; then make doctor LIFT={names}" if names else ", then make doctor"
+    return f", then run make doctor LIFT={names}" if names else ", then run make doctor"
 
 
 def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
@@ -237,7 +235,7 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
     if found is None:
         if fleet.device != "cuda" or not facts:
             return wrong, not wrong
-        return [*wrong, "no known GPU answers, but fleet.platform is cuda"], False
+        return [*wrong, "the hosts have no known GPU, but fleet.platform is cuda"], False
     if kind and not kind.owned:
         return wrong, not wrong  # An EC2 instance type defines all hardware.
     if kind and not wrong and _says_all(config, kind, facts):
@@ -249,8 +247,8 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
 def _correction(config: Config, found: Devices, wrong: bool) -> Iterator[str]:
     """Yields lines to write into the config about the nodes' devices."""
     kind = config.fleet.node_type
-    says = "otherwise" if wrong else "less than that" if kind else "none of it"
-    yield f"the config says {says}; write:"
+    how = "differs from" if wrong else "does not fully describe" if kind else "does not describe"
+    yield f"the config {how} the nodes' devices; write:"
     yield from probe.block(found).splitlines()
     if found.network == "roce":
         yield "  # network: ethernet, if the switches are not set up for RoCE"

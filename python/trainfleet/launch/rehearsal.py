@@ -54,14 +54,17 @@ file=$(find "$newest" -type f -printf '%s %p\\n' | sort -n | tail -n 1 | cut -d 
 truncate -s $(( $(stat -c %s "$file") / 2 )) "$file" && echo struck"""
 REMOVE = "[ ! -e {folder} ] || chmod -R u+w {folder}; rm -rf {folder}"
 PARENT = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); "
-OWN_LINKS = "nodes that one machine simulates have no separate links"
+OWN_LINKS = "nodes simulated on one machine have no separate links"
 # Requirements of faults (faults.Fault.needs) that a stage may lack, in addition to LINKS and
 # OWN_HEAD of backends/base.py. SPARE: enough nodes to continue without one. MAJORITY: enough nodes
 # to call one of them slow. KERNEL: a network that tc can slow. PYTHON_OF_NODES: a Python that can
 # be changed. MOUNTS: mounts that end with the run.
 SPARE, MAJORITY, KERNEL = "spare", "majority", "kernel network"
 PYTHON_OF_NODES, MOUNTS = "python", "mounts"
-LACKING = {LINKS: OWN_LINKS, OWN_HEAD: "the head is this machine; launcher-killed is similar"}
+LACKING = {
+    LINKS: OWN_LINKS,
+    OWN_HEAD: "the head is this machine; launcher-killed tests a similar fault",
+}
 
 
 def config_of_run(
@@ -315,9 +318,9 @@ class RehearsalStage:
     def require(self, name: str, said: str) -> None:
         """Raises RunError unless a command that causes a fault has printed STRUCK."""
         if said != STRUCK:
-            why = said[-400:] or "its node printed nothing"
+            why = said[-400:] or "the node printed nothing"
             raise RunError(
-                f"{name} could not be caused",
+                f"the fault {name} could not be caused",
                 where=self.place,
                 why=why,
                 next="run make rehearse again",
@@ -348,7 +351,7 @@ class RehearsalStage:
         Raises RunError if a stage has no separate head.
         """
         raise RunError(
-            f"{name} can't be caused",
+            f"the fault {name} can't be caused here",
             where=self.place,
             why=self.lacking[OWN_HEAD],
             next="make rehearse",
@@ -421,16 +424,16 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise BackendError(
-            "the folder of rehearsals belongs to another user",
+            "the rehearsal folder belongs to another user",
             where=str(folder),
             next=f"ls -ld {folder}",
         )
     lock = take_lock(folder)
     if lock is None:
         raise BackendError(
-            "another rehearsal is under way",
+            "another rehearsal is running",
             where=str(folder),
-            next="wait for it, or stop it with Ctrl-C",
+            next="wait until it ends, or stop it with Ctrl-C",
         )
     with lock:
         try:
@@ -464,9 +467,9 @@ def rehearse_unbroken(made: RehearsalStage) -> None:
             for event in made.events("whole")
             if event["event"] == "verdict"
         ]
-        why = "\n".join(said) or f"it ended with {code}: {made.said.strip()[-800:]}"
+        why = "\n".join(said) or f"it ended with exit code {code}: {made.said.strip()[-800:]}"
         raise RunError(
-            "even the unbroken run has failed",
+            "the unbroken run failed before any fault was caused",
             where=str(made.folder),
             why=why,
             next="make doctor",

@@ -49,7 +49,7 @@ from .rehearsal import (
 
 PREFIX = "rehearsal-"
 TIMEOUT = 60.0
-UNDONE = "hosts could not take part in a rehearsal"
+UNDONE = "the rehearsal failed on these hosts"
 SIGN, SILENT = 10.0, 60  # seconds between two heartbeats, and seconds without one until guards act
 # keys of the user's fleet that the rehearsal's config keeps
 KEPT = (
@@ -65,8 +65,8 @@ KEPT = (
 RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
 [ -n "$p" ] || exit 0"""  # noqa: E501
 SHAPING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
-$s true || {{ echo "sudo asks for a password"; exit; }}
-command -v tc > /dev/null || {{ echo "no tc: iproute2"; exit; }}
+$s true || {{ echo "sudo requires a password"; exit; }}
+command -v tc > /dev/null || {{ echo "tc is not installed (iproute2)"; exit; }}
 d=$(ip -o route get "$(getent ahostsv4 {peer} | sed -n '1s/ .*//p')" | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p')
 [ -n "$d" ] || {{ echo "no route to {peer}"; exit; }}
 setsid env {link} sh -c "trap '$s tc qdisc del dev $d root; exit' TERM
@@ -204,8 +204,8 @@ class HostStage(RehearsalStage):
         ).failed  # Guards end last, because they are needed until the folder is removed.
         if failed:
             raise BackendError(
-                by_host("not everything is restored", failed),
-                next=f"run rm -rf {folder} there, then make doctor",
+                by_host("these hosts were not fully restored", failed),
+                next=f"run rm -rf {folder} on these hosts, then make doctor",
             )
 
 
@@ -220,11 +220,11 @@ def require_hosts(head: Head) -> Config:
     located, then, problem = head.located, "make rehearse SET='fleet.backend=local'", ""
     if head.by_agent:
         problem = (
-            "Session Manager is the only way to its hosts, and a rehearsal needs SSH: "
-            "fleet.aws.ssm_only false"
+            "a rehearsal needs SSH, but only Session Manager reaches these hosts; "
+            "set fleet.aws.ssm_only=false"
         )
     elif (count := len(located.fleet.hosts)) < 2:
-        problem = f"{count} hosts: a rehearsal needs two, and three to cut one off"
+        problem = f"a rehearsal needs two hosts, or three to cut one off; the fleet has {count}"
         then = "make setup NODES=4" if makes else then
     if problem:
         raise ConfigError.of("fleet.hosts", problem, next=then)
@@ -235,16 +235,14 @@ def lacking(config: Config) -> dict[str, str]:
     """Returns the requirements of faults that the config's hosts lack, with the reasons."""
     nodes, row = nodes_of(config), config.fleet.node_type
     found = (
-        {SPARE: "a run on both of two hosts can't continue without one"}
-        if len(config.fleet.hosts) < 3
-        else {}
+        {SPARE: "a run on two hosts can't continue on one"} if len(config.fleet.hosts) < 3 else {}
     )
     if nodes < 3:
-        found[MAJORITY] = "with two nodes, neither can be called slow; use four hosts"
+        found[MAJORITY] = "with two nodes, the slow one can't be identified; use four hosts"
     elif row and row.efa:
-        found[KERNEL] = "ranks' messages by EFA bypass the kernel, so its tc can't slow them"
+        found[KERNEL] = "EFA traffic bypasses the kernel, so tc can't slow it"
     if config.fleet.container != "none":
-        found[PYTHON_OF_NODES] = "the nodes' Python is in an image"
+        found[PYTHON_OF_NODES] = "the nodes' Python is in a container image"
     return found
 
 
@@ -285,8 +283,8 @@ def _refuse_another(made: HostStage) -> None:
     sign = f"find {quote(made.shared)}/sign -newermt '-{SILENT} seconds' 2> /dev/null || true"
     answers = made.transport.run(sign, timeout=TIMEOUT).require("these hosts can't be reached")
     if any(answer.stdout.strip() for answer in answers.ok.values()):
-        then = f"wait for it; it counts as dead after {SILENT} s"
-        raise BackendError("another rehearsal is under way", where=made.shared, next=then)
+        then = f"wait until it ends; it counts as dead after {SILENT} s of silence"
+        raise BackendError("another rehearsal is running", where=made.shared, next=then)
 
 
 def _furnish(made: HostStage, config: Config) -> None:

@@ -47,11 +47,9 @@ PATIENCE = 1800.0  # maximum seconds for a command, including its time in the qu
 LEFT_WITHIN = 60.0  # seconds for Slurm to end a job: KillWait and the nodes' epilog
 # keys of the user's fleet that the rehearsal's config keeps
 KEPT = ("platform", "slurm", "instance_type", "accelerator", "exclusive", "device")
-ROOT = "root may write everywhere, and a step's mounts would outlive it"
-OWN = "separate runs, in a separate folder: your runs are untouched. First the unbroken one"
-ENGINES = (
-    "the nodes of a managed service admit no user, so kill -9, tc and mounts are impossible there"
-)
+ROOT = "root can write to read-only folders, and a step's mounts would outlive the step"
+OWN = "the rehearsal uses separate runs in a separate folder; first, an unbroken run"
+ENGINES = "the nodes of a managed service allow no login, so kill -9, tc and mounts are impossible"
 
 
 @dataclass
@@ -75,7 +73,7 @@ class JobStage(RehearsalStage):
         said = self.beside.run_beside(job[0], 1, words) if job else None
         if said is None:
             raise RunError(
-                f"{name} runs on no nodes",
+                f"the run {name} is not running on any node",
                 where=str(self.folder),
                 next="run make rehearse YES=1 again",
             )
@@ -130,9 +128,9 @@ def _end(guard: subprocess.Popen[str]) -> None:
     said = guard.communicate("over\n")[0]
     if guard.returncode:
         raise BackendError(
-            "not everything is restored",
+            "not all jobs of the rehearsal were cancelled",
             why=said.strip()[-400:],
-            next="run squeue --me, and scancel them",
+            next="run squeue --me, then scancel these jobs",
         )
 
 
@@ -169,12 +167,14 @@ def stage_for(
         )
     if harm.steps:
         harm.steps.require()
-        agree("kill and stop processes in short jobs of your own", harm.steps.where, sure)
+        agree("kill and stop processes in separate short jobs", harm.steps.where, sure)
         made = stage_in_jobs(config, harm.steps)
     elif harm.head:
         located = require_hosts(harm.head)
         agree(
-            "kill, stop and cut off processes of a short run", ", ".join(located.fleet.hosts), sure
+            "kill, stop and cut off processes of a separate short run",
+            ", ".join(located.fleet.hosts),
+            sure,
         )
         made = stage_on(located, names)
     else:
@@ -189,7 +189,7 @@ def agree(what: str, where: str, sure: bool) -> None:
     """
     if not sure and not is_agreed(f"{what} on {where}?"):
         raise RunError(
-            "a rehearsal harms real hosts, and you have not agreed",
+            "a rehearsal disrupts real hosts and needs your consent",
             where=where,
             next="make rehearse YES=1",
         )

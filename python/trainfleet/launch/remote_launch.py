@@ -94,14 +94,18 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
     ]
     keys = [key for key in keys if changes.reason(key, config)] if finished else keys
     if keys:
-        state = "is finished" if finished else "is running"
-        why = "; ".join(f"{key} is {was[key]} there, {now[key]} here" for key in keys[:8])
+        state = "finished" if finished else "running"
+        why = "; ".join(
+            f"{key} is {was[key]} in the run, {now[key]} in the config" for key in keys[:8]
+        )
         then = (
             "set another name in the config, or run make stop first"
             if not finished
             else "set another name in the config"
         )
-        raise RunError(f"{state}, with another config", where=run.name, why=why, next=then)
+        raise RunError(
+            f"the run is {state} with another config", where=run.name, why=why, next=then
+        )
 
 
 def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
@@ -131,7 +135,7 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     launcher = Launcher(command, {STARTED: str(started), **asked_of(head, backend.bill())}, secrets)
     place.head.start(sound[0], launcher)
     first, standbys = sound[0], sound[1:2]
-    print(f"launched on {first.name}; it continues there when this terminal closes", flush=True)
+    print(f"launched on {first.name}; the run continues if this terminal closes", flush=True)
     appoint(place, standbys, launcher, term)
     try:
         await_lease(place, first, term, words)
@@ -159,7 +163,9 @@ def _withdraw(plan: Plan, place: Hosts, standbys: list[Host]) -> None:
         for host in standbys:
             place.head.dismiss(host)
     except BackendError as error:
-        print(f"warning: it may still begin; run make stop to end it: {error}", flush=True)
+        print(
+            f"warning: the launcher may still start; run make stop to end it: {error}", flush=True
+        )
 
 
 def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
@@ -190,7 +196,7 @@ def appoint(place: Hosts, hosts: list[Host], launcher: Launcher, term: int) -> N
         try:
             place.head.appoint(host, launcher, before.number + 1 if before else 1, term)
         except BackendError as error:
-            print(f"warning: {host.name} does not stand by yet: {error}", flush=True)
+            print(f"warning: {host.name} is not a standby yet: {error}", flush=True)
 
 
 def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> None:
@@ -241,7 +247,7 @@ def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
         if not unfit or len(fit) - len(unfit) < nodes:
             raise _unfit(report, fit)
         for name, why in unfit.items():
-            print(f"{name} is excluded, and a spare takes its place: {why}", flush=True)
+            print(f"a spare replaces {name}: {why}", flush=True)
         without |= unfit
     return without
 
@@ -249,7 +255,7 @@ def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
 def _unfit(report: PreflightReport, hosts: list[Host]) -> BackendError:
     """Returns the error for too few hosts that fit together."""
     of_all = [f"\n  fleet: {finding}" for finding in report.findings if finding.host is None]
-    what = f"the preflight failed: the nodes are not fit to train together{''.join(of_all)}"
+    what = f"the preflight failed: these nodes can't train together{''.join(of_all)}"
     said = {host: "; ".join(map(str, found)) for host in hosts if (found := report.against(host))}
     return BackendError(by_host(what, said), next="run make setup, then make doctor")
 
@@ -309,7 +315,9 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
                 print(f"{place.run.name} is stopped", flush=True)
             return code
         print(f"{place.run.name} continues without this terminal")
-        print("next: make train follows it again; or make status, make logs FOLLOW=1, make stop")
+        print(
+            "next: run make train to follow it again; or make status, make logs FOLLOW=1, make stop"
+        )
         return execution.STOPPED
     finally:
         for number, handler in zip(SIGNALS, before, strict=True):
@@ -348,7 +356,7 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
         elif holder and leads.look(time.monotonic() - heard + LOOK_EVERY) > SILENCE:
             then = "run make train to resume from the last checkpoint"
             raise LauncherGone(
-                "its launcher is gone, and no other host took over", where=holder.host, next=then
+                "the launcher is gone, and no other host took over", where=holder.host, next=then
             )
         time.sleep(LOOK_EVERY)
 

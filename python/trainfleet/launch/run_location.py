@@ -84,13 +84,12 @@ def require_over(run: Run) -> None:
     although its ranks have ended.
     """
     if is_locked(run.folder):
-        then = "press Ctrl-C twice where it runs, or kill it; to find it: fuser " + str(
-            run.folder / "lock"
-        )
+        lock = run.folder / "lock"
+        then = f"press Ctrl-C twice in its terminal, or kill it; run fuser {lock} to find it"
         raise RunError(
-            "its launcher does not end",
+            "the launcher does not end",
             where=str(run.folder),
-            why="its ranks were ended, but it was not",
+            why="its ranks have ended, but it still has the run's lock",
             next=then,
         )
 
@@ -182,7 +181,10 @@ def end(variables: Variables) -> None:
     backend.stop(handle, at_once=True)
     require_known(run, handle, backend.status(handle))
     if handle.hosts:
-        print(f"no process of {run.name} runs on the fleet's {len(handle.hosts)} hosts", flush=True)
+        print(
+            f"no process of {run.name} is running on the fleet's {len(handle.hosts)} hosts",
+            flush=True,
+        )
 
 
 def config_known(run: Run, variables: Variables) -> Config | None:
@@ -234,6 +236,6 @@ def say_unheard(config: Config) -> None:
 
         if words := ssh_config.unheard(config.fleet.ssh, parse_hosts(config.fleet.hosts)):
             print(
-                f"warning: {config.fleet.ssh.config} has settings that are not used: "
-                f"{', '.join(words)}; try make doctor without them"
+                f"warning: {config.fleet.ssh.config} has settings that trainfleet ignores: "
+                f"{', '.join(words)}; run make doctor without them"
             )

@@ -84,11 +84,11 @@ def mend_finished(plan: Plan, run: Run) -> None:
     """
     saved = str(run.read_results().get("last_checkpoint") or "")
     if saved and not store_at(saved.rpartition("/")[0]).steps():
-        then = "restore them; or run make clean PURGE=1, then make train, to train it again"
+        then = "restore them, or run make clean PURGE=1 and make train to train again"
         raise RunError(
-            "is finished, but its checkpoints are gone",
+            "the run is finished, but its checkpoints are gone",
             where=str(run.folder),
-            why=f"the last was {saved}",
+            why=f"the last checkpoint was {saved}",
             next=then,
         )
     try:
@@ -277,8 +277,8 @@ def report(run: Run, config: Config, status: str) -> None:
             html.write(run)
     except (OSError, RunError, InputError) as error:
         print(
-            f"warning: the report is incomplete: {error}\n  next: df -h {run.folder}, then make "
-            "report",
+            f"warning: the report is incomplete: {error}\n  next: run df -h {run.folder}, then "
+            "make report",
             file=sys.stderr,
         )
 
@@ -295,7 +295,7 @@ def tokenize(plan: Plan, started: float) -> int:
         place.refresh()
         with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
             if not _is_whole(execution.Launch(plan, place, lease, interrupts, started)):
-                print("stopped; finished units stay, and make tokenize resumes after them")
+                print("stopped; finished units are kept; run make tokenize to resume")
                 lease.code = execution.STOPPED
                 return lease.code
             lease.code = 0

@@ -62,9 +62,9 @@ class Budget:
     def words(self) -> str:
         """Returns the reason for stopping the run."""
         if not self.reserve:
-            return f"the run has cost ${self.limit:,.2f}, its budget.max_usd"
+            return f"the run has reached its budget.max_usd of ${self.limit:,.2f}"
         rest = f"${self.reserve:,.2f} of its budget.max_usd ${self.limit:,.2f} are left"
-        return f"{rest}, for its nodes until they are gone"
+        return f"{rest} to pay for its nodes until they are removed"
 
     def is_spent(self, say: Callable[[str], None] = lambda words: None) -> bool:
         """Tells whether a running run has reached its limit. Warns once when the limit is near.
@@ -76,7 +76,7 @@ class Budget:
         self.looked, spent = now, self.spent(now) + self.reserve
         if NEAR * self.limit <= spent < self.limit and not self.warned:
             self.warned = True
-            until = " with its nodes until they are gone" if self.reserve else ""
+            until = " (including its nodes until they are removed)" if self.reserve else ""
             say(
                 f"the run has cost ${spent:,.2f}{until}, {spent / self.limit:.0%} of its "
                 f"budget.max_usd ${self.limit:,.2f}"
@@ -91,7 +91,7 @@ class Budget:
             spent := self.spent(self.clock(), under_way=False)
         ) and spent + self.reserve >= self.limit:
             until = (
-                f", and its nodes will cost ${self.reserve:,.2f} until they are gone"
+                f", and its nodes will cost ${self.reserve:,.2f} until they are removed"
                 if self.reserve
                 else ""
             )
@@ -99,9 +99,7 @@ class Budget:
                 f"{self.run.name} has cost ${spent:,.2f} already{until}; its limit is "
                 f"${self.limit:,.2f}"
             )
-            raise ConfigError.of(
-                "budget.max_usd", message, next="raise it to continue; make report shows the run"
-            )
+            raise ConfigError.of("budget.max_usd", message, next="raise budget.max_usd to continue")
 
 
 def node_hours(

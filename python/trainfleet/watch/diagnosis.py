@@ -149,7 +149,7 @@ def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
         return replace(
             best,
             cause="host-memory",
-            words=f"{best.words}; the node's count of processes killed for memory rose",
+            words=f"{best.words}; the node's count of out-of-memory kills increased",
         )
     disk = any(
         one.cause == "disk" and one.writer[2] == "kernel" and one.node == best.node
@@ -324,10 +324,10 @@ def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
     """
     node = most_blamed(counted)
     if node is not None:
-        return f"node {node} went away silently; {counted[node]} other nodes lost their links to it"
+        return f"node {node} disappeared; {counted[node]} other nodes lost their connections to it"
     peers = Counter(plain(one.groups["peer"]) for one in standing if "peer" in one.groups)
     return (
-        f"the peer {peers.most_common(1)[0][0]} went away, according to {peers.total()} lines"
+        f"the peer {peers.most_common(1)[0][0]} disappeared, according to {peers.total()} log lines"
         if len(peers) == 1
         else ""
     )
@@ -375,11 +375,11 @@ def _who_hangs(
     if 0 < len(missing) < len(late):
         who, why = (
             missing[0],
-            f"rank {missing[0]} never joined the collective in which the others waited",
+            f"rank {missing[0]} never joined the collective that the others waited for",
         )
     elif len(set(behind.values())) > 1:
         who = min((rank for rank in behind if rank is not None), key=lambda rank: behind[rank])
-        why = f"rank {who} is at collective {behind[who]}, the others at {max(behind.values())}"
+        why = f"rank {who} is at collective {behind[who]}; the others are at {max(behind.values())}"
     else:
         return None, None, best.words
     return homes.get(who), who, why

@@ -195,8 +195,8 @@ class MonitoredAttempt:
         concluded = failed and self.request.job.beats and self._is_concluded()
         if concluded:
             self.say(
-                "the ranks are done; stopping the processes left on their nodes "
-                f"now{f' ({alarm.words})' if alarm else ''}"
+                "the ranks have finished; stopping the remaining processes on their nodes"
+                f"{f' ({alarm.words})' if alarm else ''}"
             )
         cut_off = self.backend.cut_off(handle) if failed and not concluded else ""
         return AttemptOutcome(status, alarm, alive, concluded, cut_off, self.asked)
@@ -313,7 +313,7 @@ class MonitoredAttempt:
         if lost and self.sentry:
             alive = status.silent & self.sentry.alive(ALIVE)
             for node in sorted(alive - self.unreachable):
-                why = f"{status.lost[node]}; its ranks beat, and the run continues"
+                why = f"{status.lost[node]}; its ranks still send heartbeats, so the run continues"
                 self.say(f"node {node} ({self.request.host(node)}): {why}")
                 self.run.note("unreachable", node=node, host=self.request.host(node), why=why)
             self.unreachable = alive
@@ -334,7 +334,7 @@ class MonitoredAttempt:
             self.progress = done, now
         still, limit = now - self.progress[1], self.watch.still()
         return (
-            Alarm(f"no rank has moved for {still:.0f} s (limit {limit:.0f} s)")
+            Alarm(f"no rank made progress for {still:.0f} s (limit {limit:.0f} s)")
             if still > limit
             else None
         )
@@ -349,7 +349,7 @@ class MonitoredAttempt:
         request, or if no rank is running that could save.
         """
         if self.watch.interrupts.count > 1:
-            self.say("stopping now, as asked twice")
+            self.say("stopping now after a second stop request")
             return True
         # The job before the sequel has nothing to save.
         if self.watch.sequel and self.watch.sequel.is_asked_to_stop():
@@ -378,8 +378,8 @@ class MonitoredAttempt:
         """Tells whether the machines will soon be reclaimed, at a time known from the start."""
         if over := self.watch.ends is not None and time.time() > self.watch.ends - TO_SAVE:
             self.say(
-                "the capacity block ends; next: run make setup with another one; make train then "
-                "resumes from the checkpoint"
+                "the capacity block ends soon; next: run make setup with another capacity block, "
+                "then make train to resume from the checkpoint"
             )
         return over
 

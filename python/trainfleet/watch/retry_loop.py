@@ -126,7 +126,7 @@ def explain(
         return judge(request, outcome, watch.run, since), False
     verdict = blame_itself(request, outcome, standby)
     if standby:
-        raise CutOff(str(conclude(watch.run, verdict, f"left the run to {standby}")))
+        raise CutOff(str(conclude(watch.run, verdict, f"left the run to the standby {standby}")))
     return verdict, True
 
 
@@ -135,8 +135,8 @@ def blame_itself(request: Request, outcome: AttemptOutcome, standby: str) -> Ver
     here, others = outcome.cut_off, [str(request.host(node)) for node in sorted(outcome.alive)]
     lives = " and ".join(dict.fromkeys(filter(None, [standby, *others])))
     why = (
-        f"its launcher reaches no other host over SSH, while {lives} still beats "
-        "on the shared folder"
+        "its launcher can't reach any other host over SSH, but the shared folder still gets "
+        f"heartbeats from {lives}"
     )
     node = request.hosts.index(here) if here in request.hosts else None
     return Verdict("lost-node", why, node, None, here, (), CAUSES["lost-node"].next, sure=True)
@@ -206,12 +206,12 @@ def without_taken(
     over = watch.run.read_results().get("status") == "finished" or outcome.failed or outcome.asked
     if over or not hosts or watch.interrupts.count:
         return None
-    broken |= dict.fromkeys(hosts, "AWS reclaims it")
+    broken |= dict.fromkeys(hosts, "AWS reclaims the machine")
     try:
         following = first_that_fits(watch.backend, following_of(request, jobs), [broken])
     except BackendError as error:
         watch.say(
-            f"saved, and stopped: AWS reclaims {', '.join(hosts)}, and there are no others\n{error}"
+            f"saved and stopped: AWS reclaims {', '.join(hosts)}, and no others are left\n{error}"
         )
         watch.say("next: run make setup to replace it, then make train to resume")
         return None
@@ -306,7 +306,7 @@ def first_that_fits(
     Raises:
         BackendError: no job has enough nodes; with the reason for the last job.
     """
-    refused = BackendError("no job is left to try")
+    refused = BackendError("no job fits the available hosts")
     for without in choices:
         for job in jobs:
             try:

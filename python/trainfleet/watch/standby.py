@@ -68,7 +68,7 @@ class StandbyWatch:
         that ended the run, or 0.
         """
         while silent := self.await_vacancy():
-            gone = f"{silent.host} no longer leads it" if silent.time == VACATED else UNHEARD
+            gone = f"{silent.host} no longer leads the run" if silent.time == VACATED else UNHEARD
             print(f"{gone}; this host takes over", flush=True)
             if (code := self.take_over(silent)) is not None:
                 return code
@@ -95,7 +95,7 @@ class StandbyWatch:
                 return last if last.code is None else None
             if not self.begun and silent >= TO_BEGIN:
                 print(
-                    f"no launcher has begun within {TO_BEGIN:.0f} s; this host stops standing by",
+                    f"no launcher started within {TO_BEGIN:.0f} s; this standby exits",
                     flush=True,
                 )
                 return None
@@ -156,8 +156,7 @@ class StandbyWatch:
                 return self.conclude(code)
             pause = TYPE_AGAIN[min(tries, len(TYPE_AGAIN) - 1)]
             print(
-                f"this host could not take over (exit code {code}); it tries again in "
-                f"{pause:.0f} s",
+                f"this host could not take over (exit code {code}); retrying in {pause:.0f} s",
                 flush=True,
             )
             if not self.pause(pause):

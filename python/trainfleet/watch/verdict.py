@@ -183,7 +183,7 @@ def _cut_short(lines: list[LogLine], node: int | None) -> str:
     after = [line for line in lines if line.node == asked.node and line.time >= asked.time]
     if any(line.text.startswith(LATE) for line in after):
         return (
-            f"node {asked.node} did not finish saving before its deadline: training "
+            f"node {asked.node} did not finish saving before its deadline; training "
             "resumes from the last checkpoint"
         )
     lived = max(line.time for line in after) - asked.time
@@ -192,8 +192,8 @@ def _cut_short(lines: list[LogLine], node: int | None) -> str:
         "instances, Slurm's KillWait)"
     )
     return (
-        f"node {asked.node} was {asked.text}, and ended within {lived:.0f} s without having "
-        f"saved: {limit}"
+        f"node {asked.node} was {asked.text}, and ended within {lived:.0f} s without a "
+        f"checkpoint: {limit}"
     )
 
 
@@ -268,12 +268,12 @@ def _unexplained(request: Request, status: Status, lines: list[LogLine], since: 
 
 def _exit(code: int | None) -> tuple[str, str]:
     if code is None:
-        return "was stopped", "unknown"
+        return "it was stopped", "unknown"
     if code < 0 or code > 128:
-        return f"was killed by signal {code - 128 if code > 128 else -code}", "killed"
+        return f"it was killed by signal {code - 128 if code > 128 else -code}", "killed"
     if code in UNRUN:
-        return f"ended with exit code {code}: {UNRUN[code]}", "environment"
-    return f"ended with exit code {code} without an error message", "unknown"
+        return f"it ended with exit code {code}: {UNRUN[code]}", "environment"
+    return f"it ended with exit code {code} without an error message", "unknown"
 
 
 def last_words(lines: list[LogLine]) -> tuple[str, ...]:
@@ -312,7 +312,7 @@ def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
         yield LogLine(now - 1, None, None, "agent", words)
     for node, why in status.lost.items():
         how = (
-            f"slow node {node}: its ranks beat, and it answers late"
+            f"slow node {node}: its ranks send heartbeats, but it answers late"
             if node in outcome.alive
             else f"lost node {node}"
         )
@@ -324,7 +324,7 @@ def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
                 node,
                 None,
                 "watch",
-                f"unlogged node {node}: its part failed, and its log can't be written",
+                f"node {node} failed, and its log can't be written",
             )
     severed = [node for node, code in status.exits.items() if code == SEVERED]
     if severed and len(severed) == len(status.exits):
@@ -333,7 +333,7 @@ def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
             None,
             None,
             "watch",
-            "severed nodes: their ranks failed, and they can't reach the run folder",
+            "all nodes failed, and they can't reach the run folder",
         )
         severed = []
     for node in severed:
@@ -342,7 +342,7 @@ def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
             node,
             None,
             "watch",
-            f"severed node {node}: its part failed, and it does not reach the run folder",
+            f"node {node} failed, and it can't reach the run folder",
         )
 
 
