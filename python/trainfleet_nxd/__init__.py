@@ -1,10 +1,10 @@
-"""Supports Trn1: PyTorch/XLA as the device, and NxD Core to divide a model. A separate platform
-(trainfleet.config.platforms), next to the engine's.
+"""Platform for Trn1 (trainfleet.config.platforms), separate from the engine's: PyTorch/XLA is the
+device, and NxD Core splits the model.
 
 device                          a NeuronCore of Trn1
-parts, layers, shards, stages   a rank's part of the model, by NxD Core
-weights, folder, files          NxD Core's own checkpoints, read and written without it; `folder`
-                                needs no torch
+parts, layers, shards, stages   a rank's part of the model, built with NxD Core
+weights, folder, files          checkpoints in NxD Core's format, read and written without NxD Core;
+                                `folder` does not import torch
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import folder
 
 
 class Platform:
-    """The interface that config/platforms.py calls. torch is imported only if it is needed."""
+    """Implementation of the interface in config/platforms.py. Imports torch only when needed."""
 
     device = "neuron_xla"
 
@@ -31,7 +31,7 @@ class Platform:
         return NeuronXla(index)
 
     def arrange(self, config: Config, world: Any) -> Any:
-        from .parts import Nxd  # NxD exists only on Trn1
+        from .parts import Nxd  # NxD is installed only on Trn1
 
         return Nxd(config, world)
 
@@ -52,7 +52,7 @@ class Platform:
         layout, shape = config.train.parallelism, config.model
         found = weights.Degrees(degrees[0] or layout.tensor, degrees[1] or layout.pipeline)
         if why := weights.refusal(shape, found):
-            then = "use FORMAT=nxd-tp1, or no FORMAT for a Hugging Face folder"
+            then = "use FORMAT=nxd-tp1, or omit FORMAT to export a Hugging Face folder"
             raise RunError(
                 f"can't be exported for NxD Core with {found}", where=where, why=why, next=then
             )

@@ -1,10 +1,10 @@
-"""A NeuronCore of Trn1 as a training device: PyTorch/XLA, one core per rank, and NxD Core to divide
-a model.
+"""Training device for a NeuronCore of Trn1: PyTorch/XLA with one core per rank. NxD Core splits the
+model.
 
-The last SDK with it is 2.31
+SDK 2.31 is the last one with PyTorch/XLA
 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/release-notes/components/pytorch.html,
-2026-07-07): torch 2.9, and Neuron's plug-in for PJRT in libneuronxla. This has never run on a
-Trainium chip: tests/nxd runs it on CPUs.
+2026-07-07). It contains torch 2.9, and Neuron's PJRT plug-in in libneuronxla. This module has never
+run on a Trainium chip; tests/nxd runs it on CPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainfleet.devices.neuron import Core, is_native, is_stub, numbers, unusabl
 from trainfleet.hardware import node_types
 from trainfleet.trust.errors import RunError
 
-TORCH = (2, 9)  # the only version of SDK 2.29 to 2.31
+TORCH = (2, 9)  # the only torch version in SDK 2.29 to 2.31
 
 
 class NeuronXla(Core):
@@ -35,14 +35,14 @@ class NeuronXla(Core):
     tells_time = False
 
     def __init__(self, index: int) -> None:
-        """Opens core number `index` of this node; PJRT's client is not made before `start`.
+        """Opens core number `index` of this node. `start` creates the PJRT client.
 
         Raises:
-            RunError: torch, torch-xla or torch-neuronx is missing, or of another version than the
+            RunError: torch, torch-xla or torch-neuronx is missing, or its version differs from the
                 SDK's.
         """
         check_packages()
-        # the job sets the others (plan/neuron_environment.py)
+        # the job sets all other variables (plan/neuron_environment.py)
         os.environ.setdefault("PJRT_DEVICE", "NEURON")
         super().__init__()
         # set by neuron_parallel_compile (node/precompile.py)
@@ -65,11 +65,11 @@ class NeuronXla(Core):
                 where=f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE', '')}",
                 why="its collectives would have no effect, and every rank would train a "
                 "separate model",
-                next="on trn1: pip show libneuronxla; is PJRT_DEVICE=NEURON?",
+                next="run pip show libneuronxla on the node, and check that PJRT_DEVICE is NEURON",
             )
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        return call  # all recorded operations are compiled
+        return call  # XLA compiles all recorded operations anyway
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
         return torch.autocast("xla", dtype=dtype)
@@ -89,7 +89,7 @@ class NeuronXla(Core):
         return int((core.memory_gib if core else 16) * 2**30)
 
     def memory_used(self) -> int:
-        """Returns the runtime's figure; 0 if it does not report one."""
+        """Returns the peak memory that the runtime reports, or 0 if it reports none."""
         try:
             found = self.model.get_memory_info(self.torch_device)
         except (RuntimeError, AttributeError):
@@ -105,7 +105,7 @@ class NeuronXla(Core):
 
 
 class Seeds:
-    """The device's random numbers: PyTorch/XLA keeps one number for them."""
+    """Random number generator of the device. In PyTorch/XLA its state is one number."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -123,8 +123,8 @@ class Seeds:
 
 
 def check_packages() -> None:
-    """Raises RunError unless torch, torch-xla and torch-neuronx are those of the last SDK that
-    trains on Trn1.
+    """Raises RunError unless the installed packages belong to the last SDK that can train on
+    Trn1.
     """
     found = {}
     for name in ("torch", "torch-xla", "torch-neuronx", "neuronx-distributed"):
@@ -135,13 +135,13 @@ def check_packages() -> None:
     if numbers(found["torch"]) != TORCH or numbers(found["torch-xla"]) != TORCH:
         raise unusable(
             "neuron-xla",
-            f"torch {found['torch']} and torch-xla {found['torch-xla']}: the SDK is made for 2.9 "
-            "of both",
+            f"the SDK needs 2.9 of torch and torch-xla, not torch {found['torch']} and "
+            f"torch-xla {found['torch-xla']}",
         )
     neuron = found["torch-neuronx"]
     if is_stub(neuron) or is_native(neuron):
         kind = (
-            "the empty package of the public index"
+            "an empty placeholder from PyPI"
             if is_stub(neuron)
             else "native PyTorch, which does not support Trn1"
         )
@@ -149,6 +149,5 @@ def check_packages() -> None:
     if numbers(found["neuronx-distributed"]) < (0, 10):
         raise unusable(
             "neuron-xla",
-            f"neuronx-distributed {found['neuronx-distributed']} is the empty package of the "
-            "public index",
+            f"neuronx-distributed {found['neuronx-distributed']} is an empty placeholder from PyPI",
         )

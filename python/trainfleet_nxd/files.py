@@ -1,14 +1,14 @@
-"""Reads and writes NxD Core's own checkpoints without it: the files of
-neuronx_distributed.trainer's save_checkpoint.
+"""Reads and writes checkpoints in NxD Core's format without NxD Core. They have the files of
+save_checkpoint in neuronx_distributed.trainer.
 
     <folder>/<tag>/checkpoint, done                             written first and last
     <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    a tensor rank's part of a stage
     <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a
     separate file
 
-There may also be `optim`, `scheduler.pt` and `user_content.pt`, which a new run does not use. NxD
-reads such files with weights_only=False, which runs code in them; here they are read with
-weights_only=True. fbac349, trainer/checkpoint.py.
+A checkpoint may also have `optim`, `scheduler.pt` and `user_content.pt`, which a new run does not
+use. NxD reads the files with weights_only=False, which executes code in them. This module uses
+weights_only=True. Source: fbac349, trainer/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from trainfleet.trust.errors import RunError
 from . import weights as nxd
 from .folder import BEGUN, DONE, MODEL, name_of, require_all, require_plain, unreadable
 
-TAG = "pretrained_weight"  # tag of the weights from which AWS's Llama trainer begins
+TAG = "pretrained_weight"  # tag from which AWS's Llama trainer loads initial weights
 
 
 def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """Loads the weights of a checkpoint under our names, for those in `sizes`, like
+    """Loads the weights in `sizes` from a checkpoint, under our names. Works like
     `huggingface_weights.load`.
 
     Raises:
-        RunError: a file or a weight is missing, of another size, or left over; each by name.
+        RunError: a file or weight is missing, unused or has another size; the message names it.
     """
     if why := nxd.refusal(shape, nxd.Degrees(1, 1)):
         raise RunError(
-            "can't be loaded from NxD's checkpoint",
+            "can't be loaded as an NxD checkpoint",
             where=str(tag),
             why=why,
-            next="begin from a Hugging Face folder",
+            next="set train.init_from to a Hugging Face folder",
         )
     files = require_all(tag)
     ranks: list[dict[str, nxd.Stored]] = [{} for _ in range(1 + max(rank for rank, _ in files))]
     for (rank, _), path in sorted(files.items()):
         content = content_of(path)
         if not isinstance(content, dict) or not all(map(_is_weight, content, content.values())):
-            raise unreadable(path, "it has no named weights")
+            raise unreadable(path, "it does not contain named weights")
         ranks[rank] |= {name: StoredTensor(path, name, value) for name, value in content.items()}
     return huggingface_weights.collect([nxd.Whole(ranks, shape, str(tag))], tag, shape, sizes)
 
 
 class TensorReference:
-    """A file's reference to a tensor in a separate file. It is torch_xla's class, which need not be
-    installed.
+    """Reference to a tensor in a separate file. Replaces torch_xla's class, so that torch_xla need
+    not be installed.
     """
 
     tid: object = None
@@ -69,8 +69,8 @@ def _is_weight(name: object, value: object) -> bool:
 
 
 def content_of(path: Path) -> Any:
-    """Reads a file; its tensors are read when they are used. Raises RunError if it can't be read,
-    or has more than tensors.
+    """Returns the content of a file, with its tensors mapped into memory. Raises RunError if the
+    file can't be read or contains more than tensors.
     """
     require_plain(path)
     try:
@@ -78,15 +78,15 @@ def content_of(path: Path) -> Any:
             [(TensorReference, "torch_xla.utils.serialization.TensorReference")]
         ):
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # torch raises a dozen kinds of errors for a damaged file
+    except Exception as error:  # torch raises many different errors for a damaged file
         raise unreadable(
-            path, f"it is damaged, or more than tensors ({type(error).__name__})"
+            path, f"it is damaged or contains more than tensors ({type(error).__name__})"
         ) from error
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint, which is read on request."""
+    """Tensor of a checkpoint that is read on demand."""
 
     path: Path
     name: str
@@ -99,8 +99,8 @@ class StoredTensor:
         return NAMES[self.read().dtype]
 
     def read(self) -> Tensor:
-        """Reads the tensor. Raises RunError if it is not one, or has more numbers than are
-        stored.
+        """Reads the tensor. Raises RunError if it is not a weight tensor, or has more numbers than
+        the file stores.
         """
         path, value = self.path, self.value
         if isinstance(value, TensorReference) and type(value.tid) is int:
@@ -111,15 +111,15 @@ class StoredTensor:
             or value.layout != torch.strided
             or value.dtype not in NAMES
         ):
-            raise unreadable(path, f"{self.name} is not a tensor of weights")
+            raise unreadable(path, f"{self.name} is not a weight tensor")
         if value.nbytes > value.untyped_storage().nbytes():
-            raise unreadable(path, f"{self.name} has more numbers than are stored")
+            raise unreadable(path, f"{self.name} has more numbers than the file stores")
         return value
 
 
 def save(whole: dict[str, Tensor], shape: Model, degrees: nxd.Degrees, folder: Path) -> list[str]:
-    """Writes weights under Hugging Face's names as a checkpoint in a new folder. Returns its name.
-    Same weights, same bytes.
+    """Writes weights with Hugging Face's names as a checkpoint in a new folder. Returns its name.
+    The same weights always give the same bytes.
     """
     tag = folder / TAG
     (tag / MODEL).mkdir(parents=True)

@@ -1,12 +1,13 @@
-"""Finds the files of NxD Core's own checkpoints: which there are, whether a save has ended, and
-which model they belong to.
+"""Finds the files of checkpoints in NxD Core's format. Checks whether a save is complete, and finds
+the config.json of its model.
 
     <folder>/<tag>/checkpoint, done                             written first and last
     <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    a tensor rank's part of a stage
     <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a
     separate file
 
-Only ranks read their content (`files`), with torch. fbac349, trainer/checkpoint.py.
+Only ranks read the content of the files (`files`), with torch. Source: fbac349,
+trainer/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ COPY = "copy the checkpoint again; NxD writes `done` last"
 
 
 def tag_of(address: str) -> Path | None:
-    """Returns NxD's checkpoint at an address: itself, or the newest complete one below it; None if
-    it is of another kind.
+    """Returns the NxD checkpoint at an address, or the newest complete one in that folder. Returns
+    None if the folder has no NxD checkpoint.
 
     Raises:
-        RunError: there are some, but no complete one.
+        RunError: all NxD checkpoints there are incomplete.
     """
     folder = Path(address)
     if not folder.is_dir():
@@ -39,7 +40,7 @@ def tag_of(address: str) -> Path | None:
     if files_of(folder):
         if (folder / BEGUN).exists() and not (folder / DONE).exists():
             raise RunError(
-                "was not completely saved", where=address, why=f"there is no {DONE}", next=COPY
+                "was not saved completely", where=address, why=f"it has no file {DONE}", next=COPY
             )
         return folder
     tags = [tag for tag in folder.iterdir() if files_of(tag)]
@@ -47,13 +48,13 @@ def tag_of(address: str) -> Path | None:
         return max(whole, key=lambda tag: (tag / DONE).stat().st_mtime)
     if tags:
         raise RunError(
-            "was not completely saved", where=str(tags[0]), why=f"there is no {DONE}", next=COPY
+            "was not saved completely", where=str(tags[0]), why=f"it has no file {DONE}", next=COPY
         )
     return None
 
 
 def files_of(tag: Path) -> dict[tuple[int, int], Path]:
-    """Returns the model's files by (tensor rank, stage)."""
+    """Returns the model files, keyed by (tensor rank, stage)."""
     if not (tag / MODEL).is_dir():
         return {}
     return {
@@ -64,8 +65,8 @@ def files_of(tag: Path) -> dict[tuple[int, int], Path]:
 
 
 def require_all(tag: Path) -> dict[tuple[int, int], Path]:
-    """Returns the model's files. Raises RunError if the highest tensor rank and stage imply missing
-    ones.
+    """Returns the model files. Raises RunError if the file of any tensor rank or stage below the
+    highest is missing.
     """
     files = files_of(tag)
     tensor, stages = (1 + max(at[way] for at in files) for way in (0, 1))
@@ -77,8 +78,8 @@ def require_all(tag: Path) -> dict[tuple[int, int], Path]:
 
 
 def described(tag: Path) -> list[Path]:
-    """Returns the folders with a config.json that may describe the checkpoint's model: its own, and
-    its parent.
+    """Returns the folders with a config.json that may describe the checkpoint's model: the
+    checkpoint's folder and its parent.
     """
     return [folder for folder in (tag, tag.parent) if (folder / CONFIG).is_file()]
 
@@ -88,16 +89,16 @@ def name_of(rank: int, stage: int) -> str:
 
 
 def require_readable(tag: Path) -> None:
-    """Raises RunError if a rank's and stage's file is not in torch.save's format. Ranks find
-    tensors in separate files.
+    """Raises RunError if any model file is not in torch.save's format. Tensors in separate files
+    are checked later, by the ranks.
     """
     for path in require_all(tag).values():
         require_plain(path)
 
 
 def require_plain(path: Path) -> None:
-    """Raises RunError if a file is not a complete zip of uncompressed parts, which torch.save
-    writes.
+    """Raises RunError unless a file is a complete zip of uncompressed entries, as torch.save
+    writes it.
     """
     try:
         with untrusted_input.open_regular(path) as stream, zipfile.ZipFile(stream) as archive:
@@ -116,7 +117,7 @@ def require_plain(path: Path) -> None:
         any(part.compress_type for part in parts)
         or sum(part.file_size for part in parts) > path.stat().st_size
     ):
-        raise unreadable(path, "its parts are compressed, and may have any size")
+        raise unreadable(path, "its zip entries are compressed or larger than the file")
 
 
 def unreadable(path: Path, why: str) -> RunError:

@@ -1,7 +1,7 @@
-"""Applies a model's plan with NxD Core's parallel layers: the same plan that tensor.py applies with
+"""Applies a model's plan with NxD Core's parallel layers. tensor.py applies the same plan with
 DTensor.
 
-Hidden states are [B, T, D], like everywhere here, so the sequence that NxD divides is dimension 1.
+Hidden states are [B, T, D], so the sequence dimension that NxD divides is 1.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ META = torch.device("meta")
 
 
 def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> None:
-    """Replaces the model's layers by NxD's, each with this rank's slice, on the meta device.
+    """Replaces the model's layers with NxD's on the meta device. Each new layer has this rank's
+    slice.
 
-    `copies`: number of tensor ranks, neighbours of each other, with the same key-value heads; 1 if
-    there are enough for all.
+    `copies`: number of adjacent tensor ranks with the same key-value heads; 1 if each rank has its
+    own.
     """
     plan, tied = model.plan, tied_names(model)
     for name, module in named(model, plan.embeddings):
@@ -48,7 +49,7 @@ def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> N
         replace(model, name, row(module, precision))
     for _, module in named(model, plan.norms):
         for parameter in module.parameters():
-            parameter.sequence_parallel_enabled = True  # NxD sums such gradients
+            parameter.sequence_parallel_enabled = True  # tells NxD to sum the gradients
     divide = (
         reduce_scatter_to_sequence_parallel_region
         if plan.divided in plan.embeddings
@@ -65,7 +66,7 @@ def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> N
 
 
 def named(model: nn.Module, patterns: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """Returns the modules of a plan's names."""
+    """Returns the modules with names that match the plan's patterns."""
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -79,8 +80,8 @@ def replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def tied_names(model: nn.Module) -> list[tuple[str, str, str]]:
-    """Returns the names of each module with a tied parameter: its own, the owner's, and the
-    parameter's.
+    """Returns three names for each tied parameter: its module, the module that owns it, and the
+    parameter.
     """
     names = {module: name for name, module in model.named_modules()}
     return [
@@ -90,8 +91,8 @@ def tied_names(model: nn.Module) -> list[tuple[str, str, str]]:
 
 
 def embedding(module: nn.Embedding, whole: bool, precision: torch.dtype) -> nn.Module:
-    """Makes a parallel embedding. With `whole`, every rank needs all of its output; otherwise a
-    hook sums and divides it.
+    """Creates a parallel embedding. With `whole`, every rank gets its entire output. Otherwise a
+    hook reduces the output and divides it among the ranks.
     """
     with META:
         layer = ParallelEmbedding(
@@ -107,8 +108,10 @@ def embedding(module: nn.Embedding, whole: bool, precision: torch.dtype) -> nn.M
 def column(
     module: nn.Linear, parted: bool, precision: torch.dtype, copies: int = 1, rank: int = 0
 ) -> nn.Module:
-    """Makes a column-parallel layer. `parted`: its input is the rank's part of the sequence.
-    `copies`: ranks with one slice; the first counts in the norm.
+    """Creates a column-parallel layer.
+
+    `parted`: whether the input is the rank's part of the sequence. `copies`: number of ranks with
+    the same slice; only the first one counts in the gradient norm.
     """
     layer = ColumnParallelLinear(
         module.in_features,
@@ -139,8 +142,8 @@ def row(module: nn.Linear, precision: torch.dtype) -> nn.Module:
 
 
 def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Gathers the entire sequence for a module that every rank computes alike; each rank then has
-    its entire gradient.
+    """Gathers the entire sequence for a module that all ranks compute identically, so each rank has
+    the module's entire gradient.
     """
     return gather_from_sequence_parallel_region(
         inputs[0], SEQUENCE, to_model_parallel=False
@@ -148,11 +151,11 @@ def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Computes cross-entropy of slices of the vocabulary [N, V / ranks]; ignores targets that are
-    not guessed.
+    """Returns the cross-entropy of vocabulary slices [N, V / ranks]. Targets that are not predicted
+    are ignored.
     """
     guessed = targets != IGNORED
-    # it writes to the logits
+    # parallel_cross_entropy overwrites the logits
     losses: Tensor = (
         parallel_cross_entropy(logits.clone(), torch.where(guessed, targets, 0)) * guessed
     )

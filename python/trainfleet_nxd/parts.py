@@ -1,11 +1,11 @@
-"""Implements `Parts` by NxD Core: tensor and sequence parallelism, stages, ZeRO-1 and AdamW's fp32
-copies on Trn1.
+"""Implements `Parts` with NxD Core on Trn1: tensor, sequence and pipeline parallelism, ZeRO-1, and
+fp32 master weights for AdamW.
 
-NxD provides the layers, the schedule of stages, the step, and the code that sums, clips and
-distributes gradients. We provide the model, its first values, the names and the files of a
-checkpoint. A step is two programs or more, one per micro-batch and one for the update, and the same
-ones at every step. A program that is compiled after the second step is an error, as it takes
-minutes each time.
+NxD provides the parallel layers, the pipeline schedule, the optimizer step, and the reduction,
+clipping and sharding of gradients. trainfleet provides the model, its initial values, and the names
+and files of a checkpoint. Every step runs the same two or more programs: one per micro-batch, and
+one for the update. A compilation after the second step is an error, because it takes minutes each
+time.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from . import shards as nxd_shards
 from . import stages as nxd_stages
 from .shards import Slice
 
-SETTLED = 2  # steps that may compile: the second begins with the optimizer's state
+SETTLED = 2  # initial steps that may compile; the second starts with optimizer state
 
 
 @dataclass
 class Owned:
-    """A parameter: its module, its place in the entire one, and the tensor that is updated: itself,
-    or ZeRO-1's share of it.
+    """A parameter of this rank: its module, its slice of the entire parameter, and the tensor that
+    the optimizer updates (the parameter itself, or its ZeRO-1 shard).
     """
 
     module: nn.Module
@@ -66,13 +66,13 @@ class Owned:
 
 
 class Nxd:
-    """A rank's part of the model as NxD Core divides it."""
+    """A rank's part of a model that NxD Core splits."""
 
     whole = None
     scale: Tensor | None = None
 
     def __init__(self, config: Config, world: World) -> None:
-        """Makes this rank's part; all ranks call it together."""
+        """Builds this rank's part. All ranks must call it together."""
         self.device, self.size, self.length = (
             cast(Lazy, world.device),
             config.train.micro_batch_size,
@@ -84,7 +84,7 @@ class Nxd:
         self.format = torch.bfloat16 if half and self.zero else torch.float32
         self.casts = half and not self.zero
         options = settings(config, self.zero)
-        # ranks that have the same key-value heads
+        # number of tensor ranks with the same key-value heads
         copies = max(1, layout.tensor // config.model.kv_heads)
         self.grid = nxd_shards.grid(copies)
         self.data, self.ways, self.depth = self.grid.data, self.grid.ways, layout.pipeline
@@ -94,7 +94,7 @@ class Nxd:
             self.root = models.build(config.model)
         if layout.tensor > 1:
             nxd_layers.realise(self.root, self.format, copies, self.grid.tensor)
-        if layout.pipeline > 1:  # a later stage sees only tensor ranks' parts of the sequence
+        if layout.pipeline > 1:  # later stages get only slices of the sequence
             self.root.positions = torch.arange(self.length, device=self.device.torch_device)
         self.stages = (
             nxd_stages.Stages(self.root, layout.pipeline, self.grid.stage)
@@ -109,7 +109,7 @@ class Nxd:
             names[id(module), name]: names[id(owner), name]
             for module, (owner, name) in tied.items()
         }
-        # noted before NxD moves the model and drops unknown attributes of a parameter
+        # filled before NxD moves the model and drops custom attributes of parameters
         self.slices: dict[str, Slice] = {}
         drawn = self._draw(train.seed)
         if train.activation_checkpointing == "full":
@@ -122,7 +122,7 @@ class Nxd:
         for module, (
             owner,
             name,
-        ) in tied.items():  # moved to the device, each became a separate parameter
+        ) in tied.items():  # the move to the device turned tied parameters into separate ones
             module._parameters[name] = owner._parameters[name]
         self.optimizer = optimizer(options, self.root, config)
         self.held = self._hold(names)
@@ -132,8 +132,8 @@ class Nxd:
 
     @torch.no_grad()
     def _draw(self, seed: int) -> dict[str, Tensor]:
-        """Draws the initial values of this rank's parameters, in fp32: those of a single process,
-        sliced for this rank.
+        """Draws the initial fp32 values of this rank's parameters. They are slices of the values
+        that a single process would draw.
         """
         found: dict[str, Tensor] = {}
         made: dict[int, nn.Parameter] = {}
@@ -144,12 +144,12 @@ class Nxd:
                 values = self.root.draw(where, part.shape, seed, self.device.generator)
                 found[where] = part.cut(values, self.grid).clone()
                 made[id(old)] = nn.Parameter(found[where].to(self.format))
-                vars(made[id(old)]).update(vars(old))  # NxD's attributes of it
+                vars(made[id(old)]).update(vars(old))  # attributes that NxD sets on parameters
             module._parameters[name] = made[id(old)]
         return found
 
     def _hold(self, names: Mapping[tuple[int, str], str]) -> dict[str, Owned]:
-        """Returns every parameter of this rank by its name in the entire model; a tied one once."""
+        """Returns this rank's parameters by their names in the entire model, each tied one once."""
         inner = self.optimizer.optimizer
         groups = zip(
             inner.param_groups,
@@ -169,14 +169,14 @@ class Nxd:
                     seen.add(id(parameter))
                     where = names[id(module), name]
                     found[where] = Owned(module, name, self.slices[where], masters[id(parameter)])
-        # moments from the start: the first step is then the same program as all others
+        # create the moments now, so that the first step runs the same program as all others
         for held in found.values():
             self.states[held.master].update(first_moments(held.master))
         return found
 
     def _add_up(self, copies: int) -> None:
-        """Sums the gradients of ranks with the same key-value heads, so that the copies stay
-        equal.
+        """Adds hooks that sum the gradients of ranks with the same key-value heads, so that the
+        copies stay equal.
         """
         rows = [list(row) for row in get_tensor_model_parallel_replica_groups()]
         groups = [
@@ -198,7 +198,7 @@ class Nxd:
         return (inner.base_optimizer if self.zero else inner).state
 
     def listen(self, watch: Stopwatch) -> None:
-        # Python code only records the passes: no moment of the host is the device's
+        # Python only records the passes, so host times do not match device times
         pass
 
     def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
@@ -225,8 +225,8 @@ class Nxd:
         return torch.zeros((), device=self.device.torch_device)
 
     def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
-        """Does one step. NxD returns the norm only after it: a bad step has already been taken, and
-        ends the run at the next check.
+        """Applies one optimizer step. NxD returns the gradient norm only afterwards, so a bad step
+        is already applied and ends the run at the next check.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -240,22 +240,23 @@ class Nxd:
             raise RunError(
                 f"{new} programs were compiled again in step {self.steps} of this attempt",
                 where="PyTorch/XLA",
-                why="steps must be the same program after the second: something in them changes "
-                "its shape or is a constant",
-                next="set XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1 to see which; github.com/pytorch/xla, "
-                "docs/source/learn/troubleshoot.md",
+                why="every step after the second must run the same programs; a shape or a constant "
+                "changed",
+                next="set XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1 to find it; see "
+                "docs/source/learn/troubleshoot.md in github.com/pytorch/xla",
             )
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """Computes the loss; ranks of a group compute the same one and share it. All run equally
-        often, as a program has all ranks' collectives.
+        """Returns this rank's share of the loss sum. All tensor ranks compute the same sum, so each
+        returns an equal share. All ranks run the same number of passes, because every program
+        contains collectives of all ranks.
         """
         total = self._zero()
         self.root.eval()
         passes = -(-most // self.size)
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.stages else passes
-        assert self.like, "validation comes after a step"
+        assert self.like, "validation needs a training step first"
         given = list(filled(batches, passes, self.like.blank(self.size)))
         for start in range(0, len(given), self.micro_batches) if self.stages else ():
             assert self.stages
@@ -291,8 +292,8 @@ class Nxd:
         self.device.settle()
 
     def weights(self) -> State:
-        """Returns the fp32 copies if ZeRO-1 keeps them, otherwise the weights themselves; a tied
-        one under both its names.
+        """Returns the fp32 master weights of ZeRO-1, or without ZeRO-1 the weights. A tied weight
+        appears under both of its names.
         """
         found: State = {
             name: held.slice.join(held.master, self.grid, self.zero)
@@ -301,8 +302,8 @@ class Nxd:
         return found | {name: found[first] for name, first in self.again.items() if first in found}
 
     def set_weights(self, weights: Mapping[str, Tensor], whole: bool = False) -> None:
-        """Loads into the optimizer's tensors and into the model: NxD's own loading leaves one of
-        them stale (README, Trainium).
+        """Loads weights into both the optimizer and the model, because NxD's own loading leaves one
+        of them stale (README, Trainium).
         """
         for name, held in self.held.items():
             if name not in weights:
@@ -316,7 +317,7 @@ class Nxd:
         self.device.settle()
 
     def _spread(self, held: Owned) -> None:
-        """Gathers a parameter from the data-parallel ranks' shares into the model."""
+        """Gathers the data-parallel ranks' shards of a parameter into the model."""
         shares = held.master.data.to(held.parameter.dtype)
         full = (
             all_gather(shares, dim=0, groups=get_data_parallel_replica_groups())
@@ -331,7 +332,7 @@ class Nxd:
 
 
 def settings(config: Config, zero: bool) -> dict[str, Any]:
-    """Returns NxD's own config, which also makes its groups of ranks."""
+    """Creates NxD's config, which also creates NxD's process groups."""
     train, layout = config.train, config.train.parallelism
     ways = config.data_parallel
     found: dict[str, Any] = nxd.neuronx_distributed_config(
@@ -357,7 +358,7 @@ def settings(config: Config, zero: bool) -> dict[str, Any]:
 
 
 def optimizer(options: dict[str, Any], model: nn.Module, config: Config) -> Any:
-    """Wraps the config's optimizer in NxD's; it decays matrices and not vectors."""
+    """Wraps the config's optimizer in NxD's. Weight decay applies to matrices, not to vectors."""
     train = config.train
     values: dict[str, Any] = {
         "lr": train.learning_rate,
@@ -376,7 +377,7 @@ def optimizer(options: dict[str, Any], model: nn.Module, config: Config) -> Any:
     if row.whole:
         groups[0]["matrix"] = True
     elif options["optimizer_config"]["zero_one_enabled"]:
-        # NxD 0.18 does not pass it on: torch_xla's is 1.0 then
+        # NxD 0.18 does not pass this on, so torch_xla would use its default of 1.0
         values["max_norm"] = options["optimizer_config"]["max_grad_norm"]
     return nxd.initialize_parallel_optimizer(options, named(row.xla), groups, **values)
 
@@ -390,8 +391,8 @@ def first_moments(master: Tensor) -> dict[str, Tensor]:
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yields every parameter's name, its module and the attribute; a tied one under all its
-    names.
+    """Yields the name, module and attribute of every parameter. A tied parameter appears once for
+    each of its names.
     """
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -400,7 +401,7 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def recompute(model: Network) -> None:
-    """Makes blocks keep only their input for the backward pass."""
+    """Enables activation checkpointing: blocks keep only their inputs for the backward pass."""
     kind = type(
         next(
             block
@@ -412,6 +413,6 @@ def recompute(model: Network) -> None:
 
 
 def share(slice_: Tensor, grid: nxd_shards.Grid) -> Tensor:
-    """Returns a data-parallel rank's share of a slice, by its rows."""
+    """Returns the rows of a slice that belong to this data-parallel rank."""
     each = -(-len(slice_) // grid.ways)
     return slice_[grid.data * each : (grid.data + 1) * each]

@@ -1,8 +1,8 @@
 """Represents NxD Core's slices and ZeRO-1 shards as DTensors on a mesh of CPUs.
 
-So a checkpoint of a run on Trn1 is like any other: written, committed, verified, resumed in another
-layout, exported. Tensor ranks hold slices of a matrix along one dimension. ZeRO-1 divides the rows
-of each slice, padded with zeros, among the data-parallel ranks. A mesh of (tensor, data) ranks
+With DTensors, a checkpoint from Trn1 can be saved, verified, resumed in another layout and exported
+like any other. Tensor ranks have slices of a matrix along one dimension. ZeRO-1 divides the rows of
+each slice, padded with zeros, among the data-parallel ranks. A mesh of (tensor, data) ranks
 expresses both.
 """
 
@@ -21,11 +21,10 @@ from trainfleet.engine.optimizers import local
 
 @dataclass(frozen=True)
 class Grid:
-    """This rank's stage among the stages, and its place in the stage's mesh of (tensor, data)
-    ranks.
+    """This rank's stage, and its position in the stage's mesh of (tensor, data) ranks.
 
-    `copied` is that mesh as (heads, copies, data): the tensor ranks with the same key-value heads
-    are neighbours in it.
+    `copied` is the same mesh as (heads, copies, data). Its tensor ranks with the same key-value
+    heads are adjacent.
     """
 
     stage: int
@@ -44,8 +43,8 @@ class Grid:
 
 
 def grid(copies: int) -> Grid:
-    """Makes the mesh from NxD's own groups, as its tensor ranks are not always neighbours (4 on
-    Trn1 are 8 apart). All ranks call it.
+    """Creates the mesh from NxD's process groups, because tensor ranks are not always adjacent (4
+    on Trn1 are 8 apart). All ranks must call it together.
 
     `copies`: number of tensor ranks with the same key-value heads.
     """
@@ -73,10 +72,10 @@ def position(rows: list[list[int]], rank: int) -> int:
 
 @dataclass(frozen=True)
 class Slice:
-    """The place of this rank's part of a parameter in the entire one.
+    """Position of this rank's slice in the entire parameter.
 
-    `dimension`: the one that tensor ranks divide; None: they have all of it. `copies`: number of
-    them with the same part.
+    `dimension`: the dimension that is divided among tensor ranks; None if every rank has the entire
+    parameter. `copies`: number of tensor ranks with the same slice.
     """
 
     shape: torch.Size  # shape of the entire parameter
@@ -85,7 +84,7 @@ class Slice:
 
     @classmethod
     def of(cls, parameter: Tensor) -> Slice:
-        """Reads the attributes that NxD's layers give a parameter."""
+        """Creates a slice from the attributes that NxD's layers set on a parameter."""
         if not getattr(parameter, "tensor_model_parallel", False):
             return cls(parameter.shape, None)
         dimension, ranks = int(parameter.partition_dim), int(parameter.num_partitions)  # type: ignore[attr-defined]
@@ -103,8 +102,8 @@ class Slice:
         )
 
     def join(self, part: Tensor, grid: Grid, dealt: bool) -> DTensor:
-        """Returns a slice as a part of the entire parameter; `dealt`: it is ZeRO-1's share of the
-        slice, with or without its padding.
+        """Returns this rank's part as a DTensor of the entire parameter. `dealt`: whether `part` is
+        only the ZeRO-1 shard of the slice, with or without padding.
         """
         placements: list[Placement] = [
             Replicate() if self.dimension is None else Shard(self.dimension),
@@ -123,21 +122,21 @@ class Slice:
         )
 
     def rows(self, grid: Grid) -> int:
-        """Returns the rows of a tensor rank's slice."""
+        """Returns the number of rows of a tensor rank's slice."""
         return self.shape[0] // (grid.slices // self.copies if self.dimension == 0 else 1)
 
 
 def unfilled(share: Tensor, rows: int, grid: Grid) -> Tensor:
-    """Returns a data-parallel rank's share of a slice of `rows` rows, without the zeros that pad
-    all shares to one size.
+    """Returns this data-parallel rank's shard of a slice with `rows` rows, without the padding
+    zeros.
     """
     each = -(-rows // grid.ways)
     return share[: max(0, min(each, rows - grid.data * each))]
 
 
 def put(target: Tensor, found: Tensor) -> None:
-    """Copies a checkpoint's tensor into one on the device, of which it may fill only the first
-    rows.
+    """Copies a checkpoint's tensor into a tensor on the device, and fills any remaining rows with
+    zeros.
     """
     part = local(found)
     value = torch.zeros(target.shape, dtype=target.dtype)

@@ -1,5 +1,5 @@
-"""Runs stages by NxDPPModel with its manual partition, which takes modules unchanged; its other one
-would trace our model.
+"""Runs pipeline stages with NxDPPModel and its manual partition. The manual partition uses modules
+unchanged; the automatic one would trace our model.
 
 The manual partition exists in NxD Core 0.10 and later
 (neuronx_distributed/pipeline/manual_pipe_stage.py).
@@ -26,13 +26,15 @@ TIED = "tied"
 
 
 class Piece(nn.Module):
-    """A stage in NxD's form: a list of tokens, or a hidden state -> a hidden state, or at the end
-    features in a tuple.
+    """A stage with NxD's interface. The input is a list of tokens or a hidden state. The output is
+    a hidden state, or for the last stage a tuple with the features.
     """
 
     def __init__(self, part: Network | None, weight: str, like: Tensor | None) -> None:
-        """Wraps a stage; `part`: None for a stage of another rank. `weight`: the name of the tied
-        weight in this stage; `like`: its shape.
+        """Wraps a stage.
+
+        `part`: the stage, or None if another rank has it. `weight`: name of the tied weight in this
+        stage. `like`: a tensor with the tied weight's shape.
         """
         super().__init__()
         self.part, self.weight, self.ends = part, weight, False
@@ -50,10 +52,10 @@ class Piece(nn.Module):
 
 
 class Stages:
-    """The stages of all ranks: this rank's own, and placeholders for the others."""
+    """All stages: this rank's stage, and placeholders for the stages of other ranks."""
 
     def __init__(self, root: Network, count: int, stage: int) -> None:
-        """Leaves only this rank's stage in the model. All of it is still on the meta device."""
+        """Removes all stages except this rank's from the model, which is on the meta device."""
         self.count, self.stage, self.reduction = count, stage, "mean"
         tied = tied_names(root)
         weights = (
@@ -72,13 +74,13 @@ class Stages:
         self.model: Any = None
 
     def initialize(self, settings: dict[str, Any]) -> None:
-        """Hands the stages to NxD, once they have their values; a stage's own parameters are then
-        on the device.
+        """Passes the stages to NxD, which moves this rank's parameters to the device. The stages
+        must have their initial values.
         """
         if self.tied:
             PipelineStageModule.mark_weight_sharing([(piece, TIED) for piece in self.tied], TIED)
             if self.stage == self.count - 1:
-                # of the two, the first stage's counts in the norm
+                # only the first stage's copy counts in the gradient norm
                 self.pieces[-1].tied.shared = True  # type: ignore[attr-defined]
         settings["pipeline_config"] |= {
             "manual_pp_partition": True,
@@ -95,12 +97,12 @@ class Stages:
         return self.head.loss(x, targets, self.reduction)
 
     def train(self, batches: list[MicroBatch]) -> Tensor | None:
-        """Computes the gradients of the mean loss, and returns the loss on the last stage."""
+        """Computes the gradients of the mean loss. Returns the loss on the last stage."""
         self.reduction = "mean"
         return self._run(self.model.run_train, batches)
 
     def evaluate(self, batches: list[MicroBatch]) -> Tensor | None:
-        """Returns the mean over micro-batches of their summed losses, on the last stage."""
+        """Returns the mean of the micro-batches' loss sums, on the last stage."""
         self.reduction = "sum"
         return self._run(self.model.run_eval, batches)
 

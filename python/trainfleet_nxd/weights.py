@@ -1,11 +1,11 @@
-"""Converts a model's weights to and from the form of AWS's examples for NxD Core: Hugging Face's
-names, slices of tensor ranks, stages.
+"""Converts a model's weights to and from the format of AWS's examples for NxD Core: Hugging Face's
+names, divided into tensor-parallel slices and pipeline stages.
 
-Llama's query, key and value are side by side in it, and so are gate and up projection. If there are
-fewer key-value heads than tensor ranks, each is on several, and the query heads follow them in
-Trn1's order. github.com/aws-neuron/neuronx-distributed fbac349:
-examples/training/llama/modeling_llama_nxd.py and tp_dp_bert_hf_pretrain,
-scripts/checkpoint_converter.py.
+In this format, Llama's query, key and value are fused, and so are its gate and up projections. If
+there are fewer key-value heads than tensor ranks, several ranks have a copy of each head. The query
+heads then follow their key-value heads in Trn1's order. Source:
+github.com/aws-neuron/neuronx-distributed fbac349: examples/training/llama/modeling_llama_nxd.py and
+tp_dp_bert_hf_pretrain, scripts/checkpoint_converter.py.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from trainfleet.trust.errors import RunError
 
 Names = dict[str, Tensor]
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
-# one tensor under two names, like in transformers
+# one tensor with two names, like in transformers
 BESIDE = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
-# share of their norm: copies of one head differ only by stochastic rounding, different heads by far
-# more
+# As a fraction of the norm. Copies of one head differ only by stochastic rounding, different heads
+# by far more.
 COPIES_DIFFER = 0.1
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """The degrees by which a model is divided."""
+    """Tensor and pipeline parallel degrees of a model."""
 
     tensor: int
     pipeline: int
@@ -44,23 +44,23 @@ class Degrees:
 
 
 def slices_of(shape: Model) -> Slices:
-    """Returns how AWS's modules of the model's family are divided; Mistral's are Llama's."""
+    """Returns how AWS's example divides the model's family. Mistral uses Llama's example."""
     found = FAMILIES[shape.family].slices
-    assert found is not None, f"{shape.family}: refusal says so"
+    assert found is not None, f"{shape.family}: call refusal first"
     return found
 
 
 def refusal(shape: Model, degrees: Degrees) -> str:
-    """Returns why a model can't be divided this way; "" if it can."""
+    """Returns the reason why a model can't be divided this way, or "" if it can."""
     tensor = degrees.tensor
     slices = FAMILIES[shape.family].slices
     if slices is None:
         have = [family.name for family in FAMILIES.values() if family.slices]
-        return f"AWS's examples for NxD Core have no {shape.family}: {', '.join(have)}"
+        return f"AWS's examples for NxD Core have no {shape.family}, only {', '.join(have)}"
     if not slices.staged and degrees.pipeline > 1:
-        return f"AWS's {shape.family.upper()} for NxD Core has no stages"
+        return f"AWS's {shape.family.upper()} for NxD Core has no pipeline stages"
     if degrees.pipeline > shape.layers:
-        return f"{degrees.pipeline} stages of {shape.layers} layers"
+        return f"{shape.layers} layers are too few for {degrees.pipeline} pipeline stages"
     divided = {"heads": shape.heads}
     if slices.fused:
         divided |= {
@@ -69,12 +69,12 @@ def refusal(shape: Model, degrees: Degrees) -> str:
         }
         if max(tensor, shape.kv_heads) % min(tensor, shape.kv_heads):
             return (
-                f"model.kv_heads is {shape.kv_heads}, which neither divides {tensor} tensor "
-                "ranks nor is divided by them"
+                f"model.kv_heads is {shape.kv_heads}, not a multiple or a divisor of the {tensor} "
+                "tensor ranks"
             )
     return next(
         (
-            f"model.{name} is {size}, not divisible by {tensor}"
+            f"model.{name} is {size}, not divisible by {tensor} tensor ranks"
             for name, size in divided.items()
             if size % tensor
         ),
@@ -83,8 +83,8 @@ def refusal(shape: Model, degrees: Degrees) -> str:
 
 
 def divide(whole: Names, shape: Model, degrees: Degrees) -> Callable[[int, int], Names]:
-    """Returns a function for the weights of each (tensor rank, stage) under Hugging Face's names,
-    in the order of modules.
+    """Returns a function that returns the weights of a (tensor rank, stage), with Hugging Face's
+    names in module order.
     """
     slices, size = slices_of(shape), degrees.tensor
     named = dict(whole)
@@ -104,8 +104,8 @@ def divide(whole: Names, shape: Model, degrees: Degrees) -> Callable[[int, int],
 
 
 def stage_of(name: str, shape: Model, stages: int) -> int:
-    """Returns a layer's stage in NxD's even split; if the layers do not divide evenly, the last
-    stages have one more.
+    """Returns the stage of a weight in NxD's even split. If the layers do not divide evenly, the
+    last stages have one more each.
     """
     layer = LAYER.search(name)
     if not layer:
@@ -118,7 +118,7 @@ def stage_of(name: str, shape: Model, stages: int) -> int:
 
 
 def cut(name: str, value: Tensor, shape: Model, rank: int, size: int) -> Tensor:
-    """Returns a tensor rank's slice."""
+    """Returns a tensor rank's slice of a weight."""
     slices, copies = slices_of(shape), max(1, size // shape.kv_heads)
     if slices.fused and copies > 1:
         if re.search(r"[kv]_proj\.", name):
@@ -133,14 +133,14 @@ def cut(name: str, value: Tensor, shape: Model, rank: int, size: int) -> Tensor:
 
 
 def order(heads: int, copies: int) -> list[int]:
-    """Returns each tensor rank's group of query heads on Trn1, where key-value heads alternate: 0,
-    1, 0, 1.
+    """Returns each tensor rank's group of query heads on Trn1. There, key-value heads alternate
+    over the ranks: 0, 1, 0, 1.
     """
     return [head * copies + copy for copy in range(copies) for head in range(heads)]
 
 
 def fuse(found: Names, shape: Model, size: int) -> Names:
-    """Joins gate and up projection, and query, key and value if AWS's own flags do."""
+    """Fuses the gate and up projections, and query, key and value if AWS's example fuses them."""
     together: dict[str, tuple[str, ...]] = {
         "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight")
     }
@@ -157,8 +157,8 @@ def fuse(found: Names, shape: Model, size: int) -> Names:
 
 
 class Stored(Protocol):
-    """A tensor in a file, which shows its size and number format, like safetensors', before it is
-    read.
+    """A tensor in a file. Its size and number format can be read without its data, like in
+    safetensors.
     """
 
     def get_shape(self) -> tuple[int, ...]: ...
@@ -167,12 +167,12 @@ class Stored(Protocol):
 
 
 class Whole:
-    """Joined slices: the interface that `huggingface_weights.load` needs, under Hugging Face's
-    names.
+    """The joined slices of all tensor ranks, with Hugging Face's names. Provides the interface that
+    `huggingface_weights.load` needs.
     """
 
     def __init__(self, ranks: Sequence[Mapping[str, Stored]], shape: Model, where: str) -> None:
-        """Joins `ranks`: each tensor rank's weights, of all stages."""
+        """Joins `ranks`, the weights of each tensor rank over all stages."""
         self.ranks, self.shape, self.where = ranks, shape, where
         self.sources = {name: (key, pick) for key in ranks[0] for name, pick in parts_of(key)}
 
@@ -197,10 +197,10 @@ class Whole:
             )
         except (ValueError, RuntimeError, IndexError) as error:
             raise RunError(
-                f"has another {key} than this model",
+                f"{key} does not match the model",
                 where=self.where,
                 why=str(error),
-                next="set model.* in the config to those values",
+                next="set model.* in the config to the checkpoint's values",
             ) from error
 
     def _join(self, name: str, slices: list[Tensor]) -> Tensor:
@@ -219,8 +219,8 @@ Pick = Callable[[Tensor, Model, int], Tensor]
 
 
 def parts_of(key: str) -> list[tuple[str, Pick]]:
-    """Returns Hugging Face's names for the content of a key, and how to take each from a rank's
-    slice.
+    """Returns Hugging Face's names for the content of a key. Each comes with a function that
+    extracts it from a rank's slice.
     """
     prefix, attention, last = key.rpartition("self_attn.qkv_proj.")
     if attention and last in ("weight_qkv", "weight"):
@@ -250,13 +250,17 @@ def half(index: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
 
 
 def third(index: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
-    """Returns query, key or value, which have different sizes if heads share keys."""
+    """Returns query, key or value. Their sizes differ if several heads share keys and values."""
     heads = max(1, shape.kv_heads // ranks) * shape.head_features
     return torch.split(value, [shape.heads // ranks * shape.head_features, heads, heads])[index]
 
 
 def once(all_copies: Tensor, copies: int, name: str) -> Tensor:
-    """Returns the first of repeated key-value heads, like NxD's own converter."""
+    """Returns the first copy of repeated key-value heads, like NxD's own converter.
+
+    Raises:
+        ValueError: the copies differ.
+    """
     first, *others = all_copies.chunk(copies)
     if any(
         (other.float() - first.float()).norm() > COPIES_DIFFER * first.float().norm()

@@ -196,6 +196,6 @@ def test_a_folder_that_can_t_be_cleared_is_told_once_by_all(bench: Bench) -> Non
 def test_weights_of_another_shape_are_refused(bench: Bench, unhindered: Path) -> None:
     bench.train("misfit", 2, code=1, train__init_from=str(unhindered), model__layers=3)
     assert (
-        bench.output.count("model.layers is 2 there, 3 here") == 1
+        bench.output.count("model.layers is 2 in the checkpoint, 3 in the config") == 1
         and "Traceback" not in bench.output
     ), bench.output

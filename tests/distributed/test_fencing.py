@@ -62,6 +62,6 @@ def test_ranks_whose_launcher_is_gone_save_a_step_and_leave(
     said = process.communicate(timeout=60)[0]
     told = ranks.results(run)
     assert process.returncode == 0 and told["status"] == "stopped", said
-    assert "no other takes over; all ranks save and leave" in said
+    assert "no standby took over; all ranks save and exit" in said
     assert (run / "checkpoints" / f"step-{told['steps']:08d}").is_dir()
     assert ranks.events(run, "orphaned")[0]["seconds"] >= 2

@@ -189,5 +189,5 @@ def test_a_scale_with_nothing_left_stops_the_run_and_says_so(
     )
     assert (
         "train.precision=fp32" in output
-        and "1 steps skipped: gradients overflowed fp16; the loss scale is 2 now" in output
+        and "1 steps skipped: gradients overflowed fp16; the loss scale is now 2" in output
     )

@@ -61,7 +61,7 @@ def test_it_trains_goes_on_writes_and_is_not_exported(desk: Path) -> None:
     assert "bits per byte" in verbs.enter(desk, "eval", timeout=60)
     refused = verbs.enter(desk, "export", "OUT=out", code=1, timeout=60)
     assert (
-        "transformers has no network like that of my_model.py" in refused
+        "transformers has no class for the model in my_model.py" in refused
         and not (desk / "out").exists()
     )
 

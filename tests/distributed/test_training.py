@@ -163,9 +163,10 @@ def test_a_finished_run_is_left_alone_and_can_be_extended(bench: Bench) -> None:
 def test_a_refusal_is_said_once_and_recorded(bench: Bench, unbroken: Unbroken) -> None:
     run = continued(bench, "changed", unbroken[2], 20)
     bench.train("changed", 2, code=1, train__steps=24, train__seed=9)
-    assert bench.output.count("train.seed was 1, is 9") == 1 and "Traceback" not in bench.output, (
-        bench.output
-    )
+    assert (
+        bench.output.count("train.seed changed from 1 to 9") == 1
+        and "Traceback" not in bench.output
+    ), bench.output
     assert {fault["rank"] for fault in ranks.events(run, "fault")} == {0, 1}
 
 

@@ -221,7 +221,7 @@ def test_a_finished_run_of_another_config_is_not_this_one(
     refused = cockpit.type("train", "SET=model.layers=4", code=1)
     assert (
         "the run is finished with another config" in refused
-        and "model.layers is 2 there, 4 here" in refused
+        and "model.layers is 2 in the checkpoint, 4 in the config" in refused
     )
     assert "nothing to do" in cockpit.type("train", "SET=train.log_every=7")
 

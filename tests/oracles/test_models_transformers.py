@@ -188,7 +188,8 @@ def test_a_folder_that_is_not_the_model_is_refused_by_name(tmp_path: Path) -> No
     )
     assert "neither model.safetensors" in refusal(None)
     assert (
-        "another size" in (told := refusal(tensors, replace(shape, vocab_size=128)))
+        "a weight with the wrong shape"
+        in (told := refusal(tensors, replace(shape, vocab_size=128)))
         and "(128, 48)" in told
     )
     (folder / "model.safetensors").write_bytes(b"junk")

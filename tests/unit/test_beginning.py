@@ -148,8 +148,8 @@ def test_weights_of_every_family_are_let_through(desk: Path, family: str) -> Non
 HARMS: dict[str, tuple[Harm, str]] = {
     "missing": (shutil.rmtree, "does not exist"),
     "a file": (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), "is not a folder"),
-    "empty": (lambda folder: (shutil.rmtree(folder), folder.mkdir()), "holds no model"),
-    "other files": (lambda folder: (shutil.rmtree(folder), folder.mkdir(), (folder / "a.txt").touch()), "holds no model"),
+    "empty": (lambda folder: (shutil.rmtree(folder), folder.mkdir()), "contains no model"),
+    "other files": (lambda folder: (shutil.rmtree(folder), folder.mkdir(), (folder / "a.txt").touch()), "contains no model"),
     "no config.json": (lambda folder: (folder / "config.json").unlink(), "lacks config.json"),
     "no weights": (lambda folder: (folder / weight_files.WEIGHTS).unlink(), "has neither model.safetensors nor"),
     "a part missing": (lambda folder: (in_parts(folder), (folder / "part-2.safetensors").unlink()), "part-2.safetensors: is missing"),
@@ -162,7 +162,7 @@ HARMS: dict[str, tuple[Harm, str]] = {
     ),
     "a web page": (lambda folder: (folder / weight_files.WEIGHTS).write_text("<!DOCTYPE html>404"), "a web page"),
     "another family": (lambda folder: change(folder, model_type="mamba"), '"mamba" is not supported'),
-    "another shape": (lambda folder: change(folder, hidden_size=32), "model.hidden_size is 32 there, 16 here"),
+    "another shape": (lambda folder: change(folder, hidden_size=32), "model.hidden_size is 32 in this folder, 16 in the config"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
     "a list": (lambda folder: (folder / "config.json").write_text("[]"), "must be an object"),
     "an encoder's": (lambda folder: change(folder, model_type="bert"), "config.json"),
@@ -281,7 +281,7 @@ def test_no_key_is_said_to_be_gone_by_that_changes_nothing(desk: Path, family: s
 def test_a_checkpoint_in_place_of_a_model_is_looked_at_too(desk: Path) -> None:
     run = checkpoint(desk / "run")
     wide = SHAPE.__class__(**{**asdict(SHAPE), "hidden_size": 32, "intermediate_size": 64})
-    assert "model.hidden_size is 16 there, 32 here" in told(run, wide)
+    assert "model.hidden_size is 16 in the checkpoint, 32 in the config" in told(run, wide)
     os.truncate(run / "checkpoints" / NAME / "rank-00000.safetensors", 10)
     assert "rank-00000.safetensors has 10 bytes" in told(
         run
@@ -314,7 +314,7 @@ def test_nxd_s_checkpoints_are_looked_at_too(desk: Path) -> None:
     (tag.parents[1] / "config.json").write_text(
         json.dumps(huggingface_config.write(SHAPE) | {"hidden_size": 64})
     )
-    assert "model.hidden_size is 64 there, 16 here" in told("nxd")
+    assert "model.hidden_size is 64 in this folder, 16 in the config" in told("nxd")
 
 
 def test_a_model_whose_files_are_links_is_read_where_they_lead(desk: Path) -> None:
@@ -353,7 +353,7 @@ def packed(saved: bytes) -> bytes:
 def test_a_bucket_without_a_model_is_told_before_the_start(desk: Path) -> None:
     with serve(lambda application: application):
         s3.write("s3://bucket/run/a.txt", b"x")
-        with pytest.raises(RunError, match="holds no model"):
+        with pytest.raises(RunError, match="contains no model"):
             require_distant(config_from("s3://bucket/run"))
 
 
@@ -363,5 +363,7 @@ def test_the_verbs_tell_it_with_the_line_before_anything_starts(desk: Path) -> N
     )
     for verb in ("plan", "train"):
         said = verbs.enter(desk, verb, code=2)
-        assert "config.yaml:4: train.init_from: text: holds no model" in said and "next: " in said
+        assert (
+            "config.yaml:4: train.init_from: text: contains no model" in said and "next: " in said
+        )
     assert not (desk / "runs").exists() and not (desk / "data").exists()

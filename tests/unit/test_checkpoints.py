@@ -77,7 +77,7 @@ def test_any_changed_byte_of_a_marker_is_found(config: Config) -> None:
 
 
 def test_a_marker_of_another_format_is_not_called_damaged(config: Config) -> None:
-    with pytest.raises(RunError, match="of format 99, but this program reads") as caught:
+    with pytest.raises(RunError, match="format 99, but this program reads") as caught:
         parse(render(dataclasses.replace(commit_of(config, 4), format=99)), "here")
     assert not isinstance(caught.value, Broken)
 
@@ -110,9 +110,7 @@ def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(
     (folder / "b").write_bytes(b"bbb")
     (folder / "c").write_bytes(b"cxcc")
     assert [entry.fault for entry in listing.look(store)] == ["a is missing; b has 3 bytes, not 4"]
-    assert "c differs from the bytes that were written" in listing.damage(
-        store, 4, "c", commit.files["c"]
-    )
+    assert "c does not match its checksum" in listing.damage(store, 4, "c", commit.files["c"])
 
 
 def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(
@@ -206,7 +204,7 @@ def test_a_run_does_not_go_on_as_another_one(tmp_path: Path, config: Config, set
         changes.check(commit_of(config, 4), config_of(tmp_path, set), "0123456789abcdef", "here")
     assert (
         key in caught.value.what
-        and f"is {value}: " in caught.value.why
+        and f"to {value}: " in caught.value.why
         and "name=again" in caught.value.next
     )
 
@@ -220,7 +218,7 @@ def test_more_positions_may_come_only_where_none_is_learnt(
     if taken:
         changes.check(commit_of(was, 4), now, "0123456789abcdef", "here")
         return
-    with pytest.raises(RunError, match=r"another model\.max_position_embeddings"):
+    with pytest.raises(RunError, match=r"a different model\.max_position_embeddings"):
         changes.check(commit_of(was, 4), now, "0123456789abcdef", "here")
 
 
@@ -243,7 +241,7 @@ def test_another_optimizer_is_refused_with_what_works(
     tmp_path: Path, config: Config, optimizer: str
 ) -> None:
     now = config_of(tmp_path, f"train.optimizer={optimizer}")
-    with pytest.raises(RunError, match=r"another train\.optimizer") as caught:
+    with pytest.raises(RunError, match=r"a different train\.optimizer") as caught:
         changes.check(
             commit_of(config, 4), now, "0123456789abcdef", "runs/a/checkpoints/step-00000004"
         )
@@ -382,8 +380,8 @@ def test_training_on_as_another_run_is_refused_before_a_rank_starts(
     code, text = shell(tmp_path, "train", "SET=model.layers=3")
     assert (
         code == 1
-        and "can't resume with another model.layers" in text
-        and "is 3: the weights have that shape" in text
+        and "can't resume with a different model.layers" in text
+        and "to 3: the weights fit only a model of that shape" in text
     )
     assert run.config.read_text() == before and not run.events.exists()
 
@@ -425,7 +423,7 @@ def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:
     assert (
         code == 1
         and "step-00000200: differs from the committed checkpoint" in text
-        and "part differs from the bytes that were written" in text
+        and "part does not match its checksum" in text
     )
     code, text = shell(tmp_path, "verify", "STEP=7")
     assert code == 2 and "checkpoints exist at 100, 200" in text

@@ -101,7 +101,7 @@ def test_weights_past_saving_are_named_at_once(world: World) -> None:
     judged(guard, [(NAN, NAN)])
     with pytest.raises(RunError) as error:
         guard.check(parts, "run")
-    assert error.value.why == "numbers in the weights are not finite: bias"
+    assert error.value.why == "some weights are not finite: bias"
 
 
 def test_what_is_read_back_of_a_recording_is_not_judged(

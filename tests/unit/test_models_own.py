@@ -55,7 +55,7 @@ def test_the_example_of_the_page_is_a_network_that_learns() -> None:
         (("    plan = replace", "    other = replace"), "column names 'layers.*.mlp.gate_proj', which is not a module of the model"),
         (("            layer.mlp = Squared(shape)", "            layer.mlp = Squared(shape)\n        self.extra = nn.Linear(2, 2)"),
          "extra.weight is not in blocks, first or last"),
-        (("        for layer in self.layers:", "        del self.layers[1]\n        for layer in self.layers:"), "has 1 modules, and model.layers is 2"),
+        (("        for layer in self.layers:", "        del self.layers[1]\n        for layer in self.layers:"), "has 1 modules, but model.layers is 2"),
         (("class Model(Llama)", "class Other(Llama)"), "must define a class Model"),
         (("from torch import", "from torch import nothing,"), "ImportError"),
     ],

@@ -134,16 +134,22 @@ SDK = {
     [
         ({}, ""),
         ({"torch-xla": ""}, "torch-xla is not installed"),
-        ({"torch": "2.13.0"}, "torch 2.13.0 and torch-xla 2.9.0: the SDK is made for 2.9 of both"),
-        ({"torch-xla": "2.8.1"}, "torch-xla 2.8.1: the SDK is made for 2.9 of both"),
-        ({"torch-neuronx": "1.0"}, "torch-neuronx 1.0 is the empty package of the public index"),
+        (
+            {"torch": "2.13.0"},
+            "the SDK needs 2.9 of torch and torch-xla, not torch 2.13.0 and torch-xla 2.9.0",
+        ),
+        (
+            {"torch-xla": "2.8.1"},
+            "the SDK needs 2.9 of torch and torch-xla, not torch 2.9.1 and torch-xla 2.8.1",
+        ),
+        ({"torch-neuronx": "1.0"}, "torch-neuronx 1.0 is an empty placeholder from PyPI"),
         (
             {"torch-neuronx": "2.13.3.0"},
             "torch-neuronx 2.13.3.0 is native PyTorch, which does not support Trn1",
         ),
         (
             {"neuronx-distributed": "0.1"},
-            "neuronx-distributed 0.1 is the empty package of the public index",
+            "neuronx-distributed 0.1 is an empty placeholder from PyPI",
         ),
     ],
 )

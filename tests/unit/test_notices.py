@@ -59,7 +59,7 @@ def test_a_service_that_is_not_there_is_told_once_and_asked_again(service: Servi
     ):  # what it says meanwhile could be lost: reading empties the buffer after a look at it
         looks.wait(0.01)
     told = capsys.readouterr().out
-    assert "no spot notice can be read from http://127.0.0.1:9" in told and "fleet.spot" in told
+    assert "can't read spot notices from http://127.0.0.1:9" in told and "fleet.spot" in told
     looks.wait(0.1)
     assert capsys.readouterr().out == "" and watch.is_alive()
     service.notice = "{}"

@@ -210,7 +210,7 @@ def test_the_newest_whole_checkpoint_is_meant_and_none_that_was_cut_off(tmp_path
     assert nxd_folder.tag_of(str(tmp_path)) == tmp_path / "step_2"
     assert nxd_folder.tag_of(str(tmp_path / "step_1")) == tmp_path / "step_1"
     assert nxd_folder.tag_of(str(OLD)) is None and nxd_folder.tag_of("s3://bucket/x") is None
-    with pytest.raises(RunError, match="not completely saved"):
+    with pytest.raises(RunError, match="not saved completely"):
         nxd_folder.tag_of(str(tmp_path / "step_3"))
     (tmp_path / "step_3/checkpoint").unlink()  # AWS's converter writes neither marker
     assert nxd_folder.tag_of(str(tmp_path / "step_3")) == tmp_path / "step_3"
@@ -224,7 +224,9 @@ def refusal(tag: Path, shape: Model) -> str:
 
 def test_what_is_missing_or_of_another_model_is_told(tmp_path: Path) -> None:
     tag = save(make(SHAPES["grouped"]), Degrees(2, 2), tmp_path)
-    assert "another size" in refusal(tag, replace(SHAPES["grouped"], intermediate_size=128))
+    assert "a weight with the wrong shape" in refusal(
+        tag, replace(SHAPES["grouped"], intermediate_size=128)
+    )
     assert "lacks weights" in refusal(tag, replace(SHAPES["grouped"], layers=4))
     assert "the model does not have" in refusal(tag, replace(SHAPES["grouped"], layers=2))
     assert "have no gpt2" in refusal(tag, replace(SHAPES["grouped"], family="gpt2"))
@@ -290,7 +292,7 @@ def test_a_view_that_repeats_its_numbers_takes_no_memory(tmp_path: Path) -> None
     buffer = io.BytesIO()
     torch.save(content, buffer)
     path.write_bytes(buffer.getvalue())
-    assert "more numbers than are stored" in refusal(tag, SHAPES["llama"])
+    assert "more numbers than the file stores" in refusal(tag, SHAPES["llama"])
 
 
 @pytest.mark.parametrize(("form", "said"), [("huggingface", None), ("nxd", (None, None)), ("nxd-tp8", (8, None)),
@@ -309,7 +311,7 @@ def test_another_format_is_none(form: str) -> None:
 
 @pytest.mark.parametrize(("shape", "degrees", "why"), [
     (SHAPES["grouped"], Degrees(3, 1), "kv_heads is 2"), (SHAPES["grouped"], Degrees(16, 1), "heads is 8"),
-    (SHAPES["llama"], Degrees(1, 4), "4 stages of 3 layers"), (SHAPES["bert"], Degrees(2, 2), "no stages"),
+    (SHAPES["llama"], Degrees(1, 4), "3 layers are too few for 4 pipeline stages"), (SHAPES["bert"], Degrees(2, 2), "no pipeline stages"),
     (replace(BASE, family="gpt2"), Degrees(1, 1), "have no gpt2"),
     (replace(SHAPES["llama"], vocab_size=383), Degrees(2, 1), "vocab_size is 383"),
 ])  # fmt: skip

@@ -84,7 +84,12 @@ def test_a_full_disk_ends_no_training_and_its_lines_follow(
         "unsaved",
     ]
     assert recorder.run.read_results()["steps"] == 4
-    assert capsys.readouterr().out.count("training continues; its records wait for disk space") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "training continues; its records are queued until the disk has space"
+        )
+        == 1
+    )
     recorder.close()
 
 
@@ -160,7 +165,7 @@ def test_what_overflowed_is_told_apart_from_what_was_skipped(
     ]
     assert found == [("skipped", 2, 1), ("overflowed", 2, 2)]
     assert (
-        "2 steps skipped: gradients overflowed fp16; the loss scale is 16384 now"
+        "2 steps skipped: gradients overflowed fp16; the loss scale is now 16384"
         in capsys.readouterr().out
     )
     recorder.update(status="running", name="run", total_steps=9)

@@ -42,7 +42,7 @@ def desk(tmp_path: Path) -> Path:
 def test_another_optimizer_is_refused_before_anything_starts(desk: Path, verb: str) -> None:
     said = verbs.enter(desk, verb, "SET=train.optimizer=muon", code=1)
     assert (
-        "can't resume with another train.optimizer" in said
+        "can't resume with a different train.optimizer" in said
         and f"SET='name=again train.init_from={KEPT}'" in said
     )
     assert not (desk / "data").exists() and not (desk / "runs/old/events").exists()
@@ -56,7 +56,10 @@ def test_the_proposed_way_to_another_optimizer_works(desk: Path) -> None:
 
 def test_the_plan_of_a_longer_run_tells_both_rates_and_what_holds_the_first(desk: Path) -> None:
     said = verbs.enter(desk, "plan", "SET=train.steps=8")
-    assert f"resumes from {KEPT}; train.steps was 4, is 8; train.schedule_steps was 4, is 8" in said
+    assert (
+        f"resumes from {KEPT}; train.steps changed from 4 to 8; train.schedule_steps changed from 4 to 8"
+        in said
+    )
     assert "the learning rate jumps from 0.0003 at step 4 to 0.001" in said
     held = said.partition("; use SET='")[2].partition("'")[0]
     assert "jumps" not in verbs.enter(desk, "plan", f"SET=train.steps=8 {held}")

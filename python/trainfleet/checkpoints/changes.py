@@ -15,24 +15,26 @@ from .marker import Commit
 DATA = "data (the dataset's tokens)"
 # key that may change if positions are computed; learned positions have one row of weights each
 LENGTH = "model.max_position_embeddings"
-_ORDER = "step s begins at sample (s - 1) x global batch; another batch repeats or skips samples"
+_ORDER = (
+    "step s begins at sample (s - 1) x global batch; another batch size repeats or skips samples"
+)
 # Key or prefix of keys → (effect, reason). The first match applies, and unmatched keys are
 # reported. docs/how-to/runs.md, "Resume a run", documents this table.
 EFFECTS = {
     DATA: (
         "refused",
-        "a sample is identified by its place among the tokens, so other tokens make another sample",
+        "a sample is identified by its position in the tokens, so other tokens change the samples",
     ),
-    "model.preset": ("same", "it only names values of the other keys"),
-    "model.": ("refused", "the weights have that shape, and fit only that model"),
+    "model.preset": ("same", "it only sets other keys"),
+    "model.": ("refused", "the weights fit only a model of that shape"),
     "train.seed": ("refused", "it decides the order of the samples"),
     "train.global_batch_size": ("refused", _ORDER),
     "train.sequence_length": (
         "refused",
-        "samples are cut to it, so it decides which tokens each has",
+        "it is the length of a sample, so it decides which tokens each sample has",
     ),
     "train.optimizer": ("refused", "the checkpoint has the state of only that optimizer"),
-    "train.init_from": ("told", "(used only when a run begins, and this one has begun)"),
+    "train.init_from": ("told", "(used only when a run starts; this run has already started)"),
     **dict.fromkeys(
         ("name", "fleet.", "data.", "budget."), ("same", "it does not affect training")
     ),
@@ -66,17 +68,17 @@ def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str,
     refused = {key: why for key in differences if (why := reason(key, config))}
     if refused:
         reasons = [
-            f"{key} was {differences[key][0]}, is {differences[key][1]}: {why}"
+            f"{key} changed from {differences[key][0]} to {differences[key][1]}: {why}"
             for key, why in refused.items()
         ]
         taking = (
             "" if any(key.startswith("model.") for key in refused) else f" train.init_from={where}"
         )
         raise RunError(
-            f"can't resume with another {' and another '.join(refused)}",
+            f"can't resume with a different {' and a different '.join(refused)}",
             where=where,
             why="; ".join(reasons),
-            next=f"restore it in the config, or start a new run: {ANEW}{taking}'",
+            next=f"restore the old value in the config, or start a new run: {ANEW}{taking}'",
         )
     return {key: values for key, values in differences.items() if effect(key, config)[0] == "told"}
 
@@ -105,7 +107,7 @@ def notes(commit: Commit, config: Config, where: str) -> list[str]:
     """
     differences = check(commit, config, commit.dataset, where)
     told = [
-        f"{key} was {was}, is {now} {effect(key, config)[1]}".rstrip()
+        f"{key} changed from {was} to {now} {effect(key, config)[1]}".rstrip()
         for key, (was, now) in differences.items()
     ]
     return [
@@ -139,8 +141,10 @@ def jump(commit: Commit, config: Config, where: str) -> str:
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""
     warm = " train.warmup_steps=0" * (new.warmup_steps > step)
-    holds = f"use SET='train.learning_rate={was:.4g} train.min_lr_ratio=1{warm}' to hold it"
-    way = holds if was else f"to warm up in a new run: {ANEW} train.init_from={where}'"
+    holds = (
+        f"use SET='train.learning_rate={was:.4g} train.min_lr_ratio=1{warm}' to keep it constant"
+    )
+    way = holds if was else f"start a new run to warm up: {ANEW} train.init_from={where}'"
     return (
         f"warning: the learning rate jumps from {was:.4g} at step {step:,} to {now:.4g} at "
         f"step {step + 1:,}; {way}"

@@ -127,7 +127,7 @@ def judged(store: CheckpointStore, step: int) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        why = f"{error}: it was damaged before its checksums were taken, or manipulated"
+        why = f"{error}: it was damaged before its checksums were computed, or was tampered with"
         raise Broken("can't be trusted", where=store.address(step), why=why) from error
 
 
@@ -153,7 +153,7 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
         for tensor in found.values()
     )
     if needed > sum(file.size for name, file in files.items() if name.endswith(SUFFIX)):
-        raise ValueError(f"{FILE}: its tensors have {needed:,} bytes, more than its files hold")
+        raise ValueError(f"{FILE}: its tensors need {needed:,} bytes, more than the files have")
     return found
 
 
@@ -162,10 +162,10 @@ def _fault(tensor: IndexedTensor, files: Mapping[str, FileSum]) -> str:
     if tensor.dtype not in NUMBERS:
         return "has an unknown number format"
     if len(tensor.shape) > DIMENSIONS or not are_tiles(tensor.shape, tensor.pieces):
-        return "is not stored exactly once and completely"
+        return "is incomplete or stored more than once"
     for piece in tensor.pieces:
         if piece.file not in files or not piece.file.endswith(SUFFIX):
-            return f"is in {piece.file[:80]!r}, which is not a file of weights here"
+            return f"is in {piece.file[:80]!r}, which is not a weights file of this checkpoint"
         if not 0 <= piece.begins <= files[piece.file].size - tensor.bytes_of(piece.shape):
             return f"is outside {piece.file}"
     return ""

@@ -30,8 +30,8 @@ KEY = "train.init_from"
 FREE = ("dropout", "norm_eps", "vocab_size")
 BYTES = 2  # minimum bytes per weight (bfloat16)
 MODELS = (
-    "a Hugging Face folder has config.json, a checkpoint of ours step-<8 digits>, one of "
-    "NxD's model/dp_rank_*.pt"
+    "a Hugging Face folder contains config.json, a trainfleet checkpoint is named "
+    "step-<8 digits>, and an NxD checkpoint contains model/dp_rank_*.pt"
 )
 
 
@@ -48,7 +48,7 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
             require(address, config)
         else:
             here = Path(address).exists() and (told(Path(address)) or "is not a folder")
-            what = here or f"does not exist; name a folder: {MODELS}"
+            what = here or f"does not exist; set it to a folder: {MODELS}"
             yield KEY, f"{address!r} {what}{meant(address)}"
     except TrainfleetError as error:
         yield (
@@ -106,7 +106,7 @@ def require(address: str, config: Config) -> None:
         and not NAME.fullmatch(folder.name)
     ):
         why, then = (
-            f"it has {loose[0].name}, but no file names its model",
+            f"it has {loose[0].name}, but no file that describes its model",
             "download the folder again",
         )
         raise RunError(f"lacks {shapes.CONFIG}", where=address, why=why, next=then)
@@ -136,7 +136,7 @@ def require_checkpoint(address: str, config: Config) -> None:
             "is incomplete",
             where=entry.address,
             why=entry.fault,
-            next="name another one, or copy it again",
+            next="copy it again, or set another train.init_from",
         )
     require_fit(entry.commit, config, entry.address)
     index.read(store, entry.commit)
@@ -148,7 +148,7 @@ def require_shape(folder: Path, shape: Model) -> None:
         found = shapes.read(folder)
     except InputError as error:
         raise RunError(
-            "is not a folder to begin from",
+            "is not a usable model folder",
             where=str(folder),
             why=error.head,
             next="set another train.init_from",
@@ -156,12 +156,12 @@ def require_shape(folder: Path, shape: Model) -> None:
     names = [field.name for field in fields(Preset) if field.name not in FREE]
     pairs = {name: (getattr(found, name), getattr(shape, name)) for name in names}
     if other := [
-        f"model.{name} is {was} there, {now} here"
+        f"model.{name} is {was} in this folder, {now} in the config"
         for name, (was, now) in pairs.items()
         if was != now
     ]:
         raise RunError(
-            "has weights of another model",
+            "does not match the model in the config",
             where=str(folder),
             why="; ".join(other),
             next=f"set model.preset: {folder}",
@@ -189,13 +189,13 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
     if broken:
         why = f"{broken[-1].address}: {broken[-1].fault}"
         raise RunError(
-            "holds no complete checkpoint",
+            "has no complete checkpoint",
             where=address,
             why=why,
-            next="copy it again, or name another one",
+            next="copy it again, or use another one",
         )
     raise RunError(
-        told(Path(address)) or "holds no model", where=address, why=MODELS, next=f"ls {address}"
+        told(Path(address)) or "contains no model", where=address, why=MODELS, next=f"ls {address}"
     )
 
 
@@ -206,16 +206,18 @@ def require_fit(commit: Commit, config: Config, where: str) -> None:
     It is called before memory is allocated.
     """
     differences = [
-        f"{key} is {was} there, {now} here"
+        f"{key} is {was} in the checkpoint, {now} in the config"
         for key, (was, now) in changes.changed(commit, config, commit.dataset).items()
         if key.startswith("model.") and changes.reason(key, config)
     ]
     if commit.size < (least := BYTES * count_parameters(config.model)):
-        differences.append(f"model: it has {commit.size:,} bytes there, and {least:,} or more here")
+        differences.append(
+            f"the checkpoint has {commit.size:,} bytes, but the model needs {least:,} or more"
+        )
     if differences:
         raise RunError(
-            "has weights of another model",
+            "does not match the model in the config",
             where=where,
             why="; ".join(differences),
-            next="set model.* in the config to those values",
+            next="set model.* in the config to the checkpoint's values",
         )

@@ -66,7 +66,7 @@ def look(store: CheckpointStore) -> Iterator[ListedCheckpoint]:
             step,
             f"{store.address(step)}.broken",
             None,
-            "set aside by a resume that found it damaged",
+            "a resume found it damaged and set it aside",
         )
 
 
@@ -99,8 +99,7 @@ def damage(store: CheckpointStore, step: int, name: str, file: FileSum) -> str:
     return (
         ""
         if found == file
-        else f"{name} differs from the bytes that were written (CRC-32 {found.crc32:08x}, not "
-        f"{file.crc32:08x})"
+        else f"{name} does not match its checksum (CRC-32 {found.crc32:08x}, not {file.crc32:08x})"
     )
 
 

@@ -76,7 +76,7 @@ class Broken(RunError):
         *,
         where: str,
         why: str = "",
-        then: str = "run make checkpoints to see the good ones",
+        then: str = "run make checkpoints to list the good ones",
     ) -> None:
         super().__init__(what, where=where, why=why, next=then)
 
@@ -116,19 +116,18 @@ def parse(text: str, where: str) -> Commit:
         raise Broken(
             f"{MARKER} can't be trusted",
             where=where,
-            why=f"its {wrong[0][:80]} is not a value that a save writes",
+            why=f"its {wrong[0][:80]} has an invalid value",
         )
     return commit
 
 
 def _of_another_format(found: Any, where: str) -> RunError:
     return RunError(
-        f"is a checkpoint of format {json.dumps(found)[:20]}, but this program reads format "
-        f"{FORMAT}",
+        f"has checkpoint format {json.dumps(found)[:20]}, but this program reads format {FORMAT}",
         where=where,
         why="another version of trainfleet wrote it",
         next="run make export with that version, then make train SET='name=again "
-        "train.init_from=the folder'",
+        "train.init_from=FOLDER'",
     )
 
 

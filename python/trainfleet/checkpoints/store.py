@@ -219,12 +219,12 @@ class FolderStore:
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
         if self.path.is_symlink() and untrusted_input.is_sealed(self.path):
             why = (
-                "links in a run's folder are not followed, because another user may have made "
+                "links in a run's folder are not followed, because another user may have created "
                 "the folder"
             )
             then = (
-                f"run rm {self.path}, and set checkpoint.path to a folder in which "
-                f"{self.path.parent.name}/ is the link's target"
+                f"run rm {self.path}, rename the link's target to {self.path.parent.name}, and set "
+                "checkpoint.path to its parent folder"
             )
             raise RunError("is a link", where=str(self.path), why=why, next=then)
         names = (

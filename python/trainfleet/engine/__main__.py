@@ -121,7 +121,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
 def on_notice(run: Run, vote: Vote, node: int, notice: str) -> None:
     """Makes all ranks save and stop, because this node will be reclaimed soon."""
     vote.heard = True
-    print(f"spot/instance-action: {notice}; all ranks save and leave", flush=True)
+    print(f"spot/instance-action: {notice}; all ranks save and exit", flush=True)
     run.note("notice", node=node, notice=notice)
 
 
@@ -134,7 +134,7 @@ def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
     vote.heard = True
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(
-            f"no launcher for {seconds:.0f} s, and no other takes over; all ranks save and leave",
+            f"no launcher for {seconds:.0f} s, and no standby took over; all ranks save and exit",
             flush=True,
         )
         run.note("orphaned", node=world.node, seconds=seconds)

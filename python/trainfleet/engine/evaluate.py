@@ -60,20 +60,20 @@ def main(arguments: list[str]) -> int:
 def describe(scores: Scores) -> Iterator[str]:
     """Yields a line of text per score, with a short explanation."""
     tokens = (
-        "nats per guessed token; training's own validation reads train.validation_sequences "
-        "of these"
+        "nats per predicted token; validation during training uses only "
+        "train.validation_sequences of these sequences"
     )
     yield f"sequences      {scores.sequences:,} of the validation split"
     yield f"loss           {scores.loss:.4f}  {tokens}"
     yield f"perplexity     {scores.perplexity:,.2f}"
     if scores.bits_per_byte is not None:
         yield (
-            f"bits per byte  {scores.bits_per_byte:.4f}  of text in UTF-8: comparable between "
+            f"bits per byte  {scores.bits_per_byte:.4f}  of UTF-8 text; comparable between "
             "tokenizers"
         )
     yield (
-        f"accuracy       {scores.accuracy:.1%}  of the guesses; the commonest token every "
-        f"time: {scores.baseline:.1%}"
+        f"accuracy       {scores.accuracy:.1%}  of the predictions; always predicting the most "
+        f"common token: {scores.baseline:.1%}"
     )
     if scores.pair_accuracy is not None:
         yield f"pair accuracy  {scores.pair_accuracy:.1%}"

@@ -65,12 +65,12 @@ def export(run: Run, out: Path, form: str = platforms.HUGGINGFACE) -> list[str]:
     platforms.require_new(out)
     config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
     if module := config.model.module:
-        why = f"transformers has no network like that of {module}"
+        why = f"transformers has no class for the model in {module}"
         raise RunError(
-            "has no Hugging Face form",
+            "can't be exported to Hugging Face's format",
             where=str(run.folder),
             why=why,
-            next="make sample, make eval",
+            next="use make sample or make eval",
         )
     save = saving(config, form, run)
     try:

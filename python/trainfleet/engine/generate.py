@@ -88,12 +88,12 @@ def choose(
 
 def makes_no_numbers(run: Run) -> RunError:
     """Returns the error for a model with non-finite output."""
-    why = "its weights are not finite, or far too large"
+    why = "its weights are not finite, or too large"
     return RunError(
-        "the model of its newest checkpoint makes no numbers",
+        "the output of the newest checkpoint's model is not finite",
         where=str(run.folder),
         why=why,
-        next="make verify",
+        next="run make verify",
     )
 
 
@@ -157,9 +157,9 @@ def stream(options: argparse.Namespace) -> Iterator[str]:
     if not isinstance(model, Llama | GPT2):
         family = model.shape.family
         raise RunError(
-            f"{family} guesses hidden tokens and writes no text",
+            f"{family} predicts masked tokens and can't generate text",
             where=str(run.folder),
-            next="make eval, make export",
+            next="use make eval or make export",
         )
     tokenizer = load_tokenizer(dataset.folder)
     generator = torch.Generator()
@@ -201,7 +201,7 @@ def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset
     config = load_resolved(run.config)
     found = newest(run, config)
     if found is None:
-        raise RunError("has no checkpoint to write from", where=str(run.folder), next="make train")
+        raise RunError("has no checkpoint yet", where=str(run.folder), next="make train")
     store, step = found
     require_fit(commit := listing.read(store, step), config, store.address(step))
     model = models.build(config.model)

@@ -133,9 +133,9 @@ class Recorder:
     def _tell_skips(self, line: Record) -> None:
         """Records steps that were skipped or overflowed fp16 since the last line."""
         why = {
-            "skipped": "loss or gradients not finite, or far above the usual",
-            "overflowed": "gradients overflowed fp16; the loss scale is "
-            f"{line.get('loss_scale', 0):g} now",
+            "skipped": "loss or gradients not finite or far above average",
+            "overflowed": "gradients overflowed fp16; the loss scale is now "
+            f"{line.get('loss_scale', 0):g}",
         }
         for event, words in why.items():
             before = self.lines[-1].get(event, 0) if self.lines else 0
@@ -194,7 +194,10 @@ class Recorder:
             if not self.complained:
                 self.complained = True
                 why = f"{error.what}: {error.why}" if isinstance(error, RunError) else str(error)
-                print(f"training continues; its records wait for disk space: {why}", flush=True)
+                print(
+                    f"training continues; its records are queued until the disk has space: {why}",
+                    flush=True,
+                )
 
     def close(self, status: str = "finished") -> None:
         """Completes all queued writes, and closes TensorBoard and the loggers.

@@ -132,18 +132,18 @@ class StepGuard:
     def _collapse(self, scale: Scale, broken: list[str], name: str) -> RunError:
         factor, _, overflowed, last = scale.state()
         weights = (
-            f"numbers in the weights are not finite: {', '.join(broken)}"
+            f"some weights are not finite: {', '.join(broken)}"
             if broken
             else "the weights are finite"
         )
         return RunError(
-            f"the gradients were not finite at step {last:.0f}: they overflow fp16 with no loss "
-            f"scale left ({factor:g})",
+            f"the gradients were not finite at step {last:.0f}: they overflow fp16 even without "
+            f"loss scaling (scale {factor:g})",
             where=f"run {name}",
-            why=f"{overflowed:,.0f} steps overflowed and were skipped, and each halved the "
-            f"scale; {weights}",
+            why=f"{overflowed:,.0f} steps overflowed and were skipped; each one halved the scale; "
+            f"{weights}",
             next="lower train.learning_rate or raise train.warmup_steps, or set "
-            "train.precision=fp32; make train then resumes from the last checkpoint",
+            "train.precision=fp32; then run make train to resume from the last checkpoint",
         )
 
     def _verdict(self, row: int, last: int, broken: list[str], name: str) -> RunError:
@@ -151,17 +151,17 @@ class StepGuard:
         loss, norm = self.seen.tolist()
         samples = f"samples {(first - 1) * batch} to {last * batch - 1} of the training order"
         cured = (
-            "lower train.learning_rate or raise train.warmup_steps; make train then resumes "
-            "from the last checkpoint"
+            "lower train.learning_rate or raise train.warmup_steps; then run make train to "
+            "resume from the last checkpoint"
         )
         if broken:
-            why = f"numbers in the weights are not finite: {', '.join(broken)}"
+            why = f"some weights are not finite: {', '.join(broken)}"
         else:
             why = (
-                f"the weights are finite; those steps took {samples}, and were skipped "
+                f"the weights are finite; those steps used {samples} and were skipped "
                 "(train.max_consecutive_skips)"
             )
-            cured += f"; make inspect SAMPLE={(first - 1) * batch} shows the data"
+            cured += f"; run make inspect SAMPLE={(first - 1) * batch} to see the data"
         what = "spiked" if self.seen.isfinite().all() else "were not finite"
         return RunError(
             f"the loss or its gradients {what} in steps {first} to {last} (loss {loss:.4g}, norm "

@@ -169,7 +169,7 @@ def callback_of(train: Train) -> Callable[[int, Trainer], object]:
             "has no callback",
             where=train.callback,
             why=why,
-            next=f"{page('docs/how-to/own-model.md')} has an example",
+            next=f"see the example in {page('docs/how-to/own-model.md')}",
         )
     return found  # type: ignore[no-any-return]
 

@@ -121,8 +121,8 @@ class NoticePoller(threading.Thread):
         """Prints once that spot notices can't be read."""
         if not self.trouble:
             print(
-                f"no spot notice can be read from {service()}: {trouble}; with fleet.spot "
-                "there may be one",
+                f"can't read spot notices from {service()}: {trouble}; with fleet.spot, this "
+                "node may be reclaimed without warning",
                 flush=True,
             )
         self.trouble = trouble

@@ -135,21 +135,27 @@ GRACE = {"480gb", "144g"}  # CPU memory of Grace Hopper, which is part of the GP
 UNSUPPORTED = (
     (
         r"amd|radeon|instinct|rx\b|mi[0-9]{2,3}[a-z]?\b",
-        "AMD's: no platform here has ROCm, so no rank can compute on it",
+        "not supported, because no platform has ROCm",
     ),
-    (r"(intel )?(habana )?gaudi|hpu|intel|arc", "Intel's: no platform here has its software"),
-    (r"(google )?tpu|v[2-6][ep]|ironwood|trillium", "Google's: no platform here has its software"),
+    (
+        r"(intel )?(habana )?gaudi|hpu|intel|arc",
+        "not supported, because no platform has Intel's software",
+    ),
+    (
+        r"(google )?tpu|v[2-6][ep]|ironwood|trillium",
+        "not supported, because no platform has Google's TPU software",
+    ),
     (
         r"(apple )?m[1-9]( (pro|max|ultra))?$|mps|apple",
-        "Apple's: training there runs on the CPU cores",
+        "not supported; training on Apple computers uses the CPU cores",
     ),
     (
         r"(tesla )?(k[1-9]0m?|m[1-9]0|p4|p6|p40|p100)\b|gtx|titan",
-        "older than Volta: the platforms' torch has no code for it",
+        "older than Volta, and the platforms' torch does not support it",
     ),
     (
         r"trainium|trn[0-9]|inf[0-9]|inferentia|neuron",
-        "AWS's: set fleet.instance_type, for example trn1.32xlarge",
+        "an AWS accelerator; set fleet.instance_type, for example trn1.32xlarge",
     ),
 )
 

@@ -79,19 +79,19 @@ class CpuSpeed:
 
     def formats(self) -> str:
         """Explains the choice of the number format by the measurements."""
-        library = f" by oneDNN ({_giga(self.fp32)} without)" if self.by_onednn else ""
+        library = f" with oneDNN ({_giga(self.fp32)} without)" if self.by_onednn else ""
         return (
-            f"products of a core: {_giga(self.bf16)} GFLOP/s in bf16, "
+            f"matrix products on one core: {_giga(self.bf16)} GFLOP/s in bf16, "
             f"{_giga(self.rate('fp32'))} in fp32{library}"
         )
 
     def processes(self) -> str:
         """Explains the choice between one process and one process per core by the measurements."""
         if not self.together:
-            return "one process for all cores: the machine was too busy to try one per core"
+            return "one process for all cores: the machine was too busy to measure one per core"
         return (
-            f"products of all cores: {_giga(self.together)} GFLOP/s in one process, "
-            f"{_giga(self.apart)} in {self.cores}"
+            f"matrix products on all cores: {_giga(self.together)} GFLOP/s in one process, "
+            f"{_giga(self.apart)} in {self.cores} processes"
         )
 
 
@@ -134,7 +134,7 @@ def measure() -> CpuSpeed:
     except subprocess.SubprocessError as error:
         said = (getattr(error, "stderr", None) or "").strip().splitlines() or [str(error)]
         # the last line is the error
-        what, why = ("the trial of this machine's CPUs failed", shortened(said[-1], 500))
+        what, why = ("can't measure the speed of this machine's CPUs", shortened(said[-1], 500))
         remedy = "make setup" if "ModuleNotFoundError" in why else f"{sys.executable} -m {PROGRAM}"
         raise RunError(what, where=PROGRAM, why=why, next=remedy) from error
     return fit(CpuSpeed, parse_json(done.stdout, PROGRAM), PROGRAM)

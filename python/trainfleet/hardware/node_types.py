@@ -199,7 +199,7 @@ def node(row: NodeType | None, nodes: int) -> Node:
         reason = (
             f"a node has {row.name}"
             if row.owned
-            else f"{row.name}: {row.accelerators or 'one rank, a'} {unit}"
+            else f"{row.name}: {row.accelerators or 'one rank on a'} {unit}"
         )
         return Node(max(1, row.accelerators), reason, platform_of(row))
     devices = local_accelerators()
@@ -209,7 +209,7 @@ def node(row: NodeType | None, nodes: int) -> Node:
         )
     return Node(
         max(1, devices // nodes),
-        f"this machine's {devices} accelerators over {nodes} nodes",
+        f"this machine's {devices} accelerators, divided among {nodes} nodes",
         _local_platform(),
     )
 

@@ -30,15 +30,12 @@ def load(shape: Model) -> Callable[[Model], Network]:
     assert shape.module
     found = getattr(module_at(shape.module, "model.module"), "Model", None)
     if not (isinstance(found, type) and issubclass(found, Network)):
-        why = (
-            "it must define a class Model, a subclass of trainfleet.models.Network, or of "
-            "Llama or GPT2"
-        )
+        why = "it must define a class Model that extends trainfleet.models.Network, Llama or GPT2"
         raise RunError(
-            "has no model",
+            "has no class Model",
             where=shape.module,
             why=why,
-            next=f"{page('docs/how-to/own-model.md')} has an example",
+            next=f"see the example in {page('docs/how-to/own-model.md')}",
         )
     return found
 
@@ -55,7 +52,7 @@ def module_at(path: str, key: str) -> ModuleType:
         raise RunError(
             "does not exist",
             where=path,
-            why=f"{key} names it, from the folder where make runs",
+            why=f"{key} is relative to the folder in which make runs",
             next=f"ls {path}",
         )
     if (beside := str(Path(path).absolute().parent)) not in sys.path:
@@ -68,7 +65,7 @@ def module_at(path: str, key: str) -> ModuleType:
     except Exception as error:  # user code may raise any exception
         why = f"{type(error).__name__}: {error}"
         raise RunError(
-            "can't be loaded", where=path, why=why, next=f"run python {path} to see the whole error"
+            "can't be loaded", where=path, why=why, next=f"run python {path} to see the full error"
         ) from error
     return module
 
@@ -82,7 +79,7 @@ def check(model: Network, where: str) -> None:
     if faults := list(_faults(model)):
         why = "; ".join(faults)
         raise RunError(
-            "the plan of the model is wrong",
+            "the plan of class Model is wrong",
             where=where,
             why=why,
             next="read trainfleet/models/network.py",
@@ -97,7 +94,7 @@ def _faults(model: Network) -> Iterator[str]:
     blocks = [name for name in names if re.fullmatch(re.escape(plan.blocks) + r"\.\d+", name)]
     if len(blocks) != model.shape.layers:
         yield (
-            f"blocks {plan.blocks!r} has {len(blocks)} modules, and model.layers is "
+            f"blocks {plan.blocks!r} has {len(blocks)} modules, but model.layers is "
             f"{model.shape.layers}"
         )
     for field in ("first", "last", "embeddings", "norms", "gathered", "column", "row"):

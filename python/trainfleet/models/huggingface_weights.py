@@ -177,7 +177,7 @@ def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
             "lacks weights",
             where=str(folder),
             why=some(missing),
-            next=f"set model.preset: {folder} to take its shape",
+            next=f"set model.preset: {folder} to use its shape",
         )
     require_no_others(
         folder,
@@ -197,26 +197,26 @@ def take(
     there = file.get_slice(key)
     if len(there.get_shape()) != len(size) or there.get_dtype() not in FLOATS:
         why = (
-            f"{key} is {there.get_dtype()} of size {tuple(there.get_shape())}, and {ours} here "
-            f"of {tuple(size)}"
+            f"{key} is {there.get_dtype()} with shape {tuple(there.get_shape())}, but {ours} "
+            f"needs floats with shape {tuple(size)}"
         )
         raise RunError(
-            "has weights of another kind",
+            "has a weight with the wrong type or shape",
             where=str(folder),
             why=why,
-            next=f"set model.preset: {folder} to take its shape",
+            next=f"set model.preset: {folder} to use its shape",
         )
     value: Tensor = file.get_tensor(key)
     if wanted.third is not None:
         value = value.chunk(3, -1)[wanted.third]
     value = value.T.contiguous() if wanted.turned else value
     if value.shape != size:
-        why = f"{key} gives {ours} the size {tuple(value.shape)}, the model has {tuple(size)}"
+        why = f"{key} gives {ours} shape {tuple(value.shape)}, but the model needs {tuple(size)}"
         raise RunError(
-            "has weights of another size",
+            "has a weight with the wrong shape",
             where=str(folder),
             why=why,
-            next=f"set model.preset: {folder} to take its shape",
+            next=f"set model.preset: {folder} to use its shape",
         )
     return value
 

@@ -45,7 +45,7 @@ class CheckpointError(RunError):
         super().__init__(
             f"{first.what} on rank {first.rank}{others}",
             why=first.why,
-            next=first.next or f"{remedy}: the next save tries again, and so does make train",
+            next=first.next or f"{remedy}; the next save or make train tries again",
         )
 
 

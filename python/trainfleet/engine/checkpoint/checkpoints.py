@@ -182,19 +182,21 @@ class Checkpoints:
         resuming.seed_all(self.world.device, self.config.train.seed, 0, self.peers.rank)
         if address := self.config.train.init_from:
             source = resuming.load_weights(self.peers, address, parts, self.config)
-            self._tell("initialized", f"the weights start as those of {source}", source=source)
+            self._tell("initialized", f"loaded the initial weights from {source}", source=source)
 
     def _resumed(self, commit: Commit, changed: Mapping[str, tuple[Any, Any]], same: bool) -> None:
-        differences = "".join(f"; {key} was {was}, is {now}" for key, (was, now) in changed.items())
+        differences = "".join(
+            f"; {key} changed from {was} to {now}" for key, (was, now) in changed.items()
+        )
         cause = (
-            "on another kind of device"
+            "on a different type of device"
             if commit.world_size == self.peers.size
             else f"by {commit.world_size} ranks"
         )
-        ranks = "" if same else f"; saved {cause}, so random numbers start again"
+        ranks = "" if same else f"; saved {cause}, so the random number generators were reseeded"
         self._tell(
             "resumed",
-            f"continues from {self.store.address(commit.step)}{differences}{ranks}",
+            f"resumes from {self.store.address(commit.step)}{differences}{ranks}",
             step=commit.step,
             world_size=self.peers.size,
             saved_by=commit.world_size,

@@ -82,11 +82,11 @@ def find(
         return found, passed
     if passed:
         raise RunError(
-            "no checkpoint is good, and a program may not decide to start over",
+            "all checkpoints are damaged; trainfleet does not start over automatically",
             where=passed[0].address,
             why="; ".join(f"step {damage.step}: {damage.why}" for damage in passed),
-            next="make checkpoints shows them; fix one, or train under another name: make train "
-            "SET='name=again'",
+            next="run make checkpoints to list them; restore one, or train under another name: "
+            "make train SET='name=again'",
         )
     return None, []
 
@@ -141,7 +141,8 @@ def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, devi
 def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
     """Loads the weights from the checkpoint or folder in `train.init_from`. Returns its address."""
     if found := peers.one(
-        "can't look for a platform's checkpoint", lambda: platforms.checkpoint_at(address)
+        "can't check train.init_from for a platform's checkpoint",
+        lambda: platforms.checkpoint_at(address),
     ):
         peers.all("can't load a platform's checkpoint", lambda: load_foreign(*found, parts, config))
         return str(found[1])
@@ -152,7 +153,7 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
         for line in notes(folder_of(address), config.model) if peers.first else ():
             print(line)
         return pinned(address)
-    store, step = peers.one("can't find train.init_from", lambda: locate(address))
+    store, step = peers.one("can't find the checkpoint in train.init_from", lambda: locate(address))
     commit = examine(peers, store, step)
     require_fit(commit, config, store.address(step))
     state = {"model": parts.weights()}
@@ -199,14 +200,16 @@ def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
         for entry in entries:
             if entry.step > whole[-1] and entry.commit:
                 print(
-                    f"{entry.address} is damaged ({entry.fault}): this is step {whole[-1]:,}",
+                    f"{entry.address} is damaged ({entry.fault}); using step {whole[-1]:,}",
                     file=sys.stderr,
                     flush=True,
                 )
         return store, whole[-1]
     if entries:
         raise Broken(
-            "is incomplete, and so are all others", where=entries[-1].address, why=entries[-1].fault
+            "is incomplete, and the run has no complete checkpoint",
+            where=entries[-1].address,
+            why=entries[-1].fault,
         )
     return None
 
@@ -229,7 +232,7 @@ def fill(state: State, reader: Reader) -> None:
         error = next(iter(failure.failures.values()))[0]
         if type(error) in (RuntimeError, ValueError):  # missing tensor or size mismatch
             raise Broken(
-                "holds other tensors than this model",
+                "does not match the tensors of this model",
                 where=reader.store.address(reader.step),
                 why=str(error),
             ) from error
@@ -305,7 +308,7 @@ def restore(text: Tensor, device: Device) -> bool:
         kind, key, position, *rest = state["numpy"]
         # NumPy accepts any position without a check, so check it here.
         if kind != "MT19937" or len(key) != 624 or not 0 <= position <= 624:
-            raise ValueError("numpy's is of another kind")
+            raise ValueError("NumPy's state has an unexpected format")
         random.setstate((version, tuple(words), gauss))
         np.random.set_state((kind, np.array(key, np.uint32), position, *rest))
         for generator, encoded in zip(generators, state["torch"], strict=True):
@@ -319,7 +322,9 @@ def restore(text: Tensor, device: Device) -> bool:
         OverflowError,
     ) as error:  # including RecursionError
         raise RunError(
-            "the state of the random numbers can't be read", why=str(error), next="make checkpoints"
+            "can't read the state of the random number generators",
+            why=str(error),
+            next="run make checkpoints",
         ) from error
     return True
 

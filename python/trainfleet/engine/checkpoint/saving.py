@@ -99,7 +99,7 @@ def begin(store: CheckpointStore, step: int, size: int) -> None:
     free, needed = store.free(), int(size * ROOM)
     if free is not None and free < needed:
         why = (
-            f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed / 1e6:,.1f} MB and "
+            f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed / 1e6:,.1f} MB, but only "
             f"{free / 1e6:,.1f} MB are free"
         )
         raise OSError(errno.ENOSPC, why)
@@ -192,6 +192,6 @@ def part_of(item: WriteItem, file: str) -> IndexedTensor:
     """
     data = item.tensor_data
     if data is None or data.properties.dtype not in files.NAMES:
-        raise TypeError(f"{item.index.fqn} is not a tensor of a format that checkpoints have")
+        raise TypeError(f"{item.index.fqn} is not a tensor in a supported number format")
     piece = TensorPiece(file, 0, tuple(data.chunk.offsets), tuple(data.chunk.sizes))
     return IndexedTensor(files.NAMES[data.properties.dtype], tuple(data.size), (piece,))

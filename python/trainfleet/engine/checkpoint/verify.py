@@ -23,7 +23,7 @@ KINDS = {
     "random": "random states",
     "exp_avg": "first moments",
     "exp_avg_sq": "second moments",
-    "step": "counts of steps",
+    "step": "step counts",
 }
 
 
@@ -42,9 +42,9 @@ def main(arguments: list[str]) -> int:
         print(f"{kind:<16} {numbers[kind]:>14,} numbers in {count[kind]:,} tensors")
     if wrong:
         raise RunError(
-            f"{', '.join(wrong)}: not finite",
+            f"has non-finite numbers in {', '.join(wrong)}",
             where=store.address(step),
-            next="make train from an older one",
+            next="start from an older one: make train SET='name=again train.init_from=FOLDER'",
         )
     print("every tensor is complete and finite")
     return 0

@@ -129,7 +129,7 @@ def convert(blocks: Iterable[nn.Module], device: Device) -> None:
         raise RunError(
             "train.precision: this device does not support fp8",
             where=device.name,
-            why="it has no fp8 instructions; GPUs since Ada and Hopper do",
+            why="it has no fp8 instructions; Ada, Hopper and later GPUs have them",
             next="set train.precision=auto",
         )
     try:

@@ -196,7 +196,7 @@ class Division(TorchParts):
         """
         passes = -(-most // self.size)
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
-        assert self.like, "validation comes after a step"
+        assert self.like, "validation needs a training step first"
         return filled(batches, passes, self.like.blank(self.size))
 
     def clip(self, limit: float) -> Tensor:
