@@ -1,12 +1,10 @@
-"""Checkpoints for both planes: which exist, which are complete, which stay. No torch; the engine
-writes the bytes.
+"""Manages checkpoints for both planes, without torch. The engine writes the tensors.
 
-marker      the file that makes a folder of files a checkpoint: written last, with all checksums
-store       a folder of a local or shared file system, or a place in S3, in which a checkpoint
-            appears at once
-index       which tensors a checkpoint holds, and the place of each of their pieces
-listing     which checkpoints are good or broken, for verification, resuming and retention
-changes     which config values may differ when a run resumes, which may not, and why
+marker:   the last file of a save, with all checksums, which makes a folder a checkpoint
+store:    storage in which checkpoints appear atomically, in a folder or in S3
+index:    the tensors of a checkpoint, and the locations of their pieces
+listing:  the valid and broken checkpoints, for verification, resuming and retention
+changes:  the config values that may or may not change when a run resumes, with the reasons
 """
 
 from __future__ import annotations

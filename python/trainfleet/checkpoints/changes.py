@@ -1,6 +1,4 @@
-"""Decides the effect of each config key that changes at a resume: it is refused, reported, or makes
-no difference.
-"""
+"""Decides whether a changed config key is refused, reported or ignored when a run resumes."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ from ..trust.errors import RunError
 from .marker import Commit
 
 DATA = "data (the dataset's tokens)"
-# free if positions are computed; learned positions have one row each
+# key that may change if positions are computed; learned positions have one row of weights each
 LENGTH = "model.max_position_embeddings"
 _ORDER = "step s begins at sample (s - 1) x global batch; another batch repeats or skips samples"
-# A key, or the beginning of one → the effect of its change, and the reason; the first match counts.
-# docs/how-to/runs.md, "Resume a run", is this table. Any other key is reported.
+# Key or prefix of keys → (effect, reason). The first match applies, and unmatched keys are
+# reported. docs/how-to/runs.md, "Resume a run", documents this table.
 EFFECTS = {
     DATA: (
         "refused",
@@ -40,7 +38,7 @@ EFFECTS = {
     ),
 }
 ANEW = "make train SET='name=again"
-SEEN = 0.01  # smallest change of the rate that counts as a jump, as a fraction
+SEEN = 0.01  # minimum relative change of the learning rate that counts as a jump
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -49,8 +47,9 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def changed(commit: Commit, config: Config, dataset: str) -> dict[str, tuple[Any, Any]]:
-    """Returns the keys that differ → the checkpoint's value and the config's. A key that only one
-    of them has counts as equal.
+    """Returns the changed keys with the checkpoint's value and the config's value.
+
+    Keys that only one of them has are ignored.
     """
     was = {**commit.config, DATA: commit.dataset[:12]}
     now = {**flatten(config), DATA: dataset[:12]}
@@ -58,10 +57,10 @@ def changed(commit: Commit, config: Config, dataset: str) -> dict[str, tuple[Any
 
 
 def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str, tuple[Any, Any]]:
-    """Returns the changes worth reporting, if all changes are allowed.
+    """Returns the changes to report, if all changes are allowed.
 
     Raises:
-        RunError: naming each key that may not, with both values and the reason.
+        RunError: some keys may not change; the message has their values and the reasons.
     """
     differences = changed(commit, config, dataset)
     refused = {key: why for key in differences if (why := reason(key, config))}
@@ -83,7 +82,7 @@ def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str,
 
 
 def effect(key: str, config: Config) -> tuple[str, str]:
-    """Returns the effect of a key's change, and the reason."""
+    """Returns the effect of a change of a key, and the reason."""
     if key == LENGTH and FAMILIES[config.model.family].rotary:
         return "same", "its positions are computed"
     fits = (
@@ -95,14 +94,14 @@ def effect(key: str, config: Config) -> tuple[str, str]:
 
 
 def reason(key: str, config: Config) -> str:
-    """Returns the reason why a run can't continue with another value of a key; empty if it can."""
+    """Returns the reason why a key may not change, or "" if it may."""
     kind, why = effect(key, config)
     return why if kind == "refused" else ""
 
 
 def notes(commit: Commit, config: Config, where: str) -> list[str]:
-    """Describes what a resume from this checkpoint changes, one line each, before anything starts.
-    Raises RunError like `check`.
+    """Returns a description of what a resume from this checkpoint changes. Raises RunError like
+    `check`.
     """
     differences = check(commit, config, commit.dataset, where)
     told = [
@@ -118,8 +117,8 @@ def notes(commit: Commit, config: Config, where: str) -> list[str]:
 
 
 def jump(commit: Commit, config: Config, where: str) -> str:
-    """Describes how the learning rate jumps from the checkpoint's step to the next, and how to
-    avoid it; "" if it does not.
+    """Returns a warning with a remedy if the learning rate jumps after the checkpoint's step, or
+    "".
     """
     given, new, step = commit.config, config.train, commit.step
     old = replace(
@@ -135,7 +134,7 @@ def jump(commit: Commit, config: Config, where: str) -> str:
         TypeError,
         LookupError,
         ArithmeticError,
-    ):  # a marker written elsewhere can have values that are not a schedule
+    ):  # An external marker may have values that are not a schedule.
         return ""
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""

@@ -1,12 +1,13 @@
-"""Reads and writes a checkpoint's index: its tensors, and where the numbers of their pieces are.
+"""Reads and writes the index of a checkpoint, which locates the pieces of each tensor.
 
+The format of the index:
     {name: {"dtype": "F32", "shape": [4, 6],
             "pieces": [{"file": "rank-00000.safetensors", "begins": 1032, "offsets": [0, 0],
-            "shape": [2, 6]}, …]}, …}
+                        "shape": [2, 6]}, …]}, …}
 
-A piece begins at a byte of a file and at `offsets` in the tensor. Its numbers are in row order.
-Each file also has the header of safetensors, which other tools read. `make plan` reads the index of
-the train.init_from checkpoint, so it needs no torch.
+A piece begins at byte `begins` of a file, and at `offsets` in the tensor. Its values are in
+row-major order. Each file also has a safetensors header for other tools. `make plan` reads the
+index of the checkpoint in train.init_from, so this module does not use torch.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from .store import CheckpointStore
 
 FILE = "index.json"
 SUFFIX = ".safetensors"
-LARGEST = 2**28  # bytes of an index, enough for two million pieces
-DIMENSIONS = 8  # dimensions of a tensor, at most
-NUMBERS = {  # number format, by safetensors' name → bytes of a number
+LARGEST = 2**28  # maximum bytes of an index, enough for two million pieces
+DIMENSIONS = 8  # maximum number of dimensions of a tensor
+NUMBERS = {  # safetensors' name of a number format → bytes per number
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-# bytes of the length of a header, which is padded to a multiple of it:
+# bytes of the field with the header's length; headers are padded to a multiple of it:
 # https://huggingface.co/docs/safetensors
 LENGTH = 8
 Sizes = tuple[int, ...]
@@ -40,8 +41,8 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """A piece of a tensor: its file, its first byte there, its offsets in the tensor, and its
-    size.
+    """A piece of a tensor, with its file, its first byte there, its offsets in the tensor, and its
+    shape.
     """
 
     file: str
@@ -52,14 +53,14 @@ class TensorPiece:
 
 @dataclass(frozen=True)
 class IndexedTensor:
-    """A tensor of a checkpoint: its number format, its size and its pieces."""
+    """A tensor of a checkpoint, with its number format, shape and pieces."""
 
     dtype: str
     shape: Sizes
     pieces: tuple[TensorPiece, ...]
 
     def bytes_of(self, shape: Sizes) -> int:
-        """Returns the bytes of a piece of that size."""
+        """Returns the size in bytes of a piece with this shape."""
         return math.prod(shape) * NUMBERS[self.dtype]
 
 
@@ -72,16 +73,15 @@ def file_of(rank: int) -> str:
 
 
 def render(found: CheckpointIndex) -> bytes:
-    """Returns the text of an index; `parse` accepts exactly this."""
+    """Returns the JSON of an index, which `parse` reads."""
     return json.dumps(found, default=vars, separators=(",", ":")).encode()
 
 
 def header(parts: CheckpointIndex) -> bytes:
-    """Returns the header of a file with one piece each of some tensors; their numbers follow in
-    this order.
+    """Returns the header of a file that has one piece of each of these tensors, in this order.
 
-    `__metadata__` has the offsets of each piece in its tensor, like torch's
-    HuggingFaceStorageWriter, so torch's own reader reads the file, too.
+    `__metadata__` has the offsets of each piece, as torch's HuggingFaceStorageWriter writes them.
+    torch's reader can therefore read the file too.
     """
     ends = [0, *accumulate(part.bytes_of(part.pieces[0].shape) for part in parts.values())]
     begins = {name: {"saved_offsets": part.pieces[0].offsets} for name, part in parts.items()}
@@ -100,7 +100,7 @@ def header(parts: CheckpointIndex) -> bytes:
 
 
 def placed(parts: CheckpointIndex) -> dict[str, IndexedTensor]:
-    """Returns the parts of one file, each with its first byte there."""
+    """Returns the parts of a file with the first byte of each."""
     at, found = len(header(parts)), dict[str, IndexedTensor]()
     for name, part in parts.items():
         found[name] = replace(part, pieces=(replace(part.pieces[0], begins=at),))
@@ -109,10 +109,10 @@ def placed(parts: CheckpointIndex) -> dict[str, IndexedTensor]:
 
 
 def read(store: CheckpointStore, commit: Commit) -> CheckpointIndex:
-    """Reads the index of a checkpoint after its marker.
+    """Reads the index of a checkpoint, given its marker.
 
     Raises:
-        Broken: it can't be read, or its content is impossible.
+        Broken: the index can't be read, or its content is impossible.
     """
     with judged(store, commit.step), store.open(commit.step, FILE) as stream:
         data = stream.read(LARGEST + 1)
@@ -123,7 +123,7 @@ def read(store: CheckpointStore, commit: Commit) -> CheckpointIndex:
 
 @contextmanager
 def judged(store: CheckpointStore, step: int) -> Iterator[None]:
-    """Raises Broken for a ValueError within `with`."""
+    """Converts a ValueError inside the `with` block to Broken."""
     try:
         yield
     except ValueError as error:
@@ -132,9 +132,9 @@ def judged(store: CheckpointStore, step: int) -> Iterator[None]:
 
 
 def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
-    """Parses an index and checks it against the files that the marker lists.
+    """Parses an index and checks it against the files in the marker.
 
-    Later steps allocate and read no more bytes than those files hold.
+    Readers therefore never allocate or read more bytes than those files have.
 
     Raises:
         ValueError: its content is impossible.
@@ -147,7 +147,7 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
     for name, tensor in found.items():
         if why := _fault(tensor, files):
             raise ValueError(f"{FILE}: {name[:80]} {why}")
-    # An empty tensor may have other, absurd dimensions, on which torch would fail.
+    # An empty tensor may have a huge other dimension, on which torch would fail.
     needed = sum(
         tensor.bytes_of(tuple(max(extent, 1) for extent in tensor.shape))
         for tensor in found.values()
@@ -158,7 +158,7 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
 
 
 def _fault(tensor: IndexedTensor, files: Mapping[str, FileSum]) -> str:
-    """Returns the reason why a tensor of an index is impossible; "" if it is possible."""
+    """Returns the reason why a tensor of an index is invalid, or ""."""
     if tensor.dtype not in NUMBERS:
         return "has an unknown number format"
     if len(tensor.shape) > DIMENSIONS or not are_tiles(tensor.shape, tensor.pieces):
@@ -172,9 +172,7 @@ def _fault(tensor: IndexedTensor, files: Mapping[str, FileSum]) -> str:
 
 
 def are_tiles(shape: Sizes, pieces: Sequence[TensorPiece]) -> bool:
-    """Tells whether pieces cover a tensor once, cut along each dimension into the same
-    intervals.
-    """
+    """Tells whether pieces cover a tensor exactly once and form a grid."""
     if any(not len(piece.offsets) == len(piece.shape) == len(shape) for piece in pieces):
         return False
     cuts = [
@@ -188,8 +186,6 @@ def are_tiles(shape: Sizes, pieces: Sequence[TensorPiece]) -> bool:
 
 
 def _covers(intervals: Sequence[tuple[int, int]], length: int) -> bool:
-    """Tells whether each interval (start, extent) begins at the end of the one before, and the last
-    one ends at `length`.
-    """
+    """Tells whether intervals (start, extent) cover 0 to `length` without gaps or overlaps."""
     ends = [*accumulate((extent for _, extent in intervals), initial=0)]
     return ends == sorted(ends) == [*(start for start, _ in intervals), length]

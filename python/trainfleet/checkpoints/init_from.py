@@ -1,8 +1,8 @@
-"""Checks the model that train.init_from names, before anything starts: a Hugging Face folder, a
-checkpoint of NxD Core, or one of ours.
+"""Checks the model in train.init_from before a run starts.
 
-Ranks find the same model by the same functions. This module lists files and reads their headers and
-indexes, but no weights: torch is not loaded.
+It is a Hugging Face folder, a checkpoint of NxD Core, or a checkpoint of trainfleet. Ranks locate
+the model with the same functions. This module lists files and reads headers and indexes, but no
+weights, so it does not load torch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .marker import NAME, Commit
 from .store import CheckpointStore, store_at, store_of
 
 KEY = "train.init_from"
-# keys that are not part of the weights' shape, or that the weights themselves check
+# keys that do not affect the shape of weights, or that are checked against the weights
 FREE = ("dropout", "norm_eps", "vocab_size")
-BYTES = 2  # bytes of a weight, at least: bfloat16
+BYTES = 2  # minimum bytes per weight (bfloat16)
 MODELS = (
     "a Hugging Face folder has config.json, a checkpoint of ours step-<8 digits>, one of "
     "NxD's model/dp_rank_*.pt"
@@ -36,8 +36,9 @@ MODELS = (
 
 
 def faults(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the key and the reason why a run can't begin from it, using only this machine's files;
-    s3:// and hf:// are not checked.
+    """Yields the key and the reason why a run can't begin from this model.
+
+    Only local files are checked, not s3:// or hf://.
     """
     address = config.train.init_from
     if not address or address.startswith((SCHEME, HUB)) or has_begun(config):
@@ -61,13 +62,14 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
     except (
         OSError,
         ValueError,
-    ) as error:  # an unreadable folder, or a text that can't be a path
+    ) as error:  # an unreadable folder, or text that is not a valid path
         yield KEY, f"{address!r} can't be read: {getattr(error, 'strerror', '') or error}"
 
 
 def require_distant(config: Config) -> None:
-    """Asks a bucket or the Hub now. Raises a TrainfleetError if they have no model, or another one
-    than the config's.
+    """Checks a model in S3 or on the Hub over the network.
+
+    Raises TrainfleetError if there is no model, or if it does not match the config.
     """
     address = config.train.init_from or ""
     if has_begun(config):
@@ -79,16 +81,16 @@ def require_distant(config: Config) -> None:
 
 
 def has_begun(config: Config) -> bool:
-    """Tells whether the run already has checkpoints; from then on it no longer reads
-    train.init_from.
-    """
+    """Tells whether the run already has checkpoints, in which case train.init_from is ignored."""
     destination = config.checkpoint.path
     in_bucket = (destination or "").startswith(SCHEME)
     return bool(store_of(run_of(config.name), None if in_bucket else destination).steps())
 
 
 def require(address: str, config: Config) -> None:
-    """Raises a TrainfleetError if an address on this machine has no model, or not the config's."""
+    """Raises TrainfleetError if a local address has no model, or if the model does not match the
+    config.
+    """
     folder = Path(address)
     if found := platforms.checkpoint_at(address):
         platform, checkpoint = platforms.named(found[0]), found[1]
@@ -113,22 +115,20 @@ def require(address: str, config: Config) -> None:
 
 
 def notes(folder: Path, model: Model) -> Iterator[str]:
-    """Describes the unused parts of a Hugging Face folder: keys of its config.json, and weights."""
+    """Yields lines about the unused keys and weights of a Hugging Face folder."""
     yield from unused_keys(folder)
     if not model.module and (weights := weight_files.unused(folder, model)):
         yield f"{folder}: the model does not use {weights}"
 
 
 def unused_keys(folder: Path) -> Iterator[str]:
-    """Names the keys of a folder's config.json that this program does not use, in one line."""
+    """Yields a line with the keys of a folder's config.json that trainfleet ignores."""
     if keys := shapes.unused(folder):
         yield f"{folder / shapes.CONFIG}: trainfleet ignores {', '.join(keys)}"
 
 
 def require_checkpoint(address: str, config: Config) -> None:
-    """Raises RunError if an address has no checkpoint of ours, or one that is incomplete, invalid,
-    or of another model.
-    """
+    """Raises RunError if an address has no complete and valid checkpoint of the config's model."""
     store, step = locate(address)
     entry = listing.look_at(store, step)
     if entry.commit is None or entry.fault:
@@ -143,9 +143,7 @@ def require_checkpoint(address: str, config: Config) -> None:
 
 
 def require_shape(folder: Path, shape: Model) -> None:
-    """Raises RunError if a folder's config.json is for another model, naming each dimension;
-    InputError if it is not for a model.
-    """
+    """Raises RunError if a folder's config.json is not for this model, with each difference."""
     try:
         found = shapes.read(folder)
     except InputError as error:
@@ -171,11 +169,10 @@ def require_shape(folder: Path, shape: Model) -> None:
 
 
 def locate(address: str) -> tuple[CheckpointStore, int]:
-    """Returns the checkpoint that an address means: itself, or the newest complete one of a run or
-    of a folder of checkpoints.
+    """Returns the checkpoint at an address, or the newest complete checkpoint of a run or folder.
 
     Raises:
-        RunError: there is no checkpoint, or no complete one.
+        RunError: there is no complete checkpoint.
     """
     parent, _, name = address.rstrip("/").rpartition("/")
     if match := NAME.fullmatch(name):
@@ -203,8 +200,10 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
 
 
 def require_fit(commit: Commit, config: Config, where: str) -> None:
-    """Raises RunError if a checkpoint's weights are for another model than the config's, naming
-    each key. Called before memory is allocated.
+    """Raises RunError if a checkpoint's weights do not match the config's model, with each
+    difference.
+
+    It is called before memory is allocated.
     """
     differences = [
         f"{key} is {was} there, {now} here"

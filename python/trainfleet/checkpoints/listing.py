@@ -1,6 +1,4 @@
-"""Lists the checkpoints of a store: the good ones, the faults of the others, and those that are
-retained.
-"""
+"""Lists the valid and broken checkpoints of a store, and decides which ones to retain."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ from ..trust.errors import InputError, RunError
 from .marker import MARKER, Broken, Commit, FileSum, parse
 from .store import CheckpointStore
 
-CHUNK = 2**20  # bytes read at once
+CHUNK = 2**20  # bytes per read
 
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """A checkpoint by its marker and its files' sizes; `fault` is empty if they agree."""
+    """A checkpoint and the fault found from its marker and file sizes. A valid one has no fault."""
 
     step: int
     address: str
@@ -30,8 +28,8 @@ def read(store: CheckpointStore, step: int) -> Commit:
     """Reads the marker of a checkpoint.
 
     Raises:
-        Broken: it is missing or damaged.
-        RunError: another program wrote it.
+        Broken: the marker is missing or damaged.
+        RunError: another version of trainfleet wrote it.
     """
     try:
         return believed(store.marker(step), step, store.address(step))
@@ -42,7 +40,7 @@ def read(store: CheckpointStore, step: int) -> Commit:
 
 
 def believed(text: str | None, step: int, address: str) -> Commit:
-    """Checks that a text is the marker of that step's checkpoint. Raises like `read`."""
+    """Parses the marker of a checkpoint and checks its step. Raises like `read`."""
     if text is None:
         raise Broken(
             f"has no {MARKER}", where=address, why="without this file a folder is not a checkpoint"
@@ -58,7 +56,9 @@ def believed(text: str | None, step: int, address: str) -> Commit:
 
 
 def look(store: CheckpointStore) -> Iterator[ListedCheckpoint]:
-    """Yields every visible checkpoint, oldest first, and then those that were set aside."""
+    """Yields all visible checkpoints, oldest first, and then the broken ones that were set
+    aside.
+    """
     for step in store.steps():
         yield look_at(store, step)
     for step in store.broken():
@@ -71,7 +71,7 @@ def look(store: CheckpointStore) -> Iterator[ListedCheckpoint]:
 
 
 def look_at(store: CheckpointStore, step: int) -> ListedCheckpoint:
-    """Checks one checkpoint, which may be missing."""
+    """Checks the marker and file sizes of a checkpoint, which may be missing."""
     commit = None
     try:
         commit = read(store, step)
@@ -86,8 +86,8 @@ def look_at(store: CheckpointStore, step: int) -> ListedCheckpoint:
 
 
 def damage(store: CheckpointStore, step: int, name: str, file: FileSum) -> str:
-    """Describes the damage to one file of a checkpoint; empty if every byte is as it was
-    written.
+    """Returns a description of the damage to a file of a checkpoint, or "" if every byte is
+    intact.
     """
     if fault := _resized(store, step, name, file):
         return fault
@@ -113,8 +113,9 @@ def checksum(stream: BinaryIO) -> FileSum:
 
 
 def stays(steps: Sequence[int], keep: int, keep_every: int | None) -> set[int]:
-    """Chooses from ascending steps the newest `keep`, and permanently the first at or after each
-    multiple of `keep_every`.
+    """Returns the steps to retain.
+
+    They are the newest `keep`, and the first step at or after each multiple of `keep_every`.
     """
     chosen = set(steps[-keep:])
     if keep_every:
@@ -126,10 +127,10 @@ def stays(steps: Sequence[int], keep: int, keep_every: int | None) -> set[int]:
 
 
 def retain(store: CheckpointStore, newest: int, keep: int, keep_every: int | None) -> None:
-    """Removes the checkpoints that need not stay now that `newest` is committed. Later steps belong
-    to another history and stay.
+    """Removes the checkpoints that are no longer retained after `newest` was committed.
 
-    Broken ones that were set aside are removed once a good one replaces them.
+    Later steps are kept, because they belong to a different history. Broken checkpoints that were
+    set aside are removed if they are not newer than `newest`.
     """
     steps = [step for step in store.steps() if step <= newest]
     for step in steps:

@@ -1,9 +1,8 @@
-"""Defines the marker: the file that is written last and turns the files next to it into a
-checkpoint.
+"""Defines the marker, the last file of a save, which turns the files next to it into a checkpoint.
 
-It records where training was, the program and config, and the size and checksum of every other
-file. Its first line is the checksum of the rest. So no byte of a checkpoint, including the marker,
-can change unnoticed.
+The marker records the progress of training, the versions, the config, and the size and checksum of
+every other file. Its first line is the checksum of the rest. Any change to a checkpoint, including
+its marker, is therefore detected.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from ..trust.errors import InputError, RunError
 from ..trust.validation import Count, Moment, Name, Pattern, Range, fit
 
 MARKER = "committed.json"
-# the exact form that step_name writes
+# exactly the names that step_name returns
 NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")
 BROKEN = re.compile(rf"{NAME.pattern}\.broken")
-MARKER_BYTES = 2**25  # no marker is larger: one for ten thousand ranks has a megabyte
+MARKER_BYTES = 2**25  # maximum bytes of a marker, which has about 1 MB for ten thousand ranks
 FORMAT = 5
 FileName = Annotated[str, Pattern(rf"(?!({re.escape(MARKER)}|\.\.?)$)[A-Za-z0-9._-]{{1,200}}")]
 Number = Annotated[float, Range(-(10**39), 10**39)]
@@ -35,7 +34,7 @@ _TEXT = re.compile(r'\{"crc32": "([0-9a-f]{8})",\n"commit": (\{.*\})\}\n', re.DO
 
 @dataclass(frozen=True)
 class FileSum:
-    """The size and CRC-32 of a file as its writer sent it, before any disk had it."""
+    """The size and CRC-32 of a file, computed by its writer before the file reached a disk."""
 
     size: Count
     crc32: Count
@@ -43,7 +42,9 @@ class FileSum:
 
 @dataclass(frozen=True)
 class Commit:
-    """The content of a marker. `config` is the resolved config, flat: `train.steps` → 500."""
+    """The content of a marker. `config` is the resolved config with dotted keys: `train.steps` →
+    500.
+    """
 
     step: Count
     samples: Count
@@ -59,7 +60,7 @@ class Commit:
     files: Mapping[FileName, FileSum]
     format: int = FORMAT
     guard: tuple[Number, ...] = ()  # statistics of recent steps (engine.guard)
-    scale: tuple[Number, ...] = ()  # the loss scale of fp16 (engine.step_guard)
+    scale: tuple[Number, ...] = ()  # loss scale of fp16 (engine.step_guard)
 
     @property
     def size(self) -> int:
@@ -67,7 +68,7 @@ class Commit:
 
 
 class Broken(RunError):
-    """Raised if a checkpoint is not as it was committed."""
+    """Raised if a checkpoint is incomplete or damaged."""
 
     def __init__(
         self,
@@ -81,17 +82,17 @@ class Broken(RunError):
 
 
 def render(commit: Commit) -> str:
-    """Returns the marker's text; `parse` accepts exactly this."""
+    """Returns the text of a marker, which `parse` reads."""
     body = json.dumps(asdict(commit), indent=1)
     return f'{{"crc32": "{_checksum(body)}",\n"commit": {body}}}\n'
 
 
 def parse(text: str, where: str) -> Commit:
-    """Parses a marker's text.
+    """Parses the text of a marker.
 
     Raises:
-        Broken: it is not as it was written, or its content is impossible.
-        RunError: a program with another format wrote it.
+        Broken: the text was changed, or its content is impossible.
+        RunError: a version of trainfleet with another format wrote it.
     """
     match = _TEXT.fullmatch(text)
     if match is None or match[1] != _checksum(match[2]):
@@ -132,7 +133,7 @@ def _of_another_format(found: Any, where: str) -> RunError:
 
 
 def _plain(value: Any, depth: int = 4) -> bool:
-    """Tells whether a config could have this value."""
+    """Tells whether a value may occur in a config."""
     if isinstance(value, list | dict):
         inside = [*value, *value.values()] if isinstance(value, dict) else value
         return depth > 0 and all(_plain(item, depth - 1) for item in inside)
@@ -142,20 +143,20 @@ def _plain(value: Any, depth: int = 4) -> bool:
 
 
 def _is_state(state: tuple[float, ...], moments: int) -> bool:
-    """Tells whether a part of the engine's state is empty, or has that many numbers and then three
-    counts.
+    """Tells whether a part of the engine's state is empty, or has `moments` numbers followed by
+    three counts.
     """
     return not state or (
         len(state) == moments + 3 and all(0 <= count < 10**15 for count in state[moments:])
     )
 
 
-# parts of the engine's state: the number of values before their three counts
+# part of the engine's state → the number of values before its three counts
 STATES = {"guard": 5, "scale": 1}
 
 
 def versions(**others: str) -> dict[str, str]:
-    """Returns the versions of this program and of its dependencies."""
+    """Returns the versions of trainfleet, Python and these packages."""
     return {"trainfleet": __version__, "python": platform.python_version(), **others}
 
 

@@ -1,26 +1,24 @@
-"""Stores checkpoints so that each appears completely or not at all.
+"""Stores checkpoints atomically: each is either complete or invisible.
 
+In a folder:
     <folder>/
-      .step-00000200/          being written, or left by a save that never ended: never read
-      step-00000100/           visible: complete from its first moment, as it got this name after
-                               its marker was on disk
+      .step-00000200/          hidden: still being saved, or left by an interrupted save
+      step-00000100/           visible and complete, renamed after its marker reached the disk
         rank-00000.safetensors ... index.json committed.json
-      step-00000050.broken/    found damaged by a resume, and set aside for inspection
+      step-00000050.broken/    set aside for inspection after a resume found it damaged
 
-Every change is one rename, so a crash between any two system calls leaves each checkpoint complete
-or hidden.
+Each change is a single rename, so a crash leaves every checkpoint either complete or hidden.
 
-In S3, or in any server of its protocol (storage/s3.py):
-
+In S3 or on a compatible server (storage/s3.py):
     s3://bucket/prefix/<run>/
-      step-00000100/committed.json             the marker, written last, removed first: a checkpoint
-      exists if it has one
-      step-00000050.broken/committed.json      marker of one that a resume found damaged
-      parts-0 ... parts-f/step-00000100/...    its files, spread by their names
+      step-00000100/committed.json             marker, written last and removed first; a step
+                                               without a marker is not a checkpoint
+      step-00000050.broken/committed.json      marker of a checkpoint that a resume found damaged
+      parts-0 ... parts-f/step-00000100/...    files, distributed by a hash of their names
 
-An object appears completely or not at all, so no hidden names are needed. S3 splits its capacity
-(3,500 writes per second for each prefix) by the beginning of keys. The sixteen `parts-` stay the
-same from save to save, so that S3's splits stay valid.
+S3 objects appear atomically, so hidden names are not needed. S3 partitions its capacity by key
+prefix (3,500 writes per second each). The sixteen `parts-` prefixes are the same for every save, so
+S3's partitions remain useful.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html
 """
 
@@ -43,81 +41,79 @@ from ..trust import untrusted_input
 from ..trust.errors import RunError
 from .marker import BROKEN, MARKER, MARKER_BYTES, NAME
 
-BUFFER = 2**20  # bytes: a tensor's header alone is several small writes
+BUFFER = 2**20  # bytes of a file buffer, because a tensor's header alone needs several small writes
 
 SPREAD = 16
 
 
 class CheckpointStore(Protocol):
-    """One run's checkpoints, identified by their steps."""
+    """The checkpoints of a run, identified by their steps."""
 
     def steps(self) -> list[int]:
-        """Returns the visible steps, ascending; their markers and files show whether they are
-        good.
-        """
+        """Returns the steps of visible checkpoints in ascending order. They may be damaged."""
         ...
 
     def broken(self) -> list[int]:
-        """Returns the steps that were set aside, ascending."""
+        """Returns the steps of broken checkpoints that were set aside, in ascending order."""
         ...
 
     def address(self, step: int) -> str:
-        """Returns a checkpoint's address as a person would write it."""
+        """Returns the address of a checkpoint for messages."""
         ...
 
     def marker(self, step: int) -> str | None:
-        """Returns the marker's text; None if it is missing."""
+        """Returns the text of a marker, or None if it is missing."""
         ...
 
     def size(self, step: int, file: str) -> int | None:
-        """Returns the bytes of one file; None if it is missing."""
+        """Returns the size of a file in bytes, or None if it is missing."""
         ...
 
     def open(self, step: int, file: str) -> BinaryIO:
-        """Opens one file of a visible checkpoint, seekable."""
+        """Opens a file of a visible checkpoint as a seekable stream."""
         ...
 
     def begin(self, step: int) -> None:
-        """Makes an empty, hidden place for a checkpoint."""
+        """Creates an empty hidden checkpoint."""
         ...
 
     def create(self, step: int, file: str) -> AbstractContextManager[BinaryIO]:
-        """Creates a file there; it is durable once the context is left."""
+        """Creates a file in the hidden checkpoint. The file is durable once the context ends."""
         ...
 
     def commit(self, step: int, marker: str) -> None:
-        """Makes it visible, durably; it replaces one of the same step."""
-        ...
-
-    def abandon(self, step: int) -> None:
-        """Discards one that was begun and will not be committed."""
-        ...
-
-    def remove(self, step: int) -> None:
-        """Removes a visible one."""
-        ...
-
-    def set_aside(self, step: int) -> None:
-        """Takes a visible one out of the list, and keeps its bytes."""
-        ...
-
-    def remove_broken(self, step: int) -> None:
-        """Removes one that was set aside."""
-        ...
-
-    def sweep(self) -> None:
-        """Removes leftovers of saves and removals that never ended; call it only when no save is
-        under way.
+        """Makes the hidden checkpoint visible and durable. It replaces a checkpoint of the same
+        step.
         """
         ...
 
+    def abandon(self, step: int) -> None:
+        """Discards a hidden checkpoint that will not be committed."""
+        ...
+
+    def remove(self, step: int) -> None:
+        """Removes a visible checkpoint."""
+        ...
+
+    def set_aside(self, step: int) -> None:
+        """Hides a broken checkpoint from `steps`, but keeps its files."""
+        ...
+
+    def remove_broken(self, step: int) -> None:
+        """Removes a broken checkpoint that was set aside."""
+        ...
+
+    def sweep(self) -> None:
+        """Removes leftovers of interrupted saves and removals. Must not be called during a save."""
+        ...
+
     def free(self) -> int | None:
-        """Returns the free bytes; None if unknown."""
+        """Returns the free space in bytes, or None if it is unknown."""
         ...
 
 
 class FolderStore:
-    """Stores checkpoints in a folder that all ranks see."""
+    """Stores checkpoints in a folder that all ranks can access."""
 
     def __init__(self, path: Path) -> None:
         untrusted_input.seal(path)
@@ -147,8 +143,8 @@ class FolderStore:
             return None
 
     def open(self, step: int, file: str) -> BinaryIO:
-        """Opens only a plain file, not a link: a link may lead out of the checkpoint, and a pipe
-        may never answer.
+        """Opens only plain files. A link could lead out of the checkpoint, and a pipe could
+        block.
         """
         path = self._visible(step) / file
         try:
@@ -178,7 +174,7 @@ class FolderStore:
 
     def commit(self, step: int, marker: str) -> None:
         hidden, visible = self._hidden(step), self._visible(step)
-        sync_folder(hidden)  # the names of its files, before the marker vouches for them
+        sync_folder(hidden)  # The file names must be durable before the marker.
         with self.create(step, MARKER) as stream:
             stream.write(marker.encode())
         sync_folder(hidden)
@@ -244,14 +240,14 @@ def _no_file(path: Path) -> FileNotFoundError:
 
 
 def store_at(address: str) -> CheckpointStore:
-    """Returns the store at a folder's path or an s3:// address."""
+    """Returns the store for the path of a folder or an s3:// address."""
     if address.startswith(s3.SCHEME):
         return BucketStore(address)
     return FolderStore(Path(address))
 
 
 def store_of(run: Run, destination: str | None) -> CheckpointStore:
-    """Returns a run's store: under `checkpoint.path`, or in the run's own folder."""
+    """Returns the store of a run, in `destination` (checkpoint.path) or in the run folder."""
     return (
         FolderStore(run.checkpoints)
         if destination is None
@@ -283,7 +279,7 @@ class BucketStore:
         return None if found is None else found.size
 
     def open(self, step: int, file: str) -> BinaryIO:
-        """Downloads to a temporary file: readers of checkpoints seek."""
+        """Downloads the file to a temporary file, because readers need to seek."""
         return s3.download(self._part(step, file))
 
     def begin(self, step: int) -> None:
@@ -308,7 +304,8 @@ class BucketStore:
         s3.remove(self._marker(step))
 
     def remove_broken(self, step: int) -> None:
-        if step not in self.steps():  # a good one of that step has its files in the same place
+        # A valid checkpoint of that step uses the same paths for its files.
+        if step not in self.steps():
             self.abandon(step)
         s3.remove(self._aside(step))
 

@@ -1,3 +1,3 @@
-"""The hosts of a fleet: reaching them, reading their facts, setting them up and examining them. The
-only package that knows SSH.
+"""Connects to the hosts of a fleet, reads their facts, sets them up and checks them. No other
+package uses SSH.
 """

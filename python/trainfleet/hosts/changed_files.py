@@ -1,9 +1,10 @@
-"""Prints the changes of a run folder as JSON: `python -m trainfleet.hosts.changed_files FOLDER <
+"""Prints the changes in a run folder as JSON: `python -m trainfleet.hosts.changed_files FOLDER <
 KNOWN`.
 
-KNOWN is {path: [size, time, inode]} of the copy elsewhere. A file that only grew is sent from its
-old size; a replaced file is sent completely. Only the files of travel.KINDS are sent, and the
-receiver accepts no others (mirror.py). Standard library only: it is started once a second.
+KNOWN is {path: [size, time, inode]} and describes the receiver's copies. If a file only grew, the
+new bytes are sent; a replaced file is sent completely. Only files that match sync_rules.KINDS are
+sent, and the receiver accepts no others (mirror.py). This module runs once a second, so it imports
+only the standard library to start fast.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from typing import Any
 from ..storage.sync_rules import FILES, GROWING, limit
 from ..trust import untrusted_input
 
-MOST = 8 << 20  # bytes in one answer; the next answer has the rest
+MOST = 8 << 20  # maximum bytes in one answer; the next answer continues
 Known = dict[str, tuple[int, float, int]]
 
 
 def changes(folder: Path, known: Known) -> dict[str, Any]:
-    """Returns {files: {path: [offset, size, time, inode, data]}, paths: all of them, whole: true if
-    all of it was sent, now: this machine's clock}.
+    """Returns one answer for the receiver.
+
+    `files` is {path: [offset, size, time, inode, data]}, and `paths` lists all files. `whole` tells
+    whether the receiver is up to date after this answer. `now` is this machine's clock.
     """
     untrusted_input.seal(folder)
     files, paths, room = {}, [], MOST
@@ -37,7 +40,7 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
         size, stamp, inode = known.get(name, (0, 0.0, 0))
         if (there, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
             continue
-        # 0.0 marks a file that was sent only in part
+        # A time of 0.0 marks a file that has been sent only in part.
         goes_on = name.endswith(GROWING) or stamp == 0.0
         offset = size if goes_on and there >= size and stat.st_ino == inode else 0
         with open(path, "rb", opener=untrusted_input.opener) as file:
@@ -57,7 +60,7 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
-    """Yields at most FILES files to send: path, name, and the most bytes to send of it."""
+    """Yields the path, name and maximum bytes to send of each file, for at most FILES files."""
     count = 0
     for path in _listed(folder):
         name = str(path.relative_to(folder))
@@ -76,7 +79,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
 
 
 def _listed(folder: Path) -> Iterator[Path]:
-    """Yields the entries of the folder and of its subfolders, one level deep."""
+    """Yields the files in the folder and the entries of its immediate subfolders."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         yield from sorted(path.iterdir()) if path.is_dir() else [path]
 

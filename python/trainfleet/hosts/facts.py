@@ -1,5 +1,6 @@
-"""Facts of a node: read in one round trip by facts.sh, parsed here, and never changed. Tests pass
-them as data.
+"""Facts about a node. facts.sh reads them in one round trip, and this module parses its output.
+
+Facts are immutable, so tests pass them as plain data.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from .host_results import Host, HostFailure, Implausible, Result, implausible, s
 from .transport import Transport
 
 SCRIPT = Path(__file__).with_name("facts.sh")
-TIMEOUT = 30.0  # seconds; a node that needs longer can't train
-LINES, LETTERS = 10_000, 4096  # most lines of an answer, most letters of a line
-FORMS = {  # forms of the values that are written into commands and files for other hosts
+TIMEOUT = 30.0  # seconds; a node that needs longer is not fit to train
+LINES, LETTERS = 10_000, 4096  # maximum lines in an answer, and characters in a line
+FORMS = {  # patterns for values that are written into commands and files for other hosts
     "hostname": r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253})?",
     "user": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
     "owner": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
@@ -37,7 +38,7 @@ FORMS = {  # forms of the values that are written into commands and files for ot
 
 @dataclass(frozen=True)
 class Space:
-    """A file system: KiB free, its kind, its device, its mount point."""
+    """A file system, with its free KiB, type, device and mount point."""
 
     free_kib: int
     kind: str
@@ -55,58 +56,59 @@ class Facts:
     machine: str = ""
     boot_id: str = ""
     user: str = ""
-    root: bool = False  # whether the user is root, or may sudo without a password
+    root: bool = False  # whether the user is root or has passwordless sudo
     cores: int = 0
     memory_kib: int = 0
     memlock: str = ""  # KiB, or `unlimited`
     nofile: int = 0
     disk: Space | None = None
-    shared: Space | None = None  # the file system of fleet.shared_folder, present or future
-    shared_folder: str = ""  # writable, read-only, or not there
-    owner: str = ""  # owner of that folder
-    has: tuple[str, ...] = ()  # files that setup leaves behind
+    shared: Space | None = None  # file system that has, or will have, fleet.shared_folder
+    shared_folder: str = ""  # "writable", "read-only", or "" if it does not exist
+    owner: str = ""  # owner of fleet.shared_folder
+    has: tuple[str, ...] = ()  # existing files among those that setup creates or needs
     lacks: tuple[str, ...] = ()  # missing programs
-    authorized: bool = False  # the head's key opens this node
-    bus: tuple[str, ...] = ()  # nvidia, efa, neuron: one word per device on the PCI bus
+    authorized: bool = False  # whether authorized_keys has the head's key
+    # kinds of the PCI devices (nvidia, efa, neuron ...), one word per device
+    bus: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    gpu_trouble: tuple[
-        str, ...
-    ] = ()  # lines that nvidia-smi prints in place of a GPU, or of one of its numbers
+    gpu_trouble: tuple[str, ...] = ()  # nvidia-smi's lines that do not describe a GPU completely
     neuron: tuple[str, ...] = ()
     # counter (`neuron0/.../total`) → uncorrected memory errors
     neuron_ecc: dict[str, int] = field(default_factory=dict)
     neuron_devices: tuple[NeuronDevice, ...] = ()  # devices that neuron-ls lists
-    neuron_trouble: str = ""  # neuron-ls's error, if it lists none
+    neuron_trouble: str = ""  # error message of neuron-ls, if it failed
     infiniband: tuple[str, ...] = ()  # RDMA adapters of any kind
     ports: tuple[Port, ...] = ()  # ports of these adapters
-    speeds: dict[str, int] = field(default_factory=dict)  # card → Mbit/s
-    topology: Topology | None = None  # topology of the GPUs, with --links
-    slices: int = 0  # MIG slices of the GPUs, with --links
+    speeds: dict[str, int] = field(default_factory=dict)  # network card → Mbit/s
+    topology: Topology | None = None  # GPU topology; read only with --links
+    slices: int = 0  # number of MIG slices; read only with --links
     uverbs: bool = False
-    efa: str = ""  # installer version
-    fi_info: int = -1  # endpoints that `fi_info -p efa` lists; -1 without fi_info
-    lnet: int = 0  # EFA interfaces that serve Lustre
+    efa: str = ""  # version of the EFA installer
+    fi_info: int = -1  # number of endpoints that `fi_info -p efa` lists; -1 without fi_info
+    lnet: int = 0  # number of EFA interfaces that Lustre uses
     packages: dict[str, str] = field(default_factory=dict)
     scratch_disks: tuple[str, ...] = ()
     mounts: dict[str, str] = field(default_factory=dict)  # folder → `kind device`
-    mtu: dict[str, int] = field(default_factory=dict)  # card → bytes
-    addresses: dict[str, str] = field(default_factory=dict)  # address → card
+    mtu: dict[str, int] = field(default_factory=dict)  # network card → bytes
+    addresses: dict[str, str] = field(default_factory=dict)  # address → network card
     resolves: dict[str, str] = field(default_factory=dict)  # name → address
     python: str = ""
     torch: str = ""
-    loggers: tuple[str, ...] = ()  # `wandb /path/to/python`: the Python that has the service
-    kernel_says: tuple[str, ...] = ()  # lines of dmesg about broken hardware
-    clock_offset: float = 0.0  # seconds ahead of the machine that asked
-    seconds: float = 0.0  # duration of the answer
+    # `wandb /path/to/python`: logger and the Python that has it installed
+    loggers: tuple[str, ...] = ()
+    kernel_says: tuple[str, ...] = ()  # dmesg lines about broken hardware
+    clock_offset: float = 0.0  # seconds by which the node's clock is ahead of the reader's clock
+    seconds: float = 0.0  # seconds that the node took to answer
 
     @property
     def space_gb(self) -> float:
-        """Returns the free GB of the root disk."""
+        """Returns the free space of the root disk in GB."""
         return self.disk.free_kib * 1024 / 1e9 if self.disk else 0.0
 
     def card(self, host: Host) -> str:
-        """Returns the card that has the address of `host` in fleet.hosts; for a public address, the
-        first card except loopback.
+        """Returns the network card that has the address of `host`.
+
+        A public address belongs to no card, so the first card other than loopback is returned.
         """
         named = self.addresses.get(host.address) or self.addresses.get(
             self.resolves.get(host.address, "")
@@ -114,8 +116,9 @@ class Facts:
         return named or next((card for card in self.mtu if card != "lo"), "lo")
 
     def address(self, host: Host) -> str:
-        """Returns the address by which other nodes reach this one: the card's address, not a public
-        one in front of it.
+        """Returns the address at which other nodes reach this one.
+
+        If fleet.hosts names a public address, this is the address of the card behind it.
         """
         card = self.card(host)
         own = [
@@ -129,8 +132,9 @@ class Facts:
 def read(
     transport: Transport, config: Config, hosts: Iterable[Host] | None = None, links: bool = False
 ) -> dict[Host, Facts | HostFailure]:
-    """Reads the facts of every host, or its failure. `links` also reads how GPUs are joined, which
-    takes a second longer.
+    """Reads the facts of every host, or the failure to read them.
+
+    `links` also reads how the GPUs are connected, which takes a second longer.
     """
     fleet = config.fleet
     peers = [host.address for host in transport.hosts]
@@ -139,7 +143,7 @@ def read(
     script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
     def ask(host: Host) -> Facts | HostFailure:
-        # connects first: clocks are compared over a warm link
+        # Connect first: the clock comparison needs a round trip without connection setup.
         answer = settled(transport.ask(host, "true", timeout=TIMEOUT))
         if isinstance(answer, Result):
             answer = settled(transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT))
@@ -154,10 +158,10 @@ def read(
 
 
 def read_here() -> Facts:
-    """Reads the facts of this machine, including how its GPUs are joined.
+    """Reads the facts of this machine, including the links between its GPUs.
 
     Raises:
-        Implausible: no shell can run facts.sh.
+        Implausible: the shell that runs facts.sh could not be started, or did not end in time.
     """
     words = ["sh", "-s", "--", "--links", "", "", "", "localhost"]
     try:
@@ -179,7 +183,7 @@ def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
     """Parses the output of facts.sh. Skips lines that a login shell printed before it.
 
     Raises:
-        Implausible: the text has no end (the node stopped halfway), or a value is impossible.
+        Implausible: the output is incomplete, or a value is impossible.
     """
     _, start, rest = text.partition("== facts\n")
     body, end, _ = rest.partition("== end")
@@ -215,7 +219,7 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         _require_form(name, plain[name])
     gpus, trouble = read_gpus(lines.get("gpu", ()))
     listed, neuron_trouble = _listed(lines.get("neuron_ls", []))
-    # facts.sh reads the clock when the command arrives, half a round trip after it was sent
+    # facts.sh reads the clock about half a round trip after the request was sent.
     sent = now - seconds
     return Facts(
         **plain,
@@ -266,36 +270,39 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
 
 
 def _count(key: str, text: str) -> int:
-    """Returns the number behind a key, or 0 if it is missing."""
+    """Parses the count of a key, which is 0 if the key is missing."""
     if not re.fullmatch(r"[0-9]{0,20}", text):
         raise Implausible(f"{key}={text[:60]!a}, which is not a number")
     return int(text or 0)
 
 
 def _seconds(text: str) -> float:
-    # %N stays unchanged if date does not know it
+    # A date without support for %N prints the N unchanged.
     if not re.fullmatch(r"[0-9]{1,11}(\.[0-9N]{0,9})?", text):
         raise Implausible(f"clock={text[:60]!a}, which is not a time")
     return float(text.rstrip("N"))
 
 
 def _require_form(key: str, text: str) -> str:
-    """Returns the text if it has the form of such a value, or is empty."""
+    """Returns the text if it is empty or matches the pattern of its key. Raises Implausible
+    otherwise.
+    """
     if text and not re.fullmatch(FORMS[key], text):
         raise Implausible(f"{key}={text[:60]!a}, which is not a valid name")
     return text
 
 
 def _card(text: str) -> str:
-    """Returns the text if it is the name of a network card."""
+    """Returns the text if it is a valid name of a network card. Raises Implausible otherwise."""
     if not text:
         raise Implausible("a network card without a name")
     return _require_form("card", text)
 
 
 def _address(text: str) -> str:
-    """Returns the text if it is an IP address: it goes into known_hosts, where a pattern would
-    match other hosts.
+    """Returns the text if it is an IP address. Raises Implausible otherwise.
+
+    The address is written to known_hosts, where a pattern would match other hosts.
     """
     try:
         ipaddress.ip_address(_require_form("address", text))
@@ -305,7 +312,7 @@ def _address(text: str) -> str:
 
 
 def _ports(lines: list[str]) -> tuple[Port, ...]:
-    """Returns the ports of RDMA adapters: name, number, link, state, driver and rate of each. Skips
+    """Parses the ports of RDMA adapters: name, number, link, state, driver and rate. Skips
     malformed lines.
     """
     words = [line.split(" ", 5) for line in lines[:MOST]]
@@ -317,7 +324,7 @@ def _ports(lines: list[str]) -> tuple[Port, ...]:
 
 
 def _space(key: str, text: str) -> Space | None:
-    """Parses df's line for a file system; None if df printed nothing."""
+    """Parses df's line for a file system. Returns None if df printed nothing."""
     words = text.split(None, 3)
     if not words:
         return None
@@ -327,7 +334,7 @@ def _space(key: str, text: str) -> Space | None:
 
 
 def _listed(lines: list[str]) -> tuple[tuple[NeuronDevice, ...], str]:
-    """Returns the devices that neuron-ls lists, or its error."""
+    """Returns the devices that neuron-ls lists, or its error message."""
     try:
         return (read_devices("\n".join(lines)) if lines else ()), ""
     except InputError:

@@ -1,9 +1,10 @@
-"""Opens the fleet that a config describes: its hosts, the transport to them, and their wanted
-state. Sets the pace of one head over SSH: how often it polls hosts, and when a silent one is lost.
+"""Opens the fleet that a config describes: its hosts, an SSH transport to them, and their wanted
+state.
 
-A head with two cores handles about 64 answers a second (tests/bench/LOG.md). So more hosts mean
-longer pauses between two polls of each. A host is lost only when it has missed polls, not when many
-hosts delay its turn.
+Also sets how often a head polls its hosts over SSH, and when a silent host is lost. A head with two
+cores handles about 64 answers a second (tests/bench/LOG.md). More hosts therefore mean longer
+intervals between two polls of each host. The timeout grows with that interval, so a host is lost
+only after it has missed several polls.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from .transport import Transport
 
 
 def hosts_of(config: Config) -> tuple[Host, ...]:
-    """Returns the hosts of fleet.hosts, the head first."""
+    """Returns the hosts of fleet.hosts. The first one is the head."""
     return parse_hosts(config.fleet.hosts)
 
 
 def open_fleet(config: Config) -> Transport:
-    """Returns a transport to all hosts, which connects at its first use; ConfigError if the config
-    names no host.
+    """Returns a transport to all hosts, which connects on first use. Raises ConfigError if
+    fleet.hosts is empty.
     """
     if not config.fleet.hosts:
         message = "the ssh backend needs a list of your machines, e.g. [gpu-01, gpu-02]"
@@ -39,7 +40,7 @@ def open_fleet(config: Config) -> Transport:
 
 
 def is_here(host: Host) -> bool:
-    """Tells whether a host is this machine: a socket can bind its address."""
+    """Tells whether a host is this machine, which is true if a socket can bind its address."""
     with suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.address, 0, type=socket.SOCK_DGRAM
@@ -55,12 +56,11 @@ def wanted_of(config: Config) -> Wanted:
     return Wanted(config, load_platform(config.fleet.platform))
 
 
-ANSWERS = 64  # a second
-LOOK_EVERY = 1.0  # seconds, for up to ANSWERS hosts
-LOST_AFTER = (
-    9.0  # seconds without an answer, likewise; a dead link shows after 8 (hosts/transport.py)
-)
-MOST_NODES = 512  # of a job over SSH: each is polled every 8 s, and counts as lost after 30
+ANSWERS = 64  # answers per second that one head handles
+LOOK_EVERY = 1.0  # seconds between two polls of a host, for up to ANSWERS hosts
+LOST_AFTER = 9.0  # seconds of silence before a host is lost; a dead link shows after 8 s
+# maximum nodes of a job over SSH; each is polled every 8 s, and is lost after 30 s
+MOST_NODES = 512
 
 
 def look_every(hosts: int) -> float:
@@ -69,12 +69,13 @@ def look_every(hosts: int) -> float:
 
 
 def lost_after(hosts: int) -> float:
-    """Returns the seconds without an answer until a host is lost: time for three polls, including
-    the last one's timeout.
+    """Returns the seconds of silence after which a host is lost.
+
+    They suffice for three polls, including the timeout of the last one.
     """
     return max(LOST_AFTER, 3 * look_every(hosts) + LOST_AFTER - 3 * LOOK_EVERY)
 
 
 def spread(hosts: int) -> float:
-    """Returns the seconds until all hosts have been polled, if each answers at once."""
+    """Returns the seconds that one round of polls takes if every host answers at once."""
     return hosts / ANSWERS

@@ -1,4 +1,4 @@
-"""Parses nvidia-smi's report on the GPUs of a node and their links. The report comes from another
+"""Parses nvidia-smi's report on a node's GPUs and their links. The report comes from another
 machine.
 """
 
@@ -10,21 +10,24 @@ from dataclasses import dataclass
 
 from ..process.rdma_adapters import NAME
 
-# nvidia-smi's words for a counter that this kind of GPU does not have
+# nvidia-smi's values for counters that a GPU does not support
 ABSENT = ("[N/A]", "N/A", "[Not Supported]", "[Not Available]", "")
-SHOWN = 160  # characters shown of a line that does not describe a GPU
-MOST = 256  # rows and columns read of a matrix
-LINK = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|C2C")  # nvidia-smi topo -m, its legend
-# older drivers name the cards themselves
+SHOWN = 160  # maximum characters to show of a line that does not describe a GPU
+MOST = 256  # maximum rows and columns to read of a matrix
+# link types in the legend of `nvidia-smi topo -m`
+LINK = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|C2C")
+# GPUs and network cards; older drivers print card names such as mlx5_0 instead of NIC0
 PLACE = re.compile(r"(GPU|NIC)[0-9]{1,3}|mlx[0-9]_[A-Za-z0-9_]{1,32}")
-NEAR = ("PIX", "PXB")  # only PCIe switches between a GPU and its network card
-# terminal codes that underline the matrix's header; \ufffd replaces a control character
+NEAR = ("PIX", "PXB")  # link types with only PCIe switches between a GPU and a network card
+# Terminal codes that underline the header. In facts, \ufffd replaces the escape character.
 CODES = re.compile("[\x1b\ufffd]?\\[[0-9;]{0,8}m")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU: driver version, memory in MiB, uncorrected memory errors since boot, name."""
+    """A GPU, with its driver version, memory in MiB, uncorrected memory errors since boot, and
+    name.
+    """
 
     driver: str
     memory_mib: int
@@ -34,8 +37,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Topology:
-    """The links between GPUs: the fewest and most NVLinks between two of them, and the network
-    cards next to a GPU.
+    """The links between a node's GPUs.
+
+    `fewest` and `most` count the NVLinks between two GPUs; `near` lists the network cards next to a
+    GPU.
     """
 
     fewest: int
@@ -44,8 +49,8 @@ class Topology:
 
 
 def read_gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Returns the GPUs that respond, and nvidia-smi's lines about those that do not or that lack a
-    number.
+    """Returns the GPUs that respond, and nvidia-smi's lines about GPUs that do not respond or lack
+    a value.
     """
     found, trouble = [], []
     for line in lines:
@@ -66,7 +71,7 @@ def read_gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
 
 
 def read_topology(lines: Iterable[str]) -> Topology | None:
-    """Parses the matrix of `nvidia-smi topo -m`; None if the output has no such matrix."""
+    """Parses the matrix of `nvidia-smi topo -m`. Returns None if the output has no valid matrix."""
     rows = [CODES.sub("", line).replace("\ufffd", " ").split() for line in lines]
     at = next(
         (at for at, row in enumerate(rows) if row[:1] == ["GPU0"] and row[1:2] != ["X"]), None
@@ -104,9 +109,7 @@ def read_topology(lines: Iterable[str]) -> Topology | None:
 
 
 def _names(row: Sequence[str]) -> list[str]:
-    """Returns the columns of the matrix, GPUs and network cards, up to the first word that is
-    neither.
-    """
+    """Returns the leading words of the header that name GPUs and network cards."""
     found: list[str] = []
     for word in row[:MOST]:
         if not PLACE.fullmatch(word):
@@ -116,7 +119,7 @@ def _names(row: Sequence[str]) -> list[str]:
 
 
 def _legend(rows: Iterable[Sequence[str]]) -> dict[str, str]:
-    """Returns NIC0 → mlx5_0 from the lines below the matrix."""
+    """Parses the legend below the matrix into a map such as NIC0 → mlx5_0."""
     pairs = [
         (row[0][:-1], row[1])
         for row in rows

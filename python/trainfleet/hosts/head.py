@@ -1,10 +1,9 @@
-"""The head of a fleet, as seen from the machine where commands are typed: it takes over the run,
-and this machine may be switched off.
+"""Controls the head of a fleet from the machine where the user types commands. That machine may
+then be switched off.
 
-The launcher runs on the first host, in the shared folder, in a separate session, so a laptop may be
-closed. Another host stands by (watch/standby.py): at first the second, then the one that the
-launcher appoints (launch/failover.py). Commands typed here only read the run folder there, or write
-a request to it.
+The launcher runs on the first host, in the shared folder, in a separate session. Another host is on
+standby (watch/standby.py): at first the second, then the host that the launcher appoints
+(launch/failover.py). Later commands only read the run folder on the fleet, or write requests to it.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ from .preflight import send_code
 from .transport import Transport
 
 TIMEOUT = 60.0
-# in the run folder, next to launch.yaml: the requests for the launcher
+# file in the run folder with the requests for the launcher, next to launch.yaml
 ORDER = "launch.json"
-KNOWN_HOSTS = "{}/known_hosts"  # in the run folder, as each run of a fleet has its hosts
-KEY = "~/.ssh/id_trainfleet"  # also made by scripts/head_key.sh
+# path in the run folder, because the hosts may differ from run to run
+KNOWN_HOSTS = "{}/known_hosts"
+KEY = "~/.ssh/id_trainfleet"  # also created by scripts/head_key.sh
 ADMIT = r"""umask 077
 f=~/.ssh/authorized_keys
 mkdir -p ~/.ssh && touch "$f"
@@ -44,7 +44,7 @@ new=$(grep -vxFf "$f" - | sort -u)
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher as a command: its words, its environment, and the secrets that it receives."""
+    """The command of a launcher, with its environment and secrets."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -52,7 +52,7 @@ class Launcher:
 
 
 class FleetHead:
-    """The fleet's head as seen from here."""
+    """The head of a fleet, as seen from the user's machine."""
 
     def __init__(self, transport: Transport, config: Config, python: str, code: str) -> None:
         self.transport, self.config, self.python, self.code = transport, config, python, code
@@ -60,17 +60,17 @@ class FleetHead:
         self.name, self.run = f"{config.name}-launcher", f"runs/{config.name}"
 
     def prepare(self, facts: Mapping[Host, Facts], order: Sequence[Request], asked: str) -> None:
-        """Sends code, config, requests, host keys and the head's public key: all that the launcher
-        needs.
+        """Sends the launcher's inputs to the fleet: code, config, requests, host keys and the
+        head's public key.
 
-        `facts` are of the hosts to use, in order. `order` is sent unchanged for the launcher to
-        execute. `asked` is the user's config, which the launcher leaves in the run folder.
+        `facts` has the hosts to use, in order. The launcher executes `order`, which is sent
+        unchanged. `asked` is the user's config, which is stored in the run folder.
         """
         hosts = list(facts)
         send_code(self.transport, self.config.fleet, hosts)
         for host, failure in self.open_doors(
             hosts, hosts
-        ).items():  # each may become the head, even when this one can't appoint it
+        ).items():  # Any host may become the head later, even if this head can't appoint it.
             raise BackendError(
                 f"can't authorize the head's key: {failure}", where=host.name, next="make doctor"
             )
@@ -89,8 +89,8 @@ class FleetHead:
         answers.require(f"can't write in {self.folder}")
 
     def config_there(self, facts: Mapping[Host, Facts]) -> Config:
-        """Returns the config for the head: with the hosts' addresses among themselves, and the
-        head's key.
+        """Returns the config for the launcher, with the addresses by which hosts reach each other
+        and the head's key.
         """
         hosts = tuple(f"{host.name}={facts[host].address(host)}:{host.port}" for host in facts)
         user = next(iter(facts.values())).user
@@ -105,18 +105,19 @@ class FleetHead:
         return replace(self.config, fleet=replace(self.config.fleet, hosts=hosts, ssh=ssh))
 
     def host_key(self, host: Host, facts: Facts) -> str:
-        """Returns the known_hosts line of the key that this host has shown, under its address among
-        the nodes.
+        """Returns the known_hosts line for a host: its internal address and the key that it
+        presented.
         """
         key, address = self.transport.server_key(host), facts.address(host)
         name = address if host.port == 22 else f"[{address}]:{host.port}"
         return f"{name} {key.get_name()} {key.get_base64()}\n"
 
     def open_doors(self, heads: Sequence[Host], hosts: Iterable[Host]) -> dict[Host, HostFailure]:
-        """Makes a key on each head and authorizes it on every host. Leaves other keys as they are.
+        """Creates a key on each head and authorizes it on every host, without changing other
+        authorized keys.
 
-        Returns the hosts that could not authorize it. Raises BackendError if a head could not make
-        its key.
+        Returns the hosts that could not authorize it. Raises BackendError if a head could not
+        create its key.
         """
         make = (
             f"test -s {KEY} || ssh-keygen -q -t ed25519 -N '' -C \"trainfleet head $(uname "
@@ -134,8 +135,9 @@ class FleetHead:
         self._start(host, "launcher", "launcher", launcher.words, launcher, {})
 
     def appoint(self, host: Host, launcher: Launcher, number: int, term: int) -> None:
-        """Makes a host stand by for the launcher, to take a term after `term` in its place. The
-        highest `number` counts.
+        """Starts a standby process on a host, to take over from the launcher after term `term`.
+
+        If several standbys are appointed, the highest `number` wins.
         """
         words = [self.python, "-m", "trainfleet.watch.standby", self.run, *launcher.words]
         self._start(
@@ -143,7 +145,7 @@ class FleetHead:
         )
 
     def dismiss(self, host: Host) -> None:
-        """Ends the standby process on a host, if the host can be reached."""
+        """Stops the standby process on a host, if the host can be reached."""
         self.transport.ask(
             host, host_commands.terminate(f"{self.config.name}-standby"), timeout=TIMEOUT
         )
@@ -195,7 +197,7 @@ class FleetHead:
         return isinstance(answer, Result) and not answer.stdout.strip().endswith("running")
 
     def ask_to_stop(self, host: Host) -> None:
-        """Leaves the stop request, which ranks check at every step."""
+        """Creates the file that asks the run to stop. Ranks check for it at every step."""
         command = f"touch {shlex.quote(f'{self.folder}/{self.run}/stop')}"
         self.transport.run(command, timeout=TIMEOUT, hosts=[host]).require(
             "can't ask the run to stop"
@@ -203,11 +205,12 @@ class FleetHead:
 
 
 def public_key(host: Host, text: str) -> str:
-    """Returns the one key in a head's answer. Every host will authorize it, so nothing may precede
-    it, and no other key may follow.
+    """Returns the public key in a head's answer.
+
+    Every host will authorize it, so the line must be exactly one key, without options.
 
     Raises:
-        BackendError: the answer is not such a key.
+        BackendError: the answer does not end with one valid key.
     """
     line = text.strip().rpartition("\n")[2]
     if not re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/]{68}(={0,2})( [A-Za-z0-9 ._@-]{0,200})?", line):

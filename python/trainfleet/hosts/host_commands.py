@@ -1,13 +1,15 @@
-"""Shell commands that start, query and end a node's part of a job, and that measure and remove the
-folders of a run. Pure: the transport runs them.
+"""Shell commands that start, query and end a node's part of a job, and that measure and remove its
+folders.
 
-The processes of a job are known by their environment (TRAINFLEET_JOB), which children inherit. So a
-fence finds every process of a run on a node, regardless of its parent. The supervisor's file only
-records the exit code.
+The functions only build commands, which the transport runs.
 
-Commands about folders name only `runs/<name>` and `data/<name>`, and remove a folder only if its
-real path matches its name: a link in its place is reported and left, with its target. In a
-dataset's folder they remove only files that the program wrote (run/contents.py).
+Processes of a job are identified by an environment variable (TRAINFLEET_JOB), which children
+inherit. A fence therefore finds every process of a run on a node, regardless of its parent. The
+supervisor's file only records the exit code.
+
+Commands on folders accept only `runs/<name>` and `data/<name>`. They refuse a folder that is a
+symbolic link or is below one. In a dataset's folder they remove only files that trainfleet wrote
+(run/contents.py).
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from .host_results import Implausible
 
 FOLDER = r"(runs|data)/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
 ENTER = "cd -P -- {shared} || exit 0; top=$(pwd -P)"
-MOST = 200  # other files that a purge names
-# Removes matching files, matching links, and the folders that are then empty; prints the rest.
+MOST = 200  # maximum number of remaining files that a purge lists
+# Removes matching files, matching links and empty folders, then prints the remaining files.
 OURS = """find {folder} -xdev -regextype posix-extended -type f -regex {files} -delete
 find {folder} -xdev -regextype posix-extended -type l -regex {links} -delete
 find {folder} -xdev -depth -type d -empty -delete
@@ -35,8 +37,9 @@ find {folder} -xdev -depth -type d -empty -delete
 
 
 def measure(shared: str, folders: Iterable[str]) -> str:
-    """Returns the command that prints `bytes<tab>folder` for each existing folder; nothing if the
-    shared folder is missing.
+    """Returns the command that prints `bytes<tab>folder` for each existing folder.
+
+    It prints nothing if the shared folder does not exist.
     """
     names = _checked(shared, folders)
     return f"{ENTER.format(shared=shlex.quote(shared))}\n" + (
@@ -46,10 +49,10 @@ def measure(shared: str, folders: Iterable[str]) -> str:
 
 
 def remove(shared: str, folders: Iterable[str]) -> str:
-    """Returns the command that removes the folders, and prints other files that it leaves in a
+    """Returns the command that removes the folders, and prints the files that it leaves in a
     dataset's folder.
 
-    It fails before it removes anything if one of the folders is a link or is behind one.
+    If a folder is a symbolic link or is below one, the command fails before it removes anything.
     """
     folders = list(folders)
     names = _checked(shared, folders)
@@ -68,8 +71,8 @@ done
 
 
 def _only_ours(folder: str) -> str:
-    """Returns the command that removes a dataset's files from its folder, and the folder if it is
-    then empty.
+    """Returns the command that removes a dataset's files from its folder, and then the folder if it
+    is empty.
     """
     files, links = contents.pattern_of(contents.DATASET), contents.RANK_LOGS_LINK.pattern
     within = folder.replace(".", "[.]")
@@ -84,8 +87,9 @@ def _only_ours(folder: str) -> str:
 
 
 def read_left(text: str, folders: Iterable[str]) -> list[str]:
-    """Returns the files that `remove` has left in these folders; Implausible for a file elsewhere,
-    or more than MOST.
+    """Parses the list of files that `remove` left in these folders.
+
+    Raises Implausible if it has a file outside them, or more than MOST files per folder.
     """
     found, inside = list(filter(None, text.split("\n"))), tuple(f"{folder}/" for folder in folders)
     strange = [
@@ -99,8 +103,9 @@ def read_left(text: str, folders: Iterable[str]) -> list[str]:
 
 
 def read_measures(text: str, folders: Iterable[str]) -> dict[str, int]:
-    """Parses the output of `measure` for these folders into folder → bytes; Implausible for another
-    folder, or if a size is not a number.
+    """Parses the output of `measure` into folder → bytes.
+
+    Raises Implausible for a folder that was not measured, or a size that is not a number.
     """
     asked, found = set(folders), {}
     for line in filter(None, text.split("\n")):
@@ -115,7 +120,8 @@ def _checked(shared: str, folders: Iterable[str]) -> str:
     """Returns the folders' names, quoted for a shell.
 
     Raises:
-        BackendError: a name is not that of a run or a dataset, or the shared folder is not valid.
+        BackendError: a name is not the folder of a run or a dataset, or the shared folder is not
+            valid.
     """
     names = list(folders)
     if strange := [name for name in names if not re.fullmatch(FOLDER, name)]:
@@ -128,21 +134,24 @@ def _checked(shared: str, folders: Iterable[str]) -> str:
     return shlex.join(names)
 
 
-JOBS = "~/.trainfleet/jobs"  # on the node; one folder per host name, as nodes may share homes
+# folder on the node, with a subfolder per host name because nodes may share home folders
+JOBS = "~/.trainfleet/jobs"
 MARK = "TRAINFLEET_JOB"
-LAUNCHER = "TRAINFLEET_LAUNCHER"  # the mark of a run's launcher and of its standby
+LAUNCHER = "TRAINFLEET_LAUNCHER"  # environment variable with the mark of a launcher or standby
 
 
 def mark_of(folder: str, run: str) -> str:
-    """Returns the mark of a run's processes, unique on any fleet; BackendError unless the names
-    form a line of visible letters.
+    """Returns the mark that identifies a run's processes.
+
+    Raises BackendError if the folder or the name is blank or has unprintable characters.
     """
     return _require_mark(f"{folder}:{run}")
 
 
 def _require_mark(mark: str) -> str:
-    """Returns the mark if it can belong to only one run. grep takes each line as a pattern, and an
-    empty one matches every process.
+    """Returns the mark if it identifies one run.
+
+    grep treats each line as a pattern, and an empty pattern would match every process.
     """
     folder, _, run = mark.rpartition(":")
     if not mark.isprintable() or not folder.strip() or not run.strip():
@@ -153,13 +162,14 @@ def _require_mark(mark: str) -> str:
 
 
 def task(script: str, environment: Mapping[str, str], token: str) -> str:
-    """Returns the supervisor's stdin. No value of it shows in a process list."""
+    """Returns the supervisor's stdin, which keeps the secrets out of the process list."""
     return json.dumps({"script": script, "environment": dict(environment), "token": token})
 
 
 def start(name: str, mark: str, python: str, code: str, folder: str, kind: str = MARK) -> str:
-    """Returns the command that starts the order on stdin under the file `name`, in `folder`. It
-    ends at once, with 0 only if the order runs.
+    """Returns the command that starts the task on stdin in `folder`, recorded under `name`.
+
+    The command does not wait for the task. Its exit code is 0 only if the task was started.
     """
     settings = [f"{kind}={mark}", f"PYTHONPATH={code}/python", "PYTHONSAFEPATH=1"]
     return (
@@ -170,8 +180,10 @@ def start(name: str, mark: str, python: str, code: str, folder: str, kind: str =
 
 
 def look(name: str, token: str = "") -> str:
-    """Returns the command that prints `running`, `ended CODE`, `failed WORDS` (it never began),
-    `rebooted` or `absent`, also for another token.
+    """Returns the command that prints the state of a task.
+
+    The state is `running`, `ended CODE`, `failed WORDS` (it never started), `rebooted` or `absent`.
+    A task with another token is `absent`.
     """
     return f"""{_file(name)}; mine={shlex.quote(token)}
 [ -s "$f" ] && read -r pid start boot token < "$f" || {{ echo absent; exit; }}
@@ -186,16 +198,17 @@ over && exit
 
 
 def look_for(mark: str) -> str:
-    """Returns the command that prints `running` if the node has any process of the run, whoever
-    started it, and else `absent`.
+    """Returns the command that prints `running` if the node has any process of the run, or else
+    `absent`.
     """
     return f"grep -Fqsxz -e {_word(MARK, mark)} /proc/[0-9]*/environ && echo running || echo absent"
 
 
 @dataclass(frozen=True)
 class PartState:
-    """The state of a node's part (running, ended, rebooted or absent), its exit code, and its words
-    outside its log.
+    """The state of a node's part of a job.
+
+    `state` is running, ended, rebooted or absent. `words` is its output outside the log.
     """
 
     state: str
@@ -207,7 +220,7 @@ RUNNING = PartState("running")
 
 
 def read_look(text: str) -> PartState:
-    """Parses the output of `look`; Implausible if it is anything else."""
+    """Parses the output of `look`. Raises Implausible if the output has another form."""
     said = text.strip().rpartition("\n")[2]
     if said in ("running", "rebooted"):
         return PartState(said)
@@ -227,18 +240,18 @@ def _printable(words: str) -> str:
 
 
 def terminate(name: str) -> str:
-    """Returns the command that sends SIGTERM to the supervisor, which passes it on."""
+    """Returns the command that sends SIGTERM to the supervisor, which forwards it."""
     return f'{_file(name)}; [ -s "$f.exit" ] || {{ read -r pid _ < "$f" && kill -TERM "$pid"; }}'
 
 
 def fence(mark: str, launchers: bool = False) -> str:
-    """Returns the command that kills every process of a run, and succeeds only when no process is
-    left. A zombie has no environment and counts as gone.
+    """Returns the command that kills every process of a run, and fails if any remains.
 
-    `launchers` also kills the run's launchers, which would start it again.
+    Zombies have no environment, so they count as gone. With `launchers`, the command also kills the
+    run's launchers, which would otherwise restart the run.
 
     Raises:
-        BackendError: the mark could belong to more than this run.
+        BackendError: the mark could match processes of other runs.
     """
     words = " ".join(
         f"-e {_word(kind, mark)}" for kind in ((LAUNCHER, MARK) if launchers else (MARK,))
@@ -253,16 +266,16 @@ echo "still there: $pids" >&2; exit 1"""
 
 
 def _word(kind: str, mark: str) -> str:
-    """Returns the entry in the environment of such a process, quoted for a shell."""
+    """Returns the environment entry of a run's processes, quoted for a shell."""
     return shlex.quote(f"{kind}={_require_mark(mark)}")
 
 
 def marks() -> str:
-    """Returns the command that prints the runs that have processes on the node: lines `mine MARK`,
-    `user NAME`, and `said WORDS` (supervisor.announce).
+    """Returns the command that lists the runs with processes on the node.
 
-    The environment of another user's processes can't be read, so these announce their run in a
-    socket's name.
+    It prints the lines `mine MARK`, `user NAME` and `said WORDS` (supervisor.announce). The
+    environment of other users' processes is unreadable, so each run also announces itself in the
+    name of a socket.
     """
     return (
         f"cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n' | sed -n 's/^{MARK}=/mine /p' | "
@@ -271,15 +284,15 @@ def marks() -> str:
 
 
 def read_marks(text: str, mark: str) -> set[str]:
-    """Returns the marks of other runs than `mark` on a node, with their users' names, from the
-    output of `marks`.
+    """Parses the output of `marks` into the marks of runs other than `mark`, with the names of
+    other users.
     """
     kinds = [line.partition(" ") for line in text.split("\n")]
     user = next((rest for kind, _, rest in kinds if kind == "user"), "")
     found = {rest for kind, _, rest in kinds if kind == "mine" and rest != mark}
     for kind, _, rest in kinds:
         _, _, words = rest.partition(":")
-        # the socket's name may have been too short for the full mark
+        # A socket's name is short, so its mark may be truncated.
         whose, _, what = words.partition(":")
         if kind == "said" and not (
             whose == user and any(known.startswith(what) for known in (mark, *found))

@@ -1,4 +1,4 @@
-"""The answers of hosts: a result or a failure for each, and findings against a host."""
+"""The answers of hosts: a result or failure per host, and findings about hosts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..config.host_list import Host as Host
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
 
-MANY = 4  # hosts from which on equal messages share one line
+MANY = 4  # minimum number of hosts that share one line for equal messages
 
 
 @dataclass(frozen=True)
 class Result:
-    """A command that ended: exit code (128 + n for signal n), output, and its duration in
-    seconds.
+    """The outcome of a command that ended: exit code (128 + n for signal n), output, and seconds
+    taken.
     """
 
     exit_code: int
@@ -29,12 +29,12 @@ class Result:
 
 @dataclass(frozen=True)
 class HostFailure:
-    """The reason for a host's failure, and the command to type next.
+    """A host's failure, with the next command to type.
 
-    kind: name (does not resolve), down (no answer), host-key (another key than the known one),
-    unknown-key (first contact), auth (user or key refused), lost (the link died during the
-    command). Or: timeout (no end in time), slow (the others did not wait for it), exit (the command
-    failed), implausible (its answer can't be true).
+    Values of `kind`: name (does not resolve), down (no answer), host-key (differs from the known
+    key), unknown-key (first contact), auth (user or key refused). Or: lost (the connection died),
+    timeout, slow (much slower than most hosts), exit (the command failed), untrue (an implausible
+    answer).
     """
 
     kind: str
@@ -46,11 +46,11 @@ class HostFailure:
 
 
 class Answers(dict[Host, Result | HostFailure]):
-    """Every host's answer, in the order of the hosts."""
+    """The answers of all hosts, in the order of the hosts."""
 
     @property
     def ok(self) -> dict[Host, Result]:
-        """Returns the hosts with a command that ended with 0."""
+        """Returns the results of commands that exited with 0."""
         return {
             host: answer
             for host, answer in self.items()
@@ -59,12 +59,12 @@ class Answers(dict[Host, Result | HostFailure]):
 
     @property
     def failed(self) -> dict[Host, HostFailure]:
-        """Returns all other hosts: unreachable ones, and those with a command that failed."""
+        """Returns the failures: unreachable hosts, and hosts on which the command failed."""
         return {host: failure for host, answer in self.items() if (failure := reason(answer))}
 
     def require(self, what: str, then: str = "make doctor") -> Self:
-        """Returns the answers if all are good; else raises BackendError with `what` and the failure
-        of each host.
+        """Returns the answers if all succeeded. Otherwise raises BackendError with `what` and each
+        host's failure.
         """
         if failed := self.failed:
             raise BackendError(by_host(what, failed), next=then)
@@ -72,12 +72,12 @@ class Answers(dict[Host, Result | HostFailure]):
 
 
 def settled(answer: Result | HostFailure) -> Result | HostFailure:
-    """Returns a good answer unchanged, and the failure for any other."""
+    """Returns a successful answer unchanged, and any other as a failure."""
     return reason(answer) or answer
 
 
 def reason(answer: Result | HostFailure) -> HostFailure | None:
-    """Returns the failure of an answer; None for a good one."""
+    """Returns the failure of an answer, or None if it succeeded."""
     if isinstance(answer, HostFailure):
         return answer
     if answer.exit_code == 0:
@@ -89,15 +89,13 @@ def reason(answer: Result | HostFailure) -> HostFailure | None:
 
 
 def by_host(what: str, said: Mapping[Host, object]) -> str:
-    """Returns `what`, followed by one line per host with its message. Hosts with the same message
-    share a line.
-    """
+    """Returns `what`, followed by one line per message with its hosts."""
     return "\n".join([what, *(f"  {names(hosts)}: {words}" for hosts, words in grouped(said))])
 
 
 def grouped(said: Mapping[Host, object]) -> list[tuple[list[Host], str]]:
-    """Groups hosts by message. MANY or more hosts share a row if their messages differ only in
-    names and addresses.
+    """Groups hosts by message, ignoring their names and addresses. Groups smaller than MANY are
+    split.
     """
     alike: dict[str, list[Host]] = {}
     for host, words in said.items():
@@ -117,14 +115,14 @@ def names(hosts: Sequence[Host]) -> str:
 
 
 def _nameless(host: Host, words: str) -> str:
-    """Returns the message without the host's name and address."""
+    """Replaces the host's name and address in a message with HOST."""
     for own in sorted({host.address, host.name}, key=len, reverse=True):
         words = re.sub(rf"(?<![\w.]){re.escape(own)}(?![\w.]\w|\w)", "HOST", words)
     return words
 
 
 class Implausible(ValueError):
-    """A host's answer is implausible: not the format, or an impossible value."""
+    """Raised if a host's answer has the wrong format or an impossible value."""
 
 
 def implausible(error: Implausible, asked: str) -> HostFailure:
@@ -137,8 +135,8 @@ def parse_json(text: str) -> Any:
     """Returns the one JSON value in a host's answer.
 
     Raises:
-        Implausible: it is not JSON, or has what our programs never print: NaN, a duplicate key,
-            many levels, endless digits.
+        Implausible: it is not JSON, or has content that our programs never print: NaN, duplicate
+            keys, deep nesting, or very long numbers.
     """
     try:
         return untrusted_input.parse_json(text, "")
@@ -147,12 +145,12 @@ def parse_json(text: str) -> Any:
 
 
 def is_whole_number(value: object) -> bool:
-    """Tells whether a JSON value is an integer; true and false are not."""
+    """Tells whether a JSON value is an integer. Booleans do not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def number(value: object, least: float, most: float) -> float:
-    """Returns a finite JSON number within these bounds; Implausible for anything else."""
+    """Returns a finite JSON number within these bounds. Raises Implausible for any other value."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -165,11 +163,10 @@ def number(value: object, least: float, most: float) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem: its host (None: the entire fleet), a message, the next command, and whether the
-    host itself is to blame.
+    """A problem with a host. A finding without a host is about the entire fleet.
 
-    A host that is to blame (broken hardware, a slow link) goes into quarantine. A problem that
-    `make setup` fixes does not blame the host.
+    `blames_host` puts the host in quarantine; it is set for broken hardware or a slow link.
+    Problems that `make setup` fixes do not set it.
     """
 
     host: Host | None

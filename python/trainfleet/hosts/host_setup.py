@@ -1,7 +1,8 @@
-"""make setup on hosts: reads every node, plans the missing steps, runs only those, and reads again.
+"""Implements make setup on hosts: reads every node, plans the missing steps, runs them, and reads
+the nodes again.
 
-An unfit host (unreachable, no sudo, a full disk) is not touched, and the other hosts are still
-finished. It is named, and the command fails. A second run changes nothing.
+Unfit hosts (unreachable, no sudo, a full disk) are reported and left unchanged. The other hosts are
+still set up, but the command fails. Running it again changes nothing.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from .tar import code_files, content_hash
 from .transport import Transport
 
 STEP_TIMEOUT = (
-    2400.0  # seconds: the longest step, a driver build or the download of torch, takes minutes
+    2400.0  # seconds; the longest steps, a driver build and the download of torch, take minutes
 )
 BOOT_TIMEOUT = 900.0  # seconds; large instances take ten minutes to boot
-NEEDS_BOOT = 3  # exit code of a script that takes effect after the next boot
-SCRIPTS = "scripts"  # folder of the scripts, inside the one that send_scripts makes
+NEEDS_BOOT = 3  # exit code of a script that needs a reboot to take effect
+SCRIPTS = "scripts"  # subfolder with the scripts in the folder that send_scripts creates
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The state before any step: facts and missing steps of the fit hosts, and the findings against
-    the others.
+    """The state before setup: facts and missing steps of the fit hosts, and findings about the
+    others.
     """
 
     facts: dict[Host, Facts]
@@ -43,14 +44,12 @@ class Survey:
 
 
 def main(config: Config, whole: bool = True) -> int:
-    """Runs the setup; returns 0 if every host is as it should be. `whole`: see
-    install_steps.Wanted.
-    """
+    """Runs the setup and returns 0 if every host is ready. See install_steps.Wanted for `whole`."""
     began = time.monotonic()
     wanted = replace(wanted_of(config), whole=whole)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
-        # once for a jump host, then for the hosts behind it
+        # A jump host's key comes first; the hosts behind it show their keys in the next round.
         while meet(transport, found.findings, is_agreed):
             found = survey(transport, config, wanted)
         with Board(transport.hosts) as board:
@@ -70,7 +69,7 @@ def main(config: Config, whole: bool = True) -> int:
 
 
 def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
-    """Reads all hosts, and plans for the fit ones. Changes nothing."""
+    """Reads all hosts and plans the steps of the fit ones. Changes nothing."""
     found, findings = heard(reading.read(transport, config))
     findings += unfit(found, wanted)
     fit = sound(found, findings)
@@ -81,8 +80,8 @@ def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
 
 
 def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str], bool]) -> bool:
-    """Shows all unknown keys at once and asks the user to trust them; returns whether they are
-    trusted now.
+    """Shows all unknown host keys and asks the user once to trust them. Returns True if the user
+    agrees.
     """
     said = [finding for finding in findings if finding.check == "unknown-key"]
     behind = any(finding.message.startswith("the jump host") for finding in said)
@@ -98,14 +97,15 @@ def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str],
 
 @dataclass
 class Application:
-    """The execution of a survey's plan: the only writer on the nodes."""
+    """The execution of a plan. No other class changes the nodes."""
 
     transport: Transport
     config: Config
     wanted: Wanted
     found: Survey
     board: Board
-    done: dict[Host, list[str]] = field(default_factory=dict)  # last line of each script
+    # last output line of each completed script
+    done: dict[Host, list[str]] = field(default_factory=dict)
     failed: dict[Host, str] = field(default_factory=dict)
 
     @property
@@ -113,7 +113,7 @@ class Application:
         return self.transport.hosts[0]
 
     def run(self) -> None:
-        """Runs the plan: each host ends as ok, changed or FAILED on the board."""
+        """Runs the plan. On the board, each host ends as ok, changed or FAILED."""
         against = dict.fromkeys(finding.host for finding in self.found.findings if finding.host)
         said = {
             host: "; ".join(str(finding) for finding in self.found.findings if finding.host == host)
@@ -128,7 +128,7 @@ class Application:
             self.scripts = self.send_scripts(busy)
             self.run_phases(busy)
             facts |= self.look_again([host for host in self.found.plan if host not in self.failed])
-        # findings that no step can fix
+        # Setup can't fix these findings.
         for finding in (*interpreter(facts, self.wanted), *shared(facts, self.wanted)):
             if finding.host and finding.host not in self.failed:
                 self.fail(finding.host, str(finding))
@@ -142,8 +142,9 @@ class Application:
                 )
 
     def send_scripts(self, hosts: Iterable[Host]) -> str:
-        """Sends this checkout's scripts and lock to the nodes. Returns their folder, relative to
-        the user's home.
+        """Sends this checkout's scripts and lock files to the nodes.
+
+        Returns the folder of the scripts, relative to the user's home.
         """
         folder, failed = send_scripts(self.transport, hosts)
         for host, failure in failed.items():
@@ -152,7 +153,7 @@ class Application:
 
     def run_phases(self, busy: list[Host]) -> None:
         for phase in PHASES:
-            # the later phases need the files that the head makes
+            # Later phases need files that the head creates.
             if phase != "node" and self.head in self.failed:
                 for host in busy:
                     if (
@@ -167,7 +168,7 @@ class Application:
                 lambda host, phase=phase, booting=booting: self.take_steps(host, phase, booting),  # type: ignore[misc]
                 sound,
             )
-            for host in booting:  # one at a time, so that some hosts always stay up
+            for host in booting:  # Reboot one at a time, so that the other hosts stay available.
                 self.board.show(host, "booting", "the installed parts take effect after a boot")
                 if boot(self.transport, host, self.found.facts[host]):
                     self.done[host].append("booted")
@@ -176,9 +177,7 @@ class Application:
                     self.fail(host, f"did not respond within {BOOT_TIMEOUT:.0f} s of its boot")
 
     def take_steps(self, host: Host, phase: str, booting: list[Host]) -> None:
-        """Runs one host's steps of a phase, in order, up to the first that fails or needs a
-        boot.
-        """
+        """Runs one host's steps of a phase in order, until one fails or needs a reboot."""
         said = self.done.setdefault(host, [])
         for step in [step for step in self.found.plan[host] if step.phase == phase]:
             self.board.show(host, "working", f"{step.name}: {step.why}")
@@ -197,7 +196,7 @@ class Application:
             said.append(last_line(answer))
 
     def look_again(self, hosts: list[Host]) -> dict[Host, Facts]:
-        """Reads the hosts once more: their facts must show the completed steps."""
+        """Reads the hosts again and fails those that still lack a step."""
         found = {}
         for host, answer in reading.read(self.transport, self.config, hosts).items():
             if isinstance(answer, HostFailure):
@@ -216,8 +215,9 @@ class Application:
 def send_scripts(
     transport: Transport, hosts: Iterable[Host]
 ) -> tuple[str, dict[Host, HostFailure]]:
-    """Sends this checkout's scripts and lock. Returns their folder on the nodes, relative to the
-    user's home, and the hosts that failed.
+    """Sends this checkout's scripts and lock files to the nodes.
+
+    Returns the folder of the scripts, relative to the user's home, and the hosts that failed.
     """
     files = {
         name: data
@@ -229,7 +229,9 @@ def send_scripts(
 
 
 def boot(transport: Transport, host: Host, before: Facts) -> bool:
-    """Boots a host and waits for it. Returns True when it is back with another boot id."""
+    """Reboots a host. Returns True once it responds with a new boot ID, or False after
+    BOOT_TIMEOUT.
+    """
     sudo = "" if before.user == "root" else "sudo -n "
     transport.run(f"{sudo}sh -c '(sleep 1; reboot) > /dev/null 2>&1 &'", timeout=20, hosts=[host])
     deadline = time.monotonic() + BOOT_TIMEOUT
@@ -246,8 +248,9 @@ def boot(transport: Transport, host: Host, before: Facts) -> bool:
 
 
 def last_line(answer: Result | HostFailure) -> str:
-    """Returns the last line of a script, which is its result in all our scripts; after a failure
-    also its last error.
+    """Returns the last line of a script's output, which is its result.
+
+    After a failure, the last line of stderr follows.
     """
     if isinstance(answer, HostFailure):
         return answer.message
@@ -259,8 +262,10 @@ def last_line(answer: Result | HostFailure) -> str:
 
 
 def commands(config: Config) -> dict[str, str]:
-    """Returns file name → a shell script with the exact commands that setup would run on that host
-    now, for `make plan OUT=`.
+    """Returns the exact commands that setup would run now, as one shell script per host, by file
+    name.
+
+    `make plan OUT=` writes them.
 
     Raises:
         BackendError: a host can't be read, or is unfit.
@@ -281,7 +286,7 @@ def commands(config: Config) -> dict[str, str]:
 
 
 def script(facts: Facts, plan: Iterable[InstallStep]) -> str:
-    """Returns the steps as a shell script, each below its phase and its reason."""
+    """Returns the steps as a shell script, with a comment on the phase and reason of each."""
     lines = [
         line
         for step in plan

@@ -1,5 +1,5 @@
-"""One line per host: on a terminal it changes in place; otherwise it is printed once, when its host
-is finished.
+"""Shows one line per host. On a terminal, the lines are updated in place; otherwise each is printed
+once, when its host is finished.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STYLES = {"ok": "green", "changed": "yellow", "FAILED": "red"}
 
 
 class Board:
-    """The state of every host. Use it in a `with`, and call `show` from any thread."""
+    """The state of every host. Use it as a context manager; `show` is thread-safe."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.rows: dict[Host, tuple[str, str]] = dict.fromkeys(hosts, ("...", ""))
@@ -50,7 +50,7 @@ class Board:
             self.live.stop()
 
     def show(self, host: Host, state: str, text: str = "") -> None:
-        """Sets the state of a host. A state of FINAL is its last."""
+        """Sets the state of a host. A host in one of the FINAL states is finished."""
         with self._lock:
             self.rows[host] = (state, text)
             if self.fancy:
@@ -59,8 +59,8 @@ class Board:
                 print(self._line(host), file=self.stream, flush=True)
 
     def show_all(self, hosts: Sequence[Host], state: str, text: str) -> None:
-        """Like `show`, for hosts in the same state. Without a terminal it prints one line for all
-        of them.
+        """Sets the same state for several hosts. Without a terminal, prints one line for all of
+        them.
         """
         if self.fancy or len(hosts) == 1:
             for host in hosts:
@@ -75,11 +75,11 @@ class Board:
             )
 
     def in_state(self, *states: str) -> list[Host]:
-        """Returns the hosts that are in one of these states now."""
+        """Returns the hosts that are currently in one of these states."""
         return [host for host, (state, _) in self.rows.items() if state in states]
 
     def say(self, text: str) -> None:
-        """Prints a line about no particular host."""
+        """Prints a line that is not about a particular host."""
         with self._lock:
             print(shown(text), file=self.stream, flush=True)
 
@@ -88,8 +88,9 @@ class Board:
         return shown(f"{host.name:{self.width}}  {state:8}  {' '.join(text.splitlines())}".rstrip())
 
     def _draw(self, *, whole: bool) -> Text:
-        """Returns all lines; while they change, only as many as fit, with unfinished hosts
-        first.
+        """Returns the lines to draw.
+
+        Until all are final, only as many as fit on the screen are shown, unfinished hosts first.
         """
         from rich.text import Text
 

@@ -1,13 +1,13 @@
-"""The steps that a node lacks: from facts, config and platform to the exact commands. Pure: this
-module does not run them.
+"""Derives the steps that a node lacks from its facts, the config and the platform. This module does
+not run them.
 
-An operation reads the facts and yields the missing steps; a complete node gets no step. The work of
-a step is in scripts/<name>.sh, which checks again before it acts (check, apply, verify).
+An operation reads the facts and yields the missing steps. A step runs scripts/<name>.sh, which
+checks again before it acts (check, apply, verify).
 
-Phases, in this order, each on all hosts before the next:
-    node    every node separately, as root
-    head    once, on the first host, in the shared folder
-    access  every node again: steps that need that folder
+Each phase runs on all its hosts before the next phase begins:
+    node    on every node, as root
+    head    on the first host only, in the shared folder
+    access  on every node, for steps that need the shared folder
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .platform import PinnedPlatform
 
 PHASES = ("node", "head", "access")
 BUILD_TOOLS = ("gcc", "make", "curl", "tar", "git")
-PYTHON = "python 3.11 or newer"  # facts.sh's name for it
+PYTHON = "python 3.11 or newer"  # name of this requirement in facts.sh
 HARDENING = "/etc/ssh/sshd_config.d/10-trainfleet.conf"
 LIMITS = "/etc/security/limits.d/90-trainfleet.conf"
 SCRATCH = "/scratch"
@@ -35,8 +35,8 @@ NOFILE = 65536
 
 @dataclass(frozen=True)
 class InstallStep:
-    """One step on one node: the script and its arguments, the reason, the phase, and whether it
-    runs as root.
+    """A step on a node: the script with its arguments, the reason, the phase, and whether it needs
+    root.
     """
 
     script: str
@@ -50,7 +50,9 @@ class InstallStep:
         return self.script.removesuffix(".sh").replace("_", " ")
 
     def command(self, scripts: str, is_root: bool = False) -> str:
-        """Returns the shell command: apply, then verify, from the folder `scripts` on the node."""
+        """Returns the shell command that applies and then verifies the step. `scripts` is their
+        folder on the node.
+        """
         sudo = "sudo -n " if self.root and not is_root else ""
         words = shlex.join(self.words)
         path = f"{sudo}{scripts}/{self.script}"
@@ -59,11 +61,10 @@ class InstallStep:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The wanted state of the fleet: its config, its platform, and the parts that its kind of nodes
-    has.
+    """The wanted state of the fleet, from its config and platform.
 
-    `whole` includes the parts that each node needs to train. A machine that is only the entrance to
-    its nodes lacks these parts.
+    `whole` includes the parts that a node needs to train. It is false for a machine that is only
+    the entry point to the nodes.
     """
 
     config: Config
@@ -80,15 +81,16 @@ class Wanted:
 
     @property
     def efa(self) -> int:
-        """Returns the EFA interfaces that each node needs: 0 for a single node without Lustre over
-        EFA.
+        """Returns the number of EFA interfaces that each node needs.
+
+        It is 0 for a single node that does not use Lustre over EFA.
         """
         return self.type.efa if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else 0
 
     @property
     def lustre_efa(self) -> int:
-        """Returns the EFA interfaces of each node that reach the file system: 0 if it has no
-        EFA.
+        """Returns the number of EFA interfaces that each node uses for Lustre, or 0 without Lustre
+        over EFA.
         """
         return (
             node_types.lustre_efa(self.type, self.fleet.nodes)
@@ -98,25 +100,29 @@ class Wanted:
 
     @property
     def fabric(self) -> str:
-        """Returns the fabric between the nodes, one of FABRICS; "" if it is unknown, or for a
-        single node.
+        """Returns the fabric between the nodes, one of FABRICS.
+
+        It is "" if the instance type is unknown, or for a single node without Lustre over EFA.
         """
         return self.type.fabric if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else ""
 
     @property
     def interpreter(self) -> str:
-        """Returns the Python on the nodes that has torch."""
+        """Returns the path of the nodes' Python that has torch."""
         return self.fleet.python or f"{self.fleet.shared_folder}/{self.environment}/bin/python"
 
     @property
     def environment(self) -> str:
-        """Returns the folder of the Python environment; "" if the config names an interpreter."""
+        """Returns the path of the Python environment in the shared folder, or "" if the config sets
+        fleet.python.
+        """
         return "" if self.fleet.python else f"env/{self.platform.name}-{lock_hash(self.platform)}"
 
 
 def lock_hash(platform: PinnedPlatform) -> str:
-    """Returns a hash of the locks and the platform's versions, without the lock's date and the base
-    images.
+    """Returns a hash of the lock files and the platform's versions.
+
+    The lock's date and the images are excluded.
     """
     from .tar import LOCKS, content_hash
 
@@ -127,7 +133,7 @@ def lock_hash(platform: PinnedPlatform) -> str:
 
 
 def lock_name(platform: PinnedPlatform) -> str:
-    """Returns the name of a platform's pinned versions in images and messages: platform, day and
+    """Returns the name of a platform's pinned versions for images and messages: platform, date and
     hash.
     """
     return f"{platform.name} {platform.read} {lock_hash(platform)}"
@@ -137,8 +143,8 @@ Operation = Callable[[Facts, Wanted], Iterator[InstallStep]]
 
 
 def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs compilers and kernel headers for drivers that are built on the node, and Python for
-    an environment that is built there.
+    """Installs the compilers and kernel headers that drivers need, and Python for the
+    environment.
     """
     builds = wanted.whole and bool(wanted.platform.nvidia or wanted.platform.neuron_packages)
     headers = f"/lib/modules/{facts.kernel}/build"
@@ -153,7 +159,7 @@ def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Raises the limits on locked memory, which RDMA registers, and on open files."""
+    """Raises the limits on open files and on locked memory, which RDMA needs."""
     registers = wanted.fabric in node_types.RDMA
     short = [f"{facts.nofile} open files"] if facts.nofile < NOFILE else []
     short += (
@@ -166,14 +172,14 @@ def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def sshd(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Forbids passwords: sshd accepts only keys."""
+    """Disables password logins in sshd."""
     if HARDENING not in facts.has:
         yield InstallStep("sshd.sh", (), "sshd may accept passwords")
 
 
 def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs the driver unless it is new enough, and the fabric manager if NVSwitch joins the
-    GPUs.
+    """Installs the driver if its version does not fit, and the fabric manager if the GPUs use
+    NVSwitch.
     """
     platform = wanted.platform
     found = sorted({gpu.driver for gpu in facts.gpus})
@@ -218,7 +224,7 @@ def neuron_step(platform: PinnedPlatform, why: str) -> InstallStep:
 
 def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Installs the EFA kernel module and libfabric, and loads ib_uverbs, which is sometimes
-    lost.
+    missing.
     """
     if wanted.fabric != "efa" or not wanted.platform.efa:
         return
@@ -238,7 +244,7 @@ def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs the plug-in by which NCCL uses EFA."""
+    """Installs the NCCL plugin for EFA."""
     least = wanted.platform.ofi_nccl
     if wanted.fabric != "efa" or not least:
         return
@@ -255,7 +261,7 @@ def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs Docker, only if the config asks for it."""
+    """Installs Docker if the config needs it."""
     if (
         wanted.fleet.install_docker or wanted.fleet.container != "none"
     ) and "docker" in facts.lacks:
@@ -273,15 +279,17 @@ def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def lustre(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs FSx's Lustre client. This step is the first, as it may need another kernel, and
-    drivers are built for the running one.
+    """Installs FSx's Lustre client.
+
+    It may install another kernel, so it runs before the steps that build drivers for the running
+    kernel.
     """
     if why := _unmounted(facts, wanted):
         yield InstallStep("lustre.sh", (wanted.platform.key("fsx"),), why)
 
 
 def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Sets up Lustre's network over EFA, before anything is mounted."""
+    """Sets up Lustre's network over EFA, which mounting needs."""
     count = wanted.lustre_efa
     if wanted.fleet.fsx.dns_name and facts.lnet < count:
         yield InstallStep(
@@ -300,8 +308,8 @@ def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def _unmounted(facts: Facts, wanted: Wanted) -> str:
-    """Returns the mount in place of the config's file system; "" if that one is mounted, or the
-    config has no file system.
+    """Returns the current mount at the mount point if it is not the configured file system, or else
+    "".
     """
     fsx = wanted.fleet.fsx
     mounted = facts.mounts.get(fsx.mount_point, "nothing")
@@ -313,7 +321,7 @@ def _unmounted(facts: Facts, wanted: Wanted) -> str:
 
 
 def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Makes one fast local folder of the instance's NVMe disks."""
+    """Combines the instance's NVMe disks into one fast local folder."""
     if facts.scratch_disks and SCRATCH not in facts.mounts:
         disks = tuple(f"/dev/{disk}" for disk in facts.scratch_disks)
         yield InstallStep(
@@ -322,7 +330,7 @@ def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Makes the folder that all nodes see, owned by the user who trains."""
+    """Creates the shared folder, owned by the user who trains."""
     folder = wanted.fleet.shared_folder
     if folder and facts.shared_folder != "writable":
         yield InstallStep(
@@ -334,7 +342,7 @@ def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Builds the Python environment, once for all nodes, in the shared folder."""
+    """Builds the Python environment in the shared folder, once for all nodes."""
     folder, platform = wanted.environment, wanted.platform
     if not folder or f"{folder}/.complete" in facts.has:
         return
@@ -349,8 +357,9 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def environment_words(platform: PinnedPlatform, folder: str) -> tuple[str, ...]:
-    """Returns the arguments of python.sh, for hosts and images alike: the folder, the indexes of
-    torch and of other packages, and the pinned versions.
+    """Returns the arguments of python.sh for hosts and images.
+
+    They are the folder, the index of torch, the Neuron index, and the pinned versions.
     """
     checked = (("torch", platform.torch, platform.torch_wheels), *platform.checked_packages)
     words = [
@@ -363,8 +372,8 @@ def environment_words(platform: PinnedPlatform, folder: str) -> tuple[str, ...]:
 
 
 def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Makes the head's key, which opens the nodes without a password. The private half never leaves
-    the head's user.
+    """Creates the head's key, which grants access to the nodes. The private key stays with its user
+    on the head.
     """
     if wanted.fleet.shared_folder and public_key(facts) not in facts.has:
         yield InstallStep(
@@ -404,32 +413,32 @@ ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
 
 
 def public_key(facts: Facts) -> str:
-    """Returns the head's public key; each user of a shared folder has one."""
+    """Returns the path of the head's public key in the shared folder. Each user has one."""
     return f"ssh/{facts.user}.pub"
 
 
 def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[InstallStep, ...]:
-    """Returns all missing steps of this node, in the order in which they will run."""
+    """Returns all missing steps of this node in execution order."""
     operations = (ON_NODES if wanted.whole else (build_tools,)) + (ON_HEAD if head else ())
     found = [step for operation in operations for step in operation(facts, wanted)]
     return tuple(sorted(found, key=lambda step: PHASES.index(step.phase)))
 
 
 def same_version(found: str, wanted: str) -> bool:
-    """Tells whether a package has the wanted version; a distribution's suffix (`-1`, `~jammy`) does
-    not count.
+    """Tells whether a package has the wanted version, ignoring a distribution's suffix (`-1`,
+    `~jammy`).
     """
     return found == wanted or found.startswith((f"{wanted}-", f"{wanted}~", f"{wanted}+"))
 
 
 def at_least(found: str, least: str) -> bool:
-    """Tells whether a dotted version is `least` or newer; a missing one is not."""
+    """Tells whether a dotted version is at least `least`. A missing version is not."""
     return bool(found) and _numbers(found) >= _numbers(least)
 
 
 def is_within(found: str, least: str, below: str) -> bool:
-    """Tells whether a dotted version is `least` or newer, and older than `below` unless that is
-    `-`.
+    """Tells whether a dotted version is at least `least` and below `below`. A `below` of `-` sets
+    no limit.
     """
     return at_least(found, least) and (below == "-" or _numbers(found) < _numbers(below))
 

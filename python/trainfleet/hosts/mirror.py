@@ -1,13 +1,13 @@
 """Mirrors the small files of a run folder on the fleet over SSH, as they change.
 
-A node is not trusted: an answer is checked completely before any of it is applied. It may name only
-the files of travel.KINDS, within their size limits, and may only append to the files here. No link
-below the run folder is followed, not even one made during the check. So no answer changes files
-outside the run folder, or files that are not the node's.
+Nodes are not trusted, so an answer is validated completely before it is applied. It may name only
+files that match sync_rules.KINDS, within their size limits. It may only append to a file or replace
+it. Symbolic links below the run folder are never followed, even if they appear during validation.
+An answer therefore can't change files outside the run folder, or files that the node does not own.
 
-A folder of large files is downloaded completely or not at all, with a progress bar: files and
-folders must have plain names, no file may exceed its announced size, all must fit on this disk, and
-nothing is written outside the new folder.
+A folder of large files is downloaded completely or not at all, with a progress bar. File and folder
+names must be plain, and files may not exceed their announced sizes. All of them must fit on this
+disk, and are written only to the new folder.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ from .host_results import (
 from .transport import Transport
 
 TIMEOUT = 30.0
-TOTAL = 64 << 30  # most bytes of a run folder's small files
-ROUNDS = TOTAL // MOST  # most answers to one refresh
-SPARE = 1 << 30  # bytes of this disk that a fleet can't fill
+TOTAL = 64 << 30  # maximum total bytes of a run folder's small files
+ROUNDS = TOTAL // MOST  # maximum answers per refresh
+SPARE = 1 << 30  # bytes of this disk that always remain free
 
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Bytes of a file, and the file's state there: the bytes begin at `offset` and reach its
-    end.
-    """
+    """A part of a file on the node. Its bytes begin at `offset` and end at `size`."""
 
     offset: int
     data: bytes
     size: int
-    stamp: float  # time of the file; 0.0 if more of it follows
+    stamp: float  # modification time; 0.0 if more bytes follow
     inode: int
 
 
 @dataclass(frozen=True)
 class News:
-    """One validated answer: pieces by name, the names of all files, whether it is complete, the
-    host's clock.
+    """A validated answer.
+
+    `names` lists all files on the node, `whole` tells whether the answer is complete, and `now` is
+    the node's clock.
     """
 
     pieces: Mapping[str, FilePiece]
@@ -78,21 +78,25 @@ class News:
 
 @dataclass
 class Mirror:
-    """One run folder: `there`, under the fleet's shared folder, and `here`."""
+    """The local copy of one run folder of the fleet.
+
+    `shared` is the fleet's shared folder, and `here` is the path of the run folder, both locally
+    and below `shared`.
+    """
 
     transport: Transport
     shared: str
     code: str
     python: str
     here: Path
-    known: Known = field(default_factory=dict)  # files that this mirror has brought
+    known: Known = field(default_factory=dict)  # files that this mirror has copied
 
     def refresh(self, host: Host) -> float | HostFailure:
-        """Brings new data from `host` and removes files that were removed there. Returns the host's
+        """Copies new data from `host` and removes files that were removed there. Returns the host's
         clock.
 
         Raises:
-            RunError: the run folder can't be written, or has a link in the place of a file.
+            RunError: the run folder can't be written, or has a symbolic link instead of a file.
         """
         words = shlex.join(
             [
@@ -125,7 +129,7 @@ class Mirror:
         return implausible(Implausible("no end"), "what a run folder has")
 
     def _forget_lost(self) -> None:
-        """Forgets files that are missing or shorter here, so that they are sent again."""
+        """Forgets files that are missing or truncated here, so that the host sends them again."""
         for name, (size, _, _) in list(self.known.items()):
             try:
                 here = os.lstat(self.here / name)
@@ -136,8 +140,9 @@ class Mirror:
                 del self.known[name]
 
     def _require_room(self, news: News) -> None:
-        """Raises Implausible if the folder would exceed TOTAL, RunError if this disk has no room
-        for the answer.
+        """Checks that an answer fits.
+
+        Raises Implausible if the folder would exceed TOTAL, and RunError if this disk is too full.
         """
         coming = sum(len(piece.data) for piece in news.pieces.values())
         sizes = {name: size for name, (size, _, _) in self.known.items()} | {
@@ -158,7 +163,8 @@ class Mirror:
         for name, piece in news.pieces.items():
             try:
                 sync_rules.write(self.here, name, piece.offset, piece.data, piece.stamp)
-            except FileNotFoundError:  # removed here in the meantime: the next refresh brings it
+            # The file was removed here; the next refresh copies it again.
+            except FileNotFoundError:
                 self.known.pop(name, None)
             else:
                 self.known[name] = (piece.size, piece.stamp, piece.inode)
@@ -168,8 +174,8 @@ class Mirror:
 
 
 def read_news(text: str, known: Known) -> News:
-    """Parses a node's answer about a run folder, given the `known` files; Implausible if it can't
-    be true.
+    """Parses and validates a node's answer, given the `known` files. Raises Implausible if it is
+    invalid.
     """
     record = parse_json(text)
     if not isinstance(record, dict) or record.keys() != {"files", "paths", "whole", "now"}:
@@ -194,8 +200,9 @@ def read_news(text: str, known: Known) -> News:
 
 
 def _piece(name: str, values: Any, known: Known, room: int) -> FilePiece:
-    """Returns one file's part of an answer: it appends to the file here, or starts it again, within
-    the size limit of such a file.
+    """Validates one file of an answer.
+
+    The bytes must continue or replace the local copy, and the file must not exceed its size limit.
     """
     if not isinstance(values, list) or len(values) != 5:
         raise Implausible(f"no five values of {name}")
@@ -217,7 +224,7 @@ def _piece(name: str, values: Any, known: Known, room: int) -> FilePiece:
 
 
 def _unpack(name: str, packed: str, room: int) -> bytes:
-    """Returns the bytes of a piece; never unpacks more than `room` bytes."""
+    """Decompresses the bytes of a file. Never decompresses more than `room` bytes."""
     try:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b85decode(packed), room + 1)
@@ -234,12 +241,13 @@ Advance = Callable[[int], object]
 
 
 def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str, int]:
-    """Downloads the files of the folder `there`; returns file → bytes. `here` is new, and appears
-    only when all files are complete.
+    """Downloads the files in the folder `there` and returns file → bytes.
+
+    `here` must not exist; it is created once all files are complete.
 
     Raises:
         BackendError: the host has no such folder, its answer is implausible, or the link was lost.
-        RunError: this disk has no room for it.
+        RunError: this disk has no room for the files.
     """
     sizes = listing(transport, host, there)
     part = here.with_name(f".{here.name}.{os.getpid()}")
@@ -259,7 +267,7 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
 
 
 def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
-    """Returns the files of a folder on a host with their bytes."""
+    """Returns the size in bytes of each file in a folder on a host."""
     command = f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2"
     answer = settled(transport.ask(host, command, timeout=LISTING_TIMEOUT))
     if isinstance(answer, HostFailure):
@@ -273,8 +281,9 @@ def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
 
 
 def read_listing(text: str) -> dict[str, int]:
-    """Parses the output of `find` into file → bytes; Implausible for any other text, or for names
-    that no such folder has.
+    """Parses the output of `find` into file → bytes.
+
+    Raises Implausible for malformed lines, unexpected names, or more files or bytes than allowed.
     """
     sizes: dict[str, int] = {}
     for line in filter(None, text.split("\n")):
@@ -290,7 +299,7 @@ def read_listing(text: str) -> dict[str, int]:
 def bring_all(
     transport: Transport, host: Host, there: str, part: Path, sizes: dict[str, int]
 ) -> None:
-    """Downloads into the new folder `part`, with a progress bar on a terminal."""
+    """Downloads the files into the new folder `part`, with a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -329,8 +338,9 @@ def bring_all(
 def bring(
     transport: Transport, host: Host, path: str, file: BinaryIO, size: int, advance: Advance
 ) -> None:
-    """Writes a file of a host to `file`; BackendError if the host sends more or fewer bytes than it
-    announced, or the link is lost.
+    """Copies a file from a host to `file`.
+
+    Raises BackendError if its size differs from the announced size, or the link is lost.
     """
     complaints: list[bytes] = []
 

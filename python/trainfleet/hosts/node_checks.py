@@ -1,4 +1,5 @@
-"""Finds problems of a fleet's nodes from their facts. Pure: tests pass facts as data.
+"""Finds problems of a fleet's nodes from their facts. The functions are pure, so tests pass facts
+as data.
 
 `unfit` finds the hosts that `make setup` must not touch; `flaws` finds the problems that stop a
 launch.
@@ -25,19 +26,21 @@ from .install_steps import ON_NODES, Wanted, steps
 FleetFacts = Mapping[Host, Facts]
 Check = Callable[[FleetFacts, Wanted], Iterator[Finding]]
 
-LEAST_DISK_GB = 5.0  # room for logs, caches and a core dump, or a driver build
-CLOCK_TOLERANCE = 2.0  # seconds; a larger difference breaks certificates, make and log order
-SLOW_FACTOR, SLOW_SECONDS = 5.0, 2.0  # slow: 5 times the others' time, and 2 s at least
-MEMORY_SHARE = 0.9  # least share of an instance type's memory; the kernel keeps a few per cent
+LEAST_DISK_GB = 5.0  # enough for logs, caches and a core dump, or a driver build
+# seconds; a larger difference breaks TLS certificates, make and the order of logs
+CLOCK_TOLERANCE = 2.0
+# A slow host takes 5 times as long as the others, and at least 2 s.
+SLOW_FACTOR, SLOW_SECONDS = 5.0, 2.0
+MEMORY_SHARE = 0.9  # minimum share of an instance type's memory; the kernel reserves a few percent
 SUPPORTED = ("ubuntu 22.04", "ubuntu 24.04", "amzn 2023", "debian 12")
-# programs that may use NeuronCores during the check
+# programs of the checks that may use NeuronCores
 OURS = re.compile(r"trainfleet|neuron-(ls|monitor|top)")
-# scripts that only write files, on any Linux with sshd and PAM
+# scripts that only write files, so they work on any Linux with sshd and PAM
 PORTABLE = ("limits.sh", "sshd.sh", "access.sh")
 
 
 def heard(answers: Mapping[Host, Facts | HostFailure]) -> tuple[dict[Host, Facts], list[Finding]]:
-    """Returns the facts of the hosts that responded, and a finding for each other host."""
+    """Separates the hosts that responded, with their facts, from findings about the others."""
     failed = {host: answer for host, answer in answers.items() if isinstance(answer, HostFailure)}
     found = [
         Finding(host, failure.kind, failure.message, failure.next)
@@ -53,13 +56,15 @@ def sound(facts: FleetFacts, findings: Iterable[Finding]) -> dict[Host, Facts]:
 
 
 def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Yields findings on hosts that setup must not touch."""
+    """Yields findings about hosts that setup must not touch."""
     for check in (one_name_each, one_address_each, root, disk, system, mounted, quick):
         yield from check(facts, wanted)
 
 
 def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Yields findings on everything that would make a job fail, crawl, or report wrong results."""
+    """Yields findings about everything that would make a job fail, run slowly or report wrong
+    results.
+    """
     checks: tuple[Check, ...] = (
         one_name_each,
         one_address_each,
@@ -89,7 +94,9 @@ def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Like `flaws`, for nodes that a scheduler has chosen and others administer."""
+    """Yields findings like `flaws`, for nodes that a scheduler allocated and that others
+    administer.
+    """
     for check in (
         disk,
         versions,
@@ -107,8 +114,9 @@ def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Finds two nodes with the same name: one machine listed twice, or clones, which would mix up
-    their logs.
+    """Checks that host names are unique.
+
+    Duplicates are one machine that is listed twice, or clones, which would mix up their logs.
     """
     for host, fact in facts.items():
         twins = {
@@ -134,8 +142,9 @@ def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Finds two nodes with the same address: the head would confuse them, and accept either's key
-    for both.
+    """Checks that addresses are unique.
+
+    The head would confuse two nodes with one address, and accept either host key for both.
     """
     addresses = {host: fact.address(host) for host, fact in facts.items()}
     for host, address in addresses.items():
@@ -152,11 +161,11 @@ def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def exposed(facts: FleetFacts) -> Iterator[str]:
-    """Warns if the ranks of several nodes meet at a public address: torch's store has no
-    password.
+    """Yields a warning if ranks of several nodes meet at a public address, because torch's store
+    has no password.
     """
     head = next(iter(facts), None)
-    with suppress(ValueError):  # a name
+    with suppress(ValueError):  # A host name is not an IP address.
         if head and len(facts) > 1 and ip_address(address := facts[head].address(head)).is_global:
             yield (
                 f"warning: the ranks meet at {address}, a public address: anyone who reaches its "
@@ -166,7 +175,7 @@ def exposed(facts: FleetFacts) -> Iterator[str]:
 
 
 def root(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires sudo without a password for steps that run as root."""
+    """Checks that the user has passwordless sudo if any step needs root."""
     head = next(iter(facts), None)
     for host, fact in facts.items():
         needed = ", ".join(
@@ -183,7 +192,7 @@ def root(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def disk(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires room on the root disk."""
+    """Checks that the root disk has enough free space."""
     for host, fact in facts.items():
         if fact.space_gb < LEAST_DISK_GB:
             message = (
@@ -195,7 +204,7 @@ def disk(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires a system that the scripts know, if packages must be installed."""
+    """Checks that the scripts support the operating system, if they must install packages."""
     for host, fact in facts.items():
         needs = [
             step.name
@@ -212,7 +221,9 @@ def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires the shared folder on the same file system everywhere, unless setup mounts it."""
+    """Checks that all nodes have the shared folder on the same file system, unless setup mounts
+    it.
+    """
     if wanted.fleet.fsx.dns_name is not None or wanted.fleet.shared_folder is None:
         return
     mounts = {
@@ -237,7 +248,7 @@ def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Finds a node that responds slowly, which delays all others."""
+    """Finds nodes that respond slowly, because they delay all others."""
     usual = statistics.median(fact.seconds for fact in facts.values()) if facts else 0.0
     for host, fact in facts.items():
         if len(facts) > 1 and fact.seconds > max(SLOW_SECONDS, SLOW_FACTOR * usual):
@@ -248,9 +259,7 @@ def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires that setup has no step left, so that each node has the platform's pinned
-    versions.
-    """
+    """Checks that setup has no step left, so that each node has the platform's pinned versions."""
     head = next(iter(facts), None)
     for host, fact in facts.items():
         left = "; ".join(
@@ -261,7 +270,9 @@ def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires the Python that the config names; `set_up` checks the one that setup builds."""
+    """Checks that the Python in fleet.python exists. `set_up` checks the Python that setup
+    builds.
+    """
     for host, fact in facts.items():
         if wanted.fleet.python and not fact.python:
             message = f"{wanted.fleet.python} (fleet.python) is missing or not executable"
@@ -274,8 +285,9 @@ def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires the services of train.loggers for the ranks' Python, if that exists; an image has
-    its own.
+    """Checks that the ranks' Python has the packages of train.loggers.
+
+    A missing Python is reported elsewhere, and a container image brings these packages.
     """
     python, names = (
         wanted.interpreter,
@@ -298,8 +310,9 @@ def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires one version of everything on all nodes. `set_up` already compares the exact pins
-    with the lock.
+    """Checks that all nodes have the same versions.
+
+    `set_up` compares the pinned versions with the lock.
     """
     kinds: dict[str, Callable[[Facts], str]] = {
         "operating system": lambda fact: fact.os,
@@ -322,8 +335,9 @@ def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires all GPUs of such a node, or as many as Slurm allocates: a GPU that fell off the bus
-    is the most common defect.
+    """Checks that a node has all its GPUs, or as many as Slurm allocates.
+
+    A GPU that fell off the bus is the most common hardware fault.
     """
     row = wanted.type
     if row is None or row.kind != "cuda":
@@ -336,7 +350,8 @@ def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 f"{len(fact.gpus)} of {expected} GPUs respond, {fact.bus.count('nvidia')} "
                 "are on the bus"
             )
-            more = len(fact.gpus) > expected  # the node is sound, but the config is wrong
+            # Extra GPUs mean that the config is wrong, not the node.
+            more = len(fact.gpus) > expected
             remedy = (
                 "fleet.accelerator.per_node"
                 if more
@@ -346,7 +361,7 @@ def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires the accelerator and the network that the config names."""
+    """Checks that the accelerators and the network match the config."""
     for host, fact in facts.items():
         for message in probe.differing(fact, wanted.fleet):
             yield Finding(
@@ -358,8 +373,9 @@ def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires as many active ports of the fabric as most nodes have. All ranks wait for a node
-    with one of eight down, without an error.
+    """Checks that a node has as many active fabric ports as most nodes.
+
+    If one of its eight ports is down, all ranks wait for this node, without an error.
     """
     if wanted.type is None or not wanted.type.owned or wanted.fabric not in RDMA:
         return
@@ -383,7 +399,7 @@ def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires as many Neuron devices as on the other nodes, and at least one."""
+    """Checks that a node has as many Neuron devices as the others, and at least one."""
     row = wanted.type
     if row is None or row.kind != "neuron":
         return
@@ -420,7 +436,7 @@ def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def memory(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires the memory of the instance type."""
+    """Checks that a node has the memory of its instance type."""
     row = wanted.type
     for host, fact in facts.items():
         gib = fact.memory_kib / 2**20
@@ -430,9 +446,7 @@ def memory(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires room for a node's ranks: in each GPU by its driver's count or, on CPUs, in the
-    node's memory.
-    """
+    """Checks that a node's ranks fit in memory: that of each GPU or, on CPUs, that of the node."""
     for host, fact in facts.items():
         least = min((gpu.memory_mib for gpu in fact.gpus), default=0)
         if wanted.fleet.device == "cpu" and fact.memory_kib:
@@ -446,8 +460,9 @@ def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires as many EFA interfaces as the type has: with one of four, training silently runs at
-    a quarter of the speed.
+    """Checks that a node has all EFA interfaces of its instance type.
+
+    With one of four, training runs at a quarter of the speed, without an error.
     """
     for host, fact in facts.items():
         attached, driven = fact.bus.count("efa"), len(fact.infiniband)
@@ -468,8 +483,9 @@ def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires one packet size: a node with another one works for small messages and hangs on large
-    ones.
+    """Checks that all nodes have the same MTU.
+
+    A node with another MTU can send small messages, but hangs on large ones.
     """
     sizes = {host: fact.mtu.get(fact.card(host), 0) for host, fact in facts.items()}
     usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
@@ -485,8 +501,8 @@ def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires that every node resolves the addresses of fleet.hosts, and its own name, which gloo
-    and NCCL look up.
+    """Checks that a node resolves the addresses of fleet.hosts and its host name. gloo and NCCL
+    look up both.
     """
     by_name = [host.address for host in facts if any(letter.isalpha() for letter in host.address)]
     for host, fact in facts.items():
@@ -497,9 +513,10 @@ def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires that clocks agree with most others, within the duration of the answer.
+    """Checks that a node's clock agrees with most others.
 
-    The clock of this machine has a vote, so that of two hosts only the wrong one is blamed.
+    The tolerance is CLOCK_TOLERANCE plus the seconds that the node took to answer. This machine's
+    clock counts too, so that if two hosts differ, only the wrong one is blamed.
     """
     if len(facts) < 2:
         return
@@ -523,8 +540,9 @@ def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
-    """Returns the median of the largest group of clocks that agree to `tolerance` seconds; None if
-    two groups are that large.
+    """Returns the median of the largest group of clocks that agree within `tolerance` seconds.
+
+    Returns None if another group is as large.
     """
     groups = [[other for other in offsets if abs(other - one) <= tolerance] for one in offsets]
     largest = max(groups, key=len)
@@ -538,7 +556,7 @@ def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
 
 
 def others_folder(facts: FleetFacts, wanted: Wanted) -> Finding | None:
-    """Returns a finding, which blames no host, if the shared folder belongs to another user."""
+    """Returns a finding without a host if the shared folder belongs to another user."""
     folder = wanted.fleet.shared_folder
     shut = [fact for fact in facts.values() if folder and fact.shared_folder == "read-only"]
     theirs = next((fact for fact in shut if fact.owner not in ("", "root", fact.user)), None)
@@ -549,7 +567,7 @@ def others_folder(facts: FleetFacts, wanted: Wanted) -> Finding | None:
 
 
 def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires a shared folder that can be written."""
+    """Checks that the shared folder is writable."""
     folder = wanted.fleet.shared_folder
     if another := others_folder(facts, wanted):
         yield another
@@ -571,8 +589,9 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires room for at least one checkpoint in the shared folder; the facts do not say how many
-    it already has.
+    """Checks that the shared folder has room for at least one checkpoint.
+
+    The facts do not tell how many checkpoints it already has.
     """
     checkpoint, one = wanted.config.checkpoint, checkpoint_bytes(wanted.config)
     if checkpoint.is_off or checkpoint.path or not wanted.fleet.shared_folder:
@@ -592,7 +611,7 @@ def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]
 
 
 def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Finds errors that GPUs, Neuron devices and the kernel report."""
+    """Finds hardware errors that GPUs, Neuron devices and the kernel report."""
     for host, fact in facts.items():
         if fact.gpu_trouble and "nvidia" in fact.bus:
             message = f"nvidia-smi reports: {'; '.join(fact.gpu_trouble)}"

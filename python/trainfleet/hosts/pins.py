@@ -1,9 +1,10 @@
-"""Tells whether the pinned versions are available, by asking the indexes from which setup and
-builds take them. It needs no account.
+"""Checks that pinned versions are available from the package indexes that setup and image builds
+use.
 
-pip's usual index is not asked: nodes may use a mirror, PyPI keeps its files, and the locks have the
-hash of each. An index without an answer is reported, and its pins count as available. If all pins
-were available, they are not checked again for a day. OFFLINE=1 checks none.
+No account is needed. PyPI is not checked, because nodes may use a mirror, PyPI keeps its files, and
+the locks have their hashes. An index that does not respond is reported, and its pins count as
+available. If all pins are available, they are not checked again for a day. OFFLINE=1 skips the
+check.
 """
 
 from __future__ import annotations
@@ -26,31 +27,32 @@ from ..trust.errors import BackendError
 from .platform import PinnedPlatform, System, load_platform, load_system
 
 SECONDS, DAY = 3.0, 86400.0
-MOST = 1 << 24  # bytes of a page; Neuron's list of packages has some 100 KB
+MOST = 1 << 24  # maximum bytes of a page; Neuron's list of packages has about 100 KB
 EFA = "https://efa-installer.amazonaws.com/aws-efa-installer-{}.tar.gz"
 APT = "https://apt.repos.neuron.amazonaws.com/dists/{}/main/binary-amd64/Packages"
-DRIVER = "aws-neuronx-dkms"  # the host's driver, which no image has
-IMAGE = "ubuntu2404"  # the system of the images that platforms begin from, which are Docker's
+DRIVER = "aws-neuronx-dkms"  # driver of the host, which images do not need
+IMAGE = "ubuntu2404"  # operating system of the Docker images on which platforms are based
 DOCKER = "https://registry-1.docker.io/v2/{}/manifests/{}"
-# Readers ask for permission first:
+# URL of the token that reading a manifest requires:
 # https://distribution.github.io/distribution/spec/auth/token/
 LEAVE = "https://auth.docker.io/token?service=registry.docker.io&scope=repository:{}:pull"
 MANIFEST = (
     "application/vnd.oci.image.index.v1+json, "
     "application/vnd.docker.distribution.manifest.list.v2+json"
 )
-# found on an index's page
+# Marks of a real index page, as opposed to a proxy's login page.
 INDEX = re.compile(r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE)
 ABSENT = "is not there"
 STRANGE = "is unknown: the answer is not an index's page; check whether a proxy requires a login"
-# a page's text; why it is missing; None if the index says that it has no such page
+# text of a page, the error that prevented reading it, or None if the page does not exist
 Answer = str | Exception | None
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A pinned version or a file, the page of the index that has it, and a pattern that this page
-    then has.
+    """A pinned version or file.
+
+    `page` is the index page that has it, and `pattern` matches its entry on that page.
     """
 
     what: str
@@ -58,7 +60,7 @@ class Pin:
     pattern: str = ""
 
     def lack(self, text: str | None) -> str:
-        """Returns the part that a page lacks; "" if it has the pin."""
+        """Returns the reason why a page does not have the pin, or ""."""
         if text is None:
             return ABSENT
         if not INDEX.search(text):
@@ -67,8 +69,9 @@ class Pin:
 
 
 def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
-    """Lists the pins that setup needs for nodes of a system ("" if it makes no nodes), and a build
-    for an image.
+    """Returns the pins that setup or an image build needs.
+
+    `nodes` is the operating system of the nodes that setup creates, or "".
     """
     fleet, found = config.fleet, list[Pin]()
     if nodes:
@@ -79,7 +82,7 @@ def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
             if fleet.container == "none" and not fleet.python
             else ()
         )
-    if builds and not fleet.container_base:  # else its system is unknown
+    if builds and not fleet.container_base:  # a custom base image has an unknown operating system
         platform, system = load_platform(fleet.platform), load_system(IMAGE)
         found += [
             base(platform.base),
@@ -90,7 +93,7 @@ def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
 
 
 def say(wanted: Sequence[Pin]) -> list[str]:
-    """Prints the pins that the indexes have; returns the errors of the others."""
+    """Prints the result of the check, and returns an error for each unavailable pin."""
     if not wanted:
         return []
     wrong, unasked = ask(wanted)
@@ -100,14 +103,18 @@ def say(wanted: Sequence[Pin]) -> list[str]:
 
 
 def require(wanted: Sequence[Pin]) -> None:
-    """Raises BackendError if a pinned version is unavailable, before setup makes anything."""
+    """Raises BackendError if a pinned version is unavailable. Setup calls it before it creates
+    resources.
+    """
     if wrong := say(wanted):
         then = "correct docker/platforms.lock.yaml, or set OFFLINE=1 to ask no index"
         raise BackendError(f"{len(wrong)} pinned versions are unavailable", why=wrong[0], next=then)
 
 
 def wheels(platform: PinnedPlatform, python: str) -> Iterator[Pin]:
-    """Lists an environment's wheels from separate indexes, torch's with its SHA-256."""
+    """Yields the wheels that come from indexes other than PyPI. The pin of torch includes its
+    SHA-256.
+    """
     tag = f"cp{python.replace('.', '')}"
     rows = [
         (platform.neuron_index, name, version, "") for name, version in platform.python_packages
@@ -130,7 +137,7 @@ def wheels(platform: PinnedPlatform, python: str) -> Iterator[Pin]:
 
 
 def packages(platform: PinnedPlatform, system: System, in_image: bool) -> Iterator[Pin]:
-    """Lists the packages under Python, on a node or in an image."""
+    """Yields the system packages for a node or an image."""
     for name, version in platform.neuron_packages:
         if not (in_image and name == DRIVER):
             stanza = rf"^Package: {name}\n(.+\n)*?Version: {re.escape(version)}([-~+].*)?$"
@@ -140,15 +147,13 @@ def packages(platform: PinnedPlatform, system: System, in_image: bool) -> Iterat
 
 
 def base(reference: str) -> Pin:
-    """Returns the base of an image, named with its digest."""
+    """Returns the pin of a base image, which is named by its digest."""
     name, _, digest = reference.removeprefix("docker.io/").partition("@")
     return Pin(reference, DOCKER.format(name.rpartition(":")[0], digest))
 
 
 def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
-    """Asks the indexes for the pins; returns the errors, and one line about the indexes that did
-    not answer.
-    """
+    """Queries the indexes. Returns the errors, and a line about indexes that did not respond."""
     if os.environ.get("OFFLINE", "0") not in ("", "0"):
         return [], ["not asked for: OFFLINE=1"]
     mark = mark_of(wanted)
@@ -167,7 +172,7 @@ def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
         if isinstance(why, Exception)
     }
     if not wrong and not failed:
-        with suppress(OSError):  # then the next check asks again
+        with suppress(OSError):  # Without the file, the next check queries the indexes again.
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
     why = "; ".join(f"{host}: {reason}" for host, reason in sorted(failed.items()))
@@ -175,13 +180,13 @@ def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
 
 
 def mark_of(wanted: Sequence[Pin]) -> Path:
-    """Returns the file that marks all of these pins as available."""
+    """Returns the file that records that all of these pins are available."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "trainfleet").expanduser()
     return kept / f"pins-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:16]}"
 
 
 def look(pages: Iterable[str]) -> dict[str, Answer]:
-    """Returns the answers of all pages, asked at once, within SECONDS in total."""
+    """Reads all pages in parallel, within SECONDS in total."""
     answers: dict[str, Answer] = dict.fromkeys(pages, TimeoutError(f"no answer in {SECONDS:.0f} s"))
     threads = [
         threading.Thread(target=_look, args=(page, answers), daemon=True) for page in answers
@@ -195,19 +200,20 @@ def look(pages: Iterable[str]) -> dict[str, Answer]:
 
 
 def _look(page: str, answers: dict[str, Answer]) -> None:
-    from http.client import HTTPException  # takes 70 ms: loaded only when an index is asked
+    # The import takes 70 ms, so load it only to query an index.
+    from http.client import HTTPException
 
     try:
         answers[page] = read(page)
     except (OSError, ValueError, LookupError, TypeError, HTTPException) as error:
         code = getattr(error, "code", 0)
-        # its word for 404
+        # S3 answers 403 instead of 404 for a missing object.
         is_of_s3 = code == 403 and "x-amz-request-id" in getattr(error, "headers", ())
         answers[page] = None if is_of_s3 or code in (404, 410) else error
 
 
 def read(page: str) -> str:
-    """Returns the text of an index's page, or the content type of a file or a manifest."""
+    """Returns the text of an index page, or the content type of a file or manifest."""
     if page.endswith(("/", "/Packages")):
         return _open(page)[0].decode(errors="replace")
     headers = {}

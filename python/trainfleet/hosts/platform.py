@@ -1,4 +1,6 @@
-"""The pinned versions under Python: one platform of docker/platforms.lock.yaml."""
+"""Reads the pinned versions of one platform, including those below Python, from
+docker/platforms.lock.yaml.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,16 @@ from ..process.install_paths import ROOT, page
 from ..trust.errors import TrainfleetError
 
 LOCK = ROOT / "docker" / "platforms.lock.yaml"
-# SHA-256 of a package's wheels, by their Python: cp312
+# Python tag (cp312) → SHA-256 of a package's wheel
 Sums = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class System:
-    """The operating system of nodes or an image: the Python that setup installs, and apt's name for
-    the release ("" for one with RPMs).
+    """An operating system of nodes or images.
+
+    `python` is the version that setup installs. `apt` is apt's name for the release, or "" for a
+    system with RPMs.
     """
 
     python: str
@@ -26,47 +30,48 @@ class System:
 
 @dataclass(frozen=True)
 class PinnedPlatform:
-    """The versions that every node of a fleet must have; empty means that the platform has no such
-    part.
+    """The versions that every node of a fleet must have. An empty value means that the platform
+    lacks this part.
     """
 
     name: str
     torch: str
     torch_index: str
-    ami: str = ""  # SSM parameter of a machine image, or its name
+    ami: str = ""  # SSM parameter or name of a machine image
     ecs: str = ""  # name of the machine image for AWS Batch
     base: str = ""  # base image of its container images, by digest
-    read: str = ""  # day of the lock's last update
-    libfabric: str = ""  # version that the EFA installer brings
+    read: str = ""  # date of the lock's last update
+    libfabric: str = ""  # version of libfabric in the EFA installer
     cuda: str = ""
     nccl: str = ""
-    nvidia: str = ""  # branch of the driver that setup installs on a node without a driver
-    nvidia_least: str = ""  # oldest driver that a machine image may bring
-    nvidia_below: str = "-"  # first driver that is too new; - if every newer one works
+    nvidia: str = ""  # driver branch that setup installs on a node without a driver
+    nvidia_least: str = ""  # oldest driver that a machine image may have
+    nvidia_below: str = "-"  # first driver that is too new; - if there is no limit
     kernel_modules: str = ""  # open or proprietary
-    efa: str = ""  # the EFA installer
-    efa_least: str = ""  # oldest installer that a machine image may bring
-    ofi_nccl: str = ""  # oldest version
+    efa: str = ""  # version of the EFA installer
+    efa_least: str = ""  # oldest EFA installer that a machine image may have
+    ofi_nccl: str = ""  # oldest version of the NCCL plugin for EFA
     neuron_sdk: str = ""
     neuron_index: str = ""
-    python: str = ""  # oldest Python of its packages, if not the program's
-    neuron_packages: tuple[tuple[str, str], ...] = ()  # system packages, name and version
-    python_packages: tuple[tuple[str, str], ...] = ()  # packages of neuron_index that torch needs
-    checked_packages: tuple[tuple[str, str, Sums], ...] = ()  # packages of the usual index
-    torch_wheels: Sums = ()  # wheels of torch_index, if requirements.lock has others
-    torch_cpu_wheels: Sums = ()  # torch's builds for CPUs only, from PyTorch's own index
+    python: str = ""  # oldest Python that its packages support, if not trainfleet's minimum
+    neuron_packages: tuple[tuple[str, str], ...] = ()  # names and versions of system packages
+    python_packages: tuple[tuple[str, str], ...] = ()  # packages from neuron_index that torch needs
+    checked_packages: tuple[tuple[str, str, Sums], ...] = ()  # packages from PyPI, with hashes
+    torch_wheels: Sums = ()  # wheels from torch_index, if they differ from requirements.lock
+    torch_cpu_wheels: Sums = ()  # CPU-only builds of torch, from PyTorch's index
     keys: tuple[
         tuple[str, str], ...
     ] = ()  # fingerprints of the keys that sign repositories and installers
 
     def key(self, name: str) -> str:
-        """Returns the fingerprint of one key."""
+        """Returns the fingerprint of the key `name`."""
         return dict(self.keys)[name]
 
 
 def load_platform(name: str) -> PinnedPlatform:
-    """Returns the platform `name`; TrainfleetError if the lock file is missing, or lacks this
-    platform.
+    """Returns the platform `name`.
+
+    Raises TrainfleetError if the lock can't be read, or has no such platform.
     """
     lock = _read()
     platforms = lock["platforms"]
@@ -81,7 +86,7 @@ def load_platform(name: str) -> PinnedPlatform:
 
 
 def load_system(name: str) -> System:
-    """Returns the system with ParallelCluster's name `name`."""
+    """Returns the operating system that ParallelCluster calls `name`."""
     row = _read()["systems"][name]
     return System(row["python"], row["apt"])
 
@@ -105,7 +110,7 @@ def _build(name: str, entry: dict[str, Any]) -> PinnedPlatform:
     }
     known = {field.name for field in fields(PinnedPlatform)}
     rows = {key: row for key, row in entry.items() if isinstance(row, dict)}
-    # nvidia_least, for example
+    # Joins nested keys, for example to nvidia_least.
     parts = {f"{part}_{key}": value for part, row in rows.items() for key, value in row.items()}
     sums = {key: tuple(value.items()) for key, value in parts.items() if isinstance(value, dict)}
     given: dict[str, Any] = versions | {key: str(value) for key, value in parts.items()} | sums

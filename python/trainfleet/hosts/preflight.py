@@ -1,9 +1,8 @@
-"""The preflight: real tests with a time limit that several nodes must pass before a job starts on
-them.
+"""The preflight: time-limited tests that the nodes must pass before a multi-node job starts.
 
-It reads the facts first (node_checks.py), then tests the hosts that passed: the shared folder is
-one folder, the nodes reach the head, and an all-reduce is as fast as the instance type's links
-promise. If the all-reduce is slower, it tests nodes in pairs, which shows the slow one.
+It reads the facts first (node_checks.py), and then tests the hosts that passed. All must see the
+same shared folder and reach the head. An all-reduce must be as fast as the links of the instance
+type promise. If it is slower, the nodes are tested in pairs to find the slow one.
 """
 
 from __future__ import annotations
@@ -41,21 +40,23 @@ from .node_checks import exposed, flaws, heard, sound
 from .tar import code_files, content_hash
 from .transport import GRACE, Transport
 
-# port of the bandwidth test: one below torchrun's default, so a running job does not block it
+# port of the bandwidth test, one below torchrun's default so that a running job does not block it
 PORT = 29399
 CONNECT_SECONDS = 10
-FABRIC_SECONDS = 150.0  # importing torch on all nodes at once takes most of it
+FABRIC_SECONDS = 150.0  # most of it is for importing torch on all nodes at once
 BANDWIDTH = "== bandwidth "
-SLOW_SHARE = 0.5  # share of the other nodes' bandwidth below which a node is named
+SLOW_SHARE = 0.5  # share of the others' bandwidth below which a node is reported as slow
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
 START_SECONDS = 20.0
-END_SECONDS = 10  # seconds that the other nodes get after the first has ended
+END_SECONDS = 10  # seconds that the other nodes get to end after the first has ended
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """The result of the bandwidth test: bus GB/s of an all-reduce of `bytes` bytes, and GB/s of the
-    pairs that were tested.
+    """The result of the bandwidth test.
+
+    `gbs` is the bus bandwidth in GB/s of an all-reduce of `bytes` bytes. `pairs` has two nodes and
+    their GB/s each.
     """
 
     gbs: float
@@ -66,7 +67,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """The facts and findings of a preflight. It has passed if there are no findings."""
+    """The facts and findings of a preflight, which has passed if there are no findings."""
 
     facts: dict[Host, Facts]
     findings: tuple[Finding, ...]
@@ -81,8 +82,9 @@ class PreflightReport:
         return [finding for finding in self.findings if finding.host == host]
 
     def describe(self, least: float | None) -> Iterator[str]:
-        """Yields lines about the entire fleet: its bandwidth with the expected `least` GB/s, and
-        findings that blame no host.
+        """Yields lines about the entire fleet: its bandwidth, and findings that blame no host.
+
+        `least` is the expected bandwidth in GB/s.
         """
         if self.bandwidth:
             expected = f", at least {least:.1f} expected" if least else ""
@@ -103,10 +105,10 @@ def examine(
     hosts: Sequence[Host] | None = None,
     links: bool = False,
 ) -> PreflightReport:
-    """Returns the report on these hosts (all by default).
+    """Runs the preflight on `hosts`, or on all hosts.
 
-    `fabric` also tests the links, which takes as long as importing torch does; `links` also reads
-    how GPUs are joined.
+    `fabric` includes the bandwidth test, which takes about as long as importing torch. `links` also
+    reads how the GPUs are connected.
     """
     began = time.monotonic()
     wanted = wanted_of(config)
@@ -125,8 +127,9 @@ def examine(
 def try_shared_folder(
     transport: Transport, wanted: Wanted, facts: dict[Host, Facts]
 ) -> list[Finding]:
-    """Checks that a token written by one node is visible to all: folders with the same name may be
-    different folders.
+    """Checks that all nodes see a token that one node writes.
+
+    Folders with the same path may be different folders.
     """
     folder = wanted.fleet.shared_folder
     if not folder or len(facts) < 2:
@@ -154,7 +157,7 @@ def try_shared_folder(
 
 
 def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> list[Finding]:
-    """Checks that every node can open a connection to the head, like the rendezvous will."""
+    """Checks that every node can connect to the head, as the rendezvous will."""
     if len(facts) < 2:
         return []
     head, *others = facts
@@ -195,7 +198,7 @@ def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> 
     return [Finding(host, "port", message, remedy) for host in shut]
 
 
-# Small on purpose: the test only needs to open and close one TCP connection from every node.
+# These scripts are minimal: every node only opens and closes one TCP connection.
 LISTEN = """
 import socket, sys
 port, count, seconds = map(int, sys.argv[1:])
@@ -241,8 +244,8 @@ def try_fabric(
 def judge_output(
     lines: Sequence[str], kind: NodeType | None, hosts: Sequence[Host]
 ) -> tuple[Bandwidth | None, list[Finding]] | None:
-    """Returns the bandwidth that the test's first node printed, and the findings; None if it
-    printed no bandwidth. Pure.
+    """Returns the bandwidth that the first node printed, with the findings, or None without a
+    result. Pure.
     """
     report = next((line[len(BANDWIDTH) :] for line in lines if line.startswith(BANDWIDTH)), None)
     if report is None:
@@ -263,8 +266,8 @@ def judge_output(
 
 
 def read_bandwidth(text: str, nodes: int) -> Bandwidth:
-    """Parses the bandwidth that the first of `nodes` nodes printed; Implausible if it can't be
-    true.
+    """Parses the bandwidth that the first of `nodes` nodes printed. Raises Implausible if it is
+    invalid.
     """
     record = parse_json(text)
     if (
@@ -287,7 +290,7 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
 
 
 def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str) -> str:
-    """Returns torchrun's command for one node of the bandwidth test. Pure."""
+    """Returns the command that runs the bandwidth test on one node. Pure."""
     fleet, head = wanted.fleet, next(iter(facts))
     port = fleet.rendezvous_port or PORT
     environment = fabric_of(wanted, facts[host], host, len(facts)) | {
@@ -303,7 +306,8 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
         address=facts[host].address(host),
     )
     module, *own = speed_words(wanted)
-    if fleet.ranks_per_node == 1:  # halves the time of 64 hosts that two cores simulate
+    # Without torchrun, a simulation of 64 hosts on two cores takes half the time.
+    if fleet.ranks_per_node == 1:
         environment, start = environment | lone_rank(placement), [wanted.interpreter, "-m", module]
     else:
         start = [*torchrun(placement, fleet.ranks_per_node, module, wanted.interpreter)]
@@ -313,17 +317,17 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
 
 
 def fabric_of(wanted: Wanted, facts: Facts, host: Host, nodes: int) -> dict[str, str]:
-    """Returns the fabric's environment variables for a host of a job of `nodes` nodes, with its
-    card and ports. Pure.
+    """Returns the environment variables that configure the fabric on a host, in a job of `nodes`
+    nodes. Pure.
     """
     ports = listed(fastest(facts.ports, wanted.fabric))
     return fabric_environment(wanted.type, facts.card(host), ports, alone=nodes == 1)
 
 
 def speed_words(wanted: Wanted) -> tuple[str, ...]:
-    """Returns the module that each rank of the bandwidth test runs, and its arguments. Pure."""
+    """Returns the module that each rank of the bandwidth test runs, with its arguments. Pure."""
     kind = wanted.type.kind if wanted.type else "cpu"
-    # On NeuronCores the test uses gloo, which tests the network.
+    # Neuron nodes run the test on CPUs with gloo, which still exercises the network.
     device = wanted.fleet.device if wanted.fleet.device in ("cpu", "cuda") else "cpu"
     least = least_bandwidth(wanted.type)
     return (
@@ -335,8 +339,8 @@ def speed_words(wanted: Wanted) -> tuple[str, ...]:
 
 
 def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]) -> list[Finding]:
-    """Returns findings on slow nodes. Without a promised bandwidth, it compares each node with the
-    others. Pure.
+    """Returns findings about slow nodes. Without an expected bandwidth, compares nodes with each
+    other. Pure.
     """
     if least is not None and found.gbs >= least:
         return []
@@ -369,20 +373,22 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
 
 
 def slow_nodes(found: Bandwidth) -> dict[int, float]:
-    """Returns the nodes with a best pair under SLOW_SHARE of the median node's best. A slow node
-    slows all its pairs, but its partners also have other pairs.
+    """Returns the nodes that are slow in their best pair: below SLOW_SHARE of the median node's
+    best.
+
+    A slow node slows down all its pairs, but its partners also have faster pairs.
     """
     best: dict[int, float] = {}
     for a, b, rate in found.pairs:
         best[a], best[b] = max(best.get(a, 0.0), rate), max(best.get(b, 0.0), rate)
-    if len(best) < 3:  # two nodes do not show which one is slow
+    if len(best) < 3:  # One pair does not show which node is slow.
         return {}
     usual = statistics.median(best.values())
     return {node: rate for node, rate in sorted(best.items()) if rate < SLOW_SHARE * usual}
 
 
 def _explain_silence(answers: Answers) -> list[Finding]:
-    """Explains why the bandwidth test printed no result: the last error of each host."""
+    """Returns findings with each host's last error, after a bandwidth test without a result."""
     failed = {
         host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"
     } or answers.failed
@@ -404,7 +410,7 @@ def _explain_silence(answers: Answers) -> list[Finding]:
 
 
 def last_error(text: str) -> str:
-    """Returns the last line of a test that names an error, or ""."""
+    """Returns the last line of the output that has an error, or ""."""
     lines = [
         line.strip()
         for line in text.splitlines()
@@ -414,8 +420,8 @@ def last_error(text: str) -> str:
 
 
 def send_code(transport: Transport, fleet: Fleet, hosts: Sequence[Host]) -> str:
-    """Sends this checkout's code below the shared folder, unless it is already there, and returns
-    its folder.
+    """Sends this checkout's code to the shared folder, unless it is already there. Returns its
+    folder.
     """
     files = code_files(fleet.backend)
     target = f"{fleet.shared_folder or ''}/code/{content_hash(files)}"
@@ -431,13 +437,12 @@ def _printed(answers: Answers, host: Host) -> str:
 def run_together(
     transport: Transport, command: Callable[[Host], str], *, timeout: float, hosts: Sequence[Host]
 ) -> Answers:
-    """Runs commands that wait for one another, at the same time, regardless of the number of
-    threads.
+    """Runs commands that wait for one another, in parallel on all hosts.
 
-    Returns their results like Transport.run. Each command runs in the background of its host, in a
-    separate session, for at most `timeout` seconds. Its output is collected when the first host's
-    command has ended. A command that others wait for can't itself wait for one of the transport's
-    threads.
+    Returns their answers like Transport.run. Each command runs in the background of its host, in a
+    separate session, for at most `timeout` seconds. Its output is collected after the first host's
+    command has ended. The commands do not occupy threads of the transport, because there may be
+    fewer threads than hosts.
     """
     token, numbers = secrets.token_hex(8), {host: number for number, host in enumerate(hosts)}
 
@@ -451,7 +456,7 @@ def run_together(
     started = list(began.ok)
     if len(started) == len(hosts):
         transport.ask(hosts[0], wait(folder(hosts[0]), limit), timeout=limit + GRACE)
-    # if one did not start, the others would wait forever
+    # If a command did not start, the others would wait for it until they time out.
     seconds = END_SECONDS if len(started) == len(hosts) else 0
     ended = transport.run(
         lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started
@@ -460,8 +465,9 @@ def run_together(
 
 
 def begin(folder: str, command: str, timeout: float) -> str:
-    """Returns the command that starts `command` and returns at once. The output goes to
-    `folder`/out and the exit code to `folder`/code.
+    """Returns the command that starts `command` in the background.
+
+    Its output goes to `folder`/out and its exit code to `folder`/code.
     """
     inner = (
         f"timeout -k {GRACE} {round(timeout)} sh -c {shlex.quote(command)}; echo $? > "
@@ -474,8 +480,8 @@ def begin(folder: str, command: str, timeout: float) -> str:
 
 
 def wait(folder: str, timeout: float) -> str:
-    """Returns the command that waits until the command in `folder` has ended, or `timeout` seconds
-    have passed.
+    """Returns the command that waits for the command in `folder` to end, for at most `timeout`
+    seconds.
     """
     return (
         f"for _ in $(seq {round(timeout) * 5}); do [ -e {folder}/code ] && break; sleep 0.2; done"
@@ -484,7 +490,9 @@ def wait(folder: str, timeout: float) -> str:
 
 def collect(folder: str, seconds: int) -> str:
     """Returns the command that prints the output of the command in `folder` and exits with its
-    code. After `seconds` it kills the command and exits with 124.
+    code.
+
+    After `seconds`, it kills that command and exits with 124.
     """
     return f"""cd {folder} || exit 125
 for _ in $(seq {seconds * 5}); do [ -e code ] && break; sleep 0.2; done

@@ -1,8 +1,7 @@
-"""A node's accelerators and network, in the form of fleet.accelerator, and their differences from
-the config.
+"""Derives fleet.accelerator from a node's hardware, and compares the hardware with the config.
 
-Pure: from the output of facts.sh (facts.py). `make doctor` prints it for users who do not know the
-hardware of their machines.
+The functions are pure: they use only the facts (facts.py). `make doctor` prints the result for
+users who do not know their hardware.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ from ..process.rdma_adapters import Port, fastest
 from .facts import Facts
 
 WORDS = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "Ethernet (RoCE)"}
-LESS = 0.95  # share of the expected Gbit/s below which a port is missing
+LESS = 0.95  # A port or GPU with less than this share of the expected Gbit/s or GiB is reported.
 
 
 def row_of(facts: Facts) -> Accelerator | None:
-    """Returns the table's row for a node's GPUs; None if the node has no GPU, several kinds, or one
-    that the table lacks.
+    """Returns the entry of a node's GPUs in the accelerator table.
+
+    Returns None if the node has no GPUs or several models, or if the table lacks the model.
     """
     kinds = {(gpu.name, gpu.memory_mib) for gpu in facts.gpus}
     name, mib = next(iter(kinds)) if len({name for name, _ in kinds}) == 1 else ("", 0)
@@ -30,8 +30,8 @@ def row_of(facts: Facts) -> Accelerator | None:
 
 
 def devices_of(facts: Facts) -> Devices | None:
-    """Returns the value of fleet.accelerator for such a node; None if the table has none of its
-    GPUs.
+    """Returns the value of fleet.accelerator for a node, or None if its GPUs are not in the
+    table.
     """
     row = row_of(facts)
     if row is None:
@@ -43,8 +43,9 @@ def devices_of(facts: Facts) -> Devices | None:
 
 
 def network_of(facts: Facts) -> tuple[str, float]:
-    """Returns the fabric between nodes, and the Gbit/s of all its cards; 0 if their speed is
-    unknown.
+    """Returns the fabric between nodes, and its total Gbit/s per node.
+
+    Without RDMA, this is the fastest Ethernet card. The speed is 0 if it is unknown.
     """
     for fabric in RDMA:
         if ports := used(facts, fabric):
@@ -54,15 +55,16 @@ def network_of(facts: Facts) -> tuple[str, float]:
 
 
 def used(facts: Facts, fabric: str) -> tuple[Port, ...]:
-    """Returns the ports that training would use: the fastest and, if the topology is known, of
-    these those next to a GPU.
+    """Returns the ports that training would use.
+
+    They are the fastest ports; if the topology is known, only those next to a GPU.
     """
     ports, near = fastest(facts.ports, fabric), facts.topology.near if facts.topology else ()
     return tuple(port for port in ports if port.adapter in near) or ports
 
 
 def block(devices: Devices) -> str:
-    """Returns the lines for the config."""
+    """Returns the lines to copy into the config."""
     values = {name: value for name, value in asdict(devices).items() if value is not None}
     words = [
         f"{name}: {f'{value:g}' if isinstance(value, float) else value}"
@@ -107,7 +109,7 @@ def describe(facts: Facts) -> Iterator[str]:
 
 
 def _joined(facts: Facts) -> str:
-    """Describes how the node's GPUs are joined, if facts were read with links."""
+    """Returns a description of the links between a node's GPUs, if they were read."""
     found = facts.topology
     if found is None or len(facts.gpus) < 2:
         return ""
@@ -123,7 +125,7 @@ def _joined(facts: Facts) -> str:
 
 
 def _ports(facts: Facts) -> Iterator[str]:
-    """Yields the node's RDMA ports, starting with those that training would use."""
+    """Yields lines about a node's RDMA ports, starting with those that training would use."""
     for fabric, words in WORDS.items():
         ports = [port for port in facts.ports if port.fabric == fabric]
         chosen = used(facts, fabric)
@@ -147,7 +149,7 @@ def _ports(facts: Facts) -> Iterator[str]:
 
 
 def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
-    """Yields one line for each difference between a node and the config."""
+    """Yields a line for each difference between a node and the config."""
     kind = fleet.node_type
     if kind is None or kind.kind != "cuda" or not facts.gpus or kind.accelerator is None:
         return

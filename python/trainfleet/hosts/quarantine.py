@@ -1,5 +1,5 @@
-"""Hosts that no launch may use: each with the evidence and the time, until `make doctor
-LIFT=host`.
+"""The quarantine: a list of hosts that no launch may use, with the evidence and time of each. `make
+doctor LIFT=host` removes a host.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from .ssh_config import STATE
 
 @dataclass(frozen=True)
 class QuarantineEntry:
-    """One host in quarantine: its address, the evidence, the time (seconds since 1970), and who
-    added it (doctor, watchdog).
+    """A host in quarantine, with its address, the evidence, and the time in seconds since 1970.
+
+    `by` names the component that added it: doctor or watchdog.
     """
 
     host: str
@@ -37,15 +38,16 @@ class QuarantineEntry:
 
 
 class Quarantine:
-    """The list of a checkout, in one file that is replaced atomically. A host is known by its
-    identity, regardless of its name.
+    """The quarantine of a checkout, in a file that is replaced atomically.
+
+    Hosts are matched by identity, so a renamed host stays in quarantine.
     """
 
     def __init__(self, path: Path = STATE / "quarantine.json") -> None:
         self.path = path
 
     def entries(self) -> dict[str, QuarantineEntry]:
-        """Returns identity (config/host_list.py) → entry."""
+        """Returns the entries by host identity (config/host_list.py)."""
         record = run_folder.read_json(self.path) or {}
         try:
             return fit(dict[str, QuarantineEntry], record)
@@ -56,7 +58,7 @@ class Quarantine:
             ) from error
 
     def held(self, hosts: Iterable[Host]) -> dict[Host, QuarantineEntry]:
-        """Returns the hosts that are in quarantine, of those given."""
+        """Returns the entries of the given hosts that are in quarantine."""
         entries = self.entries()
         return {host: entries[host.identity] for host in hosts if host.identity in entries}
 
@@ -78,20 +80,22 @@ class Quarantine:
                 self.add(finding.host, finding.message)
 
     def learn(self, events: Sequence[Record], known: Callable[[str], Host | None]) -> None:
-        """Adds the hosts that the newest launch of a run found broken. `known` returns the host of
-        a name, if the fleet has it.
+        """Adds the hosts that the latest launch of a run found broken.
+
+        `known` maps a name to a host of the fleet, or None.
         """
         launch = max(
             (index for index, event in enumerate(events) if event["event"] == "launched"), default=0
         )
-        # earlier launches' findings were added then, and may have been lifted since
+        # Findings of earlier launches are already in the list, or have been lifted since.
         for event in events[launch:]:
             if event["event"] == "quarantined" and (host := known(event.get("host", ""))):
                 self.add(host, event.get("evidence", ""), "watchdog")
 
     def lift(self, name: str) -> QuarantineEntry:
-        """Releases a host, named as in fleet.hosts or by its address; BackendError if it is not in
-        quarantine.
+        """Removes a host, given by name, address or identity.
+
+        Raises BackendError if it is not in quarantine.
         """
         entries = self.entries()
         found = next(
@@ -113,7 +117,7 @@ class Quarantine:
         return found[1]
 
     def forget(self, identities: Iterable[str]) -> None:
-        """Removes machines that have been terminated."""
+        """Removes the entries of machines that have been terminated."""
         gone, entries = set(identities), self.entries()
         if gone & entries.keys():
             self._write({key: entry for key, entry in entries.items() if key not in gone})

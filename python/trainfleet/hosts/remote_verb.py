@@ -1,8 +1,8 @@
-"""A verb that is sent as one JSON line to a machine with the run's disk, and executed there by
-`python -m trainfleet -`.
+"""Sends a verb as a line of JSON to a machine that can access the run folder. `python -m trainfleet
+-` executes it there.
 
-Values that no command line may show (a prompt, a config) go through stdin. stdin stays open as long
-as a user waits for the answer. When it closes, this process exits, and so do its children.
+Values that must not appear in a command line (a prompt, a config) go through stdin. stdin stays
+open while a user waits for the answer. When it closes, the process exits, and so do its children.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from ..process import file_systems
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 
-ALONE = 130  # exit code of a verb after its user has left
-WORD = "-"  # in place of a verb, which is read from stdin
+ALONE = 130  # exit code of a verb after its user has disconnected
+WORD = "-"  # argument in place of a verb; the verb is then read from stdin
 PREFIX = "trainfleet-errand-"
-OURS = ("CONFIG", "RUN", "SET", "NODES")  # variables that the sent config already includes
+# variables that are already part of the config that is sent
+OURS = ("CONFIG", "RUN", "SET", "NODES")
 
 
 def encode(verb: str, config: Config, variables: dict[str, str]) -> bytes:
@@ -53,11 +54,12 @@ def command(python: str, code: str, folder: str) -> str:
 
 
 def received(descriptor: int) -> list[str]:
-    """Returns the command line of the verb in the first line. From then on this process exits when
-    stdin closes.
+    """Reads a verb from the first line of stdin and returns its command line.
+
+    From then on, the process exits when stdin closes.
 
     Raises:
-        InputError: the line is not such an order.
+        InputError: the line is malformed.
     """
     line = b""
     while not line.endswith(b"\n") and (more := os.read(descriptor, 1 << 16)):
@@ -87,7 +89,7 @@ def received(descriptor: int) -> list[str]:
 
 
 def _leave_with(descriptor: int, folder: Path) -> None:
-    """Exits this process, and so its children, when stdin closes."""
+    """Exits the process and its children when stdin closes."""
     while os.read(descriptor, 1 << 10):
         pass
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,13 +1,14 @@
-"""fleet.ssh.config: an ssh_config file, limited to the settings that may affect connections to
-hosts. `ssh -G` reports its meaning.
+"""Reads fleet.ssh.config, an ssh_config file, and accepts only settings that affect connections.
+`ssh -G` interprets the file.
 
-Two of its keywords run programs on this machine. `Match exec` is always refused, also in an
-included file: reading the file would run it, so the files are searched for it before ssh reads
-them. `ProxyCommand` runs when hosts are connected to, if the file is in your ~/.ssh, which only you
-can write; `make plan` then asks no host. A file elsewhere, which may have arrived with another
-user's config, is refused if it has a ProxyCommand. A jump host that the file names (`ProxyJump`)
-must show a known key like any other host. The host keys of a fleet are checked strictly, and never
-trusted on first use without the user's consent.
+Two keywords can run programs on this machine. `Match exec` runs one while ssh reads the file, so it
+is always refused. All files, including included files, are searched for it before ssh reads them.
+`ProxyCommand` runs one for each connection, so it is allowed only below ~/.ssh, which only the user
+can write. A file elsewhere may have arrived with another user's config. `make plan` contacts no
+host if the file has a ProxyCommand.
+
+A jump host (`ProxyJump`) must present a known key, like any other host. Host keys are checked
+strictly, and new keys are trusted only with the user's consent.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from paramiko.config import SSHConfig
 
 
-LARGEST = 1 << 20  # bytes
-PATIENCE = 10.0  # seconds for ssh to read the file: it may resolve names (CanonicalizeHostname)
+LARGEST = 1 << 20  # maximum bytes of a file
+PATIENCE = 10.0  # seconds for ssh to read the file; it may resolve names (CanonicalizeHostname)
 HONOURED = (
     "hostname",
     "user",
@@ -48,7 +49,7 @@ HONOURED = (
     "identityfile",
     "identitiesonly",
 )
-# Other keywords that change how a host is reached: ssh obeys them, and paramiko does not.
+# Keywords that also change how ssh reaches a host, but that paramiko does not support.
 UNHEARD = re.compile(
     "addressfamily|bind.*|casignature.*|certificatefile|ciphers|gssapi.*|host(based|key).*|identityagent|kbdinteractive.*|"
     "kexalgorithms|.*knownhosts.*|macs|password.*|pkcs11.*|preferred.*|proxyusefdpass|pubkey.*|required.*|revoked.*|securitykey.*|"
@@ -58,7 +59,7 @@ EXEC = re.compile(r"(?i)(?<![\w.*?-])exec(?![\w.*?-])")
 
 
 class ConfigLine(NamedTuple):
-    """A line of the file, or of one that it includes."""
+    """A line of the file or of an included file."""
 
     path: Path
     number: int
@@ -66,7 +67,7 @@ class ConfigLine(NamedTuple):
 
     @property
     def words(self) -> tuple[str, str]:
-        """Returns the keyword of the line, in lower case, and the rest."""
+        """Returns the keyword of the line in lower case, and its arguments."""
         found = re.fullmatch(r"\s*(\w*)[\s=]*(.*)", self.text, re.DOTALL)
         return (found[1].lower(), found[2]) if found else ("", "")
 
@@ -78,8 +79,9 @@ class ConfigLine(NamedTuple):
 
 @functools.cache
 def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
-    """Returns the output of `ssh -G`, by keyword. `text` is the file's text, and part of the
-    cache's key.
+    """Returns the output of `ssh -G`, by keyword.
+
+    `text` is the content of all files; it is only part of the cache key.
     """
     then = f"ssh -G -F {path} {words[-1]}"
     try:
@@ -109,8 +111,9 @@ def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
 
 
 def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
-    """Returns the file's settings for a host that paramiko can follow; ConfigError if the file
-    can't be read, or would run a forbidden program.
+    """Returns the settings for a host that paramiko supports.
+
+    Raises ConfigError if the file can't be read, or would run a forbidden program.
     """
     from paramiko.config import SSHConfig
 
@@ -139,9 +142,7 @@ def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
 
 
 def unheard(ssh: SshConfig, hosts: Iterable[Host]) -> list[str]:
-    """Returns the keywords of the file that change how ssh reaches these hosts, and are not
-    supported here.
-    """
+    """Returns the file's unsupported keywords that change how ssh reaches these hosts."""
     return sorted(
         {
             word
@@ -154,8 +155,9 @@ def unheard(ssh: SshConfig, hosts: Iterable[Host]) -> list[str]:
 
 
 def _said(ssh: SshConfig, host: Host) -> dict[str, list[str]]:
-    """Returns the file's changes, by keyword, for a host that is reached with the config's user and
-    port.
+    """Returns the settings that the file changes for a host, by keyword.
+
+    The host's user and port come from the config.
     """
     lines, words = _lines_of(ssh), [f"-p{host.port}"] if host.port != 22 else []
     if user := host.user or ssh.user:
@@ -166,8 +168,9 @@ def _said(ssh: SshConfig, host: Host) -> dict[str, list[str]]:
 
 
 def expanded(path: str, key: str) -> Path:
-    """Returns the path of a key, with ~ for a home. ConfigError if this machine does not know that
-    user.
+    """Returns the path of a key, with ~ expanded.
+
+    Raises ConfigError if ~ names an unknown user.
     """
     try:
         return Path(path).expanduser()
@@ -179,13 +182,14 @@ def expanded(path: str, key: str) -> Path:
 
 
 def runs_programs(ssh: SshConfig) -> bool:
-    """Tells whether connecting would run a program that the file names. Does not run any."""
+    """Tells whether connecting would run a program that the file names, without running it."""
     return ssh.config is not None and any(line.is_command for line in _lines_of(ssh))
 
 
 def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
-    """Returns all lines that ssh would read; ConfigError if reading one would run a program, or
-    fails.
+    """Returns all lines that ssh would read.
+
+    Raises ConfigError if a file can't be read, or if ssh would run a program while reading it.
     """
     path = expanded(ssh.config or "", "fleet.ssh.config")
     try:
@@ -208,11 +212,12 @@ def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
 
 
 def _lines(path: Path, seen: set[Path]) -> Iterator[ConfigLine]:
-    """Yields the lines of a file, and of those that it includes, relative to ~/.ssh as in
-    ssh_config(5).
+    """Yields the lines of a file and of its included files.
+
+    Relative includes are below ~/.ssh (ssh_config(5)).
     """
     seen.add(path)
-    home = f"~{host_marker.user()}"  # ssh does not ask HOME
+    home = f"~{host_marker.user()}"  # ssh ignores HOME
     for number, text in enumerate(
         untrusted_input.read_bytes(path, LARGEST).decode().split("\n"), 1
     ):
@@ -249,7 +254,9 @@ LINE = re.compile(
 
 
 class UnknownKey(Exception):
-    """A host shows an unknown key: its name as known_hosts writes it, and the key."""
+    """Raised if a host presents an unknown key. `name` is the host's name in the format of
+    known_hosts.
+    """
 
     def __init__(self, name: str, key: PKey) -> None:
         super().__init__(name)
@@ -261,13 +268,11 @@ class UnknownKey(Exception):
 
 
 class RevokedKey(UnknownKey):
-    """A host shows a key that a list marks as @revoked."""
+    """Raised if a host presents a key that is marked as @revoked."""
 
 
 class KnownKey(NamedTuple):
-    """A line of a known_hosts file (sshd(8)): its mark, its hosts, the key's type, and its
-    bytes.
-    """
+    """A line of a known_hosts file (sshd(8)), with its marker, host patterns, key type and key."""
 
     mark: str
     hosts: str
@@ -275,10 +280,11 @@ class KnownKey(NamedTuple):
     key: bytes
 
     def names(self, host: str) -> bool:
-        """Tells whether the line is about this host: by patterns, of which one with `!` decides, or
-        by the hash of its name.
+        """Tells whether the line applies to a host.
+
+        It names the host by a hash, or by patterns. A matching pattern with `!` excludes the host.
         """
-        with suppress(ValueError):  # a malformed hash matches no host
+        with suppress(ValueError):  # A malformed hash matches no host.
             if self.hosts.startswith("|"):
                 salt, digest = map(base64.b64decode, self.hosts.split("|")[2:])
                 return hmac.digest(salt, host.lower().encode(), "sha1") == digest
@@ -287,8 +293,8 @@ class KnownKey(NamedTuple):
 
 
 def fits(pattern: str, host: str) -> bool:
-    """Tells whether an ssh pattern matches a host: only `*` and `?` are special in it
-    (ssh_config(5), PATTERNS).
+    """Tells whether a pattern of ssh_config(5) matches a host. Only `*` and `?` are special
+    characters.
     """
     if not {*"*?"} & {*pattern}:
         return pattern.lower() == host.lower()
@@ -300,9 +306,9 @@ def fits(pattern: str, host: str) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[KnownKey]:
-    """Yields the lines of a known_hosts file. Skips malformed ones, like ssh."""
+    """Yields the lines of a known_hosts file. Skips malformed lines, as ssh does."""
     for text in path.read_bytes().decode(errors="replace").split("\n"):
-        with suppress(ValueError):  # not base64
+        with suppress(ValueError):  # The key is not valid base64.
             if match := LINE.fullmatch(text.strip()):
                 line = KnownKey(match[1] or "", match[2], match[3], base64.b64decode(match[4]))
                 if line.key[4:].startswith(line.kind.encode()):
@@ -310,7 +316,7 @@ def read_lines(path: Path) -> Iterator[KnownKey]:
 
 
 class Expected(tuple[KnownKey, ...]):
-    """The keys that a host may show, with the methods that paramiko calls."""
+    """The keys that a host may present, with the interface that paramiko expects."""
 
     def keys(self) -> list[str]:
         return [line.kind for line in self]
@@ -319,7 +325,7 @@ class Expected(tuple[KnownKey, ...]):
         return Expected(line for line in self if line.kind == kind)
 
     def get_base64(self) -> str:
-        """Returns the types of the keys, for paramiko's error message."""
+        """Returns the key types, which paramiko shows in its error message."""
         return ", ".join(self.keys())
 
     def __ne__(self, key: Any) -> bool:
@@ -327,27 +333,28 @@ class Expected(tuple[KnownKey, ...]):
 
 
 def fingerprint(key: PKey) -> str:
-    """Returns `SHA256:...`, like ssh-keygen -l."""
+    """Returns `SHA256:...`, as ssh-keygen -l does."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
 
 
 class KnownHosts:
-    """The keys that hosts must show: from the fleet's known_hosts file, your ~/.ssh/known_hosts,
-    and the fingerprints in the config.
+    """The host keys to accept: from the fleet's known_hosts file, ~/.ssh/known_hosts, and
+    fingerprints in the config.
     """
 
     def __init__(
         self, own: Path, read_only: tuple[Path, ...], fingerprints: tuple[str, ...]
     ) -> None:
         self.own, self.read_only, self.fingerprints = own, read_only, fingerprints
-        self.seen: dict[str, PKey] = {}  # name → key, of hosts that showed an unknown key
+        self.seen: dict[str, PKey] = {}  # name → key, of hosts that presented an unknown key
         self._lock = threading.Lock()
         self._lines: list[KnownKey] | None = None
 
     @classmethod
     def of(cls, ssh: SshConfig) -> KnownHosts:
-        """Returns the known hosts of a config: only those of its file if it names one, or else the
-        fleet's and yours.
+        """Returns the known hosts of a config.
+
+        They come from the file that the config names, or else from those of the fleet and the user.
         """
         if ssh.known_hosts:
             return cls(expanded(ssh.known_hosts, "fleet.ssh.known_hosts"), (), ssh.fingerprints)
@@ -356,13 +363,14 @@ class KnownHosts:
         )
 
     def guard(self, client: SSHClient) -> None:
-        """Lets the client connect only to hosts with the right key."""
+        """Makes the client verify host keys against this list."""
         client._host_keys = self
         client.set_missing_host_key_policy(self)
 
     def get(self, name: str) -> Expected | None:
-        """Returns the keys that a host may show; None if no list has any, and paramiko then calls
-        `missing_host_key`.
+        """Returns the keys that a host may present.
+
+        If the list is empty, returns None, so that paramiko calls `missing_host_key`.
         """
         revoked = self._revoked(name)
         lines = [
@@ -372,8 +380,8 @@ class KnownHosts:
         return Expected(found) if found else None
 
     def has_authority(self, name: str) -> bool:
-        """Tells whether ssh would accept a certificate for this host, which paramiko can't
-        check.
+        """Tells whether ssh would accept a certificate for this host. paramiko can't verify
+        certificates.
         """
         return any(line.mark == AUTHORITY and line.names(name) for line in self._load())
 
@@ -381,12 +389,12 @@ class KnownHosts:
         return [line.key for line in self._load() if line.mark == REVOKED and line.names(name)]
 
     def missing_host_key(self, client: SSHClient, name: str, key: PKey) -> None:
-        """Answers paramiko's question about a key that is in no list."""
+        """Handles a key of a host without known keys. paramiko calls it."""
         self.meet(name, key)
 
     def meet(self, name: str, key: PKey) -> None:
-        """Accepts a key that the config names by its fingerprint; raises RevokedKey or UnknownKey
-        for any other.
+        """Trusts a key whose fingerprint is in the config. Raises RevokedKey or UnknownKey for any
+        other key.
         """
         if key.asbytes() in self._revoked(name):
             raise RevokedKey(name, key)
@@ -397,7 +405,7 @@ class KnownHosts:
         raise UnknownKey(name, key)
 
     def files_with(self, name: str) -> list[Path]:
-        """Returns the lists in which a host has a key."""
+        """Returns the known_hosts files that have a key of a host."""
         paths = [path for path in (self.own, *self.read_only) if path.is_file()]
         return [
             path
@@ -418,7 +426,7 @@ class KnownHosts:
                 self.seen.pop(name, None)
 
     def _load(self) -> list[KnownKey]:
-        """Returns the lines of all lists, read once."""
+        """Returns the lines of all known_hosts files, which are read once."""
         if self._lines is None:
             lines = list[KnownKey]()
             for path in (self.own, *self.read_only):

@@ -1,5 +1,5 @@
-"""Explains why a host can't be reached, with the next command: one message for each way in which a
-connection fails.
+"""Explains why a host can't be reached and which command to type next, for each kind of connection
+failure.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from ..config.types import SshConfig
 from .host_results import Host, HostFailure
 from .ssh_config import KnownHosts, RevokedKey, UnknownKey
 
-MOST_SAID = 24 << 20  # bytes of one answer: a longer one never ends
+MOST_SAID = 24 << 20  # maximum bytes of one answer
 
 
 class LinkLost(Exception):
-    """The connection died while a command ran."""
+    """Raised if the connection is lost while a command runs."""
 
 
 class TooMuch(Exception):
-    """A command has printed more than MOST_SAID bytes."""
+    """Raised if a command prints more than MOST_SAID bytes."""
 
 
 class JumpFailed(Exception):
-    """The jump host can't be reached, with the cause."""
+    """Raised if the jump host can't be reached."""
 
     __match_args__ = ("host", "cause")
 
@@ -37,9 +37,7 @@ class JumpFailed(Exception):
 def explain(
     host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, seconds: float, proxy: str = ""
 ) -> HostFailure:
-    """Returns the failure that an error means to a user. Raises an unexpected error again, with its
-    traceback.
-    """
+    """Returns the failure that explains an error to the user. Reraises unexpected errors."""
     import paramiko
 
     login = f"{host.user or ssh.user}@{host.address}" if host.user or ssh.user else host.address
@@ -88,8 +86,9 @@ def explain(
 
 
 def _key(host: Host, error: UnknownKey) -> str:
-    """Describes the shown key: as the host's, or as that of another name if the ssh config leads
-    there.
+    """Returns a description of the key that a host presented.
+
+    It includes the host's name if the ssh config maps the host to another name.
     """
     is_own = error.name in (host.address, f"[{host.address}]:{host.port}")
     return (
@@ -100,7 +99,7 @@ def _key(host: Host, error: UnknownKey) -> str:
 
 
 def is_late(error: Exception) -> bool:
-    """Tells whether a connection failed because the other side took too long: it may be busy."""
+    """Tells whether a connection failed because of a timeout. The host may be busy."""
     import paramiko
 
     timed = isinstance(error, paramiko.SSHException) and (
@@ -110,7 +109,7 @@ def is_late(error: Exception) -> bool:
 
 
 def _attempt(host: Host, ssh: SshConfig, login: str, proxy: str) -> str:
-    """Returns the command that tries the same way to a host."""
+    """Returns the command that connects to a host in the same way."""
     if proxy:
         return proxy.replace("%h", host.address).replace("%p", str(host.port))
     key = f" -i {ssh.key}" if ssh.key else ""
@@ -118,7 +117,7 @@ def _attempt(host: Host, ssh: SshConfig, login: str, proxy: str) -> str:
 
 
 def forget(host: Host, known: KnownHosts) -> str:
-    """Returns the commands that remove the known key of a host from every list that has it."""
+    """Returns the commands that remove a host's key from every known_hosts file that has it."""
     name = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
     commands = [
         f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(path))}"
@@ -131,7 +130,9 @@ def forget(host: Host, known: KnownHosts) -> str:
 
 
 def locked(ssh: SshConfig) -> HostFailure:
-    """Returns the failure for a key with a passphrase: an agent must have it."""
+    """Returns the failure for a private key with a passphrase, which must be loaded into an
+    agent.
+    """
     if ssh.key is not None:
         return HostFailure(
             "auth",
@@ -145,7 +146,7 @@ def locked(ssh: SshConfig) -> HostFailure:
 
 
 def _words(error: Exception) -> str:
-    """Returns the core of an error's text, in one line."""
+    """Returns the main message of an error in one line, in lower case."""
     inner = next(iter(getattr(error, "errors", {}).values()), error)
     text = getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
     return str(text).strip().splitlines()[0].lower()

@@ -1,4 +1,4 @@
-"""Runs a command on a host and streams its output: a verb's text, or a file's bytes."""
+"""Runs a command on a host and streams its output, which is text or the bytes of a file."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 Sink = Callable[[bytes], object]
-# mark before the command's output: a login shell may print a greeting first
+# Marks the beginning of the output, because a login shell may print a greeting first.
 OUTPUT_BEGINS = b"== trainfleet\n"
-GREETING = 1 << 20  # most bytes before the mark
+GREETING = 1 << 20  # maximum bytes before the mark
 
 
 def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> int:
-    """Returns the command's exit code when it has ended; -1 if the link was lost. Its stdin stays
-    open until then.
+    """Runs the command and returns its exit code, or -1 if the connection was lost.
+
+    The command's stdin stays open until the command ends.
     """
     channel.exec_command(command)
     channel.sendall(stdin)
@@ -34,7 +35,7 @@ def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> in
 
 
 def _after_mark(sink: Sink) -> Sink:
-    """Passes on the output after the mark; all of it if there is no mark."""
+    """Returns a sink that forwards the output after the mark, or all output if there is no mark."""
     held: list[bytes] | None = []
 
     def take(data: bytes) -> None:
@@ -59,7 +60,7 @@ def said(output: bytes) -> bytes:
 
 
 def printer(stream: TextIO) -> Sink:
-    """Prints bytes as UTF-8 text, also if a letter arrives in two parts."""
+    """Returns a sink that prints bytes as UTF-8, even if a character is split across writes."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def show(data: bytes) -> None:

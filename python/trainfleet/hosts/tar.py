@@ -1,4 +1,4 @@
-"""Packs files as one compressed tar in memory, and reads the code of this checkout for it."""
+"""Packs files into a compressed tar in memory, and collects the code of this checkout."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PARTS = (
     "docker",
     "pyproject.toml",
     *LOCKS,
-)  # files that a job needs on a node
+)  # files other than Python code that a job needs on a node
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """Returns the files as a tar. Equal files give equal bytes: it has no times and no owners."""
+    """Returns the files as a tar. It has no times or owners, so equal files give equal bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for name, content in sorted(files.items()):
@@ -33,8 +33,10 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 
 def code_files(backend: str) -> dict[str, bytes]:
-    """Reads this checkout's program, and the package that adds a backend of that name. Returns
-    relative path → content, without files that Python and editors leave behind.
+    """Returns this checkout's code, and the package of a backend plugin, as relative path →
+    content.
+
+    Hidden files, caches and a wheel's `checkout` folder are excluded.
     """
     packages, metadata = plugins.sources(plugins.OF_BACKENDS, backend)
     beside = {
@@ -57,7 +59,7 @@ def code_files(backend: str) -> dict[str, bytes]:
 
 
 def content_hash(files: Mapping[str, bytes]) -> str:
-    """Returns 16 hex digits that change with any name or byte."""
+    """Returns 16 hex digits that depend on all names and contents."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)

@@ -1,16 +1,14 @@
-"""Runs commands on many hosts at once over SSH: it keeps one connection per host, returns an answer
-from each, and notices dead links.
+"""Runs commands on many hosts in parallel over SSH, with one persistent connection per host.
 
-Guarantees
-    Host keys are strict: a key that is neither known nor named by its fingerprint in the config is
-        always refused.
-    A dead link is noticed within DEAD_AFTER + KEEPALIVE seconds: a lost packet of the keepalive
-    makes the kernel end the connection (TCP_USER_TIMEOUT); without that, paramiko would wait for
-    minutes.
-        Behind a jump host, where TCP ends at the jump, a request that must be answered does the
-            same.
-    On the node, `timeout` ends a command after its time, even if the link is lost.
-    Secrets go through stdin. Anyone on the node can read a command's words in the process list.
+The transport guarantees:
+- Host keys are strict: only keys in known_hosts, or with a fingerprint in the config, are accepted.
+- A dead link is noticed within DEAD_AFTER + KEEPALIVE seconds. If a keepalive packet gets no
+  acknowledgement, the kernel ends the connection (TCP_USER_TIMEOUT). paramiko alone would wait for
+  minutes.
+- Behind a jump host, TCP ends at the jump host. A request that requires an answer detects dead
+  links there.
+- `timeout` ends a command on the node in time, even if the link is lost.
+- Secrets go through stdin, because any user of the node can read command lines in the process list.
 """
 
 from __future__ import annotations
@@ -42,33 +40,35 @@ if TYPE_CHECKING:
     from fabric import Connection
     from paramiko import PKey
 
-# paramiko raises the errors that matter; its threads also log tracebacks
+# Exceptions report paramiko's errors, so suppress the tracebacks that its threads log.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 THREADS = 64
-CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, then for the login
-PATIENCE = 10.0  # least seconds for each of these in a second attempt
-JUMP_AGAIN = 2.0  # seconds until a jump host that could not be reached is tried again
+CONNECT_TIMEOUT = 5.0  # seconds for each of the TCP connection, key exchange and login
+PATIENCE = 10.0  # minimum seconds for each of these in a second attempt
+JUMP_AGAIN = 2.0  # seconds before another attempt to reach a jump host
 KEEPALIVE = 2  # seconds between two keepalive packets
-DEAD_AFTER = 6.0  # seconds without an acknowledgement until a link counts as dead
-GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that exceeds its time
+DEAD_AFTER = 6.0  # seconds without an acknowledgement after which a link is dead
+GRACE = 5  # seconds between SIGTERM and SIGKILL for a command that exceeds its timeout
 MOST = (
     3 / 4
-    # share of the hosts: when these are done, the others get SLOWER times as long in total, and at
-    # least SLOW_AFTER seconds
+    # Share of the hosts. When these are done, the others get SLOWER times the time that they took,
+    # and at least SLOW_AFTER seconds.
 )
 SLOWER = 3
 SLOW_AFTER = 6.0
-PUT_TIMEOUT = 120.0  # seconds for a checkout's code
-LONGEST = 86400.0  # seconds of a command that a user waits for
+PUT_TIMEOUT = 120.0  # seconds to send a checkout's code
+LONGEST = 86400.0  # maximum seconds of a command that a user waits for
 Command = str | Callable[[Host], str]
 T = TypeVar("T")
 
 
 class Transport:
-    """The connections to a fleet's hosts. Use it in a `with`, which closes them."""
+    """The SSH connections to a fleet's hosts. Use it as a context manager, which closes them."""
 
     def __init__(self, hosts: Sequence[Host], ssh: SshConfig, proxy: str = "") -> None:
-        """`proxy` is the command that connects its input and output to a host, with %h and %p
+        """Creates a transport, which connects on first use.
+
+        `proxy` is a command that connects its stdin and stdout to a host, with %h and %p
         (ssh_config's ProxyCommand).
         """
         self.hosts, self.proxy = tuple(hosts), proxy
@@ -80,7 +80,7 @@ class Transport:
         self._jump: Connection | None = None
         self._jump_failed: JumpFailed | None = None
         self._jump_tried = 0.0
-        self._took: list[float] = []  # seconds that connections took to open
+        self._took: list[float] = []  # seconds that past connections took to open
 
     def __enter__(self) -> Transport:
         return self
@@ -89,13 +89,13 @@ class Transport:
         self.close()
 
     def close(self) -> None:
-        """Ends every connection; commands that still run on nodes end at their own time limit."""
+        """Closes every connection. Commands that still run on nodes end at their timeout."""
         links = [connection.transport for connection in self._kept.values() if connection.transport]
         for connection in self._kept.values():
             connection.close()
         if self._jump:
             for link in links:
-                # waits until its thread has sent its end through the jump host
+                # Wait until paramiko's thread has closed the connection through the jump host.
                 link.join(DEAD_AFTER)
             self._jump.close()
         self._kept.clear()
@@ -109,8 +109,9 @@ class Transport:
         stdin: str | bytes | None = None,
         hosts: Iterable[Host] | None = None,
     ) -> Answers:
-        """Runs `command` by sh on every host (or on `hosts`), at most `timeout` seconds each, and
-        returns their answers.
+        """Runs `command` with sh on `hosts`, or on all hosts, and returns the answers.
+
+        Each host has `timeout` seconds.
         """
 
         def ask(host: Host) -> Result | HostFailure:
@@ -136,10 +137,10 @@ class Transport:
     def stream(
         self, host: Host, command: str, *, stdin: bytes = b"", out: Sink, err: Sink
     ) -> int | HostFailure:
-        """Runs a command for up to LONGEST seconds, passes its output on as it arrives, and returns
-        its exit code.
+        """Runs a command for at most LONGEST seconds, forwards its output, and returns its exit
+        code.
 
-        Its stdin stays open, and closes when this process no longer waits for it.
+        Its stdin stays open until the command ends or this process exits.
         """
         began = time.monotonic()
         try:
@@ -158,7 +159,7 @@ class Transport:
     def put(
         self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None
     ) -> Answers:
-        """Writes `files` (relative path → content) to `folder` on every host; those that start with
+        """Writes `files` (relative path → content) to `folder` on every host. Files that start with
         `#!` become executable.
         """
         return self.run(
@@ -172,10 +173,10 @@ class Transport:
     def put_once(
         self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None
     ) -> Answers:
-        """Writes `files` to the new folder `folder` of every host, completely or not at all. Sends
-        nothing to hosts that have it.
+        """Writes `files` to a new folder on every host, completely or not at all. Skips hosts that
+        have the folder.
 
-        If all hosts share the folder, one of them receives it for all.
+        If hosts share a file system, only one of them receives the files.
         """
         target = shlex.quote(folder)
         answers = self.run(
@@ -189,7 +190,7 @@ class Transport:
         part = f"{target}.$$"
         receive = (
             f"mkdir -p {part} && tar -xzf - -C {part} --no-same-owner && "
-            # another process may have been faster
+            # Another process may have created the folder first.
             f"{{ mv -T {part} {target} 2> /dev/null || rm -rf {part}; }}; test -d {target}"
         )
         data = pack(files)
@@ -209,17 +210,16 @@ class Transport:
         return self.run(f"cat {shlex.quote(path)}", timeout=timeout, hosts=hosts)
 
     def server_key(self, host: Host) -> PKey:
-        """Returns the accepted host key of a connected host."""
+        """Returns the host key that a connected host presented."""
         key: PKey = self._connection(host).transport.get_remote_server_key()
         return key
 
     def each(
         self, ask: Callable[[Host], T], hosts: Iterable[Host] | None, *, leave_behind: bool = False
     ) -> dict[Host, T]:
-        """Returns the result of `ask` for every host (or for `hosts`), many at once.
+        """Calls `ask` for `hosts`, or for all hosts, in parallel. Returns the results.
 
-        With `leave_behind` it does not wait for hosts that are much slower than most: their
-        requests fail as `slow`.
+        With `leave_behind`, requests to hosts that are much slower than most fail as `slow`.
         """
         chosen = self.hosts if hosts is None else tuple(hosts)
         if not chosen:
@@ -233,7 +233,7 @@ class Transport:
         return found
 
     def _wait_for_most(self, answers: Mapping[Host, Future[T]]) -> None:
-        """Ends the connections of hosts that are much slower than most."""
+        """Closes the connections to hosts that are much slower than most."""
         began, done = time.monotonic(), as_completed(answers.values())
         most = round(MOST * len(answers))
         for _ in range(most):
@@ -250,19 +250,19 @@ class Transport:
                 connection.client.close()
 
     def _connection(self, host: Host) -> Connection:
-        """Returns the kept connection, or a new one if it is missing or died."""
+        """Returns the open connection to a host, or a new connection."""
         kept = self._kept.get(host)
         if kept is not None and kept.is_connected:
             return kept
         gateway = self._gateway() or self.proxy or None
         connection = self._kept[host] = self._opened(host, gateway)
-        if connection.gateway is not None:  # fleet.ssh.jump, or the ssh config's
+        if connection.gateway is not None:  # A jump host is from fleet.ssh.jump or the ssh config.
             threading.Thread(target=_pulse, args=(connection.transport,), daemon=True).start()
         return connection
 
     def _opened(self, host: Host, gateway: Connection | str | None) -> Connection:
-        """Returns an open connection. A late host gets a second attempt with more patience if other
-        hosts are slow too.
+        """Opens a connection. If it times out and other hosts are slow too, tries again with a
+        longer timeout.
         """
         connection, began = self._made(host, gateway), time.monotonic()
         try:
@@ -278,8 +278,9 @@ class Transport:
         return connection
 
     def _patience(self) -> float:
-        """Returns the seconds for a late host's second attempt; 0 for no attempt if others are
-        quick, as that host is dead or frozen.
+        """Returns the timeout in seconds of a second attempt.
+
+        Returns 0 for no attempt if other hosts are quick, because the host is then dead or frozen.
         """
         if not self._took:
             return PATIENCE
@@ -287,7 +288,7 @@ class Transport:
         return max(PATIENCE, SLOWER * usual) if usual > CONNECT_TIMEOUT / SLOWER else 0.0
 
     def _gateway(self) -> Connection | None:
-        """Returns the jump host's connection, shared by all; None without a jump host."""
+        """Returns the shared connection to the jump host, or None without a jump host."""
         if self.ssh.jump is None:
             return None
         with self._jump_lock:
@@ -295,7 +296,8 @@ class Transport:
                 host = parse_host(self.ssh.jump)
                 self._jump = self._made(host, None)
                 if self._jump_failed and time.monotonic() - self._jump_tried < JUMP_AGAIN:
-                    raise self._jump_failed  # many hosts wait for it: one attempt serves all
+                    # Many hosts wait for the jump host; they share the result of one attempt.
+                    raise self._jump_failed
                 try:
                     self._enter(self._jump)
                 except Exception as error:
@@ -306,10 +308,8 @@ class Transport:
     def _made(
         self, host: Host, gateway: Connection | str | None, patience: float = CONNECT_TIMEOUT
     ) -> Connection:
-        """Returns a connection that is not open yet; each step of opening it may take `patience`
-        seconds.
-        """
-        # importing takes a fifth of a second, so only verbs that reach hosts do it
+        """Returns an unopened connection. Each step of opening it may take `patience` seconds."""
+        # The import takes 0.2 s, so only verbs that connect to hosts pay for it.
         from fabric import Config, Connection
 
         config = Config(ssh_config=ssh_config.read(self.ssh, host), lazy=True)
@@ -351,48 +351,50 @@ class Transport:
 
 
 def bounded(command: str, timeout: float) -> str:
-    """Returns the command as it is sent: run by sh regardless of the login shell, and ended on the
-    node after `timeout` seconds.
+    """Wraps a command so that sh runs it, and ends it on the node after `timeout` seconds.
 
-    A login shell may be csh, which reads `!` and line ends also inside quotes, or fish, which reads
-    backslashes there. So it gets one quoted line of plain words, and sh decodes them.
+    The login shell may be csh, which interprets `!` and line ends even inside quotes, or fish,
+    which interprets backslashes. It therefore gets one quoted line of base64, which sh decodes.
     """
     mark = f"echo '{OUTPUT_BEGINS.decode().strip()}'"
-    marked = f"{mark}\n{mark} >&2\n{command}"  # follows a login shell's greeting
+    marked = f"{mark}\n{mark} >&2\n{command}"  # separates the output from a login shell's greeting
     encoded = base64.b64encode(marked.encode()).decode()
-    # a node without base64 must not seem to have run it
+    # Without base64 on the node, the command must fail instead of doing nothing.
     decoded = f"echo {encoded} | base64 -d || echo exit 127"
     return f"exec timeout -k {GRACE} {max(1, round(timeout))} sh -c 'eval \"$({decoded})\"'"
 
 
 def end_when_dead(link: socket.socket) -> None:
-    """Lets the kernel end this connection after DEAD_AFTER seconds without an acknowledgement (RFC
+    """Makes the kernel close a connection after DEAD_AFTER seconds without an acknowledgement (RFC
     5482).
     """
     if sys.platform == "linux":
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_AFTER * 1000))
     else:
-        # TCP_RXT_CONNDROPTIME of Darwin's netinet/tcp.h
+        # TCP_RXT_CONNDROPTIME in Darwin's netinet/tcp.h
         link.setsockopt(socket.IPPROTO_TCP, 0x80, int(DEAD_AFTER))
 
 
 def _pulse(transport: Any) -> None:
-    """Closes a connection if the other end leaves a request unanswered for DEAD_AFTER seconds."""
+    """Sends keepalive requests. Closes the connection if one is not answered within DEAD_AFTER
+    seconds.
+    """
     while transport.is_active():
         alarm = threading.Timer(DEAD_AFTER, _end, [transport])
         alarm.daemon = True
         alarm.start()
         try:
             transport.global_request("keepalive@openssh.com", wait=True)
-        except Exception:  # EOFError, OSError, SSHException: it can't even be sent
+        except Exception:  # The request can't be sent: EOFError, OSError or SSHException.
             _end(transport)
         alarm.cancel()
         time.sleep(KEEPALIVE)
 
 
 def _end(transport: Any) -> None:
-    """Closes a connection. Ignores errors: the way through the jump host may end at the same
-    moment.
+    """Closes a connection.
+
+    Ignores errors, because the connection through the jump host may end at the same time.
     """
     with suppress(Exception):
         transport.close()
@@ -401,12 +403,12 @@ def _end(transport: Any) -> None:
 def _converse(
     connection: Connection, command: str, stdin: str | bytes | None, timeout: float
 ) -> Result:
-    """Runs one command in a separate session.
+    """Runs a command in a separate session.
 
     Raises:
-        TimeoutError: it had not ended GRACE seconds past its time.
-        LinkLost: the connection died. The command may still run, until `timeout` ends it.
-        TooMuch: its answer does not end.
+        TimeoutError: it is still running GRACE seconds after its timeout.
+        LinkLost: the connection was lost. The command may run until `timeout` ends it.
+        TooMuch: it printed more than MOST_SAID bytes.
     """
     began = time.monotonic()
     channel = connection.create_session()
@@ -433,7 +435,7 @@ def _converse(
 
 
 def _drain(channel: Any, deadline: float) -> tuple[bytes, bytes]:
-    """Returns all output of a command, when it has ended."""
+    """Returns the complete output of a command once it has ended."""
     out, err = bytearray(), bytearray()
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)

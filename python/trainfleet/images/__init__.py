@@ -1,9 +1,7 @@
-"""The images that jobs run in: their recipes, their builds, and their pushes to ECR under a tag of
-their content.
+"""Container images for jobs: their recipes, builds, and pushes to ECR with content-based tags.
 
-image_recipe.py  arguments, tag and changed layers, from the lock, docker/Dockerfile and the code.
-                 Pure
-builders.py      docker, podman or buildah: which one works here, and its commands
-building.py      make build: the image of a recipe, built if missing
-ecr.py           make push: AWS's registry
+image_recipe.py:  arguments, tag and changed layers, from the lock, docker/Dockerfile and the code
+builders.py:      selection and commands of docker, podman or buildah
+building.py:      make build, which builds the image of a recipe if it is missing
+ecr.py:           make push, which uploads the image to AWS's registry
 """

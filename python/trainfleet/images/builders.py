@@ -1,6 +1,4 @@
-"""docker, podman or buildah: which one works on this machine, and its commands to build, inspect
-and push.
-"""
+"""Selects docker, podman or buildah, and provides commands to build, inspect and push images."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ from ..trust.errors import ImageError
 from ..trust.safe_output import visible
 from .image_recipe import ARCHITECTURE, DOCKERFILE
 
-ANSWER = 60.0  # seconds for a query
-NATIVE = ("x86_64", "AMD64")  # machines that build for the fleet without --platform
+ANSWER = 60.0  # timeout in seconds of a query
+NATIVE = ("x86_64", "AMD64")  # machines that build amd64 images without --platform
 
 
 @dataclass(frozen=True)
 class LocalImage:
-    """An image on this machine: its labels, its processor, and the bytes of each layer, from the
-    base up.
+    """An image on this machine, with its labels, its processor, and the bytes of each layer from
+    the base up.
     """
 
     labels: Mapping[str, str]
@@ -38,14 +36,15 @@ class LocalImage:
 
 @dataclass(frozen=True)
 class Builder:
-    """A program that builds images. docker and podman share most arguments; buildah inspects with
-    others.
+    """A program that builds images.
+
+    docker and podman share most arguments; buildah needs others to inspect images.
     """
 
     name: str
 
     def works(self) -> str:
-        """Returns why the program can't be used here; "" if it can."""
+        """Returns the reason why the program can't be used here, or ""."""
         if shutil.which(self.name) is None:
             return "is not installed"
         said = self.run("version" if self.name == "buildah" else "info")
@@ -58,12 +57,12 @@ class Builder:
     def build(
         self, reference: str, arguments: Mapping[str, str], secrets: Mapping[str, str], context: str
     ) -> list[str]:
-        """Returns the command that builds the context. A secret's value is in the file that it
-        names, never in the command.
+        """Returns the command that builds the context.
 
-        No `--label`: with one, buildah commits stages without steps again, and never finds the
-        stages above them in its cache (buildah 1.28, imagebuildah/stage_executor.go). The
-        Dockerfile sets the labels from its arguments.
+        Secrets are passed as files, never in the command. The command has no `--label`, because
+        that breaks the cache of buildah 1.28. buildah then commits stages without steps again, and
+        misses its cache for later stages (imagebuildah/stage_executor.go). The Dockerfile sets the
+        labels from its arguments.
         """
         foreign = [] if platform.machine() in NATIVE else [f"--platform=linux/{ARCHITECTURE}"]
         own = ["--progress=plain"] if self.name == "docker" else ["--layers", "--format=docker"]
@@ -80,7 +79,7 @@ class Builder:
         ]
 
     def find(self, reference: str) -> LocalImage | None:
-        """Returns the image of that name on this machine, if it exists."""
+        """Returns the image with that name on this machine, or None."""
         if self.name == "buildah":
             said = self.run("inspect", "--type=image", reference)
             return _of_buildah(said.stdout) if said.returncode == 0 else None
@@ -93,7 +92,7 @@ class Builder:
         )
 
     def names(self, label: str) -> list[str]:
-        """Returns the images on this machine that have a label, the newest first."""
+        """Returns the names of local images that have a label, newest first."""
         form = "{{.Name}}:{{.Tag}}" if self.name == "buildah" else "{{.Repository}}:{{.Tag}}"
         said = self.run("images", f"--filter=label={label}", f"--format={form}")
         return [line for line in said.stdout.splitlines() if "<none>" not in line]
@@ -103,13 +102,15 @@ class Builder:
         return self.run("login", "--username", user, "--password-stdin", host, stdin=token)
 
     def push(self, reference: str, target: str) -> list[Sequence[str]]:
-        """Returns the commands that push an image under another name."""
+        """Returns the commands that push an image under the name `target`."""
         if self.name == "docker":
             return [["docker", "tag", reference, target], ["docker", "push", target]]
         return [[self.name, "push", reference, f"docker://{target}"]]
 
     def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Runs the program; returns a failure if it does not answer."""
+        """Runs the program. Returns a failed process if it can't be started or does not end in
+        time.
+        """
         command = [self.name, *words]
         try:
             return subprocess.run(
@@ -130,8 +131,9 @@ BUILDERS = (Builder("docker"), Builder("podman"), Builder("buildah"))
 
 
 def choose() -> tuple[Builder, str]:
-    """Returns the first builder that works here, and why the ones before it do not; ImageError if
-    none works.
+    """Returns the first builder that works here, and the reasons why earlier builders do not.
+
+    Raises ImageError if no builder works here.
     """
     refused: list[str] = []
     for builder in BUILDERS:
@@ -161,7 +163,7 @@ def _of_docker(text: str, history: str) -> LocalImage | None:
 
 
 def _record(text: str) -> dict[str, Any]:
-    """Returns the object, or the first of a list; an empty one for any other output."""
+    """Returns the JSON object, or the first object in a list, or {} for other output."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -1,4 +1,6 @@
-"""make build: builds the image of a recipe unless it exists here; explains a builder's failure."""
+"""Implements make build: builds the image of a recipe if it is missing, and explains failures of
+the builder.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,17 @@ from ..trust.safe_output import shown
 from .builders import Builder, LocalImage
 from .image_recipe import ARCHITECTURE, LAYERS, PARTS, ImageRecipe, write_context
 
-KEPT = 40  # last lines of a builder that are searched for the cause of its failure
-SHOWN, MOST = 6, 600  # lines in a message, and letters of a line
-CERTIFICATES = {  # pip's option: its secret in docker/Dockerfile, and the secret's mount point
+KEPT = 40  # last lines of output to search for the cause of a failure
+SHOWN, MOST = 6, 600  # maximum lines in a message, and characters per line
+# option of pip → its secret in docker/Dockerfile, and the path of the secret in the build
+CERTIFICATES = {
     "cert": ("ca", "/etc/ssl/certs/ca-certificates.crt"),
     "client-cert": ("client", "/run/secrets/client"),
 }
 ADDRESSES = ("index-url", "extra-index-url", "find-links")
 PASSWORD = "TRAINFLEET_PIP_PASSWORD"
 Say = Callable[[str], None]
-# buildah and podman: "[8/8] STEP 7/23: RUN ..."; docker --progress=plain: "#9 [image 7/23] RUN ..."
+# Steps are "[8/8] STEP 7/23: RUN ..." in buildah and podman, "#9 [image 7/23] RUN ..." in docker.
 STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP (\d+/\d+): (.+)|#\d+ \[(?:[\w-]+ )?(\d+/\d+)\] (.+)")
 CACHED = re.compile(r"--> Using cache|#\d+ CACHED")
 NOISE = re.compile(
@@ -41,17 +44,18 @@ NOISE = re.compile(
     r"|sha256:|extracting |exporting |naming |writing )"
     r"|(?:\[\d+/\d+\] )?COMMIT |Successfully tagged |[0-9a-f]{64}$|#\d+$|$"
 )
-# instructions that may take time; others only change the configuration
+# Instructions that may take long. Others only change the configuration.
 AT_WORK = re.compile(r"FROM (?![0-9a-f]{64})|COPY|RUN")
-WIDTH = 66  # letters of an instruction
+WIDTH = 66  # maximum characters of an instruction
 NEWLINE = "\n"
-LONG = 1.0  # seconds from which the time of a step is shown
+LONG = 1.0  # seconds from which the duration of a step is shown
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """The meaning of a builder's output. Without `in_steps`, it is ignored if a step has failed, as
-    steps also talk to other hosts.
+    """A known failure in a builder's output, with its cause and the next command.
+
+    Without `in_steps`, it is ignored if a step has failed, because steps also contact other hosts.
     """
 
     says: str
@@ -60,7 +64,7 @@ class Trouble:
     in_steps: bool = True
 
 
-# buildah, docker, podman
+# messages of buildah, docker and podman for a failed step
 IN_STEP = re.compile(r"building at STEP|did not complete successfully|while running runtime")
 FULL = Trouble(
     r"no space left on device|disk quota exceeded",
@@ -129,11 +133,10 @@ PUSHES = (
 
 
 def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> LocalImage:
-    """Returns the image of a recipe, built if missing, with the name `recipe.reference` on this
-    machine.
+    """Returns the local image `recipe.reference`, which it builds if it is missing.
 
     Raises:
-        ImageError: it could not be built. Then no image has its name.
+        ImageError: the build failed. No image has this name afterwards.
     """
     if found := builder.find(recipe.reference):
         say(f"{recipe.reference} exists: {describe(found)}")
@@ -147,7 +150,7 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
     )
     say(f"rebuilt: {', '.join(rebuilt)}{kept}")
     layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
-    # buildah warns about each missing argument
+    # buildah warns about each missing argument.
     unset = {name: "" for _, names in PARTS.values() for name in names}
     arguments = (
         unset
@@ -177,8 +180,9 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
 
 
 def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
-    """Returns the image if it is the recipe's; ImageError if another image has its name, or it is
-    for another processor.
+    """Returns the image if it matches the recipe.
+
+    Raises ImageError if its tag or its processor differs.
     """
     if found.architecture != ARCHITECTURE:
         why = (
@@ -196,7 +200,7 @@ def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
 
 
 def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
-    """Returns the newest image of the same platform on this machine, and its label of layers."""
+    """Returns the newest local image of the same platform, and its label with the layer hashes."""
     for name in builder.names(f"trainfleet.platform={recipe.platform}"):
         found = builder.find(name)
         if found and (label := found.labels.get(LAYERS)):
@@ -205,7 +209,7 @@ def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
 
 
 def describe(found: LocalImage) -> str:
-    """Describes its size, and that of the layer of code."""
+    """Returns a description of an image: its size, its layers, and the size of the code layer."""
     last = f", the last of {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
 
@@ -213,8 +217,9 @@ def describe(found: LocalImage) -> str:
 def run_builder(
     builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = ""
 ) -> None:
-    """Runs a builder's command and shows its output; ImageError with its last lines and their
-    meaning.
+    """Runs a builder's command and shows its output.
+
+    Raises ImageError with the last lines and the cause.
     """
     process = subprocess.Popen(
         words,
@@ -238,7 +243,7 @@ def run_builder(
 def explained(
     builder: Builder, lines: list[str], what: str, troubles: Sequence[Trouble], base: str
 ) -> ImageError:
-    """Returns the error for a builder's output."""
+    """Returns the error that explains a builder's output."""
     said = [
         f"{line[:MOST]} ..." if len(line) > MOST else line
         for line in lines
@@ -263,9 +268,7 @@ def explained(
 
 @contextmanager
 def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
-    """Yields the files of secrets that a build mounts: a pip.conf of package sources, and the
-    certificates to reach them.
-    """
+    """Yields the secret files of a build: a pip.conf with package sources, and certificates."""
     settings = package_sources(say)
     found = {}
     for name, (secret, target) in CERTIFICATES.items():
@@ -284,11 +287,12 @@ def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
 
 
 def package_sources(say: Say) -> dict[str, str]:
-    """Returns pip's options for the package sources that a build can reach, and names the others.
+    """Returns pip's options for the package sources that a build can reach. Prints the ignored
+    options.
 
     Raises:
         ImageError: the configuration can't be read, names a missing certificate, or leaves no
-            source that a build can reach.
+            reachable source.
     """
     script = str(ROOT / "scripts" / "pip_sources.py")
     found = json.loads(
@@ -324,7 +328,7 @@ def package_sources(say: Say) -> dict[str, str]:
 
 
 def reachable(name: str, addresses: str, say: Say) -> str:
-    """Returns an option's addresses except folders of this machine, which it names."""
+    """Returns the addresses of an option, except local folders. Prints the ignored folders."""
     local = [word for word in addresses.split() if "://" not in word or word.startswith("file:")]
     if local:
         say(
@@ -335,7 +339,9 @@ def reachable(name: str, addresses: str, say: Say) -> str:
 
 
 def hide_passwords(settings: Mapping[str, str]) -> None:
-    """Hides the passwords of these addresses in all output of this process."""
+    """Registers the passwords in these addresses, so that they are hidden in all output of this
+    process.
+    """
     addresses = [word for value in settings.values() for word in value.split() if "://" in word]
     passwords = [found for address in addresses if (found := urlsplit(address).password)]
     for number, password in enumerate(passwords):
@@ -344,9 +350,7 @@ def hide_passwords(settings: Mapping[str, str]) -> None:
 
 
 def commit_of(root: Path = ROOT) -> str:
-    """Returns the commit of this checkout, with + if files differ from it; `unknown` without a
-    commit.
-    """
+    """Returns the commit of this checkout, or `unknown`. A + means uncommitted changes."""
     said = [
         subprocess.run(
             ["git", "--no-optional-locks", "-C", str(root), *words],
@@ -364,15 +368,16 @@ def commit_of(root: Path = ROOT) -> str:
 
 
 class BuildSteps:
-    """The output lines of one builder's command. The line of the running step stays open until the
-    step ends or prints something.
+    """Prints a builder's output.
+
+    The line of the running step stays open until the step ends or prints a line.
     """
 
     def __init__(self, builder: str) -> None:
         self.builder, self.runs, self.open, self.began = builder, False, False, 0.0
 
     def take(self, text: str) -> None:
-        """Handles one line of the builder's output."""
+        """Handles a line of the builder's output."""
         if match := STEP.match(text):
             self.end()
             number, instruction = (part for part in match.groups() if part)
@@ -386,7 +391,7 @@ class BuildSteps:
             self.open = False
 
     def end(self, how: str = "") -> None:
-        """Prints how the running step has ended, or its duration."""
+        """Ends the line of the running step with `how`, or with its duration."""
         seconds = time.monotonic() - self.began
         outcome = how or (f"{seconds:.0f} s" if seconds > LONG else "")
         if self.runs and (self.open or outcome):
@@ -395,6 +400,6 @@ class BuildSteps:
 
 
 def short(text: str) -> str:
-    """Returns the text on one line, without the options of RUN, cut if it is long."""
+    """Returns an instruction on one line, without mount options and shortened."""
     text = re.sub(r" --mount=\S+", "", " ".join(text.split()))
     return text if len(text) < WIDTH else f"{text[: WIDTH - 4]} ..."

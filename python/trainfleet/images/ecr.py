@@ -1,8 +1,8 @@
-"""AWS's registry: a repository with scans, immutable tags and clean-up rules; its images; and
-pushes that can't overwrite.
+"""Manages the image repository in ECR: scans, immutable tags, lifecycle rules, and pushes without
+overwriting.
 
-https://docs.aws.amazon.com/AmazonECR/latest/userguide/ - a layer is stored before the manifest that
-names it, so a push that fails leaves no tag.
+Source: https://docs.aws.amazon.com/AmazonECR/latest/userguide/. ECR stores layers before the
+manifest that names them, so a failed push leaves no tag.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MANIFESTS = [
     "application/vnd.oci.image.manifest.v1+json",
 ]
 UNTAGGED_DAYS, KEPT_IMAGES = 14, 50
-CONFIG = 1 << 20  # most bytes of an image's configuration
+CONFIG = 1 << 20  # maximum bytes of an image's configuration
 SECONDS = 30
 POLICY = {
     "rules": [
@@ -60,7 +60,7 @@ POLICY = {
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image in the registry: its labels, its processor, and its bytes there."""
+    """An image in the registry, with its labels, its processor and its stored size in bytes."""
 
     labels: Mapping[str, str]
     architecture: str
@@ -68,7 +68,7 @@ class StoredImage:
 
 
 class Registry:
-    """The repository of trainfleet's images in one account and region."""
+    """The repository of trainfleet's images in an account and region."""
 
     def __init__(self, calls: Calls, account: str, repository: str = NAME) -> None:
         self.calls, self.account, self.repository = calls, account, repository
@@ -77,7 +77,7 @@ class Registry:
 
     @classmethod
     def of(cls, reference: str) -> Registry | None:
-        """Returns the registry of an image's name; None if it is not in ECR."""
+        """Returns the registry in an image's name, or None if it is not in ECR."""
         host, _, rest = reference.partition("/")
         match = HOST.fullmatch(host)
         return (
@@ -90,12 +90,11 @@ class Registry:
         return f"{self.host}/{self.repository}:{tag}"
 
     def find(self, tag: str) -> StoredImage | None:
-        """Returns the image with this tag, or this digest (`sha256:...`), by its configuration;
-        None if it does not exist.
+        """Returns the image with this tag or digest (`sha256:...`), or None if it does not exist.
 
         Raises:
-            CloudError: the registry can't be asked.
-            ImageError: its manifest is not that of an image for one processor.
+            CloudError: the registry can't be queried.
+            ImageError: the manifest is not that of an image for one processor.
         """
         identity = {"imageDigest": tag} if tag.startswith("sha256:") else {"imageTag": tag}
         images: list[Any] = []
@@ -114,15 +113,16 @@ class Registry:
         return self._stored(str(images[0].get("imageManifest", "")), tag) if images else None
 
     def holder(self, image: str, owner: str = "") -> str | None:
-        """Returns a tag by which a config holds the image of this recipe's tag, preferably the
-        owner's; None if no config holds it.
+        """Returns a tag under which a config uses this image, preferably the tag of `owner`.
+
+        Returns None if no config uses it.
         """
         held = {tag for tag, _ in holders(self.calls) if tag.partition(".")[2] == image}
         mine = held_as(owner, image)
         return mine if mine in held else min(held, default=None)
 
     def _share(self, theirs: str, mine: str) -> None:
-        """Adds a tag to an image, so that it stays when another config releases it."""
+        """Adds a tag to an image, so that it remains after another config has released it."""
         answer = self.calls(
             "ecr",
             "BatchGetImage",
@@ -168,12 +168,11 @@ class Registry:
             ) from error
 
     def provide(self, say: Say, tags: Mapping[str, str]) -> None:
-        """Makes the repository if it is missing: scanned at each push, with immutable tags, and
-        with rules for old images.
+        """Creates the repository if it is missing, with scans, immutable tags and lifecycle rules.
 
         Raises:
-            CloudError: AWS refuses.
-            ImageError: a repository with mutable tags exists.
+            CloudError: AWS refused a request.
+            ImageError: the repository exists with mutable tags.
         """
         try:
             described = self.calls(
@@ -206,7 +205,7 @@ class Registry:
             )
 
     def _create(self, tags: Mapping[str, str]) -> None:
-        with passing("RepositoryAlreadyExistsException"):  # another push was faster
+        with passing("RepositoryAlreadyExistsException"):  # Another push has created it.
             self.calls(
                 "ecr",
                 "CreateRepository",
@@ -225,8 +224,9 @@ class Registry:
         )
 
     def token(self) -> tuple[str, str]:
-        """Returns user and password for twelve hours of pulls and pushes, shown nowhere; CloudError
-        if AWS refuses.
+        """Returns a user and password, valid for twelve hours. Callers must not show them.
+
+        Raises CloudError if AWS refuses, and ImageError if the token is invalid.
         """
         granted = self.calls("ecr", "GetAuthorizationToken")["authorizationData"][0]
         try:
@@ -242,11 +242,12 @@ class Registry:
     def push(
         self, recipe: ImageRecipe, builder: Builder, say: Say, tags: Mapping[str, str], owner: str
     ) -> str:
-        """Pushes a recipe's image unless any config holds it, and returns the name by which the
-        config `owner` then holds it.
+        """Pushes a recipe's image unless a config already uses it.
+
+        Returns the name under which the config `owner` uses it.
 
         Raises:
-            CloudError, ImageError: the push failed. No new tag exists.
+            CloudError, ImageError: the push failed, and no new tag exists.
         """
         mine = held_as(owner, recipe.tag)
         target = self.name(mine)
@@ -288,16 +289,17 @@ class Registry:
 
 
 def _download(address: str) -> str:
-    """Returns the text at an address that ECR has signed. OSError if it can't be downloaded."""
-    from urllib.request import urlopen  # loaded only to read an image
+    """Returns the text at a presigned address of ECR. Raises OSError if it can't be downloaded."""
+    from urllib.request import urlopen  # imported only to read an image
 
     with urlopen(address, timeout=SECONDS) as stream:
         return str(stream.read(CONFIG).decode())
 
 
 def require_content(stored: StoredImage, recipe: ImageRecipe, where: str) -> None:
-    """Raises ImageError if the tagged image was not made from the recipe: tags are immutable, so no
-    push can fix that.
+    """Raises ImageError if a tagged image does not match its recipe.
+
+    Tags are immutable, so a push can't replace it.
     """
     if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
         why = f"its label has the tag {said or 'nothing'}: somebody has pushed it by hand"

@@ -1,5 +1,5 @@
-"""The parts of an image. Pure except for reading this checkout: the same checkout and platform give
-the same tag everywhere.
+"""Defines the content of an image. The same checkout and platform give the same tag on every
+machine.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..hosts.tar import LOCKS, content_hash
 
 DOCKERFILE = "docker/Dockerfile"
 NAME = "trainfleet"
-TAG = "image-tag"  # file next to the code, with the tag of its image
+TAG = "image-tag"  # file with the image's tag, next to the code
 LAYERS = f"{NAME}.layers"  # label with the hash of each layer
-ARCHITECTURE = "amd64"  # processor of every instance type in the table (hardware/node_types.py)
-# Parts of each layer, from the rarest change to the most common: files of the checkout, and
-# arguments of the Dockerfile. The layer of code has all files.
+ARCHITECTURE = "amd64"  # processor of all instance types (hardware/node_types.py)
+# Inputs of each layer: files of the checkout, and arguments of the Dockerfile. The layers are
+# ordered from rare to frequent changes. The last layer, code, has all files.
 PARTS = {
     "system": (("scripts/build_tools.sh",), ("BASE_IMAGE",)),
     "fabric": (
@@ -42,7 +42,9 @@ PARTS = {
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """One image. `arguments` are the Dockerfile's; `files` are its context, by path; `lock` names
+    """The inputs of an image.
+
+    `arguments` are those of the Dockerfile, `files` is the build context by path, and `lock` names
     the pinned versions.
     """
 
@@ -57,7 +59,9 @@ class ImageRecipe:
 
     @property
     def tag(self) -> str:
-        """Returns a tag that changes with any byte of the image, except the user and the commit."""
+        """Returns a tag that depends on all content of the image, except the user and the
+        commit.
+        """
         arguments = {f"--{name}": value.encode() for name, value in self.arguments}
         return f"{self.platform}-{content_hash({**self.files, **arguments})}"
 
@@ -68,7 +72,7 @@ class ImageRecipe:
 
     @property
     def layers(self) -> dict[str, str]:
-        """Returns a hash of each layer and all layers below it."""
+        """Returns a hash per layer, which includes all layers below it."""
         given, found, under = dict(self.arguments), {}, self.files[DOCKERFILE]
         for name, (files, arguments) in PARTS.items():
             parts = {file: self.files[file] for file in files} | {
@@ -107,11 +111,11 @@ def _arguments(platform: PinnedPlatform, base: str) -> Iterator[tuple[str, str]]
 
 
 def write_context(recipe: ImageRecipe, folder: Path) -> None:
-    """Writes the image's files, and no others, to `folder`, without times, so that caches hold.
+    """Writes only the image's files to `folder`, with fixed times, so that build caches stay valid.
 
-    The tag is one of them, as buildah's cache knows a step by its line and not by the line's
-    arguments. With the same code and another base or user, it would use the labels and the USER of
-    the earlier image.
+    The tag is one of the files, because buildah's cache compares lines of the Dockerfile without
+    their arguments. Otherwise an image with the same code but another base or user would get the
+    labels and USER of an earlier image.
     """
     for name, content in {**recipe.files, TAG: f"{recipe.tag}\n".encode()}.items():
         path = folder / name

@@ -1,17 +1,15 @@
-"""Files by which hosts that share a folder agree: names that one process can claim, and files that
-are rewritten in place.
+"""Coordinates hosts through files in a shared folder: claims on names, and files that are rewritten
+in place.
 
-A claim gives a name to one process on one host, once and for all. It is a file, created by link(2),
-which a file server carries out whole or not at all and refuses where the name exists. Over NFS the
-answer to a link that was made can be lost, and the repeated request then fails as if another had
-made it: the number of links of the file that was to be linked tells (open(2), under O_EXCL). A lock
-would not do: flock(2) of a host that has died lives on at the server for 90 s and more, and Lustre
-may be mounted without it.
+A claim permanently assigns a name to one process on one host. It is a file that link(2) creates,
+which is atomic on file servers and fails if the name exists. Over NFS, the reply to a successful
+link may be lost, and the retry then fails. The link count of the source file therefore decides
+(open(2), under O_EXCL). Locks are not suitable. The server keeps the flock(2) of a dead
+host for 90 s or more, and Lustre may be mounted without locks.
 
-A file that is rewritten in place has the same length each time, and readers open it again each
-time: a client of NFS or Lustre then asks the server. One that were replaced (rename) could be
-seen for seconds as it was, by a client that remembers where its name led; and a listing, for up to
-a minute.
+A file that is rewritten in place keeps its length, and readers reopen it each time. The client of
+NFS or Lustre then queries the server. A client may cache the old version of a renamed file for
+seconds, and a listing for up to a minute.
 """
 
 from __future__ import annotations
@@ -25,12 +23,13 @@ from ..process import file_systems
 from ..trust import untrusted_input
 from .run_folder import make_folder, unwritable
 
-ROOM = 512  # bytes of a file that is rewritten in place, if its text is no longer
+ROOM = 512  # minimum bytes of a file that is rewritten in place
 
 
 def rewrite(path: Path, text: str, durable: bool = False, start: int = 0) -> None:
-    """Rewrites a file in place, from the byte `start`; blanks fill it up. `durable`: it outlives a
-    power cut. OSError where it can't be written.
+    """Rewrites a file in place from byte `start`, padded with blanks. Raises OSError on failure.
+
+    `durable` makes the new content survive a power failure.
     """
     content = text.encode()
     file = untrusted_input.opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
@@ -43,8 +42,9 @@ def rewrite(path: Path, text: str, durable: bool = False, start: int = 0) -> Non
 
 
 def claim(path: Path, text: str) -> bool:
-    """Creates a file with this text for good; False if there was one. RunError where it can't be
-    written.
+    """Creates a permanent file with this text. Returns False if the name is already taken.
+
+    Raises RunError if the file can't be written.
     """
     make_folder(path.parent)
     part = path.with_name(f".{secrets.token_hex(8)}")
@@ -65,12 +65,13 @@ def _write(path: Path, text: str) -> None:
     with open(path, "x", encoding="utf-8", opener=untrusted_input.opener) as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())  # a claim must outlive a power cut
+        os.fsync(file.fileno())  # A claim must survive a power failure.
 
 
 def look_again(*folders: Path) -> None:
-    """Lists folders: a client of NFS, which may remember for a minute that a name was not there,
-    asks its server then.
+    """Lists folders, so that an NFS client updates its cache.
+
+    Otherwise it may report for a minute that a new file does not exist.
     """
     for folder in folders:
         with suppress(OSError):

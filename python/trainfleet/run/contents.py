@@ -1,10 +1,10 @@
-"""Lists the files that the program writes into the folders of runs and datasets, and into the
-folder that hosts share: a row per kind of file.
+"""Declares each kind of file that trainfleet writes to run folders, dataset folders and the shared
+folder.
 
-Backends take the paths of their files from these rows. `make clean` reads them, here, on hosts
-and in S3: what no row declares is somebody else's, and stays. A name is a path in the folder:
-{words} stand for what differs, and a name that ends with a slash for a folder with all that is in
-it. Standard library only.
+Backends derive file paths from these declarations. `make clean` uses them on this machine, on hosts
+and in S3, and keeps all undeclared files. A name is a path relative to the folder, with {words} as
+placeholders. A trailing slash declares a folder with all its content. This module needs only the
+standard library.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from ..trust import untrusted_input
 
 RUN, DATASET, SHARED = "a run's folder", "a dataset's folder", "the folder that hosts share"
-# What may stand for a word in braces, as POSIX extended expressions: find(1) on a host reads them
-# too.
+# Placeholder → its pattern, as a POSIX extended regular expression because find(1) on hosts also
+# uses it.
 WORDS = {
     "node": "[0-9]+",
     "job": "[0-9]+",
@@ -37,8 +37,10 @@ WORDS = {
 
 @dataclass(frozen=True)
 class FileKind:
-    """A kind of file. `again`: it can be made again. `signs`: only the program's own folders have
-    one.
+    """A kind of file.
+
+    `again` marks files that can be recreated. `signs` marks files that only folders of trainfleet
+    contain.
     """
 
     name: str
@@ -47,13 +49,17 @@ class FileKind:
     signs: bool = False
 
     def at(self, folder: Path | str, **words: object) -> Path:
-        """The path of one of the kind, behind which no link is followed."""
+        """Returns the path of a file of this kind. Also seals the folder, so that links in it are
+        not followed.
+        """
         untrusted_input.seal(Path(folder))
         return Path(folder, self.name.format(**words))
 
     @property
     def pattern(self) -> str:
-        """Matches the names of the kind, and those under which a file lies until it is whole."""
+        """Returns a pattern for the names of this kind, including temporary names of incomplete
+        files.
+        """
         parts = re.split(r"\{(\w+)\}", self.name)
         name = "".join(
             WORDS[part] if place % 2 else part.replace(".", "[.]")
@@ -66,7 +72,9 @@ class FileKind:
 
     @property
     def glob(self) -> str:
-        """As `pattern`, roughly, for Path.glob: a folder, and not what is in it."""
+        """Returns an approximation of `pattern` for Path.glob. It matches a folder, but not its
+        content.
+        """
         return re.sub(r"\{\w+\}", "*", self.name.rstrip("/"))
 
 
@@ -78,7 +86,7 @@ def _declare(name: str, *folders: str, again: bool = False, signs: bool = False)
     return KINDS[-1]
 
 
-# Of a job, in the folder of its run or its dataset: backends/, node/
+# Job files in the folder of a run or dataset: backends/, node/
 NODE_LOG = _declare("logs/node-{node}.log", RUN, DATASET)
 ENGINE_LOG = _declare("logs/engine-{node}.log", RUN, DATASET)
 JOB_LOG = _declare("logs/slurm.log", RUN, DATASET)
@@ -93,7 +101,7 @@ START = _declare("nodes/slurm-{job}-{start}/", RUN, DATASET)
 LOCK = _declare("lock", RUN, DATASET, again=True, signs=True)
 SYNCED = _declare(".link.json", RUN, DATASET, signs=True)
 
-# Of a dataset: data/, report/plots.py
+# Dataset files: data/, report/plots.py
 _declare("plan.json", DATASET, signs=True)
 _declare("manifest.json", DATASET, signs=True)
 _declare("tokenizer.json", DATASET, signs=True)
@@ -108,7 +116,7 @@ _declare("cache/{digest}-{number}", DATASET)
 _declare("cache/{digest}-{number}.{process}.partial", DATASET)
 _declare("lengths.png", DATASET)
 
-# Of a run: run/run_folder.py, launch/, health/lease.py, health/heartbeat.py, hosts/head.py,
+# Run files: run/run_folder.py, launch/, health/lease.py, health/heartbeat.py, hosts/head.py,
 # engine/, report/
 _declare("config.yaml", RUN)
 _declare("given.yaml", RUN, signs=True)
@@ -138,7 +146,7 @@ _declare("rehearsal.json", RUN)
 _declare("scaling.json", RUN)
 _declare("scaling.md", RUN)
 
-# Of the folder that hosts share, beside runs/ and data/: hosts/host_setup.py, hosts/preflight.py
+# Files in the shared folder, next to runs/ and data/: hosts/host_setup.py, hosts/preflight.py
 _declare("env/", SHARED)
 _declare("code/", SHARED)
 _declare("ssh/", SHARED)
@@ -146,18 +154,16 @@ _declare(".fleet/", SHARED)
 
 
 def kinds(folder: str) -> list[FileKind]:
-    """The kinds of files that a folder of this sort, such as RUN, has of the program."""
+    """Returns the kinds of files that trainfleet writes to this type of folder, such as RUN."""
     return [kind for kind in KINDS if folder in kind.folders]
 
 
 def pattern_of(folder: str) -> str:
-    """Matches each name in a folder of this sort that is the program's, as a POSIX extended
-    expression.
-    """
+    """Returns a POSIX extended regular expression for trainfleet's files in this type of folder."""
     return "|".join(kind.pattern for kind in kinds(folder))
 
 
 def strangers(folder: str, names: Iterable[str]) -> list[str]:
-    """Those of the names in a folder of this sort that are not the program's."""
+    """Returns the names in this type of folder that trainfleet did not write."""
     ours = re.compile(pattern_of(folder))
     return [name for name in names if not ours.fullmatch(name)]

@@ -1,9 +1,10 @@
 """Sends metrics to Weights & Biases, MLflow and Trackio (train.loggers).
 
-Each library runs in a separate thread behind a queue, so that neither its errors nor a hanging
-network reach training. A failure is reported once, in the node's log and as an event; the run's own
-files have every line in any case. The libraries' own environment variables configure destination
-and key (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...); fleet.secrets passes them to the nodes.
+Each library runs in a separate thread behind a queue, so that its errors or a hanging network do
+not affect training. A failure is reported once, in the node's log and as an event. The run folder
+still has all metrics. The libraries' environment variables set the destination and the key
+(WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...). fleet.secrets passes these variables to the
+nodes.
 
 docs.wandb.ai/ref/python/init, mlflow.org/docs/latest/python_api/mlflow.html,
 huggingface.co/docs/trackio
@@ -25,8 +26,8 @@ from urllib.parse import urlsplit
 from ..process.install_paths import installing_package
 
 PROJECT = "trainfleet"
-PATIENCE = 30.0  # seconds for the last lines to be sent at the end
-MOST = 10_000  # lines that wait for a service: then the oldest are dropped
+PATIENCE = 30.0  # seconds to send the last lines at the end
+MOST = 10_000  # maximum lines in a queue, after which the oldest are dropped
 Metrics = Mapping[str, float]
 
 
@@ -38,7 +39,7 @@ class Service(Protocol):
 
 
 class Wandb:
-    """A run of Weights & Biases, which a resume continues."""
+    """A run of Weights & Biases. A resume continues the same run."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         wandb = importlib.import_module("wandb")
@@ -59,7 +60,7 @@ class Wandb:
 
 
 class Mlflow:
-    """A run of MLflow, found again by its tag."""
+    """A run of MLflow. A resume finds it by its tag."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         self.mlflow = importlib.import_module("mlflow")
@@ -80,7 +81,7 @@ class Mlflow:
 
 
 class Trackio:
-    """A run of Trackio, found again by its name."""
+    """A run of Trackio. A resume finds it by its name."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         self.trackio = importlib.import_module("trackio")
@@ -100,11 +101,11 @@ SERVICES: dict[str, Callable[[str, str, Mapping[str, Any], Path], Service]] = {
 }
 
 
-Failed = Callable[[str, str], None]  # takes the service that gets no more lines, and why
+Failed = Callable[[str, str], None]  # callback with the failed service and the reason
 
 
 def lack(kind: str) -> str:
-    """Returns why this Python can't open a service in this environment; "" if it may."""
+    """Returns the reason why this Python can't use a service, or ""."""
     if importlib.util.find_spec(kind) is None:
         return f"{kind} is not installed: {installing_package(kind)}"
     if (
@@ -120,8 +121,9 @@ def lack(kind: str) -> str:
 
 
 def _has_wandb_key() -> bool:
-    """Tells whether wandb finds a key where it looks for one:
-    docs.wandb.ai/models/track/environment-variables.
+    """Tells whether wandb can find an API key.
+
+    Source: docs.wandb.ai/models/track/environment-variables.
     """
     if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
         return True
@@ -131,11 +133,11 @@ def _has_wandb_key() -> bool:
     except FileNotFoundError:
         return False
     except (netrc.NetrcParseError, OSError):
-        return True  # wandb itself says what is wrong with it
+        return True  # wandb reports the problem when it starts.
 
 
 class Logger:
-    """One service of a run, in its thread."""
+    """A service of a run, with its thread and its queue."""
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class Logger:
         self.thread.start()
 
     def put(self, item: tuple[int, Metrics] | str) -> None:
-        """Hands a line over, or the status at the end; never waits."""
+        """Queues a line of metrics, or the final status. Never blocks."""
         while True:
             try:
                 self.lines.put_nowait(item)
@@ -171,7 +173,8 @@ class Logger:
             while not isinstance(item := self.lines.get(), str):
                 service.log(*item)
             service.close(item)
-        except BaseException as error:  # SystemExit too: whatever a library does, the run continues
+        # Includes SystemExit, because no failure of a library may end the run.
+        except BaseException as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == self.kind
             why = (
                 f"it is not installed: {installing_package(self.kind)}"
@@ -181,7 +184,7 @@ class Logger:
             self.tell(f"{' '.join(why.split())[:400]}; training continues without it")
 
     def tell(self, why: str) -> None:
-        """Says in the node's log, and to whoever opened it, that the service gets no more lines."""
+        """Reports the failure of the service in the node's log and to the callback."""
         print(f"logger {self.kind} has failed: {why}", flush=True)
         self.failed(self.kind, why)
 
@@ -198,8 +201,9 @@ class Loggers:
         folder: Path,
         failed: Failed,
     ) -> None:
-        """`identity` distinguishes the run from others of its name; `config`: dotted keys and their
-        values.
+        """Opens the services.
+
+        `identity` distinguishes runs with the same name. `config` maps dotted keys to values.
         """
         self.all = [Logger(kind, name, identity, config, folder, failed) for kind in kinds]
 
@@ -208,7 +212,7 @@ class Loggers:
             logger.put((step, metrics))
 
     def close(self, status: str, patience: float = PATIENCE) -> None:
-        """Flushes every queue; a service that does not answer is abandoned after `patience`
+        """Flushes all queues. Abandons a service that has not finished within `patience`
         seconds.
         """
         for logger in self.all:

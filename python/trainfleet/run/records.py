@@ -1,17 +1,15 @@
-"""Defines the contents of a run folder's files, as types that are checked when they are read
-(trust/validation.py); other keys may be there too.
+"""Defines the content of a run folder's files as types, which are validated on read
+(trust/validation.py). Other keys are allowed.
 
-Events and their fields are in events.yaml; their files have one order.
+events.yaml defines the events and their fields.
 
-events/<writer>.jsonl holds a line per event: its time (unix), its name and its fields. A file has
-one writer, because appending is not atomic over NFS:
+events/<writer>.jsonl has one line per event, with its time (unix), name and fields. Each file has
+one writer, because appends are not atomic over NFS:
+    launcher-<host>     the launcher on that host; each host has a separate file
+    node-<i>-<attempt>  the ranks of a node in an attempt; one kernel makes their appends atomic
 
-launcher-<host>    the launcher on that host; after a takeover another host has another file
-node-<i>-<attempt> the ranks of one node in one attempt; they share a kernel, so their appends are
-atomic
-
-Readers merge the files by time (`merge`), with `events.jsonl`, the one file of a run that began
-before format 2.
+Readers merge the files by time (`merge`). Runs that began before format 2 have a single file,
+`events.jsonl`.
 """
 
 from __future__ import annotations
@@ -25,30 +23,30 @@ from ..trust.errors import InputError
 from ..trust.untrusted_input import show
 from ..trust.validation import Count, Moment, Name, Range, fit
 
-Number = Annotated[float, Range(-1e100, 1e100)] | None  # null: not a finite number
+Number = Annotated[float, Range(-1e100, 1e100)] | None  # null for a number that is not finite
 Seconds = Annotated[float, Range(0, 1e9)]
 Step = Annotated[int, Range(0, 10**12)]
 SMALLEST, LARGEST = -1e100, 1e100
 
-FORMAT = 2  # of the run folder: 1 had events.jsonl and heartbeats/rank-<r>.json
+FORMAT = 2  # format of the run folder; format 1 had events.jsonl and heartbeats/rank-<r>.json
 
 
 class Shape(TypedDict, total=False):
-    """The model in results.json."""
+    """The model of a run in results.json."""
 
     family: Name
     parameters: Count
 
 
 class Sample(TypedDict, total=False):
-    """A prompt and the text with which a model continued it."""
+    """A prompt, and the model's continuation of it."""
 
     prompt: str
     text: str
 
 
 class Results(TypedDict, total=False):
-    """results.json."""
+    """The content of results.json."""
 
     name: Name
     status: Literal["running", "finished", "failed", "stopped"]
@@ -92,7 +90,7 @@ class Results(TypedDict, total=False):
 
 
 class Event(TypedDict, total=False):
-    """A line of events."""
+    """A line of an events file."""
 
     time: Required[Moment]
     event: Required[Name]
@@ -119,14 +117,14 @@ class Event(TypedDict, total=False):
 
 
 class Talk(TypedDict):
-    """The collectives' part of the steps that were looked at."""
+    """The collectives in the profiled steps."""
 
     seconds: Seconds
     not_hidden: Seconds
 
 
 class Operation(TypedDict):
-    """One operation's part."""
+    """An operation in the profiled steps."""
 
     name: Name
     seconds: Seconds
@@ -134,7 +132,7 @@ class Operation(TypedDict):
 
 
 class Profile(TypedDict):
-    """profile/summary.json."""
+    """The content of profile/summary.json."""
 
     seconds: Seconds
     steps: tuple[Step, Step]
@@ -144,20 +142,21 @@ class Profile(TypedDict):
 
 
 def require_object(line: Any) -> dict[str, Any]:
-    """The object in a line. InputError for anything else."""
+    """Returns the object in a line. Raises InputError for other JSON values."""
     if not isinstance(line, dict):
         raise InputError(f"must be an object, not {show(line)}")
     return line
 
 
 def check_event(line: Any) -> dict[str, Any]:
-    """Returns a line of events. Raises InputError if it is not one."""
+    """Returns a valid event. Raises InputError for other values."""
     return dict(fit(Event, line))
 
 
 def check_metric(line: Any) -> dict[str, Any]:
-    """Returns a line of metrics: a step, and numbers, null or NaN if a number is missing. Checked
-    by hand, as there are many lines.
+    """Returns a valid line of metrics, with a step and numbers; missing numbers are null or NaN.
+
+    The check does not use `fit`, which is too slow for many lines.
     """
     record = require_object(line)
     if type(step := record.get("step")) is not int or not 0 <= step <= 10**12:
@@ -173,20 +172,20 @@ def check_metric(line: Any) -> dict[str, Any]:
 
 
 def launcher() -> str:
-    """The writer's name of a launcher on this host."""
+    """Returns the writer name of a launcher on this host."""
     return f"launcher-{re.sub(r'[^A-Za-z0-9.-]', '-', platform.node()) or 'here'}"
 
 
 def node(number: int, attempt: int) -> str:
-    """The writer's name of a node's ranks."""
+    """Returns the writer name of a node's ranks in an attempt."""
     return f"node-{number}-{attempt}"
 
 
 def merge(files: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The events of all files by time. One writer's events keep their order, even if its clock was
-    set back.
+    """Returns the events of all files, sorted by time.
 
-    Records without a name or a time are left out.
+    Events of one writer keep their order even if the clock was set back. Records without a name or
+    a time are skipped.
     """
     timed: list[tuple[float, dict[str, Any]]] = []
     for lines in files:

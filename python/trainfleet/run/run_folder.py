@@ -1,27 +1,24 @@
-"""The run folder: the one owner of its file names and formats, used by both planes.
+"""The run folder. This module defines its file names and formats for both the control plane and the
+node plane.
 
 runs/<name>/
   config.yaml  results.json  metrics.jsonl  report.html
-  events/<writer>.jsonl  what happened (run/records.py); events.jsonl in runs that began before
-                         format 2
-  heartbeats/node-<i>    the newest beats of that node's ranks (health/heartbeat.py); attempts/ and
-                         dump: health/fence.py,
-                         health/heartbeat.py
-  given.yaml   what was asked for: the user's config with SET and NODES in it, from which all is
-               derived when the run goes on
-  logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8
-                     digits>/  tensorboard/  plots/*.png
-  logs/engine-<i>.log    of a node that left no log, what its engine has heard
-                         (backends/aws_managed.py)
-  profile/
-  handle.json, request.json   the job that was submitted last: by these any process asks for it,
-                              follows it and stops it
-  nodes/node-<i>   which process is that node, on a machine that plays all of them; with its script
-                   and its exit code
-  stop         exists from the moment that a stop was asked for until the ranks have obeyed; begins
-               with "engine:" where none but
-               the engine wants it (a signal, a time limit)
-  lock         held (flock) by the launcher while the job runs
+  given.yaml             the user's config with SET and NODES applied, which a resume reads
+  events/<writer>.jsonl  events (run/records.py); events.jsonl in runs that began before format 2
+  heartbeats/node-<i>    latest heartbeats of a node's ranks (health/heartbeat.py)
+  heartbeats/attempts/   a file per attempt, for fencing (health/fence.py)
+  heartbeats/dump        request for stack dumps (health/heartbeat.py)
+  logs/node-<i>.log      output of a node's ranks
+  logs/engine-<i>.log    the engine's log of a node that left no log (backends/aws_managed.py)
+  checkpoints/step-<8 digits>/
+  huggingface/step-<8 digits>/
+  tensorboard/  plots/*.png  profile/
+  handle.json            the job that was submitted last; any process can query, follow or stop it
+  request.json           the request for that job
+  nodes/node-<i>         the process of a simulated node, with its script and exit code
+  stop                   exists from a stop request until the ranks have obeyed; begins with
+                         "engine:" if only the engine requests it (a signal, a time limit)
+  lock                   flock of the launcher while the job runs
 """
 
 from __future__ import annotations
@@ -45,23 +42,27 @@ from .records import Results, check_event, check_metric, require_object
 
 RUNS = Path("runs")
 DATA = Path("data")
-# names the folder where an engine has put the whole dataset on this node, to be read
+# environment variable with the folder where an engine has mounted the complete dataset
 MOUNTED = "TRAINFLEET_MOUNTED"
-# names this node's own disk, to which a dataset in S3 is copied before ranks read it
+# environment variable with a folder on the node's disk, for a copy of a dataset from S3
 COPY = "TRAINFLEET_COPY"
-COMPILED = Path(".compiled")  # what torch.compile made; it can be made again
+COMPILED = Path(".compiled")  # cache of torch.compile, which can be recreated
 LOCK = contents.LOCK.name
-ENGINE = "engine:"  # the first word of a stop file that no person asked for
-LARGEST = 4096 * untrusted_input.MEBIBYTE  # of a .jsonl file: ten million lines
-MOST = 64 * untrusted_input.MEBIBYTE  # of a growing file, at a look
+ENGINE = "engine:"  # first word of a stop file that an engine, not a person, has written
+# maximum bytes of a .jsonl file, enough for ten million lines
+LARGEST = 4096 * untrusted_input.MEBIBYTE
+MOST = 64 * untrusted_input.MEBIBYTE  # maximum bytes to read from a growing file at once
 Record = dict[str, Any]
 
 
 class Run:
-    """The paths of one run folder and the few ways to read and write them."""
+    """The paths in a run folder, and the methods to read and write its files."""
 
     def __init__(self, folder: Path, writer: str = "") -> None:
-        """`writer` is who records events here (run/records.py): by default this host's launcher."""
+        """Opens the run in `folder`.
+
+        `writer` names the writer of events (run/records.py), by default the launcher on this host.
+        """
         untrusted_input.seal(folder)
         self.folder, self.writer = folder, writer or records.launcher()
         self.config, self.given = folder / "config.yaml", folder / "given.yaml"
@@ -85,38 +86,38 @@ class Run:
 
     @property
     def document(self) -> Path:
-        """Returns the config by which a command continues this run: as it was asked for, or as it
-        was resolved if that file is lost.
+        """Returns the config with which a command resumes this run.
+
+        It is the user's config, or the resolved config if the user's config is lost.
         """
         return self.given if self.given.exists() else self.config
 
     def ask_to_stop(self, engine: str = "") -> None:
-        """Asks the ranks to save and stop at their next step: for a person, or for the engine's
-        reason.
-        """
+        """Asks the ranks to save and stop at their next step, for a person or an engine."""
         if not engine or not self.stop.exists():
             with open(self.stop, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
                 file.write(f"{ENGINE} {engine}\n" if engine else "")
 
     def is_asked_to_stop(self) -> bool:
-        """Tells whether a person wants the run to stop."""
+        """Tells whether a person has asked the run to stop."""
         try:
             return (
                 untrusted_input.read_bytes(self.stop, untrusted_input.KIBIBYTE)[: len(ENGINE)]
                 != ENGINE.encode()
             )
-        except (FileNotFoundError, InputError):  # a link or a folder of that name does not ask
+        # A link or a folder with that name is not a request.
+        except (FileNotFoundError, InputError):
             return False
 
     def exported(self, step: int) -> Path:
         return self.folder / "huggingface" / step_name(step)
 
     def read_results(self) -> Record:
-        """results.json as written last; {} before the first write.
+        """Returns the content of results.json, or {} if it does not exist.
 
         Raises:
-            RunError: a newer trainfleet wrote it.
-            InputError: it is not what a run writes.
+            RunError: a newer version of trainfleet wrote it.
+            InputError: its content is invalid.
         """
         results = read_json(self.results) or {}
         if isinstance(format_ := results.get("format"), int) and format_ > records.FORMAT:
@@ -130,79 +131,78 @@ class Run:
         return dict(fit(Results, results, str(self.results), remedy(self.results)))
 
     def read_metrics(self) -> Iterator[Record]:
-        """Yields the lines of metrics.jsonl; of several about one step the last counts. Raises
-        InputError for any other line.
+        """Yields the lines of metrics.jsonl. Raises InputError for invalid lines.
+
+        If several lines have the same step, the last one is valid.
         """
         return read_lines(self.metrics, check_metric)
 
     def update_results(self, **fields: Any) -> Record:
-        """Replaces the given keys of results.json, atomically; one writer at a time (launcher, then
-        rank 0, then launcher).
+        """Atomically replaces these keys of results.json.
+
+        There is only one writer at a time: the launcher, then rank 0, then the launcher again.
         """
         results = self.read_results() | {"format": records.FORMAT} | fields
         write_json(self.results, hide_all(results))
         return results
 
     def record(self, event: str, **fields: Any) -> None:
-        """Appends an event, one of events.yaml, to this writer's file."""
+        """Appends an event from events.yaml to this writer's file."""
         make_folder(self.events)
         append_line(
             self.events / f"{self.writer}.jsonl", {"time": time.time(), "event": event, **fields}
         )
 
     def note(self, event: str, **fields: Any) -> None:
-        """As `record`, for what nothing should end for: where the disk has no room, the event is
-        lost.
-        """
+        """Records an event like `record`, but drops it if it can't be written."""
         with suppress(RunError):
             self.record(event, **fields)
 
     def read_events(self) -> list[Record]:
-        """Returns the events of all writers, by time."""
+        """Returns the events of all writers, sorted by time."""
         return Feed(self.folder).new()
 
 
 def run_of(name: str, root: Path = RUNS) -> Run:
-    """The run called `name`, whether or not its folder exists."""
+    """Returns the run `name`. Its folder may not exist."""
     return Run(root / name)
 
 
 def step_name(step: int) -> str:
-    """Returns the name of a folder that was made at a step."""
+    """Returns the name of a folder for a step."""
     return f"step-{step:08d}"
 
 
 def node_log(folder: Path, node: int) -> Path:
-    """Returns the log to which node `node` of a job in `folder` (a run's or a dataset's) writes
-    all that its ranks print.
-    """
+    """Returns the log with the output of a node's ranks. `folder` is that of a run or dataset."""
     return contents.NODE_LOG.at(folder, node=node)
 
 
 def job_log(folder: Path) -> Path:
-    """Returns the log for the batch script, srun and slurmstepd. Its folder must exist, or Slurm
-    ends the job without a word.
+    """Returns the log of the batch script, srun and slurmstepd.
+
+    Its folder must exist, because Slurm otherwise ends the job without a message.
     """
     return contents.JOB_LOG.at(folder)
 
 
 def engine_log(folder: Path, node: int) -> Path:
-    """Returns the log that an engine has kept for node `node`, if the node itself has left none
+    """Returns the log that an engine has for node `node`, if the node left no log
     (backends/aws_managed.py).
     """
     return contents.ENGINE_LOG.at(folder, node=node)
 
 
 def scratch(log: Path) -> Path:
-    """The folder of torchrun's own copies of what goes to a node's log; it is removed when the
-    node's part has ended.
+    """Returns the folder for torchrun's copies of the ranks' output. It is removed when the node's
+    part ends.
     """
     return log.with_suffix(".parts")
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Leaves either the old file or the whole new one, also after a power cut."""
-    # threads, and hosts that share the folder, may write the same file at once
+    """Replaces a file atomically. After a power failure, the old or the new file is complete."""
+    # Threads, and hosts that share the folder, may write the same file concurrently.
     unique = int.from_bytes(os.urandom(6))
     temporary = path.with_name(f".{path.name}.{unique}")
     try:
@@ -219,7 +219,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the renames in `folder` durable."""
+    """Makes renames in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         file_systems.offered(lambda: os.fsync(descriptor))
@@ -228,9 +228,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def no_place(folder: Path) -> str:
-    """Returns why a folder for a command's own files can't be made or written there; "" if it
-    can.
-    """
+    """Returns the reason why a command can't write its output to a folder, or ""."""
     if folder.parent.resolve() in (RUNS.resolve(), DATA.resolve()):
         return f"{folder.parent}/ has what runs leave"
     there = next(
@@ -242,7 +240,7 @@ def no_place(folder: Path) -> str:
 
 
 def unwritable(path: Path, error: OSError) -> RunError:
-    """The error to raise when `path` can't be written: names the file, the cause and the remedy."""
+    """Returns the error for a path that can't be written, with the cause and the remedy."""
     why = error.strerror or str(error)
     remedy = f"make {path.parent} writable for you: ls -ld {path.parent}"
     if error.errno == errno.ENOSPC:
@@ -263,8 +261,9 @@ def unwritable(path: Path, error: OSError) -> RunError:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 before it is there. Whoever opens it asks the file server; a stat may give
-    what a client remembers.
+    """Returns the size of a file in bytes, or 0 if it does not exist.
+
+    Opening the file queries the file server; stat alone may return a cached size.
     """
     try:
         with os.fdopen(
@@ -272,14 +271,14 @@ def size_of(path: Path) -> int:
         ) as file:
             return os.fstat(file.fileno()).st_size
     except OSError as error:
-        # a reader of the link reports it
+        # Readers report a symbolic link.
         if isinstance(error, FileNotFoundError) or untrusted_input.is_in_the_way(error):
             return 0
         raise
 
 
 def make_folder(folder: Path) -> None:
-    """RunError when the folder is not there and can't be made."""
+    """Creates a folder if it does not exist. Raises RunError on failure."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -287,11 +286,11 @@ def make_folder(folder: Path) -> None:
 
 
 def append_line(path: Path, record: Record) -> None:
-    """Appends one JSON line in a single write, so that readers never see half a line from one
-    machine.
+    """Appends a line of JSON in a single write, so that readers on this machine never see a partial
+    line.
 
-    Where a full disk or a power cut has left half a line at the end, that one is closed first: it
-    must not spoil this one too.
+    After a full disk or a power failure, the file may end with a partial line. It is terminated
+    first, so that it does not corrupt the new line.
     """
     try:
         with open(path, "ab+", opener=untrusted_input.opener) as file:
@@ -304,13 +303,13 @@ def append_line(path: Path, record: Record) -> None:
 
 
 def write_json(path: Path, record: object) -> None:
-    """Leaves a record as people and programs read it, as `write_atomic` does."""
+    """Writes a record as indented JSON, like `write_atomic`."""
     write_atomic(path, json.dumps(record, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Record | None:
-    """The object in a JSON file; None when the file is not there. InputError when it holds anything
-    else.
+    """Returns the object in a JSON file, or None if the file does not exist. Raises InputError for
+    invalid content.
     """
     try:
         found = untrusted_input.read_json(path)
@@ -328,17 +327,16 @@ def read_json(path: Path) -> Record | None:
 
 
 def remedy(path: Path) -> str:
-    """Returns what to type if a file of a run is damaged."""
+    """Returns the advice for a damaged file of a run."""
     return f"look at it, or remove it: rm {path}"
 
 
 def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> Iterator[Record]:
-    """The records of a .jsonl file, each checked; a line that a crash or a full disk has cut off is
-    left out.
+    """Yields the checked records of a .jsonl file. Skips partial lines left by a crash or a full
+    disk.
 
     Raises:
-        InputError: a line is whole, and not what `check` takes; no line of the file is one; or it
-            can't be read.
+        InputError: a complete line fails `check`, no line is valid, or the file can't be read.
     """
     good, strange = False, ""
     try:
@@ -346,7 +344,7 @@ def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> I
             for number, line in enumerate(untrusted_input.lines_of(stream), 1):
                 try:
                     record = _whole(line)
-                except InputError as error:  # half a line, which another has followed
+                except InputError as error:  # A partial line with another line after it.
                     strange = error.why
                     continue
                 if record is not None:
@@ -361,8 +359,9 @@ def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> I
 
 
 def _whole(line: bytes) -> Any:
-    """The value in a line; None where it is the beginning of one, or the zeros that a power cut
-    leaves. InputError else.
+    """Returns the value in a line. Raises InputError for invalid lines.
+
+    Returns None for an incomplete last line, or for zeros left by a power failure.
     """
     if line.endswith(b"\n"):
         return untrusted_input.parse_line(line, "")
@@ -372,8 +371,9 @@ def _whole(line: bytes) -> Any:
 
 
 def _open(path: Path) -> BinaryIO:
-    """A .jsonl file of a run. Raises as `untrusted_input.open_regular`, InputError for a larger one
-    than a run writes.
+    """Opens a .jsonl file of a run.
+
+    Raises like `untrusted_input.open_regular`, and InputError for a file larger than LARGEST.
     """
     stream = untrusted_input.open_regular(path)
     if os.fstat(stream.fileno()).st_size <= LARGEST:
@@ -392,11 +392,11 @@ def _checked(record: Any, check: Callable[[Any], Record], path: Path, number: in
 
 
 def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
-    """The lines behind byte `start` of a file that is still being written, and where they end; none
-    when it is not there.
+    """Returns the complete lines after byte `start` of a growing file, and the position of their
+    end.
 
-    Of more than MOST bytes the first part: the next call continues there. A longer line comes in
-    pieces.
+    Returns no lines if the file does not exist. Reads at most MOST bytes; the next call continues
+    there. Longer lines are split.
     """
     try:
         with untrusted_input.open_regular(path) as file:
@@ -409,7 +409,7 @@ def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
 
 
 class Lines:
-    """A .jsonl file that is still being written: `new()` gives the records that came since the last
+    """A .jsonl file that is still being written. `new()` returns the records since the last
     call.
     """
 
@@ -420,10 +420,10 @@ class Lines:
         self.offset = size_of(path) if from_end else 0
 
     def new(self) -> list[Record]:
-        """The new records; bad lines are skipped here, and reported when the finished file is
-        read.
+        """Returns the new records. Skips invalid lines, which are reported once the finished file
+        is read.
         """
-        # it was cut back by a resume
+        # A resume has truncated the file.
         if self.path.exists() and self.path.stat().st_size < self.offset:
             self.offset = 0
         found: list[Record] = []
@@ -439,8 +439,8 @@ class Lines:
 
 
 class Feed:
-    """The events of a run that is still under way: `new()` gives those that came since the last
-    call, of all writers by time.
+    """The events of a run in progress. `new()` returns those since the last call, from all writers
+    by time.
     """
 
     def __init__(self, folder: Path, *, from_end: bool = False) -> None:
@@ -458,8 +458,9 @@ class Feed:
 
 
 def take_lock(folder: Path) -> TextIO | None:
-    """Returns the lock of a run's or dataset's folder, held while that file is open; None when
-    another launcher has it.
+    """Locks the folder of a run or dataset until the returned file is closed.
+
+    Returns None if another launcher holds the lock.
     """
     make_folder(folder)
     try:
@@ -471,5 +472,5 @@ def take_lock(folder: Path) -> TextIO | None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Tells whether a launcher of this machine is running in this folder now."""
+    """Tells whether a launcher on this machine is currently running in this folder."""
     return file_systems.is_locked(folder / LOCK)

@@ -1,1 +1,3 @@
-"""S3 and CloudWatch: the one way to S3, and the sync of a node's folders and log."""
+"""All access to S3 and CloudWatch: S3 objects, and the synchronization of a node's folders and
+log.
+"""

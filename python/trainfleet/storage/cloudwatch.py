@@ -1,16 +1,16 @@
 """Forwards a node's log to Amazon CloudWatch while its job runs.
 
-TRAINFLEET_LOGS names the destination, `us-east-1 /trainfleet/my-run`: region and log group. The
-supervisor then starts `python -m trainfleet.storage.cloudwatch LOG START` next to its command. This
-polls for lines after byte START every EVERY seconds. It polls once more when its stdin closes: when
-the supervisor ends for any reason. The stream has the log's name, `runs/x/node-0`.
+TRAINFLEET_LOGS has the region and the log group, for example `us-east-1 /trainfleet/my-run`. If it
+is set, the supervisor starts `python -m trainfleet.storage.cloudwatch LOG START` next to its
+command. The forwarder polls the log for lines after byte START every EVERY seconds. When the
+supervisor ends for any reason, the forwarder's stdin closes, and it polls a last time. The stream
+is named after the log, for example `runs/x/node-0`.
 
-It never ends the command, and delays it by at most TO_END: verdicts and reports read the log
-itself. A failed request is retried. If CloudWatch forbids one, it gives up and reports that once in
-the node's log.
+The forwarder never ends the command, and delays its end by at most TO_END seconds. Verdicts and
+reports read the log file, not CloudWatch. A failed request is retried. If CloudWatch denies access,
+the forwarder reports that once in the node's log and gives up.
 
-Limits of a request and its size, by which this cuts: CloudWatch Logs' API reference, PutLogEvents
-(read 2026-11-22).
+Source of the request limits: CloudWatch Logs' API reference, PutLogEvents (read 2026-11-22).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ..trust.safe_output import install
 from .s3_sync_agent import await_end
 
 LOGS = "TRAINFLEET_LOGS"
-FORWARDER = "logs"  # the author of the forwarder's lines in the node's log
+FORWARDER = "logs"  # author of the forwarder's lines in the node's log
 EVERY = 5.0  # seconds between two polls
 TO_END = 20.0  # seconds for the last poll
-ANSWER = 3.0  # seconds for CloudWatch to answer
-# limits of a request; CloudWatch counts 26 bytes more for each line
+ANSWER = 3.0  # timeout in seconds for CloudWatch to respond
+# limits of a request; CloudWatch adds 26 bytes to the size of each line
 MOST_BYTES, MOST_LINES, BESIDE = (1_000_000, 10_000, 26)
-LONGEST = 256 * 1024 - BESIDE  # bytes of a line
+LONGEST = 256 * 1024 - BESIDE  # maximum bytes of a line
 NEVER = (
     "AccessDeniedException",
     "ResourceNotFoundException",
@@ -51,7 +51,7 @@ NEVER = (
 
 @contextmanager
 def forwarding(log: Path) -> Iterator[None]:
-    """Forwards a node's log to CloudWatch within `with`, if TRAINFLEET_LOGS is set."""
+    """Forwards a node's log to CloudWatch inside the `with` block, if TRAINFLEET_LOGS is set."""
     if LOGS not in os.environ:
         yield
         return
@@ -70,11 +70,12 @@ def forwarding(log: Path) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs with `LOG START`: returns after the last poll, or once CloudWatch forbids it
-    permanently.
+    """Runs the forwarder with the arguments LOG and START.
+
+    Returns after the last poll, or once CloudWatch has denied access.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the supervisor decides when this ends
+        signal.signal(number, signal.SIG_IGN)  # Only the supervisor ends this process.
     region, _, group = os.environ[LOGS].partition(" ")
     log = Path(arguments[0])
     sent = Forwarder(
@@ -93,7 +94,7 @@ def main(arguments: list[str]) -> int:
 
 
 class Forwarder:
-    """Sends the lines of one log to a stream, and keeps the position up to which they were sent."""
+    """Sends the lines of a log to a stream, and remembers the position of the next line."""
 
     def __init__(self, log: Path, start: int, client: Any, group: str, stream: str) -> None:
         self.log, self.start, self.client = log, start, client
@@ -101,7 +102,7 @@ class Forwarder:
         self.made = self.closed = self.troubled = False
 
     def look(self) -> bool:
-        """Sends the new complete lines. Returns False once CloudWatch has forbidden it."""
+        """Sends new complete lines. Returns False once CloudWatch has denied access."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         if not self.log.exists():
@@ -125,13 +126,13 @@ class Forwarder:
         return not self.closed
 
     def _lines(self) -> list[bytes]:
-        """Returns the next lines with their ends, as many as fit in one request; [] if no line is
-        complete yet.
+        """Returns the next complete lines with their line ends, at most as many as fit in a
+        request.
         """
         with open(self.log, "rb", opener=untrusted_input.opener) as file:
             file.seek(self.start)
             content = file.read(MOST_BYTES)
-        # the last line is still being written
+        # The last line may be incomplete. A partial line that fills a request is sent as it is.
         whole = content.rfind(b"\n") + 1 or (len(content) if len(content) == MOST_BYTES else 0)
         lines = io.BytesIO(content[:whole]).readlines()
         size = count = 0
@@ -154,7 +155,7 @@ class Forwarder:
 
 
 def _client(region: str) -> Any:
-    """Makes a CloudWatch Logs client with the credentials of the node's role."""
+    """Returns a CloudWatch Logs client with the credentials of the node's role."""
     import boto3
     from botocore.config import Config
 

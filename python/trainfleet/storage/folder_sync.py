@@ -1,15 +1,15 @@
 """Synchronizes a run folder on this machine with the same folder in S3, in both directions.
 
-    <address>/results.json                    a file that is replaced is one object
-    <address>/logs/node-0.log/1-00000042      a file that grows is numbered parts of PART bytes:
-    only the last is ever written again
-    <address>/asked/stop  asked/heartbeats/…  requests to nodes: one listing shows a node all of
-                              them
+Layout in S3:
+    <address>/results.json                    object of a file that is replaced
+    <address>/logs/node-0.log/1-00000042      part of a file that grows, PART bytes each
+    <address>/asked/stop  asked/heartbeats/…  requests to nodes, which one listing returns
 
-A file has one writer, so no two machines write the same object. If a growing file is replaced, as
-a resume does with metrics.jsonl, its parts get the next number before the dash. The state of both
-directions is kept in the folder (STATE). So a killed process continues where it was, and a poll
-costs one listing and the new bytes.
+Only the last part of a growing file is rewritten. A file has one writer, so two machines never
+write the same object. If a growing file is replaced, its new parts get the next generation, which
+is the number before the dash. A resume replaces metrics.jsonl in this way. The state of both
+directions is stored in the folder (STATE). A killed process therefore continues where it stopped,
+and a poll costs one listing and the new bytes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ..trust import untrusted_input
 from ..trust.errors import S3Error
 from . import s3, sync_rules
 
-PART = 2**18  # bytes: the last part of a growing file is written again until it is full
-ROOM = 64  # parts of one file that one `push` sends at most; the rest follows in the next
-WHOLE = 2**24  # bytes: larger objects are downloaded in pieces
-SPARE = 1 << 30  # bytes of this disk that must stay free
+PART = 2**18  # bytes of a part; the last part of a growing file is rewritten until it is full
+ROOM = 64  # maximum parts of a file that one `push` uploads; later calls upload the rest
+WHOLE = 2**24  # bytes above which an object is uploaded by boto3 and downloaded in pieces
+SPARE = 1 << 30  # bytes of this disk that must remain free
 STATE = contents.SYNCED.name
 ASKED = re.compile(
     r"stop|config\.yaml|given\.yaml|heartbeats/(?:dump|attempts/[0-9]{1,9}(?:\.taken)?)"
 )
 SIGNS = re.compile(r"heartbeats/node-[0-9]{1,9}|handle\.json|request\.json")
-SMALL = 16 * sync_rules.MIB  # bytes: limit for a file of these two kinds
+SMALL = 16 * sync_rules.MIB  # maximum bytes of a file that matches ASKED or SIGNS
 FOLDERS = (
     "",
     "events",
@@ -56,8 +56,9 @@ _PART = re.compile(r"(.+)/([0-9]{1,9})-([0-9]{8})")
 
 @dataclass
 class Sent:
-    """The part of a local file that is in S3: of a growing file all bytes before `start`, then part
-    `number`.
+    """The part of a local file that has been uploaded.
+
+    If the file grows, these are all bytes before `start`, and then part `number`.
     """
 
     inode: int
@@ -66,13 +67,15 @@ class Sent:
     generation: int = 1
     number: int = 0
     start: int = 0
-    # CRC-32 of the last PART bytes before `size`: a replaced file can have the old one's inode
+    # CRC-32 of the last PART bytes before `size`, because a replaced file may have the same inode
     ending: int = 0
 
 
 @dataclass
 class Brought:
-    """The downloaded state of a file in S3: the object's ETag, or the size of each part."""
+    """The part of a file in S3 that has been downloaded: the ETag of its object, or the size of
+    each part.
+    """
 
     version: str = ""
     generation: int = 0
@@ -81,8 +84,9 @@ class Brought:
 
 @dataclass(frozen=True)
 class There:
-    """A file in S3: one object, or the parts of its newest generation (from 1 on) in order, up to
-    the first gap.
+    """A file in S3, as one object or as parts.
+
+    Parts belong to the newest generation (1 or more) and are in order, up to the first gap.
     """
 
     objects: tuple[s3.Object, ...]
@@ -90,40 +94,42 @@ class There:
 
 
 def travels(name: str) -> int | None:
-    """Returns the most bytes of this file that are synchronized; None if it stays on its
-    machine.
+    """Returns the maximum bytes of a file to synchronize, or None for a file that is not
+    synchronized.
     """
     return SMALL if ASKED.fullmatch(name) or SIGNS.fullmatch(name) else sync_rules.limit(name)
 
 
 def grows(name: str) -> bool:
-    """Tells whether a file is only ever appended to while a job runs."""
+    """Tells whether jobs only append to a file."""
     return name.endswith(sync_rules.GROWING) or name.startswith("tensorboard/")
 
 
 class FolderSync:
-    """Synchronizes one local folder with its address in S3."""
+    """Synchronizes a local folder with its address in S3."""
 
     def __init__(self, folder: Path, address: str) -> None:
         untrusted_input.seal(folder)
         self.folder, self.address = folder, address.rstrip("/")
         self.sent, self.brought = dict[str, Sent](), dict[str, Brought]()
-        self.there: dict[str, There] | None = None  # files at this process's first listing
+        # files in S3 when this process first listed them
+        self.there: dict[str, There] | None = None
         self._recall()
         self.kept = self._state()
 
     def push(
         self, mine: Callable[[str], bool], obeyed: Callable[[str], bool] = lambda name: False
     ) -> None:
-        """Uploads new content of files with these names, small ones first. After an S3Error the
-        next call sends the rest.
+        """Uploads new content of the files that `mine` accepts, small files first.
 
-        `obeyed`: requests that are withdrawn once they are gone here, though they are not uploaded.
+        After an S3Error, the next call uploads the rest. If a local request file is gone, its
+        object is removed. This includes requests that `obeyed` accepts, although they are not
+        uploaded.
         """
         self.there = self.look() if self.there is None else self.there
         names = [name for name in self._names() if mine(name)]
         for name in sorted(names, key=grows):
-            with suppress(FileNotFoundError):  # it was removed just now
+            with suppress(FileNotFoundError):  # The file has just been removed.
                 self._push(name)
         gone = [
             name
@@ -131,13 +137,14 @@ class FolderSync:
             if ASKED.fullmatch(name) and not (self.folder / name).exists()
         ]
         for name in [name for name in gone if mine(name) or obeyed(name)]:
-            s3.remove(self._object(name))  # a withdrawn request
+            s3.remove(self._object(name))  # The request has been withdrawn.
             del self.sent[name]
         self._keep()
 
     def pull(self, theirs: Callable[[str], bool], below: str = "") -> None:
-        """Downloads new content of files with these names `below` a prefix. Raises RunError if it
-        can't be written here.
+        """Downloads new content of the files that `theirs` accepts, below the prefix `below`.
+
+        Raises RunError if the files can't be written here.
         """
         found = self.look(below)
         for name, there in found.items():
@@ -146,14 +153,14 @@ class FolderSync:
                     name, there.objects[0]
                 )
         for name in [name for name in self.brought if ASKED.fullmatch(name) and name not in found]:
-            del self.brought[name]  # the next such request is new
-            if name == "stop":  # the nodes have stopped
+            del self.brought[name]  # A later request with this name is new.
+            if name == "stop":  # The nodes have stopped, so the request is done.
                 sync_rules.remove(self.folder, name)
                 self.sent.pop(name, None)
         self._keep()
 
     def look(self, below: str = "") -> dict[str, There]:
-        """Lists the files in S3 by name."""
+        """Returns the files in S3 by name."""
         parts: dict[str, dict[int, dict[int, s3.Object]]] = {}
         found: dict[str, There] = {}
         for entry in s3.list_objects(f"{self.address}/{below}"):
@@ -185,7 +192,7 @@ class FolderSync:
         return {name: there for name, there in found.items() if there.objects}
 
     def waits(self, mine: Callable[[str], bool]) -> bool:
-        """Tells whether a growing file has more content than the last `push` sent."""
+        """Tells whether a growing file has more content than the last `push` uploaded."""
         return any(
             not sent.stamp and mine(name) and (self.folder / name).exists()
             for name, sent in self.sent.items()
@@ -220,7 +227,8 @@ class FolderSync:
                 version = s3.write(
                     self._object(name), untrusted_input.read_bytes(self.folder / name, WHOLE)
                 )
-                self.brought[name] = Brought(version)  # this machine already has it
+                # This machine already has the content, so it must not download it.
+                self.brought[name] = Brought(version)
             self.sent[name] = Sent(stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
     def _push_parts(self, name: str, stat: os.stat_result) -> None:
@@ -230,10 +238,10 @@ class FolderSync:
             after, number = 1, 0
             if before:
                 after = before.generation + 1
-            elif there:  # after the parts of an earlier writer
+            elif there:  # Append to the parts of an earlier writer.
                 after, number = there.generation, len(there.objects)
             self.sent[name] = Sent(stat.st_ino, 0, 0, after, number)
-            # if the process is killed now, it writes the same parts again and not others after them
+            # Save first: after a kill, the next process then rewrites the same parts.
             self._keep()
         sent = self.sent[name]
         with open(self.folder / name, "rb", opener=untrusted_input.opener) as file:
@@ -243,12 +251,13 @@ class FolderSync:
                 if sent.size < sent.start + PART:
                     break
                 sent.number, sent.start = sent.number + 1, sent.start + PART
-        sent.stamp = stat.st_mtime_ns if sent.size == stat.st_size else 0  # 0: more of it waits
+        # 0 if more content remains
+        sent.stamp = stat.st_mtime_ns if sent.size == stat.st_size else 0
         if replaced:
             self._forget_before(name, sent.generation)
 
     def _continues(self, name: str, before: Sent, stat: os.stat_result) -> bool:
-        """Tells whether a growing file still begins with the bytes that were sent."""
+        """Tells whether a growing file still begins with the bytes that were uploaded."""
         same = before.inode == stat.st_ino and before.size <= stat.st_size
         return same and before.ending == self._ending(name, before.size)
 
@@ -286,7 +295,7 @@ class FolderSync:
                 s3.ABSENT + s3.CHANGED,
             )
             if not data and found.size:
-                return  # it was replaced in the meantime: the next poll fetches the new one
+                return  # The object has been replaced; the next poll downloads the new one.
             self._land(name, start, data)
         self._note(name, Brought(found.version), 0)
 
@@ -306,13 +315,13 @@ class FolderSync:
                 continue
             data = s3.read_range(part.address, known, end, unless=s3.ABSENT)
             if len(data) != end - known:
-                break  # its file is being replaced there: the next poll fetches it
+                break  # The file is being replaced in S3; the next poll downloads it.
             self._land(name, whole, data)
             have.sizes[number:] = [end]
             self._note(name, have, len(there.objects))
 
     def _land(self, name: str, offset: int, data: bytes) -> None:
-        """Writes like sync_rules.write, but raises RunError if that would fill this disk."""
+        """Writes like sync_rules.write, but raises RunError if this disk would become too full."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(self.folder).free - len(data) < SPARE:
             raise run_folder.unwritable(
@@ -322,7 +331,7 @@ class FolderSync:
         sync_rules.write(self.folder, name, offset, data)
 
     def _note(self, name: str, have: Brought, parts: int) -> None:
-        """Records a downloaded file, so that it is not uploaded again."""
+        """Records that a file was downloaded, so that it is not uploaded again."""
         self.brought[name] = have
         stat = (self.folder / name).stat()
         ending = self._ending(name, stat.st_size) if grows(name) else 0
@@ -353,7 +362,8 @@ class FolderSync:
                 self.brought = {
                     name: Brought(**fields) for name, fields in record["brought"].items()
                 }
-        except (KeyError, TypeError, AttributeError):  # written by another version: start over
+        # Another version of trainfleet wrote the state, so discard it.
+        except (KeyError, TypeError, AttributeError):
             self.sent, self.brought = {}, {}
 
     def _keep(self) -> None:
@@ -371,7 +381,7 @@ class FolderSync:
 
 
 def file_of(key: str) -> str:
-    """Returns the file that an object below a folder's address holds, or holds a part of."""
+    """Returns the name of the file whose content an object has, completely or in part."""
     match = _PART.fullmatch(key)
     return match[1] if match and grows(match[1]) else key.removeprefix("asked/")
 

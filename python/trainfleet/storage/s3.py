@@ -1,13 +1,13 @@
-"""Accesses S3, or any server of its protocol (AWS_ENDPOINT_URL): the one way to sources, datasets,
-checkpoints and run folders there.
+"""Accesses S3, or a compatible server (AWS_ENDPOINT_URL). All access to sources, datasets,
+checkpoints and run folders in S3 uses this module.
 
-An object is named by its address, s3://bucket/key. boto3 retries a request while S3 is busy or the
-connection breaks: ten times, about a minute, or AWS_MAX_ATTEMPTS times. It moves large objects in
-parts. A permanent failure is an S3Error with the address, the cause and the next command. The first
-request loads boto3.
+An object is identified by its address, s3://bucket/key. boto3 retries a request if S3 is busy or
+the connection breaks. It tries ten times, which takes about a minute, or AWS_MAX_ATTEMPTS times. It
+transfers large objects in parts. A permanent failure raises S3Error with the address, the cause and
+the next command. boto3 is imported at the first request.
 
-A server's answers are checked: a listing has only names below its prefix, and ends; an object is
-not larger than its reader allows.
+Responses are validated. A listing may only have names below its prefix, and its length is limited.
+An object may not be larger than its reader allows.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from ..process.install_paths import installing_package
 from ..trust.errors import S3Error
 
 SCHEME = "s3://"
-# tries of a request, with boto3's back-off and jitter: S3 answers 503 while it splits a prefix
+# attempts per request with boto3's backoff and jitter; S3 answers 503 while it splits a prefix
 TRIES = 10
-# seconds for a connection, and between two bytes of an answer: S3 sends blanks while it works
+# timeouts in seconds to connect and between bytes of a response; S3 sends blanks while it works
 CONNECT, ANSWER = 10, 20
-# tries of a request without any answer: a wrong endpoint would hold a command for many minutes
+# attempts per request without a response; a wrong endpoint would otherwise block for minutes
 SILENCES = 3
-PART = 2**24  # bytes of a part of a large object; S3 takes 10,000 of them
-AT_ONCE = 4  # parts of one object: enough for the bandwidth of a node on which all ranks write
-SMALL = 2**28  # bytes of an object that is read at once, at most
+PART = 2**24  # bytes of a part of a large object, which may have 10,000 parts
+# parallel parts per object; they suffice for the bandwidth of a node on which all ranks write
+AT_ONCE = 4
+SMALL = 2**28  # default maximum bytes of an object that is read into memory
 LARGEST = (
     2**46
-    # bytes of an object: S3 takes 50 TB,
+    # Maximum bytes of an object. S3 allows 50 TB:
     # https://docs.aws.amazon.com/AmazonS3/latest/userguide/upload-objects.html
 )
-LISTED = 10**7  # entries of one listing, at most: a server may never end it
-BATCH = 1000  # objects that S3 removes in one request
-# a page has some of these keys
+LISTED = 10**7  # maximum entries of a listing, which a faulty server may never end
+BATCH = 1000  # maximum objects that S3 removes in one request
+# A page of a listing has at least one of these keys.
 LISTING = {"IsTruncated", "KeyCount", "Name", "Contents", "CommonPrefixes", "Uploads"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 ABSENT = ("404", "NoSuchKey", "NotFound")
@@ -74,8 +75,8 @@ OF_CREDENTIALS = {
 
 @dataclass(frozen=True)
 class Object:
-    """An object as it was listed. `version` is its ETag, `modified` the time of its last change by
-    S3's clock (unix).
+    """An object in a listing. `version` is its ETag, and `modified` its last change by S3's clock
+    (unix).
     """
 
     address: str
@@ -85,16 +86,14 @@ class Object:
 
 
 def list_objects(prefix: str) -> list[Object]:
-    """Returns every object with an address that begins with `prefix`, in the order of their
-    keys.
-    """
+    """Returns every object whose address begins with `prefix`, ordered by key."""
     bucket = split(prefix)[0]
     entries = _pages("list_objects_v2", "Contents", prefix)
     return [_object(f"{SCHEME}{bucket}/{entry['Key']}", entry) for entry in entries]
 
 
 def list_folders(prefix: str) -> list[str]:
-    """Returns the parts between `prefix` and the next slash in the keys that begin with it."""
+    """Returns the distinct parts of keys between `prefix` and the next slash."""
     begins = len(split(prefix)[1])
     return [
         entry["Prefix"][begins:-1]
@@ -103,28 +102,27 @@ def list_folders(prefix: str) -> list[str]:
 
 
 def stat(address: str) -> Object | None:
-    """Returns the size and ETag of an object; None if it does not exist."""
+    """Returns the size and ETag of an object, or None if it does not exist."""
     with explained(address):
         head = request("head_object", address, unless=ABSENT)
         return head and Object(address, head["ContentLength"], head["ETag"])
 
 
 def read(address: str, most: int = SMALL) -> bytes | None:
-    """Reads an entire object of at most `most` bytes; None if it does not exist."""
+    """Returns an entire object of at most `most` bytes, or None if it does not exist."""
     found = read_version(address, most)
     return found and found[0]
 
 
 def read_version(address: str, most: int = SMALL) -> tuple[bytes, str] | None:
-    """Reads like `read`, and returns the ETag too."""
+    """Returns an object like `read`, with its ETag."""
     return _get(address, most, unless=ABSENT)
 
 
 def read_range(
     address: str, start: int, end: int, version: str = "", unless: tuple[str, ...] = ()
 ) -> bytes:
-    """Reads bytes [start, end) of an object; none if S3 answers with an error of one of the codes
-    in `unless`.
+    """Returns bytes [start, end) of an object, or b"" if S3 answers with an error code in `unless`.
 
     Raises S3Error if the bytes do not exist, or if the object no longer has the ETag `version`.
     """
@@ -140,16 +138,14 @@ def read_range(
 
 
 def write(address: str, content: bytes) -> str:
-    """Writes a small object and returns its ETag. Others see the old one or the complete new
-    one.
-    """
+    """Writes a small object atomically and returns its ETag."""
     with explained(address):
         return str(request("put_object", address, Body=content)["ETag"])
 
 
 def write_if(address: str, content: bytes, version: str) -> str:
-    """Writes a small object over the one with the ETag `version`, "" for a new one. Returns its
-    ETag, or "" if another one exists.
+    """Writes a small object if its current ETag is `version`, or with "" if it does not exist.
+    Returns its ETag, or "" if the condition failed.
     """
     condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
     with explained(address):
@@ -158,16 +154,14 @@ def write_if(address: str, content: bytes, version: str) -> str:
 
 
 def upload(address: str, source: str) -> None:
-    """Uploads a local file, in parts if it is large; it becomes visible when all of it has
-    arrived.
-    """
+    """Uploads a local file, in parts if it is large. The object is visible once it is complete."""
     bucket, key = split(address)
     with explained(address):
         client().upload_file(source, bucket, key, Config=_transfer())
 
 
 def download(address: str) -> BinaryIO:
-    """Downloads an object to a temporary local file, which is deleted once it is closed."""
+    """Downloads an object to a temporary local file, which is deleted when it is closed."""
     bucket, key = split(address)
     copy = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
     with explained(address):
@@ -177,13 +171,13 @@ def download(address: str) -> BinaryIO:
 
 
 def copy(source: str, address: str) -> None:
-    """Writes an object with the same bytes to `address`."""
+    """Copies an object within S3 to `address`."""
     bucket, key = split(source)
     request("copy_object", address, CopySource={"Bucket": bucket, "Key": key})
 
 
 def remove(address: str, version: str = "") -> None:
-    """Removes an object if it exists; with an ETag, only the one that has it."""
+    """Removes an object if it exists. With `version`, removes it only if its ETag matches."""
     request(
         "delete_object",
         address,
@@ -193,7 +187,7 @@ def remove(address: str, version: str = "") -> None:
 
 
 def remove_all(addresses: Iterable[str]) -> None:
-    """Removes objects of one bucket, a thousand per request; a missing one counts as removed."""
+    """Removes objects of one bucket, BATCH per request. Missing objects are ignored."""
     found = list(addresses)
     for first in range(0, len(found), BATCH):
         some = found[first : first + BATCH]
@@ -206,7 +200,7 @@ def remove_all(addresses: Iterable[str]) -> None:
 
 
 def abort_uploads(prefix: str) -> None:
-    """Removes the parts of every unfinished upload below `prefix`: S3 bills them."""
+    """Removes the parts of every unfinished upload below `prefix`, because S3 bills for them."""
     for entry in _pages("list_multipart_uploads", "Uploads", prefix):
         request(
             "abort_multipart_upload",
@@ -216,21 +210,21 @@ def abort_uploads(prefix: str) -> None:
 
 
 def clock(address: str) -> float:
-    """Returns S3's current time (unix), the clock of `modified`."""
+    """Returns the current time by S3's clock (unix), which `modified` also uses."""
     with explained(address):
         answer = client().head_bucket(Bucket=split(address)[0])
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
 
 def split(address: str) -> tuple[str, str]:
-    """Returns bucket and key."""
+    """Returns the bucket and the key of an address."""
     bucket, _, key = address.removeprefix(SCHEME).partition("/")
     return bucket, key
 
 
 def request(call: str, address: str, *, unless: tuple[str, ...] = (), **words: Any) -> Any:
-    """Makes one request about an object. Returns None if S3 answers with an error of one of the
-    codes in `unless`.
+    """Sends one request about an object. Returns None if S3 answers with an error code in
+    `unless`.
     """
     bucket, key = split(address)
     with explained(address):
@@ -246,8 +240,8 @@ def request(call: str, address: str, *, unless: tuple[str, ...] = (), **words: A
 
 @contextmanager
 def explained(address: str) -> Iterator[None]:
-    """Converts boto3's errors within `with` to an S3Error."""
-    client()  # reports a missing package
+    """Converts boto3's errors inside the `with` block to S3Error."""
+    client()  # Raises S3Error if boto3 is not installed.
     from boto3.exceptions import Boto3Error
     from botocore import exceptions as boto
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
@@ -273,22 +267,22 @@ def explained(address: str) -> Iterator[None]:
         LookupError,
         TypeError,
         ValueError,
-    ) as error:  # an invalid number or time; a missing part
+    ) as error:  # invalid numbers, times or missing fields in a response
         raise _unbelievable(
             address, f"it can't be read: {type(error).__name__}: {error}"
         ) from error
 
 
 def client() -> Any:
-    """Returns this process's S3 client: threads may share it, a fork of the process may not."""
+    """Returns the S3 client of this process. Threads may share it, but forked processes may not."""
     return _client(os.getpid())
 
 
 def _get(
     address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any
 ) -> tuple[bytes, str] | None:
-    """Returns the body of a GET, and the ETag. boto3 does not retry a body that is cut off, so this
-    does.
+    """Returns the body and ETag of a GET. boto3 does not retry an interrupted body, so this
+    function does.
     """
     from botocore.exceptions import HTTPClientError, IncompleteReadError, ReadTimeoutError
 
@@ -309,13 +303,13 @@ def _get(
 
 
 def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str, Any]]:
-    """Returns the entries of a listing, all below `prefix`: they become paths here, or are deleted
-    there.
+    """Returns the entries of a listing. Rejects names outside `prefix`, because they become local
+    paths or are deleted.
     """
     (bucket, key), found = split(prefix), list[dict[str, Any]]()
     with explained(prefix):
         for page in client().get_paginator(call).paginate(Bucket=bucket, Prefix=key, **words):
-            # a proxy's page, or an empty one: not the listing of an empty prefix
+            # An empty page, or one from a proxy, must not be mistaken for an empty listing.
             if not LISTING & page.keys():
                 raise _unbelievable(prefix, "it is not a listing")
             if (
@@ -376,7 +370,7 @@ def _client(process: int) -> Any:
     except (
         BotoCoreError,
         ValueError,
-    ) as error:  # an invalid endpoint, profile or number in AWS's variables
+    ) as error:  # invalid endpoint, profile or number in AWS's environment variables
         raise S3Error(
             "can't be reached",
             where=SCHEME,
@@ -386,9 +380,7 @@ def _client(process: int) -> Any:
 
 
 def _end_silence(attempts: int, caught_exception: Exception | None, **_: Any) -> None:
-    """Ends the tries of a request after SILENCES tries without any answer; boto3 decides all other
-    cases.
-    """
+    """Stops the retries of a request after SILENCES timeouts. boto3 decides all other cases."""
     from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
     if attempts >= SILENCES and isinstance(
@@ -409,7 +401,7 @@ def _transfer() -> Any:
 
 
 def _reason(answer: dict[str, Any]) -> str:
-    """Returns the reason of S3's refusal, and how often it was tried."""
+    """Returns the reason why S3 refused a request, with the number of attempts."""
     code, often = (
         str(answer["Error"].get("Code")),
         answer.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1,

@@ -1,4 +1,4 @@
-"""Streams large objects of S3: writes in parts, reads by ranges."""
+"""Streams large objects to and from S3: uploads in parts, downloads in ranges."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, BinaryIO, cast
 from ..trust.errors import S3Error
 from . import s3
 
-RANGE = 2**23  # bytes of a GET: large enough that its latency does not count
+RANGE = 2**23  # bytes per GET, large enough to make its latency negligible
 BUFFER = 2**18
 
 
 @contextmanager
 def create(address: str) -> Iterator[BinaryIO]:
-    """Opens a stream that becomes an object when the context is left; after an error it leaves no
-    object.
+    """Opens a stream that becomes an object when the context ends. After an error, no object is
+    created.
     """
     stream = Upload(address)
     try:
@@ -31,8 +31,9 @@ def create(address: str) -> Iterator[BinaryIO]:
 
 
 def open_object(found: s3.Object, start: int = 0) -> BinaryIO:
-    """Opens a buffered, seekable stream over an object, which reads ahead. Raises S3Error once the
-    object has changed since it was listed.
+    """Opens a buffered, seekable stream that prefetches an object.
+
+    Reads raise S3Error if the object has changed since it was listed.
     """
     stream = io.BufferedReader(Ranges(found), BUFFER)
     stream.seek(start)
@@ -40,8 +41,8 @@ def open_object(found: s3.Object, start: int = 0) -> BinaryIO:
 
 
 class Upload(io.RawIOBase):
-    """Uploads one object: a large one in parts, several at once, so that memory holds only a few
-    parts.
+    """Uploads an object. Large objects are sent in parallel parts, so that memory holds only a few
+    of them.
     """
 
     def __init__(self, address: str) -> None:
@@ -60,7 +61,7 @@ class Upload(io.RawIOBase):
         return len(data)
 
     def finish(self) -> None:
-        """Returns when S3 has the complete object; it is visible from then on."""
+        """Completes the upload. The object is visible once this returns."""
         if self.id:
             self._send(bytes(self.waiting))
             parts = {"Parts": [part.result() for part in self.sent]}
@@ -72,7 +73,7 @@ class Upload(io.RawIOBase):
         self.threads.shutdown()
 
     def abort(self) -> None:
-        """Removes the uploaded parts. If S3 can't be reached, they stay until abort_uploads."""
+        """Removes the uploaded parts. If S3 can't be reached, they remain until abort_uploads."""
         self.threads.shutdown(cancel_futures=True)
         if self.id:
             with suppress(S3Error):
@@ -81,7 +82,7 @@ class Upload(io.RawIOBase):
     def _send(self, part: bytes) -> None:
         self.id = self.id or s3.request("create_multipart_upload", self.address)["UploadId"]
         if len(self.sent) >= s3.AT_ONCE:
-            # raises the error of an earlier part, and bounds the memory
+            # Wait for an earlier part, to limit the memory and to raise its error.
             self.sent[-s3.AT_ONCE].result()
         self.sent.append(self.threads.submit(self._put, part, len(self.sent) + 1))
 
@@ -98,9 +99,7 @@ class Upload(io.RawIOBase):
 
 
 class Ranges(io.RawIOBase):
-    """Reads an object as a raw stream: ranges of RANGE bytes, the next one prefetched while this
-    one is read.
-    """
+    """Reads an object as a raw stream, in ranges of RANGE bytes. The next range is prefetched."""
 
     def __init__(self, found: s3.Object) -> None:
         self.found, self.length, self.at = found, found.size, 0

@@ -1,15 +1,15 @@
-"""A node's uplink: while a job runs, it synchronizes the node's folders with S3, and fetches
-requests to the node from there.
+"""The uplink of a node: synchronizes its folders with S3 while a job runs, and downloads requests
+to the node.
 
-If nodes share no disk, TRAINFLEET_BUCKET is the S3 prefix of runs/<name> and data/<name> for all
-machines. The supervisor then starts `python -m trainfleet.storage.s3_sync_agent ...` next to its
-command. The uplink first downloads the files that the command needs, then polls every EVERY
-seconds. It polls once more when its stdin closes: when the supervisor ends for any reason. So
-engine, data and heartbeat use only their local folder. A node costs S3 one listing and about three
-small writes every EVERY seconds.
+If the nodes share no disk, TRAINFLEET_BUCKET is the S3 prefix of runs/<name> and data/<name>. The
+supervisor then starts `python -m trainfleet.storage.s3_sync_agent ...` next to its command. The
+uplink first downloads the files that the command needs, and then polls every EVERY seconds. When
+the supervisor ends for any reason, the uplink's stdin closes, and it polls a last time. The engine,
+the data loader and the heartbeat therefore use only local folders. A node needs one listing and
+about three small writes every EVERY seconds.
 
-It never ends the command: while S3 can't be reached, the node's log reports it, and waiting files
-are sent afterwards. A killed uplink is restarted, and continues where it was
+The uplink never ends the command. While S3 can't be reached, the node's log reports it, and files
+are uploaded later. A killed uplink is restarted and continues where it stopped
 (storage/folder_sync.py).
 """
 
@@ -31,28 +31,28 @@ from ..trust.errors import BackendError, S3Error, TrainfleetError, telling
 from . import s3
 from .folder_sync import ASKED, FolderSync
 
-# s3://bucket/prefix, and the run with the config that the command reads
+# environment variables: s3://bucket/prefix, and the run whose config the command reads
 BUCKET, RUN = ("TRAINFLEET_BUCKET", "TRAINFLEET_RUN")
 EVERY = 2.0  # seconds between two polls
-SIGN = 5.0  # seconds between two signs that this node is alive
-TO_BEGIN = 600.0  # seconds for S3 to deliver the files that the command needs
-TO_END = 120.0  # seconds for the last poll, when the command has ended
-# files from which rank 0 continues on an empty node
+SIGN = 5.0  # seconds between two heartbeats of this node
+TO_BEGIN = 600.0  # timeout in seconds to download the files that the command needs
+TO_END = 120.0  # timeout in seconds of the last poll, after the command has ended
+# files that rank 0 needs to resume on an empty node
 RESTORED = re.compile(r"results\.json|search\.json|metrics\.jsonl")
-# Files that no node uploads. The `stop` of a SIGTERM is only for this node's ranks: no later
-# attempt may see it.
+# Files that nodes do not upload. The `stop` of a SIGTERM is only for this node's ranks; a later
+# attempt must not see it.
 OTHERS = re.compile(
     r"stop|head\.json|heartbeats/dump|(?:config|given)\.yaml|(?:handle|request)\.json"
 )
 AUTHOR = "uplink"  # author of the uplink's lines in the node's log
-# <address>/nodes/<i>: written every SIGN seconds while node i runs its job, removed when it has
+# <address>/nodes/<i>: object that node i writes every SIGN seconds, and removes when its job has
 # ended
 NODES = "nodes"
 
 
 class UplinkProcess:
-    """A node's uplink process, restarted whenever it dies; leaving the context waits for its last
-    poll.
+    """The uplink process of a node, restarted whenever it dies. Leaving the context waits for its
+    last poll.
     """
 
     def __init__(self, log: Path) -> None:
@@ -61,10 +61,10 @@ class UplinkProcess:
         self.closing = threading.Event()
 
     def __enter__(self) -> None:
-        """Returns when the command's files have arrived.
+        """Starts the uplink and waits until the command's files have arrived.
 
         Raises:
-            BackendError: they will not arrive.
+            BackendError: the uplink ended before they arrived.
         """
         self.process = self._start("restore")
         assert self.process.stdout is not None
@@ -105,16 +105,16 @@ class UplinkProcess:
 
 
 def uplink_for(log: Path) -> AbstractContextManager[None]:
-    """Returns the uplink of a node if its job has its folders in S3, otherwise a null context."""
+    """Returns the uplink of a node if its job keeps its folders in S3, or else a null context."""
     return UplinkProcess(log) if BUCKET in os.environ else nullcontext()
 
 
 @telling
 def main(arguments: list[str]) -> int:
-    """Runs with `restore|go on LOG FOLDER...`: returns after the last poll."""
+    """Runs the uplink with `restore|go on LOG FOLDER...`, and returns after the last poll."""
     how, log, *folders = arguments
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the supervisor decides when this ends
+        signal.signal(number, signal.SIG_IGN)  # Only the supervisor ends this process.
     uplink = Uplink(
         Path(log),
         [
@@ -134,13 +134,13 @@ def main(arguments: list[str]) -> int:
 
 
 def await_end(ended: threading.Event) -> None:
-    """Sets `ended` when stdin ends."""
+    """Sets `ended` when stdin closes."""
     sys.stdin.buffer.read()
     ended.set()
 
 
 class Uplink:
-    """Synchronizes the folders of one node with S3; the first is the run's."""
+    """Synchronizes the folders of a node with S3. The first one is the run folder."""
 
     def __init__(self, log: Path, folders: list[FolderSync]) -> None:
         self.log, self.folders = log, folders
@@ -149,11 +149,11 @@ class Uplink:
         self.signed, self.trouble = 0.0, ""
 
     def fetch(self, restore: bool) -> None:
-        """Downloads requests. For a rank 0 that starts on an empty node, also downloads the record
-        from which it continues.
+        """Downloads the requests. With `restore`, rank 0 also downloads the records that it needs
+        to resume.
 
         Raises:
-            S3Error: S3 has not delivered them in TO_BEGIN seconds.
+            S3Error: the download still fails after TO_BEGIN seconds.
         """
         until = time.monotonic() + TO_BEGIN
         while True:
@@ -168,8 +168,9 @@ class Uplink:
             time.sleep(EVERY)
 
     def look(self) -> bool:
-        """Uploads new content, downloads requests, and returns whether that succeeded. The node's
-        log reports when that changes.
+        """Uploads new content and downloads requests. Returns whether that succeeded.
+
+        If that changes, the node's log reports it.
         """
         try:
             for folder in self.folders:
@@ -193,8 +194,9 @@ class Uplink:
         return True
 
     def end(self) -> bool:
-        """Polls a last time, repeats that while S3 can't be reached, and removes the sign. Returns
-        False after TO_END seconds.
+        """Polls until all content is uploaded, then removes the node's heartbeat.
+
+        Returns False if that takes longer than TO_END seconds.
         """
         until = time.monotonic() + TO_END
         while not self.look() or any(folder.waits(is_node_s) for folder in self.folders):
@@ -211,12 +213,12 @@ def is_asked(name: str) -> bool:
 
 
 def is_node_s(name: str) -> bool:
-    """Tells whether nodes write this file."""
+    """Tells whether a node uploads this file."""
     return not OTHERS.fullmatch(name)
 
 
 def is_obeyed(name: str) -> bool:
-    """Tells whether the node that follows a request withdraws it."""
+    """Tells whether a node withdraws this request after it has obeyed it."""
     return name == "stop"
 
 

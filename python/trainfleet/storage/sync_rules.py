@@ -1,8 +1,8 @@
-"""Defines which files of a run folder are copied between machines, and writes them at their
-destination.
+"""Defines which files of a run folder are copied between machines, and writes the copies.
 
-Arriving content is not trusted. Only these names are written, each up to its largest size. No link
-below the run folder is followed, not even one made in the meantime. Standard library only.
+Incoming content is not trusted. Only files with these names are written, up to their maximum sizes.
+Symbolic links below the run folder are never followed, even if they appear during a write. This
+module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..trust.errors import RunError
 
 MIB = 1 << 20
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}"
-# The small files of a run folder, and the most bytes that are copied of each. Everything else stays
-# on its machine: checkpoints, heartbeats, locks, and configs, as each side has its own. Also
-# report.html, which each side draws for itself, as a browser runs it.
+# Small files of a run folder, and the maximum bytes to copy of each. Other files stay on their
+# machine: checkpoints, heartbeats, locks, and configs, which differ between machines. So does
+# report.html, which each machine renders for itself because a browser executes it.
 KINDS = {
     r"(results|search|head|standby|handle|request|scaling|rehearsal)\.json|scaling\.md": 16 * MIB,
     r"stop": 0,
@@ -34,26 +34,26 @@ KINDS = {
     rf"tensorboard/{NAME}": 1024 * MIB,
     rf"profile/{NAME}\.json(\.gz)?": 1024 * MIB,
 }
-GROWING = (".log", ".jsonl")  # these are truncated if too large; others are then not sent
-FILES = 50_000  # files of one run folder
+# files that are truncated if they are too large; other large files are skipped
+GROWING = (".log", ".jsonl")
+FILES = 50_000  # maximum files of a run folder
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def limit(name: str) -> int | None:
-    """Returns the most bytes that are copied of this file of a run folder; None if it is not
-    copied.
-    """
+    """Returns the maximum bytes to copy of a file, or None for a file that is not copied."""
     return next((most for pattern, most in KINDS.items() if re.fullmatch(pattern, name)), None)
 
 
 def write(root: Path, name: str, offset: int, data: bytes, stamp: float | None = None) -> None:
-    """Ends the file `name` below `root` with `data` from byte `offset` on; 0 replaces the file.
-    `stamp`: its time, unix.
+    """Writes `data` to the file `name` below `root` at byte `offset`, and truncates the file after
+    it.
+
+    An offset of 0 replaces the file atomically. `stamp` is its modification time (unix).
 
     Raises:
-        FileNotFoundError: it should be continued, and does not exist.
-        RunError: the folder can't be written, or a link, a folder or a device is in the file's
-            place.
+        FileNotFoundError: the offset is not 0, and the file does not exist.
+        RunError: the folder can't be written, or a link, a folder or a device has the file's name.
     """
     with _folder_of(root, name) as (folder, last):
         if offset:
@@ -91,8 +91,10 @@ def remove(root: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _folder_of(root: Path, name: str) -> Iterator[tuple[int, str]]:
-    """Opens the folder of a file, creates it if needed, and returns it with the file's name in it.
-    The run folder itself may be a link.
+    """Opens the folder of a file and creates it if needed. Yields its descriptor and the file's
+    name in it.
+
+    Only the run folder may be a symbolic link.
     """
     untrusted_input.seal(root)
     try:
@@ -119,7 +121,7 @@ def _fill(descriptor: int, offset: int, data: bytes, stamp: float | None) -> Non
 
 
 def _refused(path: Path, error: OSError) -> RunError:
-    """Returns the error for a file from elsewhere that can't be written here."""
+    """Returns the error for an incoming file that can't be written here."""
     if untrusted_input.is_in_the_way(error):
         return RunError(
             "is not a plain file or folder; copied files are not written to it",

@@ -1,1 +1,1 @@
-"""Checks input from elsewhere, and hides secrets in output. Imports no other room."""
+"""Validates external input, and hides secrets in output. Imports no other package of trainfleet."""

@@ -1,28 +1,28 @@
-"""Every error a user can meet, in one tree.
+"""Defines the errors that users may see, as one class hierarchy.
 
-    TrainfleetError         one message: what, where, why and the command to type next; the exit code is
+    TrainfleetError         a message with what, where, why and the next command; its exit code is
                             `exit_code`
-    ├── ConfigError         config.yaml, SET or a make variable: all problems at once (exit 2)
-    ├── InputError          a file or text that was written elsewhere, with its line and key (trust/untrusted_input.py)
-    ├── DataError           a source, a tokenizer or a dataset
+    ├── ConfigError         all problems of config.yaml, SET and make variables (exit code 2)
+    ├── InputError          invalid external text, with its line and key (trust/untrusted_input.py)
+    ├── DataError           a problem with a source, a tokenizer or a dataset
     │   ├── NoSource        an entry of data.sources names no readable file
-    │   ├── BadText         a record of a source (data/bad_records.py)
-    │   └── OtherField      a record of a source without text in the field of data.text_field
-    ├── RunError            a run folder or a checkpoint
+    │   ├── BadText         a source has an invalid record (data/bad_records.py)
+    │   └── OtherField      a record has no text in the field data.text_field
+    ├── RunError            a problem with a run folder or a checkpoint
     │   ├── Broken          an incomplete or damaged checkpoint (checkpoints/marker.py)
     │   ├── CheckpointError another rank could not save or load its part (engine/checkpoint/checkpoint_group.py)
     │   ├── Fenced          another attempt has begun (health/fence.py)
-    │   └── LauncherGone    no launcher leads the run any more (launch/remote_launch.py)
-    ├── BackendError        a backend, a node or a process on it
-    │   ├── JobFailed       a job ended badly: the verdict
-    │   ├── CloudError      AWS refuses a control request, or does not answer (cloud/calls.py)
-    │   │   └── NotAsked    it could not be asked at all: no credentials, or no connection
-    │   ├── CutOff          this machine reaches no other host, and another must lead (watch/monitor.py)
+    │   └── LauncherGone    the run no longer has a launcher (launch/remote_launch.py)
+    ├── BackendError        a problem with a backend, a node or its processes
+    │   ├── JobFailed       a job failed; the message is its verdict
+    │   ├── CloudError      AWS refused a control request, or did not answer (cloud/calls.py)
+    │   │   └── NotAsked    AWS could not be contacted: no credentials, or no connection
+    │   ├── CutOff          this head lost its network; another host must lead (watch/monitor.py)
     │   └── Missing         not all nodes of a job arrived in time (node/barrier.py)
     ├── ImageError          an image can't be built, pushed or used
-    └── S3Error             S3 refuses a request, or does not answer for too long; an OSError too, like a disk's
+    └── S3Error             S3 refused a request, or did not answer in time; also an OSError
 
-Any other exception is a defect of trainfleet and keeps its traceback.
+Any other exception is a bug in trainfleet, and its traceback is printed.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -39,25 +39,27 @@ from .safe_output import completed, visible
 
 P = ParamSpec("P")
 
-MOST = 25  # problems of a config that are printed
+MOST = 25  # maximum problems of a config to print
 
 
 class TrainfleetError(Exception):
-    """One message to a user: `what` happened, `where` (file:line, host, rank), `why`, and the
-    `next` command to type.
+    """An error with a message for the user: `what` happened, `where` (file:line, host, rank) and
+    `why`.
+
+    `next` is the command to type next.
     """
 
     exit_code = 1
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
-        # a file's name may contain a newline, and so begin a separate line
+        # A newline in a file name must not start a new line of the message.
         where = where.replace("\n", "\\n")
         self.what, self.where, self.why, self.next = what, where, why, next
         super().__init__(what)
 
     @property
     def head(self) -> str:
-        """The place and the problem, in one line."""
+        """Returns the place and the problem in one line."""
         return f"{self.where}: {self.what}" if self.where else self.what
 
     def __str__(self) -> str:
@@ -66,15 +68,15 @@ class TrainfleetError(Exception):
 
 
 def tell(error: TrainfleetError) -> int:
-    """Prints the error to stderr. Returns the exit code of a process that ends with it."""
-    sys.stdout.flush()  # in a pipe, earlier output must come first
+    """Prints the error to stderr. Returns the exit code for the process."""
+    sys.stdout.flush()  # keeps the order of output if both streams go to one pipe
     error.next = completed(error.next)
     print(f"error: {hide(visible(error))}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
 def telling(main: Callable[P, int]) -> Callable[P, int]:
-    """Wraps a program's `main` so that it prints a TrainfleetError and returns its exit code."""
+    """Wraps a program's `main`, so that a TrainfleetError is printed and becomes its exit code."""
 
     @functools.wraps(main)
     def wrapped(*arguments: P.args, **words: P.kwargs) -> int:
@@ -88,8 +90,9 @@ def telling(main: Callable[P, int]) -> Callable[P, int]:
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One problem of the config: its place (`config.yaml:12`, `SET`, `NODES`), its key, and the
-    correct form.
+    """A problem of the config, with its key and the correct form.
+
+    `where` is its place, such as `config.yaml:12`, `SET` or `NODES`.
     """
 
     line: int
@@ -102,7 +105,7 @@ class Problem:
 
 
 class ConfigError(TrainfleetError):
-    """All problems of a config, in the order of its lines."""
+    """All problems of a config, ordered by line."""
 
     exit_code = 2
 
@@ -113,17 +116,14 @@ class ConfigError(TrainfleetError):
 
     @classmethod
     def of(cls, name: str, message: str, *, next: str = "") -> ConfigError:
-        """Makes the error about one key or variable. The name is the place too: no line of the file
-        is to blame.
-        """
+        """Returns the error about one key or variable that is not on a line of the config file."""
         return cls([Problem(0, name, "", message)], next=next)
 
 
 class InputError(TrainfleetError, ValueError):
-    """Reports invalid text that was written elsewhere: `where` is its file and line, `key` the key
-    in it.
+    """Invalid external text. `where` is its file and line, and `key` is the invalid key.
 
-    It is a ValueError too, so that readers can turn it into an error about the file's purpose.
+    It is also a ValueError, so readers can convert it to an error about the purpose of the file.
     """
 
     def __init__(
@@ -134,18 +134,16 @@ class InputError(TrainfleetError, ValueError):
 
     @property
     def head(self) -> str:
-        """The place, the key and the problem, in one line."""
+        """Returns the place, the key and the problem in one line."""
         return ": ".join(filter(None, (self.where, self.key, self.what)))
 
 
 class DataError(TrainfleetError):
-    """A source, a tokenizer or a dataset is missing, broken or not the one that this config asks
-    for.
-    """
+    """A source, a tokenizer or a dataset is missing, broken, or does not match the config."""
 
 
 class NoSource(DataError):
-    """An entry of data.sources, by its number from 0, names no readable file."""
+    """An entry of data.sources names no readable file. `entry` is its index, from 0."""
 
     def __init__(self, error: DataError, entry: int) -> None:
         self.entry = entry
@@ -159,20 +157,21 @@ class NoSource(DataError):
 
 
 class RunError(TrainfleetError):
-    """A run folder or a checkpoint can't be read, written or continued."""
+    """A run folder or a checkpoint can't be read, written or resumed."""
 
 
 class BackendError(TrainfleetError):
-    """A backend refused a job, or a node or process of it failed."""
+    """A backend refused a job, or a node or process of the backend failed."""
 
 
 class JobFailed(BackendError):
-    """A job ended badly; its verdict is the message."""
+    """A job failed. The message is its verdict."""
 
 
 class CloudError(BackendError):
-    """AWS refuses a control request, or does not answer; `code` is AWS's, or the name of botocore's
-    error.
+    """AWS refused a control request or did not answer.
+
+    `code` is AWS's error code, or the name of botocore's exception.
     """
 
     def __init__(
@@ -183,8 +182,9 @@ class CloudError(BackendError):
 
 
 class NotAsked(CloudError):
-    """AWS could not be asked at all: there are no credentials, or no connection. A plan continues
-    without an account.
+    """AWS could not be contacted, because credentials or the connection are missing.
+
+    Plans continue without AWS.
     """
 
 
@@ -193,8 +193,9 @@ class ImageError(TrainfleetError):
 
 
 class S3Error(TrainfleetError, OSError):
-    """S3 refuses a request, or does not answer for too long. Writers to a bucket or a disk catch
-    both as OSError.
+    """S3 refused a request, or did not answer in time.
+
+    It is also an OSError, so writers handle buckets and disks in the same way.
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:

@@ -1,6 +1,4 @@
-"""Names the kind of a file that is not text by its first bytes: pictures, archives and programs
-that were called .txt.
-"""
+"""Recognizes binary files, such as images, archives and programs, by their first bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ LONGEST = max(map(len, KINDS))
 
 
 def kind_of(content: bytes) -> str:
-    """Names the kind of content that does not begin like text; "" if unknown."""
+    """Returns the kind of a binary file by its content, or "" if it is unknown."""
     if content[4:8] == b"ftyp":
         return "a film"
     return next((kind for magic, kind in KINDS.items() if content.startswith(magic)), "")

@@ -1,11 +1,12 @@
-"""Finds secrets and hides them in text: by the name of their variable, and by their form.
+"""Hides secrets in text.
 
-Values are secret if TRAINFLEET_SECRETS names their variables (fleet.secrets), or if the names end
-like a secret's. A value is hidden in four spellings: as it is, in JSON and Python, in URLs and in
-base64, also inside longer base64, as in headers. If a value has several lines, each longer line is
-hidden too, as logs are written line by line. Overlapping secrets are hidden together. A secret that
-no variable here holds is recognized by its form: its maker's prefix, or the text before it.
-Standard library only: supervisors start with it.
+The values of variables are secret if TRAINFLEET_SECRETS lists the variables (fleet.secrets), or if
+their names end like a secret's name. A value is hidden in four spellings: unchanged, as JSON or
+Python, in URLs, and in base64. Base64 is also recognized inside longer base64, as in headers. Logs
+are written line by line, so each longer line of a multi-line value is hidden too. Overlapping
+secrets are hidden together. Other secrets are recognized by their form: a vendor's prefix, or the
+text before the secret. This module needs only the standard library, because supervisors import it
+at startup.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from urllib.parse import quote
 
 NAMES = "TRAINFLEET_SECRETS"
 HIDDEN = "***"
-# characters of a value, and of one of its lines: shorter ones would hide half of every text
+# minimum characters of a value, and of one of its lines; shorter secrets would hide ordinary text
 LEAST, LEAST_LINE = (4, 8)
-LEAST_UNNAMED = 12  # characters of a value that only its variable's name marks as secret
-WRAPPED = (64, 76)  # letters per line of base64: RFC 7468's, RFC 2045's
-UNFINISHED = 4096  # characters of an unfinished line in which a secret may begin
-# Variables that hold a secret; ours name jobs, and a public key is not secret.
+# minimum characters of a value that is secret only because of its variable's name
+LEAST_UNNAMED = 12
+WRAPPED = (64, 76)  # characters per line of base64 in RFC 7468 and RFC 2045
+# maximum characters of an unfinished line to search for the beginning of a secret
+UNFINISHED = 4096
+# Names of variables with secrets. Trainfleet's variables identify jobs, and public keys are not
+# secret.
 TELLING = re.compile(
     r"(?!TRAINFLEET_)(?!.*PUBLIC).*(_TOKEN|_KEY|_SECRET|_PASSWORD)|AWS_ACCESS_KEY_ID"
 )
-PATH = re.compile(r"~?/[\w.+@-]+(/[\w.+@-]+)*/?")  # a path: such a variable may name a file instead
-# Prefix → the rest of the secret: AWS's access keys, Hugging Face, OpenAI and Anthropic, GitHub,
-# GitLab, Slack, Google, PyPI, npm, NVIDIA, JSON Web Tokens (RFC 7519). Each as its maker documents
-# it.
+# pattern of a path, because some variables name a file with the secret
+PATH = re.compile(r"~?/[\w.+@-]+(/[\w.+@-]+)*/?")
+# Prefix → pattern of the rest, from the documentation of each vendor: AWS, Hugging Face, OpenAI,
+# Anthropic, GitHub, GitLab, Slack, Google, PyPI, npm, NVIDIA, and JSON Web Tokens (RFC 7519).
 PREFIXES = {
     "AKIA": "[A-Z2-7]{16}",
     "ASIA": "[A-Z2-7]{16}",
@@ -50,20 +54,20 @@ PREFIXES = {
     "nvapi-": r"[\w-]{40,}",
     "eyJ": r"[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
 }
-# Text between a name and its value in URLs, headers, JSON, Python and shell; then such a value.
+# Text between a name and its value in URLs, headers, JSON, Python and shell; then the value.
 _IS = r"[\\\"']{0,3}\s{0,4}(?:=|%3D|:)\s{0,4}b?[\\\"']{0,3}"
 _VALUE = r"(?![/~$<{*.])[^\s&\"'<>,;`\\]"
 _NAMES = r"(?<!TRAINFLEET)_(?:TOKEN|KEY|SECRET|PASSWORD)"
-# parameters in an address
+# query parameters of URLs
 _SIGNED = "Signature|sig|AWSAccessKeyId|GoogleAccessId|access_token|api_key|apikey"
 _AUTHORIZED = rf"Authorization{_IS}(?:Basic|Bearer|token)\s"
 _ADDRESSED = r"[^/\s@:]*:[^/\s@]+(?=@)|(?<=https://)[^/\s@]+(?=@)|(?<=http://)[^/\s@]+(?=@)"
-_CONTEXTS = tuple(  # the text before a secret, and the secret
+_CONTEXTS = tuple(  # patterns for the text before a secret, and for the secret
     re.compile(f"({before})({secret})", flags)
     for before, secret, flags in (
         (rf"X-(?:Amz|Goog)-(?:Signature|Security-Token|Credential){_IS}", f"{_VALUE}+", re.I),
         (rf"[?&](?:{_SIGNED})=", f"{_VALUE}{{8,}}", re.I),
-        (rf"Signature{_IS}", r"[0-9a-f]{64}\b", 0),  # in AWS's Authorization header
+        (rf"Signature{_IS}", r"[0-9a-f]{64}\b", 0),  # AWS's Authorization header
         (rf"aws_(?:secret_access_key|session_token|access_key_id){_IS}", f"{_VALUE}{{12,}}", re.I),
         (rf"(?:SecretAccessKey|SessionToken|AccessKeyId){_IS}", f"{_VALUE}{{12,}}", re.I),
         (rf"{_NAMES}{_IS}", f"{_VALUE}{{12,}}", 0),
@@ -76,7 +80,9 @@ _CONTEXTS = tuple(  # the text before a secret, and the secret
 _FORMS = re.compile(
     "|".join(rf"(?<![A-Za-z0-9]){prefix}{rest}" for prefix, rest in PREFIXES.items())
 )
-_HINTS = (  # a text without one of these holds no form: this check passes most lines
+# Strings of which every recognizable form has at least one. Most lines have none, so this check is
+# fast.
+_HINTS = (
     *(prefix.lower() for prefix in PREFIXES),
     "://",
     "_token",
@@ -100,7 +106,7 @@ _HINTS = (  # a text without one of these holds no form: this check passes most 
 
 
 def _begin(word: str, behind: str) -> str:
-    """Returns a pattern for this word's beginnings, and for the word followed by `behind`."""
+    """Returns a pattern for every prefix of `word`, and for `word` followed by `behind`."""
     for letter in reversed(word[1:]):
         behind = f"(?:{re.escape(letter)}{behind})?"
     return re.escape(word[0]) + behind
@@ -113,7 +119,7 @@ def _any(words: Iterable[str], behind: str) -> str:
 _WORDS = ("Signature", "aws_", "SecretAccessKey", "SessionToken", "AccessKeyId", "Authorization",
           "Bearer", "wandb", "api_key", "api key", "api-key", "apikey")  # fmt: skip
 _ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
-# the end of an unfinished line, from the place where a secret may begin
+# Matches from where a secret may begin to the end of an unfinished line.
 _OPEN = re.compile(
     rf"(?:(?<![A-Za-z0-9])(?:{_any(PREFIXES, '[^ ]*')}|(?i:{_any(_WORDS, '.*')}))"
     rf"|(?i:{_any(('X-Amz-', 'X-Goog-'), '.*')})|{_any(_ENDINGS, '.*')}"
@@ -122,16 +128,14 @@ _OPEN = re.compile(
 
 
 def keep_secret(names: Iterable[str]) -> None:
-    """Registers variables with values to hide from now on, here and in every process that this one
-    starts.
-    """
+    """Registers variables whose values are hidden from now on, in this process and its children."""
     known = filter(None, os.environ.get(NAMES, "").split(","))
     if all_names := list(dict.fromkeys((*known, *names))):
         os.environ[NAMES] = ",".join(all_names)
 
 
 def hide(text: str) -> str:
-    """Returns the text with *** for every secret in it."""
+    """Returns the text with every secret replaced by ***."""
     covered = sorted([*_places(text), *_forms(text)])
     if not covered:
         return text
@@ -144,17 +148,17 @@ def hide(text: str) -> str:
 
 
 def looks_secret(text: str) -> bool:
-    """Tells whether a text contains a secret's form."""
+    """Tells whether a part of the text has the form of a secret."""
     return any(True for _ in _forms(text))
 
 
 def hide_bytes(line: bytes) -> bytes:
-    """Hides secrets like `hide`, in bytes that need not be UTF-8."""
+    """Hides secrets like `hide`, in bytes that may not be UTF-8."""
     return hide(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def hide_all(value: Any) -> Any:
-    """Hides secrets in all strings of a JSON value; keys are ours."""
+    """Hides secrets in all strings of a JSON value, except in keys."""
     match value:
         case str():
             return hide(value)
@@ -166,7 +170,7 @@ def hide_all(value: Any) -> Any:
 
 
 def begun(text: str) -> int:
-    """Returns how many of the last characters must be held back because a secret may begin in
+    """Returns the number of characters at the end to hold back, because a secret may begin in
     them.
     """
     keep = _begun_form(text)
@@ -180,15 +184,13 @@ def begun(text: str) -> int:
 
 
 def _begun_form(text: str) -> int:
-    """Counts like `begun`, for secrets recognized by their form: the end of the last line, after
-    text that may come before a secret.
-    """
+    """Returns the same number as `begun`, for secrets that are recognized by their form."""
     line = text[text.rfind("\n") + 1 :][-UNFINISHED:]
     return len(line) - found.start() if (found := _OPEN.search(line)) else 0
 
 
 def _forms(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the places of text with a secret's form."""
+    """Yields the spans of a text that have the form of a secret."""
     lower = text.lower()
     if not any(hint in lower for hint in _HINTS):
         return
@@ -207,13 +209,13 @@ def _patterns() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _telling(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the variables that hold a secret according to their name."""
+    """Returns the variables that are secret because of their names."""
     return tuple(name for name in names if TELLING.fullmatch(name))
 
 
 @functools.lru_cache(maxsize=4)
 def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns all strings to hide for these values."""
+    """Returns all strings to hide for the values of these variables."""
     values = [value.strip() for value in named]
     values += [
         value
@@ -241,13 +243,13 @@ def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, .
 
 
 def _is_plain(value: str) -> bool:
-    """Tells whether a value is a file's path, and so not secret despite its variable's name."""
+    """Tells whether a value is the path of an existing file, and therefore not a secret."""
     return bool(PATH.fullmatch(value)) and Path(value).expanduser().exists()
 
 
 def _encoded(value: bytes) -> Iterator[str]:
-    """Yields a value in base64: at each offset the digits that depend only on it, and wrapped lines
-    at offset 0.
+    """Yields the base64 digits that depend only on the value, for each alignment, and in wrapped
+    lines.
     """
     texts = []
     for before in range(3):
@@ -267,7 +269,7 @@ def _encoded(value: bytes) -> Iterator[str]:
 
 
 def _places(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the places of all values in a text, including overlapping ones."""
+    """Yields the spans of all known values in a text, including overlapping spans."""
     for pattern in _patterns():
         start = text.find(pattern)
         while start >= 0:

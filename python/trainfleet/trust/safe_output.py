@@ -1,7 +1,6 @@
-"""Guards a process's output: hides secrets (trust/redaction.py), and makes control characters in
-foreign text visible.
+"""Guards a process's output: hides secrets (trust/redaction.py) and escapes control characters.
 
-Standard library only: supervisors start with it.
+This module needs only the standard library, because supervisors import it at startup.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import Any, NoReturn, TextIO
 
 from .redaction import begun, hide
 
-COMMANDS = re.compile(  # commands of our Makefile, anywhere in a text
+COMMANDS = re.compile(  # make commands in a message
     r"\bmake "
     r"(setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|explain|stop"
     r"|new-backend|image|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
-# words of the command that name its config and run (cli)
+# Environment variable with the CONFIG= and RUN= arguments that the user typed; set by cli.
 TYPED = "TRAINFLEET_TYPED"
-LONGEST = 500  # characters that a next command copies from the typed one
+LONGEST = 500  # maximum characters of typed arguments to repeat in the next command
 OF_NO_RUN = ("config", "recipes", "runs", "compare", "explain", "ls", "new-backend")
 NEXT = re.compile(r"^ *next: .*", re.MULTILINE)
-# Control characters except newline and tab; characters that change the direction of text; Unicode
+# Control characters except newline and tab, characters that change the text direction, and Unicode
 # line separators.
 CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
@@ -34,9 +33,7 @@ CONTROLS = re.compile(
 
 
 def visible(text: object) -> str:
-    r"""Makes foreign text safe for a terminal: characters that move the cursor or change direction
-    become \x1b, \u202e.
-    """
+    r"""Escapes characters that move the cursor or change the text direction, as \x1b or \u202e."""
     return CONTROLS.sub(lambda match: _escaped(match[0]), str(text).replace("\r\n", "\n"))
 
 
@@ -45,14 +42,12 @@ def _escaped(letter: str) -> str:
 
 
 def shown(text: object) -> str:
-    """Returns foreign text without secrets and control characters, for code that draws on a
-    terminal.
-    """
+    """Returns text without secrets and control characters, for code that draws on a terminal."""
     return visible(hide(str(text)))
 
 
 class SafeStream:
-    """A text stream that hides secrets and makes control characters visible.
+    """A text stream that hides secrets and escapes control characters.
 
     A secret may be split over several writes, so text that may begin one is held back.
     """
@@ -64,7 +59,7 @@ class SafeStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes the text, and holds back the end that may begin a secret."""
+        """Writes the text, except for an end that may begin a secret."""
         with self._turn:
             whole = self._held + text
             keep = begun(whole)
@@ -80,7 +75,7 @@ class SafeStream:
         self._stream.flush()
 
     def release(self) -> None:
-        """Writes the text that was held back and turned out not to be a secret."""
+        """Writes the text that was held back."""
         with self._turn:
             held, self._held = self._held, ""
             self._stream.write(shown(held))
@@ -88,8 +83,9 @@ class SafeStream:
 
 
 def completed(then: str) -> str:
-    """Adds the typed config or run to the commands in it; without it they would mean the one in
-    config.yaml.
+    """Adds the typed config or run to the commands in a message.
+
+    Without these arguments, the commands would be about the run in config.yaml.
     """
     typed = os.environ.get(TYPED, "")
     if not typed or len(typed) > LONGEST or re.search("(CONFIG|RUN|SET)=", then):
@@ -100,8 +96,9 @@ def completed(then: str) -> str:
 
 
 def _as_typed(text: str) -> str:
-    """Writes commands the way their user types them, `trainfleet train` if that is installed, and
-    with the same config.
+    """Returns the text with commands as the user types them.
+
+    They get the same config, and begin with `trainfleet` instead of `make` if it is installed.
     """
     if "next: " in text:
         text = NEXT.sub(lambda line: completed(line[0]), text)
@@ -112,26 +109,27 @@ def _as_typed(text: str) -> str:
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """Returns the stream behind a guarded one, for code that moves the cursor and passes foreign
-    text through `shown`.
+    """Returns the stream inside a guarded stream.
+
+    Callers move the cursor, and pass external text through `shown`.
     """
     return stream._stream if isinstance(stream, SafeStream) else stream
 
 
 def is_agreed(question: str) -> bool:
-    """Asks the person at the terminal, and tells whether they agree. Without a terminal the answer
-    is no.
+    """Asks the user on the terminal and returns whether the answer is yes. Without a terminal, the
+    answer is no.
     """
     if not sys.stdin.isatty():
         return False
-    # a guarded stream waits for the line's end
+    # A guarded stream may hold back an unfinished line.
     unguarded(sys.stdout).write(shown(f"{question} [y/N] "))
     sys.stdout.flush()
     return input().strip().lower() in ("y", "yes")
 
 
 def discard(stream: TextIO) -> None:
-    """Discards later output to a stream, and its buffer too: its reader has left."""
+    """Discards buffered and later output of a stream whose reader has exited."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -147,14 +145,15 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
 
 
 def install() -> None:
-    """Guards this process's stdout and stderr until it ends. Also prints its Python stacks if
-    native code crashes.
+    """Guards stdout and stderr until the process ends. Also prints Python stacks if native code
+    crashes.
     """
     import atexit
     import faulthandler
 
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        # the parent process closed it: the next opened file must not take its place
+        # The parent process closed this descriptor; reopen it so that the next opened file does not
+        # reuse its number.
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
     faulthandler.enable(sys.stderr)
@@ -165,11 +164,11 @@ def install() -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Guards stdout and stderr within `with`, and flushes held-back text at its end."""
+    """Guards stdout and stderr inside the `with` block, and flushes held-back text at its end."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
         if getattr(stream, "errors", "") == "strict" and hasattr(stream, "reconfigure"):
-            # an ASCII terminal gets a ? for a dot
+            # ASCII terminals cannot show every character; print ? instead of failing.
             stream.reconfigure(errors="replace")
         setattr(sys, name, stream if isinstance(stream, SafeStream) else SafeStream(stream))
     try:
@@ -181,17 +180,16 @@ def guarded() -> Iterator[None]:
 
 
 def _ended(name: str, stream: TextIO) -> OSError | None:
-    """Writes the rest of a guarded stream, and restores the original one. Returns the error if the
-    disk is full.
-    """
+    """Flushes a guarded stream and restores the original. Returns the error if writing failed."""
     full = None
     try:
         getattr(sys, name).release()
     except ValueError:
-        pass  # it is closed
+        pass  # The stream is closed.
     except OSError as error:
-        full = None if isinstance(error, BrokenPipeError) else error  # its reader has left
+        full = None if isinstance(error, BrokenPipeError) else error  # The reader has exited.
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())  # otherwise Python tries again when it ends
+            # Python would otherwise try to flush again at exit.
+            os.dup2(nowhere.fileno(), stream.fileno())
     setattr(sys, name, stream)
     return full

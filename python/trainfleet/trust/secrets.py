@@ -1,9 +1,8 @@
-"""Reads secrets by reference, for schedulers that pass none to a node: TRAINFLEET_SECRET_AT_<NAME>
-says where NAME's value is.
+"""Reads secrets by reference, for schedulers that can't pass secrets to a node.
 
-A reference is the ARN of a secret in Secrets Manager, or the ARN or name of a parameter in SSM. The
-node's role reads it. The value is only in this process's environment and in those of the processes
-that it starts.
+TRAINFLEET_SECRET_AT_<NAME> references the value of the variable NAME. It is the ARN of a secret in
+Secrets Manager, or the ARN or name of an SSM parameter. The node's role has permission to read it.
+The value is visible only in the environment of this process and its children.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from collections.abc import MutableMapping
 from .errors import BackendError
 
 PREFIX = "TRAINFLEET_SECRET_AT_"
-SECONDS = 10  # seconds for an answer; boto3 retries
+SECONDS = 10  # timeout in seconds per attempt of boto3
 TRIES = 5
 
 
 def take(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Replaces each reference in the environment by the secret's value.
+    """Replaces each reference in the environment with the value of the secret.
 
     Raises:
-        BackendError: one can't be read.
+        BackendError: a secret can't be read.
     """
     for variable in [name for name in environment if name.startswith(PREFIX)]:
         where, name = environment.pop(variable), variable.removeprefix(PREFIX)
@@ -47,7 +46,7 @@ def take(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def read(where: str) -> str:
-    """Returns the value at a reference. Raises botocore's errors."""
+    """Returns the secret that a reference names. Raises botocore's errors."""
     import boto3
     from botocore.config import Config
 

@@ -1,4 +1,4 @@
-"""Suggests the known word closest to an unknown one, for keys, values, verbs, variables and
+"""Suggests the known word that is closest to an unknown one, for keys, values, verbs, variables and
 recipes.
 """
 
@@ -8,9 +8,9 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-CLOSE = 0.6  # share of the letters that must be right for a suggestion
-SLIP = 0.75  # share of the letters that makes a suggestion sure
-# Cyrillic and Greek letters that look like Latin ones
+CLOSE = 0.6  # minimum likeness for a suggestion
+SLIP = 0.75  # minimum likeness to treat a word as a typo
+# Cyrillic and Greek letters → Latin letters that look the same
 LETTERS = str.maketrans("аеорсухіѕјԁԛԝοανικτρυ", "aeopcyxisjdqwoaviktpu")
 
 
@@ -21,8 +21,9 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Returns the known word that was probably meant: by its letters, regardless of case and signs;
-    otherwise one that it abbreviates.
+    """Returns the most similar known word, or None.
+
+    Case and punctuation are ignored. Abbreviations of known words match too.
     """
     names = {plain(name): name for name in known}
     form = plain(word)
@@ -31,7 +32,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     if whole := [
         name for name in names if len(form) > 2 and "_" in form and _has_parts(name, form)
     ]:
-        return names[min(whole, key=len)]  # llama-1b is llama-3.2-1b, and no other size
+        return names[min(whole, key=len)]  # llama-1b means llama-3.2-1b, but not another size.
     best = max(names, key=lambda name: (likeness(form, name), -len(name)), default="")
     if best and (likeness(form, best) >= CLOSE or distance(form, best) <= 1):
         return names[best]
@@ -43,8 +44,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def slip(word: str, known: Iterable[str]) -> str | None:
-    """Returns the known word of which this one is a typo, by a few letters; None if there are
-    several candidates.
+    """Returns the known word of which `word` is a typo, or None if no known word is similar
+    enough.
     """
     form = plain(word)
     names = {plain(name): name for name in known}
@@ -59,8 +60,9 @@ def slip(word: str, known: Iterable[str]) -> str | None:
 
 
 def plain(word: str) -> str:
-    """Returns a word in lower case with `_` between its parts: learningRate, Learning-Rate and
-    LEARNING_RATE are learning_rate.
+    """Returns a word in lower case with `_` between its parts.
+
+    learningRate, Learning-Rate and LEARNING_RATE become learning_rate.
     """
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word[:80])
     letters = unicodedata.normalize("NFKD", parted.lower().translate(LETTERS))
@@ -70,15 +72,13 @@ def plain(word: str) -> str:
 
 
 def likeness(word: str, other: str) -> float:
-    """Returns 1 for the same word, less for each letter that is missing, added, changed, or swapped
-    with its neighbour.
-    """
+    """Returns the similarity of two words, from 0 to 1 (equal), based on their edit distance."""
     return 1 - distance(word, other) / max(len(word), len(other), 1)
 
 
 def distance(word: str, other: str) -> int:
-    """Counts letters to change from one word to the other (Damerau and Levenshtein, each place
-    once); a swap counts as one.
+    """Returns the edit distance of two words (restricted Damerau-Levenshtein). A swap of neighbours
+    counts as one edit.
     """
     before: list[int] = []
     row: list[int] = [*range(len(other) + 1)]
@@ -93,9 +93,7 @@ def distance(word: str, other: str) -> int:
 
 
 def _has_parts(name: str, form: str) -> bool:
-    """Tells whether all parts of `form` are parts of a name, in this order, and one of them has a
-    digit.
-    """
+    """Tells whether a name has all parts of `form` in this order, and `form` has a digit."""
     parts = iter(name.split("_"))
     return any("0" <= letter <= "9" for letter in form) and all(
         part in parts for part in form.split("_")

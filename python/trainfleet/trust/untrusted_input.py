@@ -1,8 +1,9 @@
-"""The one checked way in for text that was written elsewhere: by a user, a node, another program,
-an earlier run.
+"""Reads external text from users, nodes, other programs and earlier runs. All of it enters through
+this module.
 
-Reads only regular files of a bounded size, as UTF-8. JSON is bounded in depth, and its strings in
-content. Anything else is an InputError with file and line. FileNotFoundError is left to the caller.
+It reads only regular files of limited size, as UTF-8. JSON is limited in depth and in the content
+of its strings. Other input raises InputError with file and line. FileNotFoundError is left to the
+caller.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from .errors import InputError
 from .file_signatures import kind_of
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
-RECORD = 16 * MEBIBYTE  # bytes of results.json and similar files
-LINE = MEBIBYTE  # bytes per line of events or metrics
-DEEPEST = 32  # nested objects and lists; trainfleet writes at most six
+RECORD = 16 * MEBIBYTE  # maximum bytes of results.json and similar files
+LINE = MEBIBYTE  # maximum bytes per line of events or metrics
+DEEPEST = 32  # maximum depth of nested objects and lists; trainfleet writes at most six levels
 LARGEST_COUNT = 10**18  # largest number accepted from untrusted input
-SHOWN = 60  # characters of a wrong value in a message
+SHOWN = 60  # maximum characters of an invalid value in a message
 _SEALED = set[Path]()
-_HOME: list[str] = []  # the working folder of a process that enters it again
+_HOME: list[str] = []  # working folder that this process re-enters if it becomes stale
 IN_THE_WAY = "a link, a file or a device is where the file or its folder belongs"
-# flags to pass through a folder: listing it may be forbidden
+# flags to open a folder without permission to list it
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK = "run ls -l on its path"
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half of a surrogate pair
-MISTAKEN = (  # text of a file of another kind → its kind
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escape of a UTF-16 surrogate, which may be unpaired
+MISTAKEN = (  # pattern of a different kind of file → message
     (
         r"\A\s*version https://git-lfs",
         "is a pointer of Git LFS, not the file: git lfs pull",
@@ -48,26 +49,28 @@ MISTAKEN = (  # text of a file of another kind → its kind
     (r"\A\s*<(\?xml|Error>)", "is XML"),
     (r"^(<<<<<<<|>>>>>>>) ", "has an unresolved merge conflict"),
 )
-# templates in a config; JSON holds some, for chats
+# unfilled templates in a config; in JSON, chat templates are normal
 TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is a template that has not been filled in")
-# first bytes of a compressed file → its suffix
+# first bytes of a compressed file → suffix
 PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
-# bytes of a text in Latin letters
+# bytes that occur in Latin-1 text
 PLAIN = bytes({*range(32, 127), *range(160, 256), 9, 10, 13})
-# characters that make a line look like another one
+# characters that can make a line look like a different line
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def seal(folder: Path) -> None:
-    """Stops following links below `folder` from now on: it is a run's, and another user may have
-    made them. The folder itself may be a link.
+    """Stops following symbolic links below `folder`, because another user may have created them.
+
+    The folder itself may be a link. Run folders are sealed.
     """
     _SEALED.update((folder, folder.absolute()))
 
 
 def stay() -> None:
-    """Makes this process enter its working folder again from now on if that becomes stale. For
-    ranks, which have no successor.
+    """Makes this process re-enter its working folder whenever that becomes stale.
+
+    Ranks call it, because no other process can take over from them.
     """
     _HOME[:] = [str(Path.cwd())]
 
@@ -79,10 +82,10 @@ def is_sealed(path: Path) -> bool:
 
 @contextlib.contextmanager
 def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, Path]]:
-    """Opens the folder of a file in a sealed folder, and returns it with the file's name in it;
-    (None, the path) for any other file.
+    """Opens the folder of a file, and yields its descriptor and the file's name in it.
 
-    `make`: creates missing folders. Raises OSError with ELOOP or ENOTDIR if one is a link.
+    For a file outside sealed folders, yields None and the path. `make` creates missing folders.
+    Raises OSError with ELOOP or ENOTDIR if a folder is a link.
     """
     root = next((one for one in reversed(path.parents) if one in _SEALED), None)
     if root is None:
@@ -104,8 +107,10 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, P
 
 
 def _open_root(root: Path) -> int:
-    """Opens a sealed folder. If a file server was mounted again, open folders are stale, including
-    the working folder: this enters it again by its name.
+    """Opens a sealed folder.
+
+    After a remount, open folders are stale, including the working folder, so this re-enters it by
+    name.
     """
     try:
         return os.open(root, _FOLDER)
@@ -117,10 +122,10 @@ def _open_root(root: Path) -> int:
 
 
 def opener(path: str, flags: int) -> int:
-    """Opens a file for `open(path, mode, opener=untrusted_input.opener)`: like os.open, but through
-    no link of a sealed folder.
+    """Opens a file like os.open, for `open(path, mode, opener=untrusted_input.opener)`.
 
-    Raises OSError with ELOOP if the file is a link, or ENOTDIR if a folder on the way is.
+    In a sealed folder, raises OSError with ELOOP if the file is a link, or ENOTDIR if a parent
+    folder is.
     """
     with folder_of(Path(path)) as (folder, name):
         linked = 0 if folder is None else os.O_NOFOLLOW | os.O_NONBLOCK
@@ -128,13 +133,12 @@ def opener(path: str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a stream over a regular file. Refuses files that could block a reader: a pipe, a
-    device, a socket.
+    """Opens a regular file. Refuses pipes, devices and sockets, which could block the reader.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        InputError: it is not a regular file, is reached through a link in a sealed folder, or can't
-            be opened.
+        FileNotFoundError: the file does not exist.
+        InputError: the path is not a regular file, can't be opened, or has a link in a sealed
+            folder.
     """
     try:
         with folder_of(path) as (folder, name):
@@ -142,10 +146,11 @@ def open_regular(path: Path) -> BinaryIO:
             linked = 0 if folder is None else os.O_NOFOLLOW
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | linked
             stream = os.fdopen(os.open(name, flags, dir_fd=folder), "rb")
-        _require_regular(path, os.fstat(stream.fileno()))  # it may have been replaced in between
+        # The file may have been replaced since the first check.
+        _require_regular(path, os.fstat(stream.fileno()))
     except (FileNotFoundError, InputError):
         raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+    except (OSError, ValueError) as error:  # ValueError: the name has a NUL character
         if is_in_the_way(error):
             raise InputError(f"can't be read: {IN_THE_WAY}", where=str(path), next=_LOOK) from error
         raise unreadable(path, error) from error
@@ -153,9 +158,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def is_in_the_way(error: Exception) -> bool:
-    """Tells whether a file was not opened because its place is taken by something other than a
-    plain file or folder.
-    """
+    """Tells whether a file could not be opened because its path is not a plain file or folder."""
     return isinstance(error, OSError) and error.errno in (
         errno.ELOOP,
         errno.ENOTDIR,
@@ -165,7 +168,7 @@ def is_in_the_way(error: Exception) -> bool:
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
-    """Returns the error for a file that the system refuses to read."""
+    """Returns the error for a file that the operating system can't read."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return InputError(
         f"can't be read: {why}", where=shortened(printable(str(path)), 255), next=_LOOK
@@ -173,12 +176,13 @@ def unreadable(path: Path, error: Exception) -> InputError:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Reads a regular file of at most `most` bytes. Raises like `open_regular`, and InputError for
-    a larger one.
+    """Returns the content of a regular file of at most `most` bytes.
+
+    Raises like `open_regular`, and InputError for a larger file.
     """
     try:
         with open_regular(path) as stream:
-            # A file of /proc or /sys has size 0 and may be endless.
+            # Files in /proc and /sys have size 0 and may be endless.
             content = stream.read(min(os.fstat(stream.fileno()).st_size, most + 1))
     except FileNotFoundError:
         raise
@@ -191,14 +195,15 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """Reads the text of a regular file, without a byte order mark. Raises like `read_bytes`, and
-    InputError if it is not UTF-8.
+    """Returns the text of a regular file, without a byte order mark.
+
+    Raises like `read_bytes`, and InputError if it is not UTF-8.
     """
     return decode(read_bytes(path, most), str(path))
 
 
 def decode(content: bytes, where: str) -> str:
-    """Decodes bytes as UTF-8 text. Raises InputError with the line if they are not."""
+    """Decodes UTF-8 text. Raises InputError with the line for other bytes."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -210,13 +215,13 @@ def decode(content: bytes, where: str) -> str:
 
 
 def read_json(path: Path, most: int = RECORD) -> Any:
-    """Reads a JSON file. Raises like `read_text` and `parse_json`."""
+    """Parses a JSON file. Raises like `read_text` and `parse_json`."""
     return parse_json(read_text(path, most), str(path))
 
 
 def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
-    """Parses strict JSON: finite numbers, no key twice, text that can be printed as UTF-8, at most
-    `depth` levels deep.
+    """Parses strict JSON: finite numbers, unique keys, text that UTF-8 can encode, at most `depth`
+    levels.
     """
     first = f"{where}:1"
     try:
@@ -233,7 +238,7 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
         ) from error
     except RecursionError as error:
         raise InputError(f"is nested more than {depth} levels deep", where=first) from error
-    except ValueError as error:  # an integer of more digits than Python converts
+    except ValueError as error:  # an integer with more digits than Python converts
         raise InputError("has a number of too many digits", where=first) from error
     if _is_deeper(value, depth):
         raise InputError(f"is nested more than {depth} levels deep", where=first)
@@ -242,8 +247,8 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
 
 
 def parse_line(line: bytes, where: str) -> Any:
-    """Parses one line of our .jsonl files, in which a number may be NaN. Raises InputError for
-    anything else.
+    """Parses a line of a .jsonl file, where a number may be NaN. Raises InputError for other
+    text.
     """
     try:
         if len(line) > LINE:
@@ -259,8 +264,8 @@ def parse_line(line: bytes, where: str) -> Any:
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """Yields the lines of a stream with their ends; a line longer than LINE is cut and has no
-    end.
+    """Yields the lines of a stream with their line ends. Lines longer than LINE are truncated and
+    have no line end.
     """
     while line := stream.readline(LINE + 1):
         cut = line
@@ -270,17 +275,17 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def line_of(text: str, key: str) -> int:
-    """Returns the first line of a JSON text with this (dotted) key's last name; 1 if it does not
-    occur.
-    """
+    """Returns the first line of a JSON text that has the last part of this dotted key, or 1."""
     name = re.sub(r"\[\d+\]$", "", key).rpartition(".")[2]
     match = re.search(re.escape(json.dumps(name)) + r"\s*:", text) if name else None
     return text.count("\n", 0, match.start()) + 1 if match else 1
 
 
 def converting(content: bytes, at: int) -> str:
-    """Suggests a fix for bytes that are not UTF-8 from `at` on: a wrong conversion would make text
-    of anything.
+    """Returns a suggestion for content that is not UTF-8 from byte `at` on.
+
+    It suggests an encoding only if the bytes indicate it, because a wrong conversion would also
+    succeed.
     """
     begin = content[:4]
     if kind := kind_of(content):
@@ -299,9 +304,7 @@ def converting(content: bytes, at: int) -> str:
 def mistaken(
     text: str, where: str, forms: Iterable[tuple[str, str]] = MISTAKEN
 ) -> InputError | None:
-    """Returns the error, with its line, for a text that is a known kind of other file; None for any
-    other text.
-    """
+    """Returns the error for a text that is another known kind of file, with its line, or None."""
     for form, what in forms:
         if match := re.search(form, text[: 64 * KIBIBYTE], re.IGNORECASE | re.MULTILINE):
             return InputError(what, where=f"{where}:{text.count(chr(10), 0, match.end()) + 1}")
@@ -309,8 +312,9 @@ def mistaken(
 
 
 def unprintable(text: str) -> str | None:
-    """Describes the first forbidden character of a one-line text: a control, a lone surrogate, a
-    change of direction; or None.
+    """Returns the first forbidden character of a one-line text, or None.
+
+    Control characters, lone surrogates and changes of the text direction are forbidden.
     """
     if text.isascii() and text.isprintable():
         return None
@@ -323,10 +327,10 @@ def unprintable(text: str) -> str | None:
 
 
 def whole(text: str, most: int = LARGEST_COUNT) -> int | None:
-    """Converts a text of ASCII digits to a number from 0 to `most`; None for any other text.
+    """Converts ASCII digits to an integer from 0 to `most`. Returns None for other text.
 
-    Only this reads digits from elsewhere: int() accepts other alphabets' too, and raises at the
-    4,301st.
+    Use it for all external text: int() also accepts digits of other alphabets, and raises for more
+    than 4,300 digits.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(most))):
         return None
@@ -334,7 +338,7 @@ def whole(text: str, most: int = LARGEST_COUNT) -> int | None:
 
 
 def show(value: Any) -> str:
-    """Quotes a wrong value for a message: as JSON, shortened, in printable characters."""
+    """Returns an invalid value as JSON for a message, shortened and printable."""
     try:
         text = json.dumps(value, default=str, ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -352,7 +356,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, most: int = SHOWN) -> str:
-    """Cuts a text to `most` characters."""
+    """Shortens a text to `most` characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
@@ -391,8 +395,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Tells whether objects and lists are nested more than `depth` deep. A loop, as deep values
-    would overflow recursion.
+    """Tells whether objects and lists are nested more than `depth` levels deep.
+
+    It is a loop because deep values would overflow a recursion.
     """
     level = [value] if type(value) in (dict, list) else []
     for _ in range(depth):
@@ -404,8 +409,8 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def _require_text(text: str, value: Any, where: str) -> None:
-    """Raises InputError if a string has half of a surrogate pair, which JSON can spell but no
-    program can print.
+    """Raises InputError if a string has a lone surrogate, which JSON can express but UTF-8
+    can't.
     """
     if _HALF.search(text):
         try:

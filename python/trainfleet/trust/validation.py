@@ -1,9 +1,9 @@
-"""Converts plain values of JSON or YAML to a type hint's types, checked at every level, or raises
-an InputError.
+"""Converts values from JSON or YAML to the types of a type hint. Checks every level, and raises
+InputError.
 
-Hints may be dataclasses (which are built) and TypedDicts (which stay dicts; other keys pass). They
-may also be tuples, lists, dicts, unions, Literal, Annotated with a Range or Pattern, and the plain
-types. A bool is not a whole number, and a number is finite.
+Hints may be dataclasses, which are instantiated, and TypedDicts, which stay dicts and may have
+other keys. Tuples, lists, dicts, unions, Literal, plain types, and Annotated with a Range or
+Pattern are also supported. A bool is not an integer, and floats must be finite.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .errors import InputError
 from .untrusted_input import show
 
 T = TypeVar("T")
-LARGEST = 2**63  # limit of whole numbers: a file's own figures fit in a machine word
+LARGEST = 2**63  # limit of integers, so that they fit in 64 bits
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The bounds of a number, both included."""
+    """The bounds of a number, both inclusive."""
 
     least: float
     most: float
@@ -34,21 +34,21 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """The pattern that an entire text must match."""
+    """A pattern that the entire text must match."""
 
     text: str
 
 
 Count = Annotated[int, Range(0, LARGEST)]
-Moment = Annotated[float, Range(0, 2**37)]  # seconds since 1970, before the year 6000
-Name = Annotated[str, Pattern(r"[^\x00-\x1f\x7f-\x9f]{0,4096}")]  # one line
+Moment = Annotated[float, Range(0, 2**37)]  # seconds since 1970, up to the year 6325
+Name = Annotated[str, Pattern(r"[^\x00-\x1f\x7f-\x9f]{0,4096}")]  # text on one line
 
 
 def fit(kind: type[T], value: Any, where: str = "", then: str = "") -> T:
     """Returns `value` as `kind`.
 
     Raises:
-        InputError: it is not; with the key that is wrong.
+        InputError: the value does not fit; the error has the invalid key.
     """
     try:
         return cast(T, _fit(kind, value, ""))
@@ -106,7 +106,7 @@ def _sequence(hints: Any, value: Any, key: str) -> tuple[Any, ...]:
         if hints[0] is int and all(
             type(item) is int and -LARGEST <= item < LARGEST for item in value
         ):
-            return tuple(value)  # checksums have many numbers
+            return tuple(value)  # Fast path, because checksums have many numbers.
         return tuple(_fit(hints[0], item, f"{key}[{index}]") for index, item in enumerate(value))
     _plain(f"a list of {len(hints)}", value, len(value) == len(hints), key)
     return tuple(
@@ -145,8 +145,9 @@ _PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {
 
 
 def _any_of(hints: tuple[Any, ...], value: Any, key: str) -> Any:
-    """Converts to the first kind that fits the value; for a mapping, the error is about its keys,
-    not about all kinds.
+    """Converts a value to the first hint that fits.
+
+    A mapping is only compared with mapping hints, so that the error is about its keys.
     """
     if value is None and type(None) in hints:
         return None
@@ -210,8 +211,9 @@ def _record(kind: Any, value: Any, key: str) -> Any:
 
 @cache
 def _required(kind: Any) -> frozenset[str]:
-    """Returns the keys that a TypedDict must have. If annotations are strings, Python does not see
-    Required[...] in them.
+    """Returns the keys that a TypedDict requires.
+
+    Python does not recognize Required[...] in annotations that are strings.
     """
     marked = {
         name for name, hint in kinds_of(kind).items() if typing.get_origin(hint) is typing.Required
@@ -221,7 +223,7 @@ def _required(kind: Any) -> frozenset[str]:
 
 @cache
 def kinds_of(kind: type) -> dict[str, Any]:
-    """Returns the types of a class's fields, with their metadata."""
+    """Returns the field types of a class, with their metadata."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
