@@ -82,7 +82,7 @@ def test_an_answer_with_an_endless_number_is_told_of_in_a_sentence() -> None:
     with pytest.raises(host_results.Implausible) as told:
         host_results.parse_json("9" * 5000)
     said = str(host_results.implausible(told.value, "a mirror's"))
-    assert "the text has a number of too many digits" in said, said
+    assert "the text has a number with too many digits" in said, said
 
 
 def test_no_config_is_too_long_to_be_refused(tmp_path: Path) -> None:
