@@ -34,7 +34,7 @@ def test_setup_makes_nothing_where_a_pin_is_gone(account: Account, indexes: Inde
     before = set(account.things)
     with pytest.raises(BackendError) as caught:
         provisioning.make_ready(trn1())
-    said = "aws-neuronx-tools 2.31.13.0 of https://apt.repos.neuron.amazonaws.com/dists/noble/main/binary-amd64/Packages is not there"
+    said = "aws-neuronx-tools 2.31.13.0 at https://apt.repos.neuron.amazonaws.com/dists/noble/main/binary-amd64/Packages is missing"
     assert caught.value.why == said and set(account.things) == before
 
 
@@ -42,7 +42,7 @@ def test_an_image_is_not_built_where_its_base_is_gone(account: Account, indexes:
     indexes.rows = [row for row in indexes.rows if "/manifests/" not in row[0]]
     with pytest.raises(BackendError) as caught:
         job_image.build(trn1())
-    assert "ubuntu:24.04@sha256:" in caught.value.why and caught.value.why.endswith("is not there")
+    assert "ubuntu:24.04@sha256:" in caught.value.why and caught.value.why.endswith("is missing")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -75,10 +75,10 @@ def test_a_plan_says_what_is_gone_and_writes_the_same(
     monkeypatch.setenv("OFFLINE", "1")
     offline = plan("none")
     assert (
-        f"\npins: all {RECIPES[recipe]} are available\n" in good[0]
-        and "\npins: not asked for: OFFLINE=1\n" in offline[0]
+        f"\npins: all {RECIPES[recipe]} pinned versions are available\n" in good[0]
+        and "\npins: not checked: OFFLINE=1\n" in offline[0]
     )
-    gone = "EFA installer 1.51.0 of https://efa-installer.amazonaws.com/aws-efa-installer-1.51.0.tar.gz is not there"
+    gone = "EFA installer 1.51.0 at https://efa-installer.amazonaws.com/aws-efa-installer-1.51.0.tar.gz is missing"
     assert f"\npins: {gone}\n" in bad[0]
     assert good[1] == bad[1] == offline[1] and len(good[1]) > 2
 

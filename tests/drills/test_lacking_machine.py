@@ -59,7 +59,7 @@ def test_training_goes_on_without(first: str, before: str, tmp_path: Path) -> No
     ("first", "words"),
     [
         ("mkdir gone; cd gone; rmdir ../gone", "error: this folder was removed\n  next: cd"),
-        ("ulimit -f 64", "ulimit -f unlimited, as a limit on files' sizes is set"),
+        ("ulimit -f 64", "ulimit -f unlimited to remove the file size limit"),
     ],
 )
 def test_what_is_missing_is_said(first: str, words: str, tmp_path: Path) -> None:

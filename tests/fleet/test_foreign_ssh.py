@@ -105,7 +105,7 @@ def test_what_openssh_reaches_is_reached_and_what_is_not_honoured_is_named(
     assert "that trainfleet ignores" in said and "userknownhostsfile" in said, said
     for name in ("gpu-a", "gpu-b"):  # gpu-b lies behind gpu-a, whose key it is
         assert re.search(
-            rf"{name} +FAILED +the host key SHA256:\S+ of {address_of(0)} is not known yet, and certificates \(@cert",
+            rf"{name} +FAILED +the host key SHA256:\S+ of {address_of(0)} is not known yet; trainfleet does not check certificates \(@cert",
             said,
         ), said
     keys = [word for word in said.replace(",", " ").split() if word.startswith("SHA256:")]
@@ -120,7 +120,7 @@ def test_what_openssh_reaches_is_reached_and_what_is_not_honoured_is_named(
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     enter(tmp_path, "setup")
     said = enter(tmp_path, "doctor", code=1)
-    assert "does not resolve gpu-a, gpu-b; next: add them to /etc/hosts there" in said, (
+    assert "does not resolve gpu-a, gpu-b; next: add them to /etc/hosts on that host" in said, (
         said
     )  # ssh's names are this machine's
     for node in range(2):

@@ -38,7 +38,7 @@ def test_a_jump_host_that_nobody_knows_is_named_once(pair: Lab, tmp_path: Path) 
     with transport(pair, jump=f"root@{address_of(0)}", known_hosts=str(known)) as fleet:
         failed = fleet.run("true", timeout=10, hosts=fleet.hosts[1:]).failed[fleet.hosts[1]]
         assert failed.kind == "unknown-key" and failed.message.startswith(
-            f"the jump host {address_of(0)} before it: "
+            f"the jump host {address_of(0)}: "
         )
 
 

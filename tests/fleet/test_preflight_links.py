@@ -25,7 +25,7 @@ def test_the_gate_names_a_slow_node_and_a_wrong_version(run: Run) -> None:
         found = run(nodes, "doctor")
         table = lines(found.stdout)
         assert found.returncode == 1, found.stdout + found.stderr
-        assert "FAILED" in table["node1"] and "torch 2.9.1; 4 of 5 have" in table["node1"], (
+        assert "FAILED" in table["node1"] and "torch 2.9.1; 4 of 5 nodes have" in table["node1"], (
             found.stdout
         )
         assert "FAILED" in table["node3"] and "its link reaches 0.0" in table["node3"], found.stdout
@@ -39,7 +39,7 @@ def test_the_gate_names_a_slow_node_and_a_wrong_version(run: Run) -> None:
         )  # a wrong version is no reason for quarantine: make setup mends it
         assert (
             other.returncode == 1
-            and "node1 is not in quarantine; the quarantine has node3" in other.stderr
+            and "node1 is not in quarantine; quarantined hosts: node3" in other.stderr
         )
 
 
@@ -51,8 +51,8 @@ def test_a_folder_that_is_not_shared_and_a_taken_port_are_found_by_trying(run: R
         nodes.run(0, "sh", "-c", "python3 -m http.server 29399 > /dev/null 2>&1 &")
         found = run(nodes, "doctor")
         table = lines(found.stdout)
-        assert "does not see in /fsx/trainfleet the file that node0 wrote" in table["node1"], (
+        assert "its /fsx/trainfleet does not have the file that node0 wrote" in table["node1"], (
             found.stdout
         )
-        assert "port 29399 is taken" in table["node0"], found.stdout
+        assert "port 29399 is already in use" in table["node0"], found.stdout
         assert table["node2"].endswith(" ok") and found.returncode == 1

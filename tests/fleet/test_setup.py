@@ -75,7 +75,7 @@ def test_every_unfit_host_is_named_in_one_table_and_not_touched(run: Run) -> Non
         done = run(nodes, "setup", hosts=hosts)
         table = lines(done.stdout)
         expected = {
-            "node1": "", "node2": "its host key differs", "node3": "refuses nobody-here", "node4": "needs sudo without a password",
+            "node1": "", "node2": "its host key differs", "node3": "rejected the SSH key of nobody-here", "node4": "needs passwordless sudo",
             "node5": "GB free", "node6": "/fsx/trainfleet is on overlay at /", "node7": "host name node8", "node8": "host name node8"}  # fmt: skip
         for name, words in expected.items():
             assert "FAILED" in table[name] and words in table[name] and "next: " in table[name], (

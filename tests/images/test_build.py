@@ -52,7 +52,7 @@ def test_a_changed_line_of_python_is_one_small_layer(
     after = layers(checkout.outside, reference_in(said))
     assert (
         reference_in(said) != built[0]
-        and f"rebuilt: code; the other layers are those of {built[0]}" in said
+        and f"layers to rebuild: code; other layers reused from {built[0]}" in said
     )
     same = [one for one, other in zip(before, after, strict=True) if one == other]
     assert len(same) == len(before) - 1 and before[-1][0] != after[-1][0]

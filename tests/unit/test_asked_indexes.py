@@ -67,11 +67,11 @@ def test_whichever_pin_is_gone_it_is_refused_by_its_name(
         indexes.rows = [one for one in all_rows if one != row]
         wrong, unasked = pins.ask(everything)
         assert not unasked and all(
-            row[0] in line and line.endswith(" is not there") for line in wrong
+            row[0] in line and line.endswith(" is missing") for line in wrong
         ), wrong
         for line in wrong:
-            refused.add(line.removesuffix(" is not there"))
-    assert refused == {f"{pin.what} of {pin.page}" for pin in everything}
+            refused.add(line.removesuffix(" is missing"))
+    assert refused == {f"{pin.what} at {pin.page}" for pin in everything}
     print(f"{len(refused)} of {len(everything)} pins refused, of {len(all_rows)} rows taken away")
 
 
@@ -85,7 +85,7 @@ def test_another_file_of_the_same_name_is_refused(
     ((line,), _) = pins.ask(everything)
     assert (
         line
-        == "torch 2.13.0 for Python 3.12 as locked of https://download.pytorch.org/whl/cu126/torch/ is not there"
+        == "torch 2.13.0 for Python 3.12 with the locked hash at https://download.pytorch.org/whl/cu126/torch/ is missing"
     )
 
 
@@ -113,11 +113,11 @@ def test_what_can_t_be_reached_is_said_and_refuses_nothing(
     assert time.monotonic() - begun < 20, "a silent index is not waited for"
     (said,) = capsys.readouterr().out.splitlines()
     hosts = ("download.pytorch.org: ", "efa-installer.amazonaws.com: ", "registry-1.docker.io: ")
-    assert said.startswith("pins: not asked for: ") and all(host in said for host in hosts)
+    assert said.startswith("pins: not checked: ") and all(host in said for host in hosts)
     # not by monkeypatch, which would put back the function that `indexes` had put there
     with mock.patch("urllib.request.urlopen", side_effect=OSError("no route to host")):
         assert pins.ask(of(config, "cuda", "ubuntu2404"))[1] == [
-            "not asked for: " + "; ".join(f"{host}no route to host" for host in hosts[1:])
+            "not checked: " + "; ".join(f"{host}no route to host" for host in hosts[1:])
         ]
 
 
@@ -127,7 +127,7 @@ def test_a_registry_that_gives_no_leave_to_read_could_not_be_asked(
 ) -> None:
     indexes.instead["auth.docker.io"] = answer
     wrong, (why,) = pins.ask(of(config, "cuda", "ubuntu2404"))
-    assert not wrong and why.startswith("not asked for: registry-1.docker.io: ")
+    assert not wrong and why.startswith("not checked: registry-1.docker.io: ")
 
 
 def test_what_was_there_is_asked_for_again_after_a_day(
@@ -151,7 +151,7 @@ def test_no_index_is_asked_offline(
 ) -> None:
     monkeypatch.setenv("OFFLINE", "1")
     assert (
-        pins.ask(of(config, "cuda-volta", "ubuntu2404")) == ([], ["not asked for: OFFLINE=1"])
+        pins.ask(of(config, "cuda-volta", "ubuntu2404")) == ([], ["not checked: OFFLINE=1"])
         and not indexes.asked
     )
 
@@ -165,7 +165,7 @@ def test_a_pin_that_is_gone_ends_a_set_up(config: Config, indexes: Indexes) -> N
     with pytest.raises(BackendError) as caught:
         pins.require(of(config, "neuron-xla", "ubuntu2404"))
     assert (
-        "nki 0.5.0 for Python 3.12 of https://pip.repos.neuron.amazonaws.com/nki/ is not there"
+        "nki 0.5.0 for Python 3.12 at https://pip.repos.neuron.amazonaws.com/nki/ is missing"
         in str(caught.value)
     )
     assert "OFFLINE=1" in caught.value.next

@@ -239,7 +239,7 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(
         def refresh(self) -> None:
             looks.append("look")
             if 3 <= len(looks) <= 6:
-                raise BackendError("S3 gives no valid answer")
+                raise BackendError("S3 sent no valid response")
 
     class Sentry:
         def __init__(self, *_: object) -> None:
@@ -275,7 +275,7 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(
     assert (
         persevere(watch, backend.plan(job(run), {}), [job(run)], lambda job: None).verdict is None
     )
-    assert said == ["the run folder can't be updated: S3 gives no valid answer"]
+    assert said == ["the run folder can't be updated: S3 sent no valid response"]
     assert looked == ["anew at 2", "look 2", "anew at 7", "look 7", "look 8", "look 9"]
 
 

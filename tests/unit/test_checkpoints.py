@@ -403,7 +403,7 @@ def test_a_bucket_that_does_not_answer_is_told_without_a_traceback(
     code, text = shell(tmp_path, "checkpoints", **closed)
     assert (
         code == 1
-        and text.startswith("error: s3://bucket/far/line/: S3 gives no valid answer")
+        and text.startswith("error: s3://bucket/far/line/: S3 sent no valid response")
         and "aws s3 ls" in text
     )
     assert "Traceback" not in text

@@ -74,9 +74,9 @@ def test_what_a_node_logs_is_in_cloudwatch_and_what_stood_there_before_is_not(
 def test_a_group_that_is_not_there_is_said_once_and_ends_nothing(client: Any, log: Path) -> None:
     assert supervise(log, "/another") == 3
     lines = log.read_text().splitlines()
-    assert len(lines) == 3 and sum("this log is not sent there" in line for line in lines) == 1, (
-        lines
-    )
+    assert (
+        len(lines) == 3 and sum("can't send this log to CloudWatch" in line for line in lines) == 1
+    ), lines
     assert [line.text for line in parse(lines, 0)] == ["one", "two"], (
         "a verdict looks for no cause in it"
     )

@@ -35,7 +35,7 @@ def told(text: str, folder: Path) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("name: a\ntrain:\n\tsteps: 5\n", ":3: not valid YAML: is indented with a tab"), ("name: a\ntrain: steps: 5\n", ':2: not valid YAML: has a second `: `'), ("name: {{ run }}\n", ":1: is a template"),
+        ("name: a\ntrain:\n\tsteps: 5\n", ":3: not valid YAML: is indented with a tab"), ("name: a\ntrain: steps: 5\n", ':2: not valid YAML: has a second `: `'), ("name: {{ run }}\n", ":1: is an unfilled template"),
         ("name: a\n<<<<<<< HEAD\nx: 1\n", ":2: has an unresolved merge conflict"), ("version https://git-lfs.github.com/spec/v1\n", "git lfs pull"), ("<html>", "is a web page"), ("name: 'a\n", "quote that is not closed"),
         ("name: a\ntrain:\n  steps:5\n", "add a space: steps: 5"), ("name: a\ntrain.steps: 5\n", "write steps on a separate line below train:"), ("name: a\ntrain: {steps: '500'}\n", "did you mean 500,"),
         ("name: a\ntrain: {steps: 10_000}\n", "did you mean 10000,"), ("name: a\ncheckpoint: {export_hf: yes}\n", "did you mean true?"), ("name: a\nfleet: {rendezvous_port: None}\n", "did you mean null?"), ("name: a\ndata: {sources: books}\n", 'did you mean ["books"]?'),

@@ -145,7 +145,7 @@ def test_what_a_run_says_of_itself_is_refused_with_file_line_and_key(tmp_path: P
         run.read_results()
     run.metrics.write_text('{"step": 1, "loss": 2}\n{"step": 2, "lo\n{"step": "3"}\n')
     with pytest.raises(
-        InputError, match=r'metrics\.jsonl:3: step: must be a whole number from 0 on, not "3"'
+        InputError, match=r'metrics\.jsonl:3: step: must be a whole number, 0 or more, not "3"'
     ):
         list(run.read_metrics())
     run.metrics.write_text('{"step": 1, "loss": NaN}\n{"step": 2, "lo\n')
@@ -181,7 +181,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     for name, words in (
         ("pipe", "is a pipe"),
         (".", "is a folder"),
-        ("large", "has more than"),
+        ("large", "is larger than"),
         ("latin", "not UTF-8"),
         ("large/x", "can't be read"),
         ("x" * 300, "can't be read"),

@@ -148,7 +148,7 @@ def test_files_of_records_without_an_end_are_not_read_for_ever(desk: Path) -> No
     run.folder.mkdir(parents=True)
     run.metrics.touch()
     os.truncate(run.metrics, 2**36)
-    with pytest.raises(InputError, match="has more than 4 GiB"):
+    with pytest.raises(InputError, match="is larger than 4 GiB"):
         list(run.read_metrics())
     lines = Lines(run.metrics)
     lines.offset = 2**32

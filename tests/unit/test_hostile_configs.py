@@ -72,7 +72,7 @@ def test_a_key_that_is_off_by_a_letter_is_the_one_that_stands_here(
 def test_a_home_of_nobody_is_told_of_and_no_traceback(key: str) -> None:
     ssh = replace(SshConfig(**dict.fromkeys(SshConfig.__dataclass_fields__)), **{key: "~nobodyx/k"})  # type: ignore[arg-type]
     with pytest.raises(
-        ConfigError, match=rf"fleet.ssh.{key}.*~nobodyx/k.*a user whom this machine does not know"
+        ConfigError, match=rf"fleet.ssh.{key}.*~nobodyx/k.*the home folder of an unknown user"
     ):
         {"config": lambda: ssh_config.read(ssh), "known_hosts": lambda: KnownHosts.of(ssh),
          "key": lambda: Transport._login(type("T", (), {"ssh": ssh})(), 1.0)}[key]()  # type: ignore[arg-type]  # fmt: skip
@@ -82,7 +82,7 @@ def test_an_answer_with_an_endless_number_is_told_of_in_a_sentence() -> None:
     with pytest.raises(host_results.Implausible) as told:
         host_results.parse_json("9" * 5000)
     said = str(host_results.implausible(told.value, "a mirror's"))
-    assert "it has text that has a number of too many digits" in said, said
+    assert "the text has a number with too many digits" in said, said
 
 
 def test_no_config_is_too_long_to_be_refused(tmp_path: Path) -> None:

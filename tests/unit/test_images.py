@@ -196,7 +196,7 @@ def test_the_first_that_works_is_taken_and_the_others_are_told(path: Path) -> No
 
 
 def test_no_builder_is_told_with_what_to_install(path: Path) -> None:
-    with pytest.raises(ImageError, match="no image builder") as caught:
+    with pytest.raises(ImageError, match="no working image builder") as caught:
         choose()
     assert (
         "buildah is not installed" in caught.value.why
@@ -266,7 +266,7 @@ esac""")  # fmt: skip
     )
     assert "constraint" in said[1] and "find-links /wheels is ignored" in said[2]
     assert not Path(line.split()[-1]).parent.exists(), "the secret's file is gone with the context"
-    assert said[0] == "rebuilt: system, fabric, python, code" and "built" in said[-1]
+    assert said[0] == "layers to rebuild: system, fabric, python, code" and "built" in said[-1]
     for name in [name for name in os.environ if name.startswith(building.PASSWORD)]:
         monkeypatch.delenv(name)
 
@@ -295,20 +295,20 @@ def test_a_password_of_pip_s_is_shown_by_no_builder(
 SAID = {  # words of docker, podman and buildah (their issue trackers), and what is told
     "write /var/lib/containers/tmp: no space left on device": ("the disk is full", "df -h"),
     "Error: initializing source docker://docker.io/library/ubuntu: dial tcp: lookup registry-1.docker.io: no such host":
-        ("the base image B can't be pulled", "fleet.container_base"),
+        ("can't pull the base image B", "fleet.container_base"),
     "ERROR: pull access denied for nobody/nothing, repository does not exist or may require 'docker login'":
-        ("the base image B can't be pulled", "fleet.container_base"),
-    "Error: creating build container: short-name \"b\" did not resolve to an alias": ("the base image B can't be pulled", "fleet.container_base"),
-    "toomanyrequests: You have reached your pull rate limit": ("the base image B can't be pulled", "fleet.container_base"),
+        ("can't pull the base image B", "fleet.container_base"),
+    "Error: creating build container: short-name \"b\" did not resolve to an alias": ("can't pull the base image B", "fleet.container_base"),
+    "toomanyrequests: You have reached your pull rate limit": ("can't pull the base image B", "fleet.container_base"),
     "exec /bin/bash: exec format error": ("another processor", "linux/amd64"),
-    "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE": ("a download differs from the lock", "platforms.lock.yaml"),
-    "efa: can't download https://efa-installer": ("could not download", "pip_sources.py show"),
-    'ConnectionError: Connection refused\nError: building at STEP "RUN pip": exit status 1': ("could not download", "pip_sources.py show"),
-    "dial tcp 10.0.0.1:443: connect: connection refused": ("the base image B can't be pulled", "fleet.container_base"),
+    "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE": ("a downloaded file does not match the lock file", "platforms.lock.yaml"),
+    "efa: can't download https://efa-installer": ("can't download its files", "pip_sources.py show"),
+    'ConnectionError: Connection refused\nError: building at STEP "RUN pip": exit status 1': ("can't download its files", "pip_sources.py show"),
+    "dial tcp 10.0.0.1:443: connect: connection refused": ("can't pull the base image B", "fleet.container_base"),
     "WARNING: image platform ({arm64 linux  [] }) does not match the expected platform ({amd64 linux  [] })":
         ("another processor", "linux/amd64"),
     'no image found in manifest list for architecture amd64, variant "", OS linux': ("another processor", "linux/amd64"),
-    "error running container: operation not permitted": ("the builder lacks a permission", "BUILDAH_ISOLATION"),
+    "error running container: operation not permitted": ("the builder lacks permissions", "BUILDAH_ISOLATION"),
     "something new": ("something new", "above"),
 }  # fmt: skip
 
@@ -319,7 +319,7 @@ def test_what_a_builder_says_of_a_failure_is_explained(line: str) -> None:
     error = building.explained(
         Builder("buildah"),
         ["STEP 1", *line.splitlines()],
-        "the image could not be built",
+        "can't build the image",
         building.TROUBLES,
         "B",
     )
@@ -334,7 +334,7 @@ def test_what_a_builder_says_of_a_failure_is_explained(line: str) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [({"Architecture": "arm64"}, "for another processor"),
-     ({"Config": {"Labels": {"org.opencontainers.image.version": "other"}}}, "other content"), ({"Config": {}}, "other content")],
+     ({"Config": {"Labels": {"org.opencontainers.image.version": "other"}}}, "different content"), ({"Config": {}}, "different content")],
 )  # fmt: skip
 def test_an_image_of_our_name_that_is_another_is_refused(
     path: Path, change: dict[str, Any], told: str
@@ -425,7 +425,7 @@ def test_a_build_is_a_line_a_step_with_what_came_of_it(
     shown = [re.sub(r"^ *\d+/\d+ ", "", line) for line in capsys.readouterr().out.splitlines()]
     assert shown[:2] == [
         f"FROM localhost/base:1{' AS base' if text is BUILDAH else ''}  20 s",
-        "COPY scripts/build_tools.sh /build/scripts/  (from the cache)",
+        "COPY scripts/build_tools.sh /build/scripts/  (cached)",
     ]
     assert shown[2] == 'RUN echo "${PYTHON_PACKAGES}" | xargs python.sh apply'
     assert shown[3].startswith("  x | ") and shown[3].endswith("python: /opt/venv, torch")
@@ -589,9 +589,9 @@ def test_an_image_that_another_config_holds_is_held_too_and_not_sent_again(
 
 
 PUSHED = {
-    "denied: User: arn:aws:sts::1:x is not authorized to perform: ecr:InitiateLayerUpload": "the registry refuses this push",
-    "tag invalid: The image tag x already exists in the 'trainfleet' repository and cannot be overwritten because the tag is immutable.": "other content",
-    "no basic auth credentials": "the registry refuses this push",
+    "denied: User: arn:aws:sts::1:x is not authorized to perform: ecr:InitiateLayerUpload": "the registry refused the push",
+    "tag invalid: The image tag x already exists in the 'trainfleet' repository and cannot be overwritten because the tag is immutable.": "different content",
+    "no basic auth credentials": "the registry refused the push",
     "write: no space left on device": "the disk is full",
     "dial tcp: i/o timeout": "can't be reached",
 }
@@ -621,7 +621,9 @@ def test_a_repository_whose_tags_can_be_overwritten_is_not_pushed_to(
     path: Path, account: Account
 ) -> None:
     account.repository = {"repositoryName": "trainfleet", "imageTagMutability": "MUTABLE"}
-    with pytest.raises(ImageError, match="differs from the repositories of make push") as caught:
+    with pytest.raises(
+        ImageError, match="has mutable tags, which make push does not support"
+    ) as caught:
         registry().push(recipe(), Builder("docker"), lambda _: None, {}, "mine")
     assert "put-image-tag-mutability" in caught.value.next and "GetAuthorizationToken" not in dict(
         account.sent
@@ -631,7 +633,7 @@ def test_a_repository_whose_tags_can_be_overwritten_is_not_pushed_to(
 def test_a_tag_that_somebody_pushed_by_hand_is_named(path: Path, account: Account) -> None:
     made = recipe()
     account.repository, account.images[f"mine.{made.tag}"] = {"imageTagMutability": "IMMUTABLE"}, {}
-    with pytest.raises(ImageError, match="other content") as caught:
+    with pytest.raises(ImageError, match="different content") as caught:
         registry().push(made, Builder("docker"), lambda _: None, {}, "mine")
     assert "batch-delete-image" in caught.value.next
 
@@ -649,7 +651,7 @@ def test_a_tag_that_somebody_pushed_by_hand_is_named(path: Path, account: Accoun
 )
 def test_what_the_registry_says_that_is_no_image_is_told(account: Account, manifest: str) -> None:
     account.answers["BatchGetImage"] = {"images": [{"imageManifest": manifest}]}
-    with pytest.raises(ImageError, match="is not an image that can be read"):
+    with pytest.raises(ImageError, match="is not a readable image"):
         registry().find("x")
 
 

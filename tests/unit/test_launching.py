@@ -316,7 +316,7 @@ def test_a_preflight_that_passes_is_one_line_for_all_hosts(
     assert remote_launch.pass_preflight(head, [Host("a", "a"), Host("b", "b")]) == {}
     said = capsys.readouterr().out
     assert said == (
-        "preflight passed: all-reduce over 2 nodes: 11.50 GB/s on the bus; examined 0 hosts in 3.2 s\n"
+        "preflight passed: all-reduce over 2 nodes: 11.50 GB/s bus bandwidth; checked 0 hosts in 3.2 s\n"
     )
 
 

@@ -311,7 +311,9 @@ def test_answers_that_never_end_end(world: Path, monkeypatch: pytest.MonkeyPatch
     again = answer({"metrics.jsonl": piece(bytes(MOST), stamp=0.0)}, whole=False)
     mirror, liar = mirror_of(again)
     failure = mirror.refresh(HOST)
-    assert isinstance(failure, HostFailure) and "it has no end" in str(failure) and liar.asked == 5
+    assert (
+        isinstance(failure, HostFailure) and "it does not end" in str(failure) and liar.asked == 5
+    )
     assert (world / "desk/runs/x/metrics.jsonl").stat().st_size == MOST
 
 

@@ -235,7 +235,7 @@ def test_only_a_key_of_ours_is_let_in_on_every_host() -> None:
         "no-pty " + key,
         "ssh-ed25519 ***",
     ):
-        with pytest.raises(BackendError, match="is not from trainfleet"):
+        with pytest.raises(BackendError, match="trainfleet did not create its public key"):
             public_key(HOST, lie)
 
 
@@ -258,13 +258,13 @@ MARKS = [
 
 @pytest.mark.parametrize("mark", MARKS)
 def test_no_fence_is_made_of_a_mark_that_could_be_another_s(mark: str) -> None:
-    with pytest.raises(BackendError, match="marks no run"):
+    with pytest.raises(BackendError, match="does not identify a run"):
         host_commands.fence(mark)
 
 
 @pytest.mark.parametrize("name", ["x\n", "\n", "", "a\nb", " "])
 def test_no_mark_is_made_of_such_a_name(name: str) -> None:
-    with pytest.raises(BackendError, match="marks no run"):
+    with pytest.raises(BackendError, match="does not identify a run"):
         host_commands.mark_of("/fsx", name)
 
 
@@ -323,7 +323,7 @@ def test_no_link_on_a_fleet_is_followed_by_a_removal(shared: Path, where: str) -
     if "/" not in where:
         (shared.parent / "precious" / ("x" if where == "runs" else "text")).mkdir()
     done = run(host_commands.remove(str(shared), ["runs/x", "data/text"]))
-    assert done.returncode == 1 and "is a link" in done.stderr
+    assert done.returncode == 1 and "is a symbolic link" in done.stderr
     assert (shared.parent / "precious/file").exists() and len(list(shared.rglob("file"))) >= 2
 
 
@@ -382,11 +382,11 @@ def test_what_is_the_same_for_many_hosts_is_said_once() -> None:
 def test_a_board_that_is_no_terminal_says_it_once_too(capsys: pytest.CaptureFixture[str]) -> None:
     hosts = [Host(f"node{number}", f"10.77.0.{number}") for number in range(64)]
     with Board(hosts) as board:
-        board.show_all(hosts, "FAILED", "it refuses root with this key")
+        board.show_all(hosts, "FAILED", "it rejected the SSH key of root")
         assert board.in_state("FAILED") == hosts
     assert (
         capsys.readouterr().out
-        == "64 hosts (node0, node1, node2, ... node63)  FAILED  it refuses root with this key\n"
+        == "64 hosts (node0, node1, node2, ... node63)  FAILED  it rejected the SSH key of root\n"
     )
 
 

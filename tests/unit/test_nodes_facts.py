@@ -79,7 +79,7 @@ def test_a_node_behind_a_public_address_is_known_to_its_peers_by_its_own() -> No
 
 
 def test_an_answer_that_breaks_off_is_no_facts() -> None:
-    with pytest.raises(ValueError, match="its beginning or end is missing"):
+    with pytest.raises(ValueError, match="the beginning or end is missing"):
         parse(P3DN.partition("gpu=")[0])
 
 

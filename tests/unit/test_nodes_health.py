@@ -59,31 +59,34 @@ def test_a_sound_fleet_passes() -> None:
 @pytest.mark.parametrize(
     ("odd", "message"),
     [
-        ({"hostname": "n0"}, "name: has the host name n0, like n0"),
+        ({"hostname": "n0"}, "name: its host name n0 is also that of n0"),
         ({"hostname": "n0", "boot_id": "n0"}, "name: is the same machine as n0"),
         (
             {"addresses": {"10.0.0.1": "ens5"}},
-            "address: reports 10.0.0.1 as its address, like n0",
+            "address: its address 10.0.0.1 is also that of n0",
         ),
         (
             {"disk": Space(1_000_000, "ext4", "/dev/root")},
-            "disk: its root disk has 1.0 GB free, but 5 are needed",
+            "disk: its root disk has 1.0 GB free; 5 GB required",
         ),
-        ({"seconds": 6.0}, "slow: takes 6.0 s to answer, the others 0.2 s"),
-        ({"kernel": "6.5", "has": (*READY.has,)}, "version: kernel 6.5; 2 of 3 have 6.8"),
-        ({"torch": "2.9.1"}, "version: torch 2.9.1; 2 of 3 have none"),
-        ({"efa": "1.30.0"}, "version: EFA installer 1.30.0; 2 of 3 have none"),
-        ({"mtu": {"ens5": 1500}}, "mtu: its link has an MTU of 1500 bytes, the others 9001"),
+        ({"seconds": 6.0}, "slow: takes 6.0 s to respond; the other nodes take 0.2 s"),
+        ({"kernel": "6.5", "has": (*READY.has,)}, "version: kernel 6.5; 2 of 3 nodes have 6.8"),
+        ({"torch": "2.9.1"}, "version: torch 2.9.1; 2 of 3 nodes have none"),
+        ({"efa": "1.30.0"}, "version: EFA installer 1.30.0; 2 of 3 nodes have none"),
+        (
+            {"mtu": {"ens5": 1500}},
+            "mtu: its network card has an MTU of 1500 bytes; most nodes have 9001",
+        ),
         ({"resolves": {}}, "names: does not resolve n2"),
         ({"clock_offset": 40.0}, "clock: its clock is 40 s ahead"),
-        ({"shared_folder": ""}, "shared: /fsx/trainfleet is not there"),
+        ({"shared_folder": ""}, "shared: /fsx/trainfleet is missing"),
         (
             {"kernel_says": ("NVRM: Xid (PCI:0000:00:1b): 79, GPU has fallen off the bus.",)},
             "kernel: its kernel log has: NVRM: Xid",
         ),
         (
             {"neuron_ecc": {"neuron3/stats/hardware/mem_ecc_uncorrected/total": 1}},
-            "ecc: neuron3 counts 1 uncorrected",
+            "ecc: neuron3 reports 1 uncorrected",
         ),
         ({"authorized": False}, "setup: access: the head's key is not authorized"),
     ],
@@ -102,11 +105,11 @@ def test_each_odd_node_is_named_with_what_is_wrong(odd: dict[str, Any], message:
         ([7200.0, 7200.4, 40.0], ["n2: its clock is 7160 s behind"]),
         (
             [-7200.0, 60.0],
-            ["None: its clocks are 7260 s apart, and none has a majority"],
+            ["None: the clocks differ by 7260 s, and no majority agrees"],
         ),
         (
             [60.0, 60.0, 0.0],
-            ["None: its clocks are 60 s apart, and none has a majority"],
+            ["None: the clocks differ by 60 s, and no majority agrees"],
         ),
         ([86400.0], []),
     ],
@@ -125,14 +128,14 @@ def test_of_two_clocks_that_differ_only_the_wrong_one_is_blamed(
 @pytest.mark.parametrize(
     ("odd", "message"),
     [
-        ({"gpus": P3DN.gpus[:7]}, "gpus: 7 of 8 GPUs respond, 8 are on the bus"),
+        ({"gpus": P3DN.gpus[:7]}, "gpus: 7 of 8 GPUs respond; 8 are on the PCI bus"),
         (
             {"gpus": (replace(P3DN.gpus[0], ecc_errors=2), *P3DN.gpus[1:])},
-            "ecc: GPU 0 counts 2 uncorrected",
+            "ecc: GPU 0 reports 2 uncorrected",
         ),
         (
             {"gpus": tuple(replace(gpu, driver="595.1") for gpu in P3DN.gpus)},
-            "setup: nvidia: driver 595.1, the platform needs",
+            "setup: nvidia: driver 595.1; the platform needs",
         ),
         ({"bus": ("nvidia",) * 8}, "efa: 0 of 1 EFA interfaces are attached"),
         ({"infiniband": ()}, "efa: 0 of 1 EFA interfaces have a driver"),
@@ -187,7 +190,7 @@ def test_ranks_that_would_meet_at_a_public_address_are_a_warning(
     }
     said = list(exposed(nodes))
     assert len(said) == is_told and all(
-        f"meet at {address}, a public address" in words for words in said
+        f"rendezvous address {address} is public" in words for words in said
     )
     assert not list(exposed(dict(list(nodes.items())[:1]))), "a rank of one node meets nobody"
 
@@ -195,9 +198,7 @@ def test_ranks_that_would_meet_at_a_public_address_are_a_warning(
 def test_setup_touches_no_host_that_is_not_fit() -> None:
     facts = fleet(3, PLAIN, {"root": False})
     (found,) = unfit(facts, wanted())
-    assert (
-        found.host and found.host.name == "n2" and "needs sudo without a password" in found.message
-    )
+    assert found.host and found.host.name == "n2" and "needs passwordless sudo" in found.message
     (found,) = unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted("g6.48xlarge"))
     assert "arch rolling" in found.message and "nvidia" in found.message
     assert (
@@ -331,7 +332,7 @@ def test_quarantine_keeps_the_evidence_until_it_is_lifted(tmp_path: Path) -> Non
     quarantine.add(host, "slow link")
     again = Quarantine(tmp_path / "q.json").held([host, other])
     assert list(again) == [host] and again[host].evidence == "Xid 79; slow link"
-    with pytest.raises(BackendError, match="gpu-2 is not in quarantine; the quarantine has gpu-1"):
+    with pytest.raises(BackendError, match="gpu-2 is not in quarantine; quarantined hosts: gpu-1"):
         quarantine.lift("gpu-2")
     quarantine.lift("gpu-1")
     assert quarantine.entries() == {}

@@ -142,11 +142,11 @@ def test_a_node_is_described_and_the_block_to_write_is_what_the_config_takes(
     lines = list(probe.describe(HGX))
     assert (
         lines[0]
-        == "8 x NVIDIA H100 80GB HBM3, 79.6 GiB, driver 570.86.15; any two are joined by 18 NVLinks"
+        == "8 x NVIDIA H100 80GB HBM3, 79.6 GiB, driver 570.86.15; each pair has 18 NVLinks"
     )
     assert lines[1] == "224 cores, 2,015 GiB of memory"
     assert lines[2].startswith("8 InfiniBand ports of 400 Gbit/s: mlx5_0, mlx5_1, mlx5_2, mlx5_5")
-    assert lines[3] == "InfiniBand that training does not use: mlx5_3 (400 Gbit/s)", (
+    assert lines[3] == "InfiniBand ports that training does not use: mlx5_3 (400 Gbit/s)", (
         "a port of storage, next to no GPU"
     )
     devices = probe.devices_of(HGX)
@@ -228,9 +228,9 @@ def test_a_node_finds_its_own_ports_and_fills_them_in(
 
 @pytest.mark.parametrize(("facts", "words"), [
     (node("NVIDIA A100-SXM4-80GB", ports=NDR), "its GPUs are NVIDIA A100-SXM4-80GB, but the config has h100"),
-    (node(ports="\n".join([*NDR.splitlines()[:6]])), "its 6 InfiniBand ports have 2400 Gbit/s, but the config has 3200"),
+    (node(ports="\n".join([*NDR.splitlines()[:6]])), "its 6 InfiniBand ports have 2400 Gbit/s in total, but the config has 3200"),
     (node(ports=NDR.replace("4: mlx5_core", "1: mlx5_core")), "it has no active InfiniBand port (mlx5_0, mlx5_1"),
-    (node(ports=NDR, slices=14), "MIG cuts its GPUs into 14 slices"),
+    (node(ports=NDR, slices=14), "MIG splits its GPUs into 14 slices"),
     (node(ports=NDR, gpus=(Gpu("1", 20000, 0, "NVIDIA H100 80GB HBM3"),) * 8), "its GPUs have 19.5 GiB, but the config has H100-80GB"),
 ])  # fmt: skip
 def test_where_the_config_differs_from_a_node_the_gate_is_shut(
@@ -252,7 +252,7 @@ def test_a_node_with_a_rail_down_is_named(tmp_path: Path) -> None:
     assert (
         str(found.host) == "n3"
         and found.blames_host
-        and "8 InfiniBand ports are active, but on most nodes 9; down: mlx5_7" in found.message
+        and "8 InfiniBand ports are active; most nodes have 9; down: mlx5_7" in found.message
     )
 
 
@@ -298,17 +298,17 @@ def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_pat
 def test_what_no_rank_can_compute_on_is_said() -> None:
     amd = replace(node(count=0, topology=""), bus=("amd",) * 8)
     assert any(
-        line.startswith("8 x AMD Instinct on its bus: not supported, because no platform has ROCm")
+        line.startswith("8 x AMD Instinct on the PCI bus: not supported, because no platform has ROCm")
         for line in probe.describe(amd)
     )
     laptop = list(probe.describe(node("NVIDIA GeForce RTX 4090 Laptop GPU", 1, "")))
     assert (
-        any("not in the table of accelerators" in line for line in laptop)
+        any("not in hardware/accelerators.json" in line for line in laptop)
         and probe.devices_of(node("NVIDIA GeForce RTX 4090 Laptop GPU", 1, "")) is None
     )
     lost = replace(node(count=0, topology=""), bus=("nvidia",) * 8)
     assert any(
-        "8 NVIDIA GPUs are on its bus, but no driver answers" in line
+        "8 NVIDIA GPUs are on the PCI bus, but no driver responds" in line
         for line in probe.describe(lost)
     )
 

@@ -97,7 +97,7 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
     ("fleet", "problem"),
     [
         ({"shared_folder": None}, "fleet.shared_folder: null: dummy nodes need a shared folder"),
-        ({"options": ["qeue=gpu"]}, "fleet.options: qeue: is not a key here"),
+        ({"options": ["qeue=gpu"]}, "fleet.options: qeue: is an unknown key"),
         ({"options": ["queue=7"]}, "fleet.options: queue: must be text, not 7"),
         ({"options": ["queue=a", "queue=b"]}, "fleet.options: queue: is given twice"),
         ({"options": ["queue=[1"]}, "fleet.options: queue: is not valid YAML"),

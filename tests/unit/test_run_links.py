@@ -159,7 +159,7 @@ def test_a_way_up_leads_out_of_no_run_folder(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     run.folder.mkdir()
     (tmp_path / "secret").write_text("x")
-    with pytest.raises(InputError, match="is where the file"):
+    with pytest.raises(InputError, match="in place of a folder"):
         untrusted_input.read_text(run.folder / ".." / "run" / ".." / "secret", 10)
 
 
@@ -183,7 +183,7 @@ def test_metrics_that_no_run_has_written_are_not_taken_for_none_yet(
     run = Run(tmp_path / "run")
     run.folder.mkdir()
     run.metrics.write_bytes(content)
-    with pytest.raises(InputError, match=r"has no line that a run has written"):
+    with pytest.raises(InputError, match=r"has no valid line of a run"):
         list(run.read_metrics())
 
 

@@ -57,7 +57,7 @@ def test_a_body_that_is_cut_off_is_read_again(server: Cut) -> None:
     server.cuts = 3
     assert s3.read_range(ADDRESS, 1000, 20_000) == content[1000:20_000]
     server.cuts = 100
-    with pytest.raises(S3Error, match="gives no valid answer") as caught:
+    with pytest.raises(S3Error, match="sent no valid response") as caught:
         s3.read(ADDRESS)
     assert (
         "ü.txt" in caught.value.where and caught.value.next == "aws s3 ls 's3://bucket/a b/ü.txt'"
@@ -66,7 +66,7 @@ def test_a_body_that_is_cut_off_is_read_again(server: Cut) -> None:
 
 def test_an_object_that_is_larger_than_its_reader_allows_is_refused(server: Cut) -> None:
     s3.write(ADDRESS, bytes(1001))
-    with pytest.raises(S3Error, match="can't be trusted"):
+    with pytest.raises(S3Error, match="S3 sent an invalid response"):
         s3.read(ADDRESS, 1000)
 
 
@@ -94,7 +94,7 @@ def test_an_endpoint_that_takes_requests_and_answers_none_is_told_after_three_tr
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(s3, "ANSWER", 0.2)
         s3._client.cache_clear()
-        with pytest.raises(S3Error, match="gives no valid answer") as caught:
+        with pytest.raises(S3Error, match="sent no valid response") as caught:
             s3.read(ADDRESS)
     assert (
         len(tried) == s3.SILENCES
@@ -106,7 +106,7 @@ def test_an_endpoint_that_takes_requests_and_answers_none_is_told_after_three_tr
 def test_the_error_is_what_a_disk_would_raise_and_comes_whole_through_a_process_boundary(
     server: Cut,
 ) -> None:
-    with pytest.raises(OSError, match="no such bucket") as caught:
+    with pytest.raises(OSError, match="the bucket does not exist") as caught:
         s3.write("s3://elsewhere/a", b"")
     assert (
         isinstance(caught.value, S3Error)
@@ -127,7 +127,7 @@ def test_settings_of_aws_that_are_none_are_named(
 ) -> None:
     monkeypatch.setenv(name, value)
     s3._client.cache_clear()
-    with pytest.raises(S3Error, match="can't be reached") as caught:
+    with pytest.raises(S3Error, match="can't create a client") as caught:
         s3.read(ADDRESS)
     assert why in caught.value.why
 
@@ -140,7 +140,7 @@ def test_without_credentials_it_says_how_to_give_some(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     s3._client.cache_clear()
-    with pytest.raises(S3Error, match="without credentials") as caught:
+    with pytest.raises(S3Error, match="S3 needs credentials") as caught:
         s3.read(ADDRESS)
     assert "AWS_PROFILE" in caught.value.next
 

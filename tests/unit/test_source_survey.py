@@ -99,7 +99,7 @@ def test_plan_looks_at_a_source_in_s3(bucket: None) -> None:
     data = Data("set", ("s3://bucket/text",), "text", "bpe", 300, 0.1)
     found = look(data)
     assert found.files == 3 and found.bytes == 3 * len(LINES)
-    with pytest.raises(S3Error, match="no such bucket"):
+    with pytest.raises(S3Error, match="the bucket does not exist"):
         look(replace(data, sources=("s3://none/text",)))
 
 

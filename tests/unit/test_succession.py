@@ -45,7 +45,7 @@ class Head:
 
     def open_doors(self, heads: list[Host], hosts: list[Host]) -> dict[Host, HostFailure]:
         if heads[0].name in self.down:
-            raise BackendError("the head could not make its key", where=heads[0].name)
+            raise BackendError("can't create the head's SSH key", where=heads[0].name)
         self.opened.append((heads[0].name, [host.name for host in hosts]))
         return {
             host: HostFailure("down", "no answer", "") for host in hosts if host.name in self.down

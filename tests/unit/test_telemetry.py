@@ -138,7 +138,9 @@ def test_the_gate_names_who_uses_the_cores_and_how_many_there_are() -> None:
 
     found = [str(finding) for finding in neuron_devices({Host("a", "10.0.0.1"): facts}, Wanted())]  # type: ignore[arg-type]
     assert any("4 logical NeuronCores, but a trn1.32xlarge has 32" in line for line in found)
-    assert any("used by another program: 113985 neuron-bench" in line for line in found)
+    assert any(
+        "another program uses its NeuronCores: 113985 neuron-bench" in line for line in found
+    )
     assert not any("trainfleet.engine" in line for line in found)
 
 

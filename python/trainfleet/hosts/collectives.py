@@ -88,10 +88,13 @@ def try_collectives(
     if isinstance(found, str):
         return [
             *said,
-            f"not tested between the nodes: {found}; check that {hosts[0].name} can log in to them",
+            f"the multi-node test has no result: {found}; check that {hosts[0].name} can log in to "
+            "the other nodes",
         ], []
     least = least_bandwidth(wanted.type) or 0.0
-    slow = f"an all-reduce over {len(hosts)} nodes moves {found.gbs:.1f} GB/s, not {least:.1f}"
+    slow = (
+        f"an all-reduce over {len(hosts)} nodes reaches {found.gbs:.1f} GB/s; expected {least:.1f}"
+    )
     return [*said, f"all {len(hosts)} nodes: {describe(found, ranks * len(hosts))}"], (
         [Finding(None, "nccom-test", slow, FABRIC)] if found.gbs < least else []
     )
@@ -108,11 +111,11 @@ def read(answer: Result | HostFailure | None) -> Collective | str:
     return (
         found
         if answer.exit_code == 0
-        else f"exit code {answer.exit_code}, after {describe(found, 0)}"
+        else f"exit code {answer.exit_code} after this result: {describe(found, 0)}"
     )
 
 
 def describe(found: Collective, ranks: int) -> str:
     over = f" over {ranks} cores" if ranks else ""
-    size, bus = f"{found.bytes / 2**20:.0f} MiB", f"{found.gbs:.1f} GB/s on the bus"
+    size, bus = f"{found.bytes / 2**20:.0f} MiB", f"{found.gbs:.1f} GB/s bus bandwidth"
     return f"an all-reduce of {size}{over} takes {found.microseconds:,.0f} us, {bus}"

@@ -152,7 +152,7 @@ def read(
         try:
             return parse(answer.stdout, answer.seconds)
         except Implausible as error:
-            return implausible(error, "what facts.sh prints")
+            return implausible(error, "the output of facts.sh")
 
     return transport.each(ask, hosts, leave_behind=True)
 
@@ -188,12 +188,12 @@ def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
     _, start, rest = text.partition("== facts\n")
     body, end, _ = rest.partition("== end")
     if not start or not end:
-        raise Implausible(f"its beginning or end is missing: {text[-200:]!a}")
+        raise Implausible(f"the beginning or end is missing: {text[-200:]!a}")
     lines: dict[str, list[str]] = {}
     for count, line in enumerate(body.split("\n")):
         key, equals, value = line.partition("=")
         if count >= LINES or len(line) > LETTERS:
-            raise Implausible(f"more than {LINES:,} lines, or one of more than {LETTERS:,} letters")
+            raise Implausible(f"more than {LINES:,} lines, or a line over {LETTERS:,} characters")
         if equals:
             lines.setdefault(key, []).append(
                 "".join(letter if letter.isprintable() else "\ufffd" for letter in value)
@@ -272,14 +272,14 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
 def _count(key: str, text: str) -> int:
     """Parses the count of a key, which is 0 if the key is missing."""
     if not re.fullmatch(r"[0-9]{0,20}", text):
-        raise Implausible(f"{key}={text[:60]!a}, which is not a number")
+        raise Implausible(f"{key}={text[:60]!a} is not a number")
     return int(text or 0)
 
 
 def _seconds(text: str) -> float:
     # A date without support for %N prints the N unchanged.
     if not re.fullmatch(r"[0-9]{1,11}(\.[0-9N]{0,9})?", text):
-        raise Implausible(f"clock={text[:60]!a}, which is not a time")
+        raise Implausible(f"clock={text[:60]!a} is not a time")
     return float(text.rstrip("N"))
 
 
@@ -288,14 +288,14 @@ def _require_form(key: str, text: str) -> str:
     otherwise.
     """
     if text and not re.fullmatch(FORMS[key], text):
-        raise Implausible(f"{key}={text[:60]!a}, which is not a valid name")
+        raise Implausible(f"{key}={text[:60]!a} is not valid")
     return text
 
 
 def _card(text: str) -> str:
     """Returns the text if it is a valid name of a network card. Raises Implausible otherwise."""
     if not text:
-        raise Implausible("a network card without a name")
+        raise Implausible("a network card has no name")
     return _require_form("card", text)
 
 
@@ -307,7 +307,7 @@ def _address(text: str) -> str:
     try:
         ipaddress.ip_address(_require_form("address", text))
     except ValueError:
-        raise Implausible(f"address={text[:60]!a}, which is not an IP address") from None
+        raise Implausible(f"address={text[:60]!a} is not an IP address") from None
     return text
 
 
@@ -329,7 +329,7 @@ def _space(key: str, text: str) -> Space | None:
     if not words:
         return None
     if len(words) < 3:
-        raise Implausible(f"{key}={text[:60]!a}, which is not a file system")
+        raise Implausible(f"{key}={text[:60]!a} is not a file system")
     return Space(_count(key, words[0]), *words[1:])
 
 

@@ -34,7 +34,7 @@ def open_fleet(config: Config) -> Transport:
         raise ConfigError.of(
             "fleet.hosts",
             message,
-            next="list them in config.yaml; make plan runs without them",
+            next="list them in config.yaml; only make plan works without them",
         )
     return Transport(hosts_of(config), config.fleet.ssh)
 

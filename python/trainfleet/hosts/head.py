@@ -86,7 +86,7 @@ class FleetHead:
         answers = self.transport.put(
             {name: text.encode() for name, text in files.items()}, self.folder, hosts=hosts[:1]
         )
-        answers.require(f"can't write in {self.folder}")
+        answers.require(f"can't write to {self.folder}")
 
     def config_there(self, facts: Mapping[Host, Facts]) -> Config:
         """Returns the config for the launcher, with the addresses by which hosts reach each other
@@ -126,7 +126,7 @@ class FleetHead:
         made = self.transport.run(
             f"mkdir -p -m 700 ~/.ssh && {{ {make}; }}", timeout=TIMEOUT, hosts=heads
         )
-        made.require("the head could not make its key")
+        made.require("can't create the head's SSH key")
         public = "".join(f"{public_key(host, answer.stdout)}\n" for host, answer in made.ok.items())
         return self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=hosts).failed
 
@@ -189,7 +189,7 @@ class FleetHead:
         )
         order = host_commands.task(text, launcher.secrets, secrets.token_hex(8))
         answers = self.transport.run(command, stdin=order, timeout=TIMEOUT, hosts=[host])
-        answers.require(f"the {what} could not be started")
+        answers.require(f"can't start the {what}")
 
     def has_ended(self, host: Host) -> bool:
         """Tells whether the launcher that was started on this host has ended."""
@@ -200,7 +200,7 @@ class FleetHead:
         """Creates the file that asks the run to stop. Ranks check for it at every step."""
         command = f"touch {shlex.quote(f'{self.folder}/{self.run}/stop')}"
         self.transport.run(command, timeout=TIMEOUT, hosts=[host]).require(
-            "can't ask the run to stop"
+            "can't send the stop request to the run"
         )
 
 
@@ -215,7 +215,7 @@ def public_key(host: Host, text: str) -> str:
     line = text.strip().rpartition("\n")[2]
     if not re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/]{68}(={0,2})( [A-Za-z0-9 ._@-]{0,200})?", line):
         what, then = (
-            "its public key is not from trainfleet",
+            "trainfleet did not create its public key",
             f"on that host, run: rm {KEY}*",
         )
         raise BackendError(what, where=host.name, why=f"{line[:80]!a}", next=then)

@@ -65,7 +65,7 @@ def remove(shared: str, folders: Iterable[str]) -> str:
     return f"""{ENTER.format(shared=shlex.quote(shared))}
 for folder in {names}; do
 [ ! -e "$folder" ] && [ ! -L "$folder" ] && continue
-[ "$(realpath -- "$folder")" = "${{top%/}}/$folder" ] || {{ echo "$top/$folder is a link, or lies behind one" >&2; exit 1; }}
+[ "$(realpath -- "$folder")" = "${{top%/}}/$folder" ] || {{ echo "$top/$folder is a symbolic link or is below one" >&2; exit 1; }}
 done
 """ + "\n".join(steps)  # noqa: E501
 
@@ -98,7 +98,7 @@ def read_left(text: str, folders: Iterable[str]) -> list[str]:
         if not path.startswith(inside) or not path.isprintable() or len(path) > 4096
     ]
     if strange or len(found) > MOST * len(inside):
-        raise Implausible(f"the line {(strange or found)[0][:80]!a}")
+        raise Implausible(f"unexpected line {(strange or found)[0][:80]!a}")
     return found
 
 
@@ -111,7 +111,7 @@ def read_measures(text: str, folders: Iterable[str]) -> dict[str, int]:
     for line in filter(None, text.split("\n")):
         count, _, folder = line.partition("\t")
         if folder not in asked or not re.fullmatch(r"[0-9]{1,20}", count):
-            raise Implausible(f"the line {line[:80]!a}")
+            raise Implausible(f"unexpected line {line[:80]!a}")
         found[folder] = int(count)
     return found
 
@@ -125,11 +125,11 @@ def _checked(shared: str, folders: Iterable[str]) -> str:
     """
     names = list(folders)
     if strange := [name for name in names if not re.fullmatch(FOLDER, name)]:
-        what = f"{strange[0]!a} is not the folder of a run or a dataset"
+        what = f"{strange[0]!a} is not a folder of a run or dataset"
         raise BackendError(what, next="check name and data.name in its config")
     if not shared.startswith("/") or shared.strip("/") == "" or not shared.isprintable():
         raise BackendError(
-            f"{shared!a} can't be a fleet's shared folder", next="check fleet.shared_folder"
+            f"{shared!a} is not a valid shared folder", next="check fleet.shared_folder"
         )
     return shlex.join(names)
 
@@ -156,7 +156,8 @@ def _require_mark(mark: str) -> str:
     folder, _, run = mark.rpartition(":")
     if not mark.isprintable() or not folder.strip() or not run.strip():
         raise BackendError(
-            f"{mark!a} marks no run", next="check fleet.shared_folder and name in its config"
+            f"{mark!a} does not identify a run",
+            next="check fleet.shared_folder and name in its config",
         )
     return mark
 
@@ -232,7 +233,7 @@ def read_look(text: str) -> PartState:
         )
     if match := re.fullmatch(r"failed (.+)", said):
         return PartState("ended", 127, f"its script failed: {_printable(match[1])[:200]}")
-    raise Implausible(f"the words {said[:60]!a}")
+    raise Implausible(f"unknown state {said[:60]!a}")
 
 
 def _printable(words: str) -> str:
@@ -262,7 +263,7 @@ pids=$(grep -FsxzlZ {words} /proc/[0-9]*/environ | tr '\\0' '\\n' | cut -d / -f 
 kill -KILL $pids 2> /dev/null
 sleep 0.1
 done
-echo "still there: $pids" >&2; exit 1"""
+echo "processes are still running: $pids" >&2; exit 1"""
 
 
 def _word(kind: str, mark: str) -> str:

@@ -127,8 +127,8 @@ class Implausible(ValueError):
 
 def implausible(error: Implausible, asked: str) -> HostFailure:
     """Returns the failure of a host with an implausible answer."""
-    then = "check that host: another user or program may answer in its place"
-    return HostFailure("untrue", f"its answer is not {asked}: it has {error}", then)
+    then = "check that host; another program may be answering in its place"
+    return HostFailure("untrue", f"its answer is not {asked}: {error}", then)
 
 
 def parse_json(text: str) -> Any:
@@ -141,7 +141,7 @@ def parse_json(text: str) -> Any:
     try:
         return untrusted_input.parse_json(text, "")
     except InputError as error:
-        raise Implausible(f"text that {error.what}") from None
+        raise Implausible(f"the text {error.what}") from None
 
 
 def is_whole_number(value: object) -> bool:
@@ -157,7 +157,7 @@ def number(value: object, least: float, most: float) -> float:
         or not least <= value <= most
         or not math.isfinite(value)
     ):
-        raise Implausible("an impossible number")
+        raise Implausible("a number is out of range")
     return float(value)
 
 

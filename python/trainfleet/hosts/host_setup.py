@@ -61,7 +61,7 @@ def main(config: Config, whole: bool = True) -> int:
         f"{time.monotonic() - began:.1f} s"
     )
     print(
-        f"next: fix the {failed} above or remove them from fleet.hosts, then run make setup"
+        f"next: fix the {failed} failed hosts or remove them from fleet.hosts, then run make setup"
         if failed
         else "next: make train"
     )
@@ -160,7 +160,7 @@ class Application:
                         any(step.phase != "node" for step in self.found.plan[host])
                         and host not in self.failed
                     ):
-                        self.fail(host, f"not started: {self.head}, the head, has failed")
+                        self.fail(host, f"not started: the head {self.head} failed")
                 return
             booting: list[Host] = []
             sound = [host for host in busy if host not in self.failed]
@@ -169,12 +169,12 @@ class Application:
                 sound,
             )
             for host in booting:  # Reboot one at a time, so that the other hosts stay available.
-                self.board.show(host, "booting", "the installed parts take effect after a boot")
+                self.board.show(host, "booting", "the changes take effect after a reboot")
                 if boot(self.transport, host, self.found.facts[host]):
                     self.done[host].append("booted")
                     self.take_steps(host, phase, [])
                 else:
-                    self.fail(host, f"did not respond within {BOOT_TIMEOUT:.0f} s of its boot")
+                    self.fail(host, f"did not respond within {BOOT_TIMEOUT:.0f} s after the reboot")
 
     def take_steps(self, host: Host, phase: str, booting: list[Host]) -> None:
         """Runs one host's steps of a phase in order, until one fails or needs a reboot."""
@@ -202,7 +202,11 @@ class Application:
             if isinstance(answer, HostFailure):
                 self.fail(host, str(answer))
             elif left := steps(answer, self.wanted, head=host == self.head):
-                self.fail(host, "still: " + "; ".join(f"{step.name}: {step.why}" for step in left))
+                self.fail(
+                    host,
+                    "setup is still incomplete: "
+                    + "; ".join(f"{step.name}: {step.why}" for step in left),
+                )
             else:
                 found[host] = answer
         return found
@@ -276,7 +280,7 @@ def commands(config: Config) -> dict[str, str]:
     if found.findings:
         rows = "\n".join(f"  {finding.host}: {finding}" for finding in found.findings)
         raise BackendError(
-            f"can't plan for these hosts:\n{rows}",
+            f"can't plan the setup of these hosts:\n{rows}",
             next="fix them, or remove them from fleet.hosts",
         )
     return {

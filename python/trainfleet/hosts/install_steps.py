@@ -154,7 +154,7 @@ def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         missing.append("kernel headers")
     if missing:
         yield InstallStep(
-            "build_tools.sh", ("headers",) if builds else (), f"no {', '.join(missing)}"
+            "build_tools.sh", ("headers",) if builds else (), f"missing {', '.join(missing)}"
         )
 
 
@@ -195,9 +195,9 @@ def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         platform.kernel_modules,
         fabric,
     )
-    before = f", before {platform.nvidia_below}" if platform.nvidia_below != "-" else ""
+    before = f", but older than {platform.nvidia_below}" if platform.nvidia_below != "-" else ""
     why = (
-        f"driver {', '.join(found) or 'missing'}, the platform needs {platform.nvidia_least} or "
+        f"driver {', '.join(found) or 'missing'}; the platform needs {platform.nvidia_least} or "
         f"newer{before}"
     )
     yield InstallStep("nvidia.sh", tuple(filter(None, words)), why)
@@ -212,7 +212,8 @@ def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     ]
     if wrong:
         yield neuron_step(
-            wanted.platform, f"{', '.join(wrong)}; the platform is SDK {wanted.platform.neuron_sdk}"
+            wanted.platform,
+            f"{', '.join(wrong)}; the platform needs SDK {wanted.platform.neuron_sdk}",
         )
 
 
@@ -231,13 +232,13 @@ def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     reasons = []
     if not at_least(facts.efa, wanted.platform.efa_least):
         reasons.append(
-            f"installer {facts.efa or 'missing'}, the platform needs {wanted.platform.efa_least} "
+            f"installer {facts.efa or 'missing'}; the platform needs {wanted.platform.efa_least} "
             "or newer"
         )
     if not facts.uverbs:
         reasons.append("ib_uverbs is not loaded")
     if facts.efa and facts.fi_info < 1:
-        reasons.append("fi_info -p efa lists nothing")
+        reasons.append("fi_info -p efa lists no endpoints")
     if reasons:
         words = (wanted.platform.efa, wanted.platform.key("efa"), wanted.platform.efa_least)
         yield InstallStep("efa.sh", words, "; ".join(reasons))
@@ -256,7 +257,7 @@ def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         yield InstallStep(
             "ofi_nccl.sh",
             words,
-            f"libnccl-ofi {found or 'missing'}, the platform needs {least} or newer",
+            f"libnccl-ofi {found or 'missing'}; the platform needs {least} or newer",
         )
 
 
@@ -274,7 +275,7 @@ def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
             "docker.sh",
             words,
             f"{'fleet.install_docker' if wanted.fleet.install_docker else 'fleet.container'} needs "
-            "it",
+            "Docker",
         )
 
 
@@ -293,7 +294,9 @@ def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     count = wanted.lustre_efa
     if wanted.fleet.fsx.dns_name and facts.lnet < count:
         yield InstallStep(
-            "lnet.sh", (str(count),), f"{facts.lnet} of {count} EFA interfaces serve Lustre"
+            "lnet.sh",
+            (str(count),),
+            f"{facts.lnet} of {count} EFA interfaces are set up for Lustre",
         )
 
 
@@ -317,7 +320,7 @@ def _unmounted(facts: Facts, wanted: Wanted) -> str:
         mounted.split()[0] == "lustre" and mounted.endswith(f":/{fsx.mount_name}")
     ):
         return ""
-    return f"{mounted} at {fsx.mount_point}"
+    return f"{mounted} is mounted at {fsx.mount_point}"
 
 
 def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
@@ -325,7 +328,7 @@ def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     if facts.scratch_disks and SCRATCH not in facts.mounts:
         disks = tuple(f"/dev/{disk}" for disk in facts.scratch_disks)
         yield InstallStep(
-            "scratch.sh", (SCRATCH, *disks), f"{len(disks)} instance disks are not in use"
+            "scratch.sh", (SCRATCH, *disks), f"{len(disks)} instance disks are unused"
         )
 
 
@@ -336,7 +339,7 @@ def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         yield InstallStep(
             "shared_folder.sh",
             (folder, facts.user),
-            f"{folder} is {facts.shared_folder or 'not there'}",
+            f"{folder} is {facts.shared_folder or 'missing'}",
             phase="head",
         )
 
@@ -350,7 +353,7 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     yield InstallStep(
         "python.sh",
         words,
-        "the environment for this lock is missing",
+        "the Python environment for these lock files is missing",
         phase="head",
         root=False,
     )
@@ -379,7 +382,7 @@ def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         yield InstallStep(
             "head_key.sh",
             (f"{wanted.fleet.shared_folder}/ssh",),
-            "the head has no key for the nodes",
+            "the head has no SSH key for the nodes",
             phase="head",
             root=False,
         )

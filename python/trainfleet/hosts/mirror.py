@@ -122,11 +122,11 @@ class Mirror:
                 news = read_news(answer.stdout, self.known)
                 self._require_room(news)
             except Implausible as error:
-                return implausible(error, "what a run folder has")
+                return implausible(error, "a list of changed files")
             self._take(news)
             if news.whole:
                 return news.now
-        return implausible(Implausible("no end"), "what a run folder has")
+        return implausible(Implausible("it does not end"), "a list of changed files")
 
     def _forget_lost(self) -> None:
         """Forgets files that are missing or truncated here, so that the host sends them again."""
@@ -156,7 +156,9 @@ class Mirror:
         if coming and shutil.disk_usage(disk).free - coming < SPARE:
             raise unwritable(
                 self.here,
-                OSError(errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would be left"),
+                OSError(
+                    errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would remain free"
+                ),
             )
 
     def _take(self, news: News) -> None:
@@ -179,23 +181,23 @@ def read_news(text: str, known: Known) -> News:
     """
     record = parse_json(text)
     if not isinstance(record, dict) or record.keys() != {"files", "paths", "whole", "now"}:
-        raise Implausible("not the four keys of an answer")
+        raise Implausible("its keys are not files, paths, whole and now")
     files, paths, whole = record["files"], record["paths"], record["whole"]
     if not isinstance(files, dict) or not isinstance(paths, list) or not isinstance(whole, bool):
-        raise Implausible("values of another type")
+        raise Implausible("a value has the wrong type")
     if len(paths) > FILES or not all(isinstance(name, str) for name in paths):
-        raise Implausible(f"more than {FILES} files, or names that are not text")
+        raise Implausible(f"more than {FILES} files, or a name that is not text")
     names = frozenset(paths)
     if len(names) != len(paths) or not files.keys() <= names:
-        raise Implausible("names that contradict each other")
+        raise Implausible("the file names contradict each other")
     if strange := next((name for name in sorted(names) if limit(name) is None), None):
-        raise Implausible(f"the name {strange[:100]!a}, which no file of a run folder has")
+        raise Implausible(f"{strange[:100]!a} is not a file name of a run folder")
     room, pieces = MOST, {}
     for name, values in files.items():
         pieces[name] = _piece(name, values, known, room)
         room -= len(pieces[name].data)
     if not whole and room:
-        raise Implausible("less data than an answer can have")
+        raise Implausible("it is incomplete, but below the size limit")
     return News(pieces, names, whole, number(record["now"], 0, 1 << 34))
 
 
@@ -205,7 +207,7 @@ def _piece(name: str, values: Any, known: Known, room: int) -> FilePiece:
     The bytes must continue or replace the local copy, and the file must not exceed its size limit.
     """
     if not isinstance(values, list) or len(values) != 5:
-        raise Implausible(f"no five values of {name}")
+        raise Implausible(f"{name} does not have five values")
     offset, size, stamp, inode, packed = values
     most, here = limit(name) or 0, known.get(name, (0, 0.0, 0))[0]
     if not (
@@ -214,12 +216,12 @@ def _piece(name: str, values: Any, known: Known, room: int) -> FilePiece:
         and is_whole_number(inode)
         and isinstance(packed, str)
     ):
-        raise Implausible(f"values of another type for {name}")
+        raise Implausible(f"a value of {name} has the wrong type")
     if offset not in (0, here) or not 0 <= inode < 1 << 64:
-        raise Implausible(f"bytes of {name} that do not follow the earlier ones")
+        raise Implausible(f"the bytes of {name} do not continue the local copy")
     data = _unpack(name, packed, room)
     if size != offset + len(data) or size > most:
-        raise Implausible(f"an impossible size of {name}")
+        raise Implausible(f"{name} has an impossible size")
     return FilePiece(offset, data, size, number(stamp, 0, 1 << 34), inode)
 
 
@@ -229,9 +231,9 @@ def _unpack(name: str, packed: str, room: int) -> bytes:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b85decode(packed), room + 1)
     except (ValueError, zlib.error) as error:
-        raise Implausible(f"bytes of {name} that can't be unpacked: {error}") from error
+        raise Implausible(f"can't decompress {name}: {error}") from error
     if len(data) > room or not stream.eof or stream.unused_data:
-        raise Implausible(f"more bytes of {name} than an answer has")
+        raise Implausible(f"{name} has more bytes than an answer may have")
     return data
 
 
@@ -255,7 +257,7 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
         part.mkdir(parents=True)
         if sum(sizes.values()) > shutil.disk_usage(part).free:
             raise OSError(
-                28, f"{sum(sizes.values()) / 1e9:.1f} GB must be downloaded, but the disk is full"
+                28, f"the disk has no room for a download of {sum(sizes.values()) / 1e9:.1f} GB"
             )
         bring_all(transport, host, there, part, sizes)
         part.rename(here)
@@ -289,10 +291,10 @@ def read_listing(text: str) -> dict[str, int]:
     for line in filter(None, text.split("\n")):
         match = re.fullmatch(rf"([0-9]{{1,16}}) ({NAME}(/{NAME}){{0,2}})", line)
         if not match or match[2] in sizes or len(sizes) >= MOST_FILES:
-            raise Implausible(f"the line {line[:80]!a}")
+            raise Implausible(f"unexpected line {line[:80]!a}")
         sizes[match[2]] = int(match[1])
     if sum(sizes.values()) > MOST_BYTES:
-        raise Implausible("more bytes than any model has")
+        raise Implausible("the total size exceeds that of any model")
     return sizes
 
 
@@ -362,10 +364,10 @@ def bring(
     if code or file.tell() != size:
         why = (
             b"".join(complaints).decode(errors="replace").strip()
-            or f"{file.tell():,} of {size:,} bytes arrived"
+            or f"received {file.tell():,} of {size:,} bytes"
         )
         raise BackendError(
-            "did not arrive completely",
+            "was not downloaded completely",
             where=f"{host.name}:{path}",
             why=why,
             next="run the same command again",

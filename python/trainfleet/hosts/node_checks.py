@@ -135,7 +135,7 @@ def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 "remove one of them from fleet.hosts",
             )
         else:
-            message = f"has the host name {fact.hostname}, like {names}"
+            message = f"its host name {fact.hostname} is also that of {names}"
             yield Finding(
                 host, "name", message, "on that host, run: sudo hostnamectl set-hostname ANOTHER"
             )
@@ -151,12 +151,12 @@ def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         if twins := [
             other.name for other, theirs in addresses.items() if theirs == address and other != host
         ]:
-            message = f"reports {address} as its address, like {', '.join(twins)}"
+            message = f"its address {address} is also that of {', '.join(twins)}"
             yield Finding(
                 host,
                 "address",
                 message,
-                f"on that host, run: ip -o addr; find the one with {address}",
+                f"on that host, run: ip -o addr; find the interface with {address}",
             )
 
 
@@ -168,9 +168,9 @@ def exposed(facts: FleetFacts) -> Iterator[str]:
     with suppress(ValueError):  # A host name is not an IP address.
         if head and len(facts) > 1 and ip_address(address := facts[head].address(head)).is_global:
             yield (
-                f"warning: the ranks meet at {address}, a public address: anyone who reaches its "
-                "ports can end the run; "
-                "admit only the nodes there (a firewall), or name private addresses in fleet.hosts"
+                f"warning: the rendezvous address {address} is public: anyone who can reach "
+                "it can end the run; use a firewall that admits only the nodes, or private "
+                "addresses in fleet.hosts"
             )
 
 
@@ -182,7 +182,7 @@ def root(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
             step.name for step in steps(fact, wanted, head=host == head) if step.root
         )
         if needed and not fact.root:
-            message = f"{fact.user} needs sudo without a password for: {needed}"
+            message = f"{fact.user} needs passwordless sudo for: {needed}"
             yield Finding(
                 host,
                 "sudo",
@@ -196,7 +196,7 @@ def disk(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     for host, fact in facts.items():
         if fact.space_gb < LEAST_DISK_GB:
             message = (
-                f"its root disk has {fact.space_gb:.1f} GB free, but {LEAST_DISK_GB:.0f} are needed"
+                f"its root disk has {fact.space_gb:.1f} GB free; {LEAST_DISK_GB:.0f} GB required"
             )
             yield Finding(
                 host, "disk", message, "on that host, run: sudo du -xh / | sort -h | tail"
@@ -214,7 +214,7 @@ def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         ]
         if needs and fact.os not in SUPPORTED:
             message = (
-                f"runs {fact.os or 'an unknown system'}, on which setup can't install: "
+                f"runs {fact.os or 'an unknown system'}; setup does not support it for: "
                 f"{', '.join(needs)}"
             )
             yield Finding(host, "system", message, f"use one of: {', '.join(SUPPORTED)}")
@@ -233,17 +233,17 @@ def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         return
     usual = Counter(mounts.values()).most_common(1)[0][0]
     for host in facts:
-        kind, where = mounts.get(host, ("nothing", "/"))
+        kind, where = mounts.get(host, ("no file system", "/"))
         if (kind, where) != usual:
             message = (
-                f"{wanted.fleet.shared_folder} is on {kind} at {where}, on most nodes on "
+                f"{wanted.fleet.shared_folder} is on {kind} at {where}; most nodes have it on "
                 f"{usual[0]} at {usual[1]}"
             )
             yield Finding(
                 host,
                 "mount",
                 message,
-                "mount the file system there, or set fleet.fsx for make setup to mount it",
+                "mount the file system on that host, or set fleet.fsx to let make setup mount it",
             )
 
 
@@ -252,7 +252,7 @@ def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     usual = statistics.median(fact.seconds for fact in facts.values()) if facts else 0.0
     for host, fact in facts.items():
         if len(facts) > 1 and fact.seconds > max(SLOW_SECONDS, SLOW_FACTOR * usual):
-            message = f"takes {fact.seconds:.1f} s to answer, the others {usual:.1f} s"
+            message = f"takes {fact.seconds:.1f} s to respond; the other nodes take {usual:.1f} s"
             yield Finding(
                 host, "slow", message, "on that host, run: top; ip -s link", blames_host=True
             )
@@ -280,7 +280,7 @@ def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 host,
                 "python",
                 message,
-                "set another one, or remove fleet.python so that make setup builds an environment",
+                "set another fleet.python, or remove it to let make setup build an environment",
             )
 
 
@@ -328,10 +328,10 @@ def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         for host, fact in facts.items():
             if read(fact) != usual:
                 message = (
-                    f"{kind} {read(fact) or 'missing'}; {found[usual]} of {len(facts)} "
+                    f"{kind} {read(fact) or 'missing'}; {found[usual]} of {len(facts)} nodes "
                     f"have {usual or 'none'}"
                 )
-                yield Finding(host, "version", message, "install the same version on all")
+                yield Finding(host, "version", message, "install the same version on all nodes")
 
 
 def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
@@ -347,13 +347,13 @@ def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     for host, fact in facts.items():
         if len(fact.gpus) < expected or (len(fact.gpus) != expected and not given):
             message = (
-                f"{len(fact.gpus)} of {expected} GPUs respond, {fact.bus.count('nvidia')} "
-                "are on the bus"
+                f"{len(fact.gpus)} of {expected} GPUs respond; {fact.bus.count('nvidia')} "
+                "are on the PCI bus"
             )
             # Extra GPUs mean that the config is wrong, not the node.
             more = len(fact.gpus) > expected
             remedy = (
-                "fleet.accelerator.per_node"
+                "correct fleet.accelerator.per_node"
                 if more
                 else "on that host, run: nvidia-smi; dmesg; then replace it"
             )
@@ -368,7 +368,7 @@ def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 host,
                 "accelerator",
                 message,
-                "copy the lines that make doctor prints, or fix that node",
+                "copy the lines of make doctor to config.yaml, or fix that node",
             )
 
 
@@ -386,7 +386,7 @@ def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
             down = ", ".join(port.adapter for port in facts[host].ports if not port.active)
             other = f"; down: {down}" if down else ""
             message = (
-                f"{count} {probe.WORDS[wanted.fabric]} ports are active, but on most nodes "
+                f"{count} {probe.WORDS[wanted.fabric]} ports are active; most nodes have "
                 f"{usual}{other}"
             )
             yield Finding(
@@ -431,7 +431,7 @@ def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
             }
         )
         if users:
-            message = f"its NeuronCores are used by another program: {', '.join(users[:3])}"
+            message = f"another program uses its NeuronCores: {', '.join(users[:3])}"
             yield Finding(host, "neuron", message, "on that host, run: neuron-ls; end that program")
 
 
@@ -456,7 +456,9 @@ def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         else:
             continue
         if found := lack(wanted.config, has):
-            yield Finding(host, "room", found[1], f"make plan SET='…'; key: {found[0]}")
+            yield Finding(
+                host, "room", found[1], f"change {found[0]}, or set what fits: make plan SET='…'"
+            )
 
 
 def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
@@ -472,7 +474,7 @@ def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 host,
                 "efa",
                 message,
-                "launch it with all its interfaces of type efa",
+                "relaunch it with all its EFA interfaces",
                 blames_host=True,
             )
         elif wanted.efa and driven < attached:
@@ -491,7 +493,7 @@ def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
     for host, size in sizes.items():
         if size != usual:
-            message = f"its link has an MTU of {size} bytes, the others {usual}"
+            message = f"its network card has an MTU of {size} bytes; most nodes have {usual}"
             yield Finding(
                 host,
                 "mtu",
@@ -509,7 +511,7 @@ def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         lost = [name for name in (*by_name, fact.hostname) if name not in fact.resolves]
         if lost:
             message = f"does not resolve {', '.join(lost[:4])}{' ...' if len(lost) > 4 else ''}"
-            yield Finding(host, "names", message, "add them to /etc/hosts there")
+            yield Finding(host, "names", message, "add them to /etc/hosts on that host")
 
 
 def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
@@ -528,7 +530,7 @@ def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     usual = usual_clock([*offsets, 0.0], CLOCK_TOLERANCE + slowest)
     if usual is None:
         message = (
-            f"its clocks are {max(offsets) - min(offsets):.0f} s apart, and none has a majority"
+            f"the clocks differ by {max(offsets) - min(offsets):.0f} s, and no majority agrees"
         )
         yield Finding(None, "clock", message, f"on each host, run: {remedy}")
         return
@@ -579,7 +581,7 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 if fact.shared
                 else ""
             )
-            message = f"{folder} is {fact.shared_folder or 'not there'}{on}"
+            message = f"{folder} is {fact.shared_folder or 'missing'}{on}"
             yield Finding(
                 host,
                 "shared",
@@ -606,7 +608,7 @@ def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]
                 host,
                 "space",
                 message,
-                "free some, or set checkpoint.path to s3://bucket/prefix",
+                "free some space, or set checkpoint.path to s3://bucket/prefix",
             )
 
 
@@ -625,7 +627,7 @@ def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         for index, gpu in enumerate(fact.gpus):
             if gpu.ecc_errors:
                 message = (
-                    f"GPU {index} counts {gpu.ecc_errors} uncorrected memory errors since boot"
+                    f"GPU {index} reports {gpu.ecc_errors} uncorrected memory errors since boot"
                 )
                 yield Finding(
                     host,
@@ -636,7 +638,7 @@ def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 )
         for counter, errors in fact.neuron_ecc.items():
             if errors:
-                message = f"{counter.partition('/')[0]} counts {errors} uncorrected memory errors"
+                message = f"{counter.partition('/')[0]} reports {errors} uncorrected memory errors"
                 yield Finding(
                     host,
                     "ecc",
@@ -651,6 +653,6 @@ def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                     host,
                     "kernel",
                     message,
-                    "https://docs.nvidia.com/deploy/xid-errors",
+                    "see https://docs.nvidia.com/deploy/xid-errors",
                     blames_host=True,
                 )

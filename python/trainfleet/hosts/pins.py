@@ -42,8 +42,8 @@ MANIFEST = (
 )
 # Marks of a real index page, as opposed to a proxy's login page.
 INDEX = re.compile(r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE)
-ABSENT = "is not there"
-STRANGE = "is unknown: the answer is not an index's page; check whether a proxy requires a login"
+ABSENT = "is missing"
+STRANGE = "is unknown: the response is not an index page; check whether a proxy requires a login"
 # text of a page, the error that prevented reading it, or None if the page does not exist
 Answer = str | Exception | None
 
@@ -97,7 +97,7 @@ def say(wanted: Sequence[Pin]) -> list[str]:
     if not wanted:
         return []
     wrong, unasked = ask(wanted)
-    said = [*wrong, *unasked] or [f"all {len(wanted)} are available"]
+    said = [*wrong, *unasked] or [f"all {len(wanted)} pinned versions are available"]
     print(*(f"pins: {line}" for line in said), sep="\n", flush=True)
     return wrong
 
@@ -107,7 +107,7 @@ def require(wanted: Sequence[Pin]) -> None:
     resources.
     """
     if wrong := say(wanted):
-        then = "correct docker/platforms.lock.yaml, or set OFFLINE=1 to ask no index"
+        then = "correct docker/platforms.lock.yaml, or set OFFLINE=1 to skip this check"
         raise BackendError(f"{len(wrong)} pinned versions are unavailable", why=wrong[0], next=then)
 
 
@@ -132,7 +132,9 @@ def wheels(platform: PinnedPlatform, python: str) -> Iterator[Pin]:
         stem = f"{name.replace('-', '_')}-{re.escape(version)}"
         file = rf"\b{stem}((%2B|\+)[\w.]+)?-({tag}|py3)-\w+-(any|\w*linux\w*x86_64)\.whl{sum_}"
         yield Pin(
-            f"{name} {version} for Python {python}{sum_ and ' as locked'}", f"{index}/{name}/", file
+            f"{name} {version} for Python {python}{sum_ and ' with the locked hash'}",
+            f"{index}/{name}/",
+            file,
         )
 
 
@@ -155,7 +157,7 @@ def base(reference: str) -> Pin:
 def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
     """Queries the indexes. Returns the errors, and a line about indexes that did not respond."""
     if os.environ.get("OFFLINE", "0") not in ("", "0"):
-        return [], ["not asked for: OFFLINE=1"]
+        return [], ["not checked: OFFLINE=1"]
     mark = mark_of(wanted)
     if mark.exists() and time.time() - mark.stat().st_mtime < DAY:
         return [], []
@@ -165,7 +167,7 @@ def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
         for pin in wanted
         if not isinstance(found := answers[pin.page], Exception)
     }
-    wrong = [f"{pin.what} of {pin.page} {lack}" for pin, lack in lacks.items() if lack]
+    wrong = [f"{pin.what} at {pin.page} {lack}" for pin, lack in lacks.items() if lack]
     failed = {
         urlsplit(page).netloc: getattr(why, "reason", why)
         for page, why in answers.items()
@@ -176,7 +178,7 @@ def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
     why = "; ".join(f"{host}: {reason}" for host, reason in sorted(failed.items()))
-    return wrong, [f"not asked for: {why}"] if failed else []
+    return wrong, [f"not checked: {why}"] if failed else []
 
 
 def mark_of(wanted: Sequence[Pin]) -> Path:

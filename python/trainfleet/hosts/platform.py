@@ -77,7 +77,7 @@ def load_platform(name: str) -> PinnedPlatform:
     platforms = lock["platforms"]
     if name not in platforms:
         what, then = (
-            f"the lock has no platform {name}, only {', '.join(platforms)}",
+            f"unknown platform {name}; the lock has {', '.join(platforms)}",
             f"see fleet.platform in {page('schema/README.md')}",
         )
         raise TrainfleetError(what, where=str(LOCK), next=then)
@@ -99,7 +99,7 @@ def _read() -> dict[str, Any]:
         lock: dict[str, Any] = yaml.safe_load(LOCK.read_text(encoding="utf-8"))
         return {key: lock[key] for key in ("read", "keys", "systems", "platforms")}
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        what, then = "the version lock can't be read", f"git checkout {LOCK}"
+        what, then = "can't read the version lock", f"git checkout {LOCK}"
         raise TrainfleetError(what, where=str(LOCK), why=str(error), next=then) from error
 
 

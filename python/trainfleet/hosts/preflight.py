@@ -87,14 +87,14 @@ class PreflightReport:
         `least` is the expected bandwidth in GB/s.
         """
         if self.bandwidth:
-            expected = f", at least {least:.1f} expected" if least else ""
+            expected = f", expected at least {least:.1f}" if least else ""
             yield (
                 f"all-reduce over {self.bandwidth.nodes} nodes: {self.bandwidth.gbs:.2f} GB/s "
-                f"on the bus{expected}"
+                f"bus bandwidth{expected}"
             )
         yield from exposed(self.facts)
         yield from (f"fleet: {finding}" for finding in self.findings if finding.host is None)
-        yield f"examined {len(self.facts)} hosts in {self.seconds:.1f} s"
+        yield f"checked {len(self.facts)} hosts in {self.seconds:.1f} s"
 
 
 def examine(
@@ -142,14 +142,14 @@ def try_shared_folder(
             Finding(
                 writer,
                 "shared",
-                f"can't write in {folder}",
+                f"can't write to {folder}",
                 "on that host, run: df -h; mount | grep lustre",
             )
         ]
     answers = transport.run(f"cat {file}.{token}", timeout=20, hosts=readers)
     transport.run(f"rm -f {file}.{token}", timeout=20, hosts=[writer])
     blind = [host for host in readers if token not in _printed(answers, host)]
-    message = f"does not see in {folder} the file that {writer} wrote: the folders differ"
+    message = f"its {folder} does not have the file that {writer} wrote; the nodes do not share it"
     return [
         Finding(host, "shared", message, "on that host, run: mount | grep lustre; then make setup")
         for host in blind
@@ -187,14 +187,14 @@ def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> 
             Finding(
                 head,
                 "port",
-                f"port {port} is in use on it",
+                f"port {port} is already in use",
                 f"on that host, run: ss -ltnp 'sport = :{port}'; or set another "
                 "fleet.rendezvous_port",
             )
         ]
     shut = [host for host in others if "connected" not in _printed(answers, host)]
-    message = f"can't reach port {port} of {head}, where the nodes must meet"
-    remedy = "allow all traffic between the nodes: the security group must allow itself, in and out"
+    message = f"can't reach the rendezvous port {port} of {head}"
+    remedy = "allow all traffic between the nodes, in and out, in their security group"
     return [Finding(host, "port", message, remedy) for host in shut]
 
 
@@ -257,7 +257,7 @@ def judge_output(
             Finding(
                 hosts[0],
                 "fabric",
-                implausible(error, "what the trial prints").message,
+                implausible(error, "the output of the bandwidth test").message,
                 "run make doctor again",
             )
         ]
@@ -274,7 +274,7 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
         not isinstance(record, dict)
         or not {"bandwidth", "bytes", "nodes", "pairs"} <= record.keys()
     ):
-        raise Implausible("not the keys of a measurement")
+        raise Implausible("keys are missing")
     pairs = []
     for pair in record["pairs"] if isinstance(record["pairs"], list) else [None]:
         if (
@@ -282,10 +282,10 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
             or len(pair) != 3
             or not all(is_whole_number(node) and 0 <= node < nodes for node in pair[:2])
         ):
-            raise Implausible("malformed pairs of nodes")
+            raise Implausible("a pair of nodes is malformed")
         pairs.append((pair[0], pair[1], number(pair[2], 0, 1e6)))
     if record["nodes"] != nodes or not is_whole_number(record["bytes"]):
-        raise Implausible("another number of nodes, or of bytes")
+        raise Implausible("the number of nodes or bytes is wrong")
     return Bandwidth(number(record["bandwidth"], 0, 1e6), record["bytes"], nodes, tuple(pairs))
 
 
@@ -347,8 +347,8 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
     slow = slow_nodes(found)
     if slow:
         others = [rate for a, b, rate in found.pairs if a not in slow and b not in slow]
-        usual = f", the others' {statistics.median(others):.2f}" if others else ""
-        remedy = "on that host, run: ip -s link; ethtool -S; replace it if these show no fault"
+        usual = f"; the other nodes reach {statistics.median(others):.2f}" if others else ""
+        remedy = "on that host, run: ip -s link; ethtool -S; replace it if they show no errors"
         said = {
             hosts[node]: f"its link reaches {rate:.3f} GB/s{usual}" for node, rate in slow.items()
         }
@@ -359,8 +359,8 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
     if least is None:
         return []
     message = (
-        f"an all-reduce over {found.nodes} nodes moves {found.gbs:.1f} GB/s, not "
-        f"{least:.1f}, and no node is slower than the others"
+        f"an all-reduce over {found.nodes} nodes reaches {found.gbs:.1f} GB/s; expected "
+        f"{least:.1f}; no node is slower than the others"
     )
     return [
         Finding(

@@ -83,26 +83,25 @@ def describe(facts: Facts) -> Iterator[str]:
         if find_accelerator(name) is None:
             why = (
                 unsupported(name)
-                or "not in the table of accelerators (hardware/accelerators.json), so its "
-                "speed can't be predicted"
+                or "not in hardware/accelerators.json, so its speed can't be predicted"
             )
             yield f"{name}: {why}"
     if len(names) > 1:
         yield (
-            "GPUs of several kinds: a job's ranks wait for the slowest; use "
-            "CUDA_VISIBLE_DEVICES or a gres of one kind to separate them"
+            "the GPU models differ: ranks wait for the slowest GPU; select one model with "
+            "CUDA_VISIBLE_DEVICES or gres"
         )
     if facts.slices:
         yield (
-            f"MIG cuts its GPUs into {facts.slices} slices, but a rank needs a complete GPU; on "
+            f"MIG splits its GPUs into {facts.slices} slices, but a rank needs a whole GPU; on "
             "that host, run: sudo nvidia-smi -mig 0"
         )
     yield from (f"nvidia-smi reports: {line}" for line in facts.gpu_trouble)
     if not facts.gpus and "nvidia" in facts.bus:
-        yield f"{facts.bus.count('nvidia')} NVIDIA GPUs are on its bus, but no driver answers"
+        yield f"{facts.bus.count('nvidia')} NVIDIA GPUs are on the PCI bus, but no driver responds"
     for maker, what in (("amd", "AMD Instinct"), ("gaudi", "Gaudi")):
         if count := facts.bus.count(maker):
-            yield f"{count} x {what} on its bus: {unsupported(maker)}"
+            yield f"{count} x {what} on the PCI bus: {unsupported(maker)}"
     if facts.cores:
         yield f"{facts.cores} cores, {facts.memory_kib / 2**20:,.0f} GiB of memory"
     yield from _ports(facts)
@@ -114,13 +113,13 @@ def _joined(facts: Facts) -> str:
     if found is None or len(facts.gpus) < 2:
         return ""
     if found.fewest:
-        return f"; any two are joined by {found.fewest} NVLinks" + (
+        return f"; each pair has {found.fewest} NVLinks" + (
             " or more" if found.most > found.fewest else ""
         )
     return (
-        "; some are joined by NVLink, others only over PCIe"
+        "; some pairs are connected by NVLink, others only by PCIe"
         if found.most
-        else "; joined over PCIe, without NVLink"
+        else "; connected by PCIe, without NVLink"
     )
 
 
@@ -140,12 +139,12 @@ def _ports(facts: Facts) -> Iterator[str]:
                 f"{port.adapter} ({port.gbps:g} Gbit/s{'' if port.active else ', down'})"
                 for port in rest
             )
-            yield f"{words} that training does not use: {state}"
+            yield f"{words} ports that training does not use: {state}"
     if not facts.ports:
         told = ", ".join(
             f"{card} {rate / 1000:g} Gbit/s" for card, rate in facts.speeds.items() if card != "lo"
         )
-        yield f"no RDMA adapter; network: {told or 'its cards report no speed'}"
+        yield f"no RDMA adapter; network: {told or 'its network cards report no speed'}"
 
 
 def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
@@ -161,7 +160,7 @@ def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
     ) < LESS * kind.accelerator.memory_gib:
         yield f"its GPUs have {least:.1f} GiB, but the config has {kind.accelerator.name}"
     if facts.slices:
-        yield f"MIG cuts its GPUs into {facts.slices} slices, but a rank needs a complete GPU"
+        yield f"MIG splits its GPUs into {facts.slices} slices, but a rank needs a whole GPU"
     if kind.owned and fleet.nodes > 1 and kind.fabric in RDMA:
         ports, words = fastest(facts.ports, kind.fabric), WORDS[kind.fabric]
         carried = sum(port.gbps for port in ports)
@@ -173,6 +172,6 @@ def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
             )
         elif not kind.assumed and carried < LESS * kind.network_gbps:
             yield (
-                f"its {len(ports)} {words} ports have {carried:g} Gbit/s, but the config has "
-                f"{kind.network_gbps:g}"
+                f"its {len(ports)} {words} ports have {carried:g} Gbit/s in total, but the config "
+                f"has {kind.network_gbps:g}"
             )

@@ -107,9 +107,9 @@ class Quarantine:
             None,
         )
         if found is None:
-            inside = ", ".join(entry.host for entry in entries.values()) or "no host"
+            inside = ", ".join(entry.host for entry in entries.values()) or "none"
             raise BackendError(
-                f"{name} is not in quarantine; the quarantine has {inside}",
+                f"{name} is not in quarantine; quarantined hosts: {inside}",
                 where=str(self.path),
                 next="make doctor",
             )

@@ -72,7 +72,7 @@ def received(descriptor: int) -> list[str]:
             file_systems.sweep(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
         case _:
             raise InputError(
-                "is not a verb's order", where="stdin", next="run make VERB, which sends one"
+                "is not a valid request", where="stdin", next="run make VERB, which sends one"
             )
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     file_systems.hold(folder)

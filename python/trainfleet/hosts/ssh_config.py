@@ -96,12 +96,10 @@ def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
             check=True,
         )
     except FileNotFoundError as error:
-        raise _unreadable(
-            path, "reading it needs ssh, which is not installed", "install OpenSSH's client"
-        ) from error
+        raise _unreadable(path, "ssh is not installed", "install the OpenSSH client") from error
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
         raise _unreadable(
-            path, untrusted_input.printable(str(error.stderr or "ssh does not end").strip()), then
+            path, untrusted_input.printable(str(error.stderr or "ssh timed out").strip()), then
         ) from error
     found: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
@@ -123,13 +121,13 @@ def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
     for line in _lines_of(ssh):
         if line.is_command and not line.path.resolve().is_relative_to(home):
             what = (
-                "has a ProxyCommand, which runs on this machine; only a file in your ~/.ssh may "
-                "have one"
+                "has a ProxyCommand, which runs a program on this machine; only files in ~/.ssh "
+                "may have one"
             )
             raise _refusal(
                 line,
                 what,
-                "use fleet.ssh.jump to reach hosts through another one, or move the file to ~/.ssh",
+                "set fleet.ssh.jump to use a jump host, or move the file to ~/.ssh",
             )
     said = _said(ssh, host) if host else {}
     said["identityfile"] = [
@@ -175,9 +173,7 @@ def expanded(path: str, key: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        what = (
-            f"{untrusted_input.show(path)} is in the home of a user whom this machine does not know"
-        )
+        what = f"{untrusted_input.show(path)} is in the home folder of an unknown user"
         raise ConfigError.of(key, what, next=f"make plan SET='{key}=/path/to/the/file'") from error
 
 
@@ -201,13 +197,15 @@ def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
         if re.match(r"\s*(\w*[\"'\\]|=)", line.text) or (
             word == "include" and re.search(r"[$%\\]", rest)
         ):
-            what = "has a quoted word or a variable, so it can't be searched before ssh reads it"
-            raise _refusal(line, what, "write plain words, and the plain path of a file to include")
+            what = "has a quoted word or a variable, which may hide a command"
+            raise _refusal(
+                line, what, "write keywords and Include paths without quotes and variables"
+            )
         if word == "match" and any(
             EXEC.search(re.sub("[\"'\\\\]", instead, rest)) for instead in ("", " ")
         ):
             what = "has a `Match exec`, which would run a program on this machine"
-            raise _refusal(line, what, "match by host instead: Host, Match host, Match user")
+            raise _refusal(line, what, "use Host, Match host or Match user instead")
     return lines
 
 

@@ -45,28 +45,28 @@ def explain(
     match error:
         case JumpFailed(jump, Exception() as cause):
             failure = explain(jump, ssh, known, cause, seconds)
-            return replace(failure, message=f"the jump host {jump} before it: {failure.message}")
+            return replace(failure, message=f"the jump host {jump}: {failure.message}")
         case RevokedKey():
             return HostFailure(
                 "host-key", f"{_key(host, error)} is marked @revoked", forget(host, known)
             )
         case UnknownKey():
-            then = "run make setup, which asks once, or add it to fleet.ssh.fingerprints"
+            then = "run make setup to confirm it, or add it to fleet.ssh.fingerprints"
             signed = (
-                ", and certificates (@cert-authority) are not checked"
+                "; trainfleet does not check certificates (@cert-authority)"
                 if known.has_authority(error.name)
                 else ""
             )
             return HostFailure("unknown-key", f"{_key(host, error)} is not known yet{signed}", then)
         case paramiko.BadHostKeyException():
-            why = "its host key differs from the known one: it was reinstalled, or is another host"
+            why = "its host key differs from the known one: reinstalled, or another host answers"
             return HostFailure("host-key", why, forget(host, known))
         case paramiko.PasswordRequiredException():
             return locked(ssh)
         case paramiko.AuthenticationException() if not is_late(error):
             return HostFailure(
                 "auth",
-                f"it refuses {login} with this key",
+                f"it rejected the SSH key of {login}",
                 f"run {try_it}, then check fleet.ssh.user and fleet.ssh.key",
             )
         case socket.gaierror():
@@ -76,7 +76,7 @@ def explain(
             return HostFailure("timeout", f"no answer within {seconds:.0f} s", try_it)
         case TooMuch():
             return HostFailure(
-                "untrue", f"its answer does not end: more than {MOST_SAID >> 20} MiB", try_it
+                "untrue", f"its answer is too long: more than {MOST_SAID >> 20} MiB", try_it
             )
         case LinkLost() | EOFError() | ConnectionResetError():
             return HostFailure("lost", f"the connection was lost after {seconds:.1f} s", try_it)
@@ -124,8 +124,8 @@ def forget(host: Host, known: KnownHosts) -> str:
         for path in known.files_with(name)
     ]
     return (
-        f"{'; '.join(commands) or f'ssh-keygen -R {shlex.quote(name)}'}, once you know why; "
-        "then run make setup to see its new key"
+        f"find out why, then run: {'; '.join(commands) or f'ssh-keygen -R {shlex.quote(name)}'}; "
+        "make setup"
     )
 
 
@@ -140,9 +140,9 @@ def locked(ssh: SshConfig) -> HostFailure:
             f"run ssh-add {ssh.key}, and remove fleet.ssh.key",
         )
     mine = sorted(path.with_suffix("") for path in Path("~/.ssh").expanduser().glob("id_*.pub"))
-    names = ", ".join(f"~/.ssh/{path.name}" for path in mine) or "of ~/.ssh"
-    message = f"no agent has a key for it, and your key ({names}) has a passphrase"
-    return HostFailure("auth", message, "run ssh-add, then the command again")
+    names = ", ".join(f"~/.ssh/{path.name}" for path in mine) or "in ~/.ssh"
+    message = f"the SSH agent has no key for it, and your key ({names}) has a passphrase"
+    return HostFailure("auth", message, "run ssh-add, then run the same command again")
 
 
 def _words(error: Exception) -> str:

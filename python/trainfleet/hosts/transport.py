@@ -244,8 +244,8 @@ class Transport:
         for host, answer in answers.items():
             if not answer.done() and (connection := self._kept.get(host)):
                 self._left_behind[host] = (
-                    f"too slow: not done in {limit:.0f} s, while {most} of {len(answers)} hosts "
-                    f"were in {usual:.1f} s"
+                    f"too slow: no answer within {limit:.0f} s; {most} of {len(answers)} hosts "
+                    f"answered within {usual:.1f} s"
                 )
                 connection.client.close()
 

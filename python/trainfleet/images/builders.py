@@ -123,7 +123,7 @@ class Builder:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            why = str(error) if isinstance(error, OSError) else f"no answer in {ANSWER:.0f} s"
+            why = str(error) if isinstance(error, OSError) else f"no answer within {ANSWER:.0f} s"
             return subprocess.CompletedProcess(command, 1, "", why)
 
 
@@ -140,8 +140,8 @@ def choose() -> tuple[Builder, str]:
         if not (why := builder.works()):
             return builder, "; ".join(refused)
         refused.append(f"{builder.name} {why}")
-    then = "apt-get install buildah, or start docker's daemon: systemctl start docker"
-    raise ImageError("no image builder works here", why="; ".join(refused), next=then)
+    then = "apt-get install buildah, or start the Docker daemon: systemctl start docker"
+    raise ImageError("this machine has no working image builder", why="; ".join(refused), next=then)
 
 
 def _of_buildah(text: str) -> LocalImage | None:

@@ -76,57 +76,57 @@ TROUBLES = (
         r"exec format error|does not match the expected platform|no image found in "
         r"(?:manifest list|image index)|no matching manifest for|no match for platform",
         "the base image is for another processor",
-        "set fleet.container_base to one for linux/amd64",
+        "set fleet.container_base to an image for linux/amd64",
     ),
     FULL,
     Trouble(
         r"pull access denied|manifest unknown|unauthorized|toomanyrequests|no such "
         r"host|initializing source|short-name|name unknown|failed to resolve source metadata|i/o "
         r"timeout|connection refused|repository does not exist|TLS handshake|x509",
-        "the base image {base} can't be pulled",
-        "set fleet.container_base to a mirror's image, or a local one",
+        "can't pull the base image {base}",
+        "set fleet.container_base to an image from a mirror, or to a local image",
         in_steps=False,
     ),
     Trouble(
         r"has the SHA-256|THESE PACKAGES DO NOT MATCH THE HASHES|has the key",
-        "a download differs from the lock",
-        "compare its message above with docker/platforms.lock.yaml",
+        "a downloaded file does not match the lock file",
+        "compare the message above with docker/platforms.lock.yaml",
     ),
     Trouble(
         r"the package index asks for a password",
-        "the package index asks for a password",
+        "the package index requires a password",
         "python3 -m pip config set global.index-url https://USER:PASSWORD@HOST/simple",
     ),
     Trouble(
         r"Could not resolve|Temporary failure|can't download|Could not find a version|Failed "
         r"to fetch|Unable to fetch"
         r"|connection refused|timed out|new connection|certificate verify failed",
-        "a step could not download what it needs",
-        "check this machine's index, proxy and certificate, which the build uses: python3 "
+        "a build step can't download its files",
+        "check the package index, proxy and certificate of this machine: python3 "
         "scripts/pip_sources.py show",
     ),
     Trouble(
         r"EACCES|permission denied|operation not permitted",
-        "the builder lacks a permission",
-        "set BUILDAH_ISOLATION=chroot, or use an account that the daemon accepts",
+        "the builder lacks permissions",
+        "set BUILDAH_ISOLATION=chroot, or use an account with access to the daemon",
     ),
 )
 PUSHES = (
     Trouble(
         r"immutable|already exists in the '|ImageTagAlreadyExists",
-        "the tag exists with other content, and tags are immutable",
-        "run make push, which checks again",
+        "the tag exists with different content, and tags are immutable",
+        "run make push again",
     ),
     Trouble(
         r"denied|unauthorized|no basic auth|403|not " r"authorized|authentication " r"required",
-        "the registry refuses this push",
+        "the registry refused the push",
         "allow ecr:InitiateLayerUpload, ecr:UploadLayerPart, ecr:CompleteLayerUpload and "
         "ecr:PutImage",
     ),
     FULL,
     Trouble(
         r"i/o timeout|connection re(?:fused|set)|no such host|EOF|TLS " r"handshake",
-        "the registry can't be reached",
+        "can't reach the registry",
         "run make push again",
     ),
 )
@@ -144,11 +144,11 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
     newest = newest_of(recipe, builder)
     rebuilt = recipe.rebuilt(newest[1]) if newest else list(recipe.layers)
     kept = (
-        f"; the other layers are those of {newest[0]}"
+        f"; other layers reused from {newest[0]}"
         if newest and len(rebuilt) < len(recipe.layers)
         else ""
     )
-    say(f"rebuilt: {', '.join(rebuilt)}{kept}")
+    say(f"layers to rebuild: {', '.join(rebuilt)}{kept}")
     layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
     # buildah warns about each missing argument.
     unset = {name: "" for _, names in PARTS.values() for name in names}
@@ -164,7 +164,7 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
         context = Path(folder) / "context"
         write_context(recipe, context)
         words = builder.build(recipe.reference, arguments, secrets, str(context))
-        run_builder(builder, words, "the image could not be built", TROUBLES, recipe.base)
+        run_builder(builder, words, "can't build the image", TROUBLES, recipe.base)
     found = builder.find(recipe.reference)
     if found is None:
         raise ImageError(
@@ -186,15 +186,15 @@ def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
     """
     if found.architecture != ARCHITECTURE:
         why = (
-            f"it is for {found.architecture or 'no known processor'}, but the fleet's instances "
-            f"are {ARCHITECTURE}"
+            f"it is for {found.architecture or 'an unknown processor'}, but the fleet's "
+            f"instances are {ARCHITECTURE}"
         )
-        then = "build on x86_64, or set fleet.container_base to one for linux/amd64"
+        then = "build on x86_64, or set fleet.container_base to an image for linux/amd64"
         raise ImageError("is for another processor", where=recipe.reference, why=why, next=then)
-    if (said := found.labels.get("org.opencontainers.image.version", "nothing")) != recipe.tag:
-        why, then = f"its label has the tag {said}", "remove that image, then run make build"
+    if (said := found.labels.get("org.opencontainers.image.version", "missing")) != recipe.tag:
+        why, then = f"the tag in its label is {said}", "remove that image, then run make build"
         raise ImageError(
-            "has this tag, but other content", where=recipe.reference, why=why, next=then
+            "has this tag, but different content", where=recipe.reference, why=why, next=then
         )
     return found
 
@@ -210,7 +210,7 @@ def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
 
 def describe(found: LocalImage) -> str:
     """Returns a description of an image: its size, its layers, and the size of the code layer."""
-    last = f", the last of {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
+    last = f"; the last has {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
 
 
@@ -262,7 +262,7 @@ def explained(
         what,
         where=builder.name,
         why="\n    ".join(said) or "no output",
-        next="see its output above",
+        next="read its output above",
     )
 
 
@@ -306,8 +306,8 @@ def package_sources(say: Say) -> dict[str, str]:
         )
     if found["unused"]:
         say(
-            f"ignored, because the lock pins each file: {', '.join(sorted(found['unused']))} of "
-            "pip's configuration"
+            "pip options ignored, because the lock pins each file: "
+            f"{', '.join(sorted(found['unused']))}"
         )
     values: dict[str, str] = {
         name: value for name, value in found["values"].items() if name not in ADDRESSES
@@ -322,7 +322,7 @@ def package_sources(say: Say) -> dict[str, str]:
         and "find-links" not in values
     ):
         then = "serve the folder of wheels over HTTP, and set find-links to its address"
-        what = "pip may not use an index, and the build can't reach any other source"
+        what = "pip's no-index is set, and the build can't reach any other package source"
         raise ImageError(what, where=found["places"]["no-index"], next=then)
     return values
 
@@ -331,10 +331,7 @@ def reachable(name: str, addresses: str, say: Say) -> str:
     """Returns the addresses of an option, except local folders. Prints the ignored folders."""
     local = [word for word in addresses.split() if "://" not in word or word.startswith("file:")]
     if local:
-        say(
-            f"{name} {', '.join(local)} is ignored: it is a folder of this machine, which the "
-            "build can't reach"
-        )
+        say(f"{name} {', '.join(local)} is ignored: the build can't reach folders of this machine")
     return " ".join(word for word in addresses.split() if word not in local)
 
 
@@ -385,7 +382,7 @@ class BuildSteps:
                 print(f"  {number:>5} {short(shown(instruction))}", end="", flush=True)
                 self.runs, self.open, self.began = True, True, time.monotonic()
         elif CACHED.match(text):
-            self.end("(from the cache)")
+            self.end("(cached)")
         elif not NOISE.match(text):
             print(f"{NEWLINE if self.open else ''}  {self.builder} | {shown(text)}", flush=True)
             self.open = False

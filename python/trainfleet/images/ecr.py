@@ -164,7 +164,7 @@ class Registry:
                 "run make push, or set another fleet.container",
             )
             raise ImageError(
-                "is not an image that can be read", where=self.name(tag), why=why, next=then
+                "is not a readable image", where=self.name(tag), why=why, next=then
             ) from error
 
     def provide(self, say: Say, tags: Mapping[str, str]) -> None:
@@ -186,12 +186,12 @@ class Registry:
                 raise
             self._create(tags)
             say(
-                f"made the repository {self.host}/{self.repository}: scanned, immutable tags, "
-                f"{KEPT_IMAGES} images kept"
+                f"created the repository {self.host}/{self.repository}: scans images, immutable "
+                f"tags, keeps {KEPT_IMAGES} images"
             )
             return
         if (found := described["repositories"][0]).get("imageTagMutability") != "IMMUTABLE":
-            why = "its tags can be overwritten, so a tag would not identify an image"
+            why = "its tags can be overwritten, but a tag must identify one image"
             options = (
                 f"--repository-name {self.repository} --image-tag-mutability IMMUTABLE "
                 f"--region {self.calls.region}"
@@ -201,7 +201,10 @@ class Registry:
                 f"aws ecr put-image-tag-mutability {options}",
             )
             raise ImageError(
-                "differs from the repositories of make push", where=where, why=why, next=then
+                "has mutable tags, which make push does not support",
+                where=where,
+                why=why,
+                next=then,
             )
 
     def _create(self, tags: Mapping[str, str]) -> None:
@@ -279,13 +282,13 @@ class Registry:
         if said.returncode:
             then = "allow ecr:GetAuthorizationToken, then try aws ecr describe-repositories"
             raise ImageError(
-                "the registry refuses the login",
+                "the registry refused the login",
                 where=self.host,
                 why=last_line(said.stderr),
                 next=then,
             )
         for words in builder.push(recipe.reference, target):
-            run_builder(builder, words, f"{target} could not be pushed", PUSHES)
+            run_builder(builder, words, f"can't push {target}", PUSHES)
 
 
 def _download(address: str) -> str:
@@ -302,10 +305,10 @@ def require_content(stored: StoredImage, recipe: ImageRecipe, where: str) -> Non
     Tags are immutable, so a push can't replace it.
     """
     if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
-        why = f"its label has the tag {said or 'nothing'}: somebody has pushed it by hand"
+        why = f"the tag in its label is {said or 'missing'}; it was pushed by hand"
         tag = where.rpartition(":")[2]
         remedy = (
             f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids "
             f"imageTag={tag}"
         )
-        raise ImageError("has this tag, but other content", where=where, why=why, next=remedy)
+        raise ImageError("has this tag, but different content", where=where, why=why, next=remedy)

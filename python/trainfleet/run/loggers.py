@@ -114,7 +114,7 @@ def lack(kind: str) -> str:
         and not _has_wandb_key()
     ):
         return (
-            "wandb has no key: export WANDB_API_KEY=..., or wandb login, or export "
+            "wandb has no API key; export WANDB_API_KEY=..., run wandb login, or export "
             "WANDB_MODE=offline"
         )
     return ""
@@ -185,7 +185,7 @@ class Logger:
 
     def tell(self, why: str) -> None:
         """Reports the failure of the service in the node's log and to the callback."""
-        print(f"logger {self.kind} has failed: {why}", flush=True)
+        print(f"logger {self.kind} failed: {why}", flush=True)
         self.failed(self.kind, why)
 
 
@@ -221,5 +221,5 @@ class Loggers:
             logger.thread.join(patience)
             if logger.thread.is_alive():
                 logger.tell(
-                    f"it has not sent its last lines in {patience:.0f} s; they are in metrics.jsonl"
+                    f"its last lines were not sent in {patience:.0f} s; they are in metrics.jsonl"
                 )

@@ -160,13 +160,13 @@ def check_metric(line: Any) -> dict[str, Any]:
     """
     record = require_object(line)
     if type(step := record.get("step")) is not int or not 0 <= step <= 10**12:
-        raise InputError(f"must be a whole number from 0 on, not {show(step)}", key="step")
+        raise InputError(f"must be a whole number, 0 or more, not {show(step)}", key="step")
     for key, value in record.items():
         if type(value) not in (int, float, type(None)) or (
             value and (value > LARGEST or value < SMALLEST)
         ):
             raise InputError(
-                f"must be a number up to {LARGEST:g}, or null, not {show(value)}", key=key
+                f"must be null or a number up to {LARGEST:g}, not {show(value)}", key=key
             )
     return record
 

@@ -121,12 +121,12 @@ class Run:
         """
         results = read_json(self.results) or {}
         if isinstance(format_ := results.get("format"), int) and format_ > records.FORMAT:
-            why = f"its format is {format_}, and this version reads up to {records.FORMAT}"
+            why = f"its format is {format_}; this version reads up to {records.FORMAT}"
             raise RunError(
                 f"a newer trainfleet wrote {self.name}",
                 where=str(self.results),
                 why=why,
-                next="git pull, then again",
+                next="git pull, then run the same command again",
             )
         return dict(fit(Results, results, str(self.results), remedy(self.results)))
 
@@ -230,33 +230,32 @@ def sync_folder(folder: Path) -> None:
 def no_place(folder: Path) -> str:
     """Returns the reason why a command can't write its output to a folder, or ""."""
     if folder.parent.resolve() in (RUNS.resolve(), DATA.resolve()):
-        return f"{folder.parent}/ has what runs leave"
+        return f"{folder.parent}/ is reserved for runs and datasets"
     there = next(
         one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one)
     )
     if not there.is_dir():
         return f"{there} is not a folder"
-    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} can't be written"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable"
 
 
 def unwritable(path: Path, error: OSError) -> RunError:
     """Returns the error for a path that can't be written, with the cause and the remedy."""
     why = error.strerror or str(error)
-    remedy = f"make {path.parent} writable for you: ls -ld {path.parent}"
+    remedy = f"make {path.parent} writable for your user: ls -ld {path.parent}"
     if error.errno == errno.ENOSPC:
         remedy = "free some space (df -h .), then run the same command again"
     elif error.errno == errno.EFBIG:
         remedy = (
-            "ulimit -f unlimited, as a limit on files' sizes is set; then run the same "
-            "command again"
+            "run ulimit -f unlimited to remove the file size limit, then run the same command again"
         )
     elif error.errno == errno.EROFS:
         remedy = (
-            "work in a folder that can be written: its disk is mounted read-only (findmnt "
+            "use a writable folder; the disk of this one is mounted read-only (findmnt "
             f"-T {path.parent})"
         )
     elif error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP):
-        remedy = f"look at what is in its place: ls -ld {path.parent} {path}"
+        remedy = f"check what is at this path: ls -ld {path.parent} {path}"
     return RunError(f"can't write {path}", why=why, next=remedy)
 
 
@@ -328,7 +327,7 @@ def read_json(path: Path) -> Record | None:
 
 def remedy(path: Path) -> str:
     """Returns the advice for a damaged file of a run."""
-    return f"look at it, or remove it: rm {path}"
+    return f"inspect it, or remove it: rm {path}"
 
 
 def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> Iterator[Record]:
@@ -354,7 +353,7 @@ def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> I
         return
     if strange and not good:
         raise InputError(
-            "has no line that a run has written", where=f"{path}:1", why=strange, next=remedy(path)
+            "has no valid line of a run", where=f"{path}:1", why=strange, next=remedy(path)
         )
 
 
@@ -366,7 +365,7 @@ def _whole(line: bytes) -> Any:
     if line.endswith(b"\n"):
         return untrusted_input.parse_line(line, "")
     if not line.startswith((b"{", b"\0")):
-        raise InputError("is not a line of JSON", why="it does not begin as one")
+        raise InputError("is not a line of JSON", why="it does not begin with {")
     return None
 
 
@@ -379,7 +378,7 @@ def _open(path: Path) -> BinaryIO:
     if os.fstat(stream.fileno()).st_size <= LARGEST:
         return stream
     stream.close()
-    what = f"has more than {LARGEST // 2**30} GiB, which is more than any run writes"
+    what = f"is larger than {LARGEST // 2**30} GiB, more than any run writes"
     raise InputError(what, where=str(path), next=remedy(path))
 
 

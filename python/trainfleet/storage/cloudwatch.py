@@ -116,10 +116,10 @@ class Forwarder:
             code = error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
             self.closed = code in NEVER
             if not self.troubled:
-                goes = "this log is not sent there" if self.closed else "retrying"
+                goes = "giving up" if self.closed else "retrying"
                 say(
                     self.log,
-                    f"CloudWatch accepts no lines ({' '.join(str(error).split())}); {goes}",
+                    f"can't send this log to CloudWatch ({' '.join(str(error).split())}); {goes}",
                     FORWARDER,
                 )
             self.troubled = True

@@ -184,10 +184,10 @@ class FolderSync:
             found[name] = There(tuple(_in_order(generations[newest])), newest)
         if len(found) > sync_rules.FILES:
             raise S3Error(
-                "has more files than a run folder",
+                "has more files than a run folder may have",
                 where=self.address,
-                why=f"{len(found):,} of them",
-                next="aws s3 ls",
+                why=f"{len(found):,} files",
+                next=f"aws s3 ls {self.address}/",
             )
         return {name: there for name, there in found.items() if there.objects}
 
@@ -326,7 +326,9 @@ class FolderSync:
         if shutil.disk_usage(self.folder).free - len(data) < SPARE:
             raise run_folder.unwritable(
                 self.folder,
-                OSError(errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would be left"),
+                OSError(
+                    errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would remain free"
+                ),
             )
         sync_rules.write(self.folder, name, offset, data)
 

@@ -53,12 +53,12 @@ CHANGED = ("412", "PreconditionFailed")
 CREDENTIALS = "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or run on an instance with a role"
 REASONS = {
     **dict.fromkeys(("403", "AccessDenied"), "access is denied"),
-    **dict.fromkeys(ABSENT, "there is no such object"),
-    **dict.fromkeys(CHANGED, "it changed after the work was planned"),
-    "NoSuchBucket": "there is no such bucket",
+    **dict.fromkeys(ABSENT, "the object does not exist"),
+    **dict.fromkeys(CHANGED, "the object has changed since it was listed"),
+    "NoSuchBucket": "the bucket does not exist",
     "RequestTimeTooSkewed": "this machine's clock is wrong",
-    "InvalidObjectState": "it is archived (Glacier), and has to be restored first",
-    "NotImplemented": "this server does not support conditional writes, which keep two jobs apart",
+    "InvalidObjectState": "the object is archived (Glacier); restore it first",
+    "NotImplemented": "this server does not support conditional writes, which keep jobs apart",
 }
 ELSEWHERE = (
     "301",
@@ -67,7 +67,7 @@ ELSEWHERE = (
     "IllegalLocationConstraintException",
 )
 OF_CREDENTIALS = {
-    "InvalidAccessKeyId": "the access key is not known",
+    "InvalidAccessKeyId": "the access key does not exist",
     "SignatureDoesNotMatch": "the secret key is wrong",
     "ExpiredToken": "the credentials have expired",
 }
@@ -133,7 +133,9 @@ def read_range(
     if found is None:
         return b""
     if len(found[0]) != end - start:
-        raise _unbelievable(address, f"bytes {start} to {end} were requested, and others arrived")
+        raise _unbelievable(
+            address, f"requested bytes {start} to {end}, received {len(found[0]):,} bytes"
+        )
     return found[0]
 
 
@@ -250,7 +252,7 @@ def explained(address: str) -> Iterator[None]:
         yield
     except (boto.NoCredentialsError, boto.CredentialRetrievalError) as error:
         raise S3Error(
-            "can't be reached without credentials", where=address, why=str(error), next=CREDENTIALS
+            "S3 needs credentials", where=address, why=str(error), next=CREDENTIALS
         ) from error
     except (ClientError, Boto3Error, BotoCoreError) as error:
         answer = getattr(error, "response", None) or getattr(error.__context__, "response", None)
@@ -261,16 +263,14 @@ def explained(address: str) -> Iterator[None]:
             f", {SILENCES if silent else TRIES} times" if isinstance(error, HTTPClientError) else ""
         )
         raise S3Error(
-            "S3 gives no valid answer", where=address, why=f"{error}{often}", next=_look(address)
+            "S3 sent no valid response", where=address, why=f"{error}{often}", next=_look(address)
         ) from error
     except (
         LookupError,
         TypeError,
         ValueError,
     ) as error:  # invalid numbers, times or missing fields in a response
-        raise _unbelievable(
-            address, f"it can't be read: {type(error).__name__}: {error}"
-        ) from error
+        raise _unbelievable(address, f"can't parse it: {type(error).__name__}: {error}") from error
 
 
 def client() -> Any:
@@ -291,7 +291,7 @@ def _get(
             return None
         if answer["ContentLength"] > most:
             raise _unbelievable(
-                address, f"{answer['ContentLength']:,} bytes came, at most {most:,} expected"
+                address, f"{answer['ContentLength']:,} bytes received, at most {most:,} expected"
             )
         with explained(address):
             try:
@@ -311,26 +311,26 @@ def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str,
         for page in client().get_paginator(call).paginate(Bucket=bucket, Prefix=key, **words):
             # An empty page, or one from a proxy, must not be mistaken for an empty listing.
             if not LISTING & page.keys():
-                raise _unbelievable(prefix, "it is not a listing")
+                raise _unbelievable(prefix, "the response is not a listing")
             if (
                 page.get("IsTruncated")
                 and not {"NextContinuationToken", "NextKeyMarker"} & page.keys()
             ):
-                raise _unbelievable(prefix, "the listing is cut off, and names no next page")
+                raise _unbelievable(prefix, "the listing is truncated but has no next page")
             found += page.get(content, [])
             if len(found) > LISTED:
                 raise _unbelievable(prefix, f"the listing has more than {LISTED:,} entries")
     for entry in found:
         name = str(entry.get("Prefix" if content == "CommonPrefixes" else "Key"))
         if not name.startswith(key) or ".." in name.split("/") or CONTROL.search(name):
-            raise _unbelievable(prefix, f"the listing has {name!r}, which is not below it")
+            raise _unbelievable(prefix, f"the listing has {name!r}, which is outside this prefix")
     return found
 
 
 def _object(address: str, entry: dict[str, Any]) -> Object:
     size, modified = entry.get("Size"), entry.get("LastModified")
     if not isinstance(size, int) or not 0 <= size <= LARGEST:
-        raise _unbelievable(address, f"the listing has it with {size!r} bytes")
+        raise _unbelievable(address, f"the listing has an invalid size: {size!r} bytes")
     return Object(
         address,
         size,
@@ -372,7 +372,7 @@ def _client(process: int) -> Any:
         ValueError,
     ) as error:  # invalid endpoint, profile or number in AWS's environment variables
         raise S3Error(
-            "can't be reached",
+            "can't create a client",
             where=SCHEME,
             why=str(error),
             next="env | grep ^AWS_ ; aws configure list",
@@ -421,11 +421,11 @@ def _reason(answer: dict[str, Any]) -> str:
 
 def _refused(address: str, why: str, code: str = "") -> S3Error:
     remedy = CREDENTIALS if code in OF_CREDENTIALS else _look(address)
-    return S3Error("S3 refuses the request", where=address, why=why, next=remedy)
+    return S3Error("S3 refused the request", where=address, why=why, next=remedy)
 
 
 def _unbelievable(address: str, why: str) -> S3Error:
-    return S3Error("S3's answer can't be trusted", where=address, why=why, next=_look(address))
+    return S3Error("S3 sent an invalid response", where=address, why=why, next=_look(address))
 
 
 def _look(address: str) -> str:

@@ -118,7 +118,7 @@ class Ranges(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.length}[whence]
         if self.at < 0:
-            raise ValueError("it points before its beginning")
+            raise ValueError("the position is before the start of the file")
         return self.at
 
     def readinto(self, buffer: Any) -> int:

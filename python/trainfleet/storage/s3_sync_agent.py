@@ -70,10 +70,10 @@ class UplinkProcess:
         assert self.process.stdout is not None
         if not self.process.stdout.readline():
             raise BackendError(
-                "the files that this node's command needs did not arrive from S3",
+                "can't download the files that this node needs from S3",
                 where=os.environ[BUCKET],
-                why=f"its uplink ended with exit code {self.process.wait()}",
-                next="read the uplink's messages above",
+                why=f"the S3 uplink ended with exit code {self.process.wait()}",
+                next="read the messages of the uplink above",
             )
         self.keeping = threading.Thread(target=self._keep, name="uplink", daemon=True)
         self.keeping.start()
@@ -93,7 +93,7 @@ class UplinkProcess:
 
     def _keep(self) -> None:
         while (code := self.process.wait()) and not self.closing.wait(1.0):
-            say(self.log, f"the uplink ended with exit code {code}; restarting it", AUTHOR)
+            say(self.log, f"the S3 uplink ended with exit code {code}; restarting it", AUTHOR)
             self.process = self._start("go on")
             if self.closing.is_set():
                 self._close()
@@ -183,7 +183,7 @@ class Uplink:
             if not self.trouble:
                 say(
                     self.log,
-                    f"S3 can't be updated: {' '.join(str(error).split())}",
+                    f"can't update S3: {' '.join(str(error).split())}",
                     AUTHOR,
                 )
             self.trouble = str(error)

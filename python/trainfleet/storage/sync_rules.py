@@ -124,9 +124,9 @@ def _refused(path: Path, error: OSError) -> RunError:
     """Returns the error for an incoming file that can't be written here."""
     if untrusted_input.is_in_the_way(error):
         return RunError(
-            "is not a plain file or folder; copied files are not written to it",
+            "is not a plain file or folder; nothing was written to it",
             where=str(path),
-            why="a link, a folder or a device is in the way",
+            why="its path has a link, a folder or a device",
             next=f"ls -ld {path.parent} {path}",
         )
     return unwritable(path, error)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 KINDS = {
-    b"\x89PNG": "a PNG picture",
-    b"\xff\xd8\xff": "a JPEG picture",
-    b"GIF8": "a GIF picture",
-    b"II*\x00": "a TIFF picture",
-    b"MM\x00*": "a TIFF picture",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"II*\x00": "a TIFF image",
+    b"MM\x00*": "a TIFF image",
     b"%PDF": "a PDF",
-    b"PK\x03\x04": "a zip archive, like .docx and .xlsx files",
+    b"PK\x03\x04": "a zip archive, such as .docx or .xlsx",
     b"\xd0\xcf\x11\xe0": "an old Word or Excel file",
     b"BZh": "compressed by bzip2",
     b"\xfd7zXZ": "compressed by xz",
     b"7z\xbc\xaf": "a 7z archive",
-    b"\x7fELF": "a program",
-    b"MZ": "a program",
-    b"\x00asm": "a program",
+    b"\x7fELF": "an executable",
+    b"MZ": "an executable",
+    b"\x00asm": "an executable",
     b"\xca\xfe\xba\xbe": "a Java class",
     b"SQLite format 3": "a SQLite database",
     b"PAR1": "a Parquet file; name it .parquet",
@@ -27,10 +27,10 @@ KINDS = {
     b"\x80\x03": "a pickle",
     b"\x80\x04": "a pickle",
     b"\x80\x05": "a pickle",
-    b"RIFF": "a sound, a picture or a film",
-    b"ID3": "a sound",
-    b"OggS": "a sound or a film",
-    b"wOF": "a font",
+    b"RIFF": "an audio, image or video file",
+    b"ID3": "an audio file",
+    b"OggS": "an audio or video file",
+    b"wOF": "a font file",
 }
 LONGEST = max(map(len, KINDS))
 
@@ -38,5 +38,5 @@ LONGEST = max(map(len, KINDS))
 def kind_of(content: bytes) -> str:
     """Returns the kind of a binary file by its content, or "" if it is unknown."""
     if content[4:8] == b"ftyp":
-        return "a film"
+        return "a video file"
     return next((kind for magic, kind in KINDS.items() if content.startswith(magic)), "")

@@ -32,7 +32,7 @@ LARGEST_COUNT = 10**18  # largest number accepted from untrusted input
 SHOWN = 60  # maximum characters of an invalid value in a message
 _SEALED = set[Path]()
 _HOME: list[str] = []  # working folder that this process re-enters if it becomes stale
-IN_THE_WAY = "a link, a file or a device is where the file or its folder belongs"
+IN_THE_WAY = "its path has a link, a device, or a file in place of a folder"
 # flags to open a folder without permission to list it
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK = "run ls -l on its path"
@@ -40,7 +40,7 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escape of a UTF-16 surrogate, which 
 MISTAKEN = (  # pattern of a different kind of file → message
     (
         r"\A\s*version https://git-lfs",
-        "is a pointer of Git LFS, not the file: git lfs pull",
+        "is a Git LFS pointer, not the file; run git lfs pull",
     ),
     (
         r"\A\s*<(!DOCTYPE html|html|head|body)",
@@ -50,7 +50,7 @@ MISTAKEN = (  # pattern of a different kind of file → message
     (r"^(<<<<<<<|>>>>>>>) ", "has an unresolved merge conflict"),
 )
 # unfilled templates in a config; in JSON, chat templates are normal
-TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is a template that has not been filled in")
+TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is an unfilled template")
 # first bytes of a compressed file → suffix
 PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 # bytes that occur in Latin-1 text
@@ -93,7 +93,7 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, P
         return
     *inner, last = path.relative_to(root).parts
     if ".." in (*inner, last):
-        raise OSError(errno.ELOOP, "it leads out of its folder")
+        raise OSError(errno.ELOOP, "the path leads outside its folder")
     with contextlib.ExitStack() as opened:
         folder = _open_root(root)
         opened.callback(os.close, folder)
@@ -189,7 +189,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     except OSError as error:
         raise unreadable(path, error) from error
     if len(content) > most:
-        what = f"has more than {_size(most)}, the limit for such a file"
+        what = f"is larger than {_size(most)}, the limit for this kind of file"
         raise InputError(what, where=str(path), next=f"ls -l {shlex.quote(str(path))}")
     return content
 
@@ -239,7 +239,7 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
     except RecursionError as error:
         raise InputError(f"is nested more than {depth} levels deep", where=first) from error
     except ValueError as error:  # an integer with more digits than Python converts
-        raise InputError("has a number of too many digits", where=first) from error
+        raise InputError("has a number with too many digits", where=first) from error
     if _is_deeper(value, depth):
         raise InputError(f"is nested more than {depth} levels deep", where=first)
     _require_text(text, value, first)
@@ -293,9 +293,9 @@ def converting(content: bytes, at: int) -> str:
     if begin[:2] in (b"\xff\xfe", b"\xfe\xff") or content.count(0) > len(content) / 4:
         return f"convert it (iconv -f utf-{32 if bytes(2) in begin else 16} -t utf-8)"
     if known := next((suffix for magic, suffix in PACKED.items() if begin.startswith(magic)), None):
-        return f"name it {known}, as it is compressed"
+        return f"name it {known}; it is compressed"
     if content[at] > 0xC1 and all(byte & 0xC0 == 0x80 for byte in content[at + 1 :]):
-        return "download it again, as it ends in the middle of a character"
+        return "download it again; it ends in the middle of a character"
     if len(content.translate(None, PLAIN)) < len(content) / 100:
         return "convert it (iconv -f latin1 -t utf-8)"
     return "find its type with `file`"
@@ -390,7 +390,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen = set[str]()
         key = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise InputError("is there twice", key=key)
+        raise InputError("is a duplicate key", key=key)
     return found
 
 
@@ -416,7 +416,7 @@ def _require_text(text: str, value: Any, where: str) -> None:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise InputError("holds half of a surrogate pair", where=where) from error
+            raise InputError("has an unpaired surrogate", where=where) from error
 
 
 def _size(count: int) -> str:

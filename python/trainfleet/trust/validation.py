@@ -189,7 +189,7 @@ def _built(kind: type, value: Any, key: str) -> Any:
     _plain("an object", value, isinstance(value, dict), key)
     kinds = kinds_of(kind)
     if unknown := sorted(value.keys() - kinds.keys()):
-        raise InputError("is not a key here", key=_joined(key, unknown[0]))
+        raise InputError("is an unknown key", key=_joined(key, unknown[0]))
     found = {}
     for field in dataclasses.fields(kind):
         if field.name in value:
