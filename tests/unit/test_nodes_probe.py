@@ -298,7 +298,9 @@ def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_pat
 def test_what_no_rank_can_compute_on_is_said() -> None:
     amd = replace(node(count=0, topology=""), bus=("amd",) * 8)
     assert any(
-        line.startswith("8 x AMD Instinct on the PCI bus: not supported, because no platform has ROCm")
+        line.startswith(
+            "8 x AMD Instinct on the PCI bus: not supported, because no platform has ROCm"
+        )
         for line in probe.describe(amd)
     )
     laptop = list(probe.describe(node("NVIDIA GeForce RTX 4090 Laptop GPU", 1, "")))

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from ..cloud import checks, scheduler_template, spending, unsupported
-from ..cloud.scheduler_template import DISK
 from ..cloud.prices import Prices, by_table
+from ..cloud.scheduler_template import DISK
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
 from ..cloud.template_parts import statements
 from ..config import Config

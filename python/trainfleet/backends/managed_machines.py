@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 from ..cloud import cloudformation, plan_text, spending
 from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
-from ..cloud.scheduler_template import SchedulerStack
 from ..cloud.prices import Prices, by_table, in_region
+from ..cloud.scheduler_template import SchedulerStack
 from ..config import Config
 from ..plan.job import Artifact
 from ..trust.errors import CloudError
