@@ -210,7 +210,7 @@ steps: 4
         ("name: a\nfleet: 3\n", "fleet: must be a group of keys, not 3"),
         (
             "name: a\nfleet: {backend: batch, instance_type: trn1.32xlarge}\n",
-            "fleet.shared_folder: null: the nodes of batch share no disk",
+            "fleet.shared_folder: null: batch nodes have no shared disk",
         ),
         ("name: a\nfleet: {backend: slrum, instance_type: trn1.32xlarge}\n", "did you mean slurm?"),
         (

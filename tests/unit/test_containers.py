@@ -202,8 +202,8 @@ def test_one_that_can_t_be_pulled_says_why(host: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [(f"amd64 {LOCK}", ""), ("amd64 <no value>", ""), ("amd64 ", ""), (f"arm64 {LOCK}", "it is for arm64"), ("", "no known processor"),
-     ("amd64 cpu 2026-01-01 000000000000", "it has the lock cpu 2026-01-01 000000000000, but the config's platform has " + LOCK)],
+    [(f"amd64 {LOCK}", ""), ("amd64 <no value>", ""), ("amd64 ", ""), (f"arm64 {LOCK}", "it is built for arm64"), ("", "an unknown architecture"),
+     ("amd64 cpu 2026-01-01 000000000000", "its versions are cpu 2026-01-01 000000000000, but the config's platform has " + LOCK)],
 )  # fmt: skip
 def test_what_does_not_fit_is_named_with_both(words: str, told: str) -> None:
     assert told in misfit(words, LOCK) and bool(told) == bool(misfit(words, LOCK))

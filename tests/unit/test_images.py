@@ -593,7 +593,7 @@ PUSHED = {
     "tag invalid: The image tag x already exists in the 'trainfleet' repository and cannot be overwritten because the tag is immutable.": "different content",
     "no basic auth credentials": "the registry refused the push",
     "write: no space left on device": "the disk is full",
-    "dial tcp: i/o timeout": "can't be reached",
+    "dial tcp: i/o timeout": "can't reach the registry",
 }
 
 

@@ -39,7 +39,7 @@ BEFORE = {node: NodeLinks(node, 1, (f"10.0.0.{node}",), {}) for node in range(8)
 def test_the_node_whose_best_link_is_bad_is_named(nodes: int) -> None:
     assert slow_nodes(BEFORE, fleet(nodes)) == {}
     found = slow_nodes(BEFORE, fleet(nodes, bad=2, ms=200))
-    assert list(found) == [2] and "takes 200 ms" in found[2] and "0.3 ms" in found[2]
+    assert list(found) == [2] and "round-trip time of 200 ms" in found[2] and "0.3 ms" in found[2]
     found = slow_nodes(BEFORE, fleet(nodes, bad=2, lost=0.3))
     assert list(found) == [2] and "30% of the packets" in found[2]
 
@@ -65,7 +65,7 @@ def with_another(
 
 @pytest.mark.parametrize(
     ("bad", "words"),
-    [({"ms": 200}, "takes 200 ms"), ({"lost": 0.05}, "5% of the packets")],
+    [({"ms": 200}, "round-trip time of 200 ms"), ({"lost": 0.05}, "5% of the packets")],
 )
 def test_what_is_bad_on_any_network_is_named_though_the_run_is_as_fast_as_ever(
     bad: dict[str, float], words: str

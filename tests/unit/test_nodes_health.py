@@ -150,7 +150,7 @@ def test_each_fault_of_a_gpu_node_is_named(odd: dict[str, Any], message: str) ->
 def test_a_host_without_room_for_its_ranks_is_named_with_what_would_fit() -> None:
     found = said({"memory_kib": 20_000}, wanted())
     assert any(
-        line.startswith("n2: room: tiny needs 0.1 GiB per rank, and the node has 0.0 GiB")
+        line.startswith("n2: room: tiny needs 0.1 GiB per rank, but the node has 0.0 GiB")
         for line in found
     ), found
     assert not any(line.startswith("n1") for line in found)

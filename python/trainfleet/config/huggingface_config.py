@@ -138,7 +138,7 @@ def _dimensions(content: Json, family: Family) -> Json:
     """Returns the dimensions of a shape, each within the bounds of its config key."""
     keys, values = family.folder.keys, _defaults(content, family)
     if missing := sorted(theirs for theirs in keys.values() if values.get(theirs) is None):
-        raise InputError(f"missing: {', '.join(missing)}", key=missing[0])
+        raise InputError(f"this file lacks {', '.join(missing)}", key=missing[0])
     shape = {ours: values[theirs] for ours, theirs in keys.items()}
     if unused := family.positions_from:
         shape["max_position_embeddings"] = _whole(shape["max_position_embeddings"]) - unused

@@ -212,8 +212,7 @@ def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     ]
     if wrong:
         yield neuron_step(
-            wanted.platform,
-            f"{', '.join(wrong)}; the platform needs SDK {wanted.platform.neuron_sdk}",
+            wanted.platform, f"{', '.join(wrong)}; the platform is SDK {wanted.platform.neuron_sdk}"
         )
 
 
@@ -294,9 +293,7 @@ def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     count = wanted.lustre_efa
     if wanted.fleet.fsx.dns_name and facts.lnet < count:
         yield InstallStep(
-            "lnet.sh",
-            (str(count),),
-            f"{facts.lnet} of {count} EFA interfaces are set up for Lustre",
+            "lnet.sh", (str(count),), f"{facts.lnet} of {count} EFA interfaces serve Lustre"
         )
 
 
