@@ -24,12 +24,12 @@ from trainfleet.backends.s3_run import BucketPlace
 from trainfleet.health.lease import Holder, Launching, Lease, newest_holder
 from trainfleet.hosts.host_results import Host, Result
 from trainfleet.hosts.preflight import Bandwidth, PreflightReport
-from trainfleet.launch import execution, launching, remote_launch
+from trainfleet.launch import execution, launching, remote_launch, run_location
 from trainfleet.launch.launching import mine
 from trainfleet.run.claims import ROOM, rewrite
-from trainfleet.run.run_folder import run_of
+from trainfleet.run.run_folder import run_of, take_lock
 from trainfleet.storage import s3
-from trainfleet.trust.errors import BackendError
+from trainfleet.trust.errors import BackendError, RunError
 from trainfleet.watch import monitor
 from verbs import begin, enter, finish, write_text
 
@@ -305,6 +305,20 @@ def test_a_launch_that_is_cancelled_as_it_is_handed_over_says_that_it_is_stopped
     place, backend = cast(Any, here), cast(Any, None)
     assert remote_launch.attend(place, backend, remote_launch.LauncherLogs(here.run), False) == 130
     assert capsys.readouterr().out == "demo is stopped\n"
+
+
+def test_a_launcher_that_sees_late_that_its_job_has_ended_is_waited_for(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = take_lock(here.run.folder)
+    assert held
+    threading.Timer(0.5, held.close).start()
+    run_location.require_over(here.run)
+    monkeypatch.setattr(run_location, "LAUNCHER_ENDS", 0.2)
+    held = take_lock(here.run.folder)
+    assert held
+    with held, pytest.raises(RunError, match="does not end"):
+        run_location.require_over(here.run)
 
 
 def test_a_preflight_that_passes_is_one_line_for_all_hosts(

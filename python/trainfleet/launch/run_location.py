@@ -24,6 +24,8 @@ ANSWERS = 2  # seconds for a scheduler to report why a job waits
 # Seconds without progress after which a stop gives up, and maximum seconds in total. The run needs
 # time for a step and a checkpoint.
 PATIENCE, LONGEST = (120.0, 1800.0)
+# Seconds for a launcher to see that its job has ended, because it queries Slurm every 15 s at most.
+LAUNCHER_ENDS = 30.0
 
 
 def place_of(variables: Variables) -> Place:
@@ -80,9 +82,12 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
 
 
 def require_over(run: Run) -> None:
-    """Raises RunError if a launcher on this machine hangs, which means that it holds the run's lock
-    although its ranks have ended.
+    """Waits for the launcher on this machine after its ranks have ended. Raises RunError if it
+    still holds the run's lock after LAUNCHER_ENDS seconds.
     """
+    deadline = time.monotonic() + LAUNCHER_ENDS
+    while is_locked(run.folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
     if is_locked(run.folder):
         lock = run.folder / "lock"
         then = f"press Ctrl-C twice in its terminal, or kill it; run fuser {lock} to find it"
