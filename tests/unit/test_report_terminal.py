@@ -261,8 +261,11 @@ def test_status_page_and_summary_say_how_often_the_data_was_seen(tmp_path: Path)
     assert "data        0.5 epochs: 2.05M of 4.1M tokens; 3 bad records skipped" in status(run)
     write(run)
     assert "; 0.5 epochs; 3 bad records skipped" in run.report.read_text()
-    run.update_results(dataset_tokens=1_024_000, dataset_skipped=0)
+    run.update_results(
+        dataset_tokens=1_024_000, dataset_skipped=0, dataset_notes=["2 files of x are not read"]
+    )
     assert "data        2 epochs: 2.05M of 1.02M tokens\n" in status(run)
+    assert "note        2 files of x are not read\n" in status(run)
     assert "epochs" not in status(make_run(tmp_path, name="older"))
 
 

@@ -177,6 +177,7 @@ def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -
         dataset=config.data.name,
         dataset_tokens=dataset.tokens,
         dataset_skipped=dataset.skipped,
+        dataset_notes=[*dataset.notes],
         restarts=run.read_results().get("restarts", 0),
     )
     return recorder

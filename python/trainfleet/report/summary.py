@@ -92,7 +92,7 @@ def _outcome(history: History) -> list[Row]:
 
 
 def _data(history: History) -> list[Row]:
-    """Returns the share of the data that the run has used, and the number of skipped records."""
+    """Returns the share of the data that the run has used, and what was skipped or not read."""
     told = [
         f"{history.epochs}: {quantity(history.measured('tokens'))} of {quantity(whole)} tokens"
         for whole in [number(history.results.get("dataset_tokens"))]
@@ -100,7 +100,8 @@ def _data(history: History) -> list[Row]:
     ]
     if count := history.results.get("dataset_skipped"):
         told.append(f"{count:,} bad record{'s' * (count > 1)} skipped")
-    return [("data", "; ".join(told))] if told else []
+    notes = [("note", note) for note in history.results.get("dataset_notes", ())]
+    return [("data", "; ".join(told)), *notes] if told else notes
 
 
 def _costs(history: History) -> list[Row]:

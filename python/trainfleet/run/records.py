@@ -68,6 +68,7 @@ class Results(TypedDict, total=False):
     dataset: Name
     dataset_tokens: Count
     dataset_skipped: Count
+    dataset_notes: list[str]
     steps: Step
     tokens: Count | None
     first_loss: Number
