@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,3 +226,16 @@ def test_a_user_reads_the_answer_for_the_fleet_the_knee_and_the_confidence(
     )
     assert command(["plan", f"CONFIG={RECIPE}", "TOKENS=1e12", "DAYS=14"]) == 0
     assert "in time with 50 % confidence; with 90 %: NODES=" in capsys.readouterr().out
+
+
+def test_a_date_alone_has_a_margin_and_the_next_command_repeats_the_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [f"CONFIG={RECIPE}", "SET=train.steps=90000 train.seed=3", "NODES=4"]
+    assert command(["plan", *words, "DAYS=14"]) == 0
+    said = capsys.readouterr().out
+    assert re.search("in time with 50 % confidence; with 90 %: NODES=[0-9]+", said)
+    typed = f"CONFIG={RECIPE} SET='train.steps=90000 train.seed=3'"
+    assert re.search(rf"next: make plan {typed} NODES=[0-9]+\n$", said)
+    assert command(["plan", *words]) == 0
+    assert capsys.readouterr().out.endswith(f"then make setup {typed} NODES=4\n")

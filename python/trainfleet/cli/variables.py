@@ -190,13 +190,13 @@ def _at_home(path: str) -> str:
 
 def typed(variables: Variables) -> str:
     """Returns the words of a command, quoted for a shell, that the next command needs to be about
-    the same config or run.
+    the same config or run, with the same values.
     """
-    words = {name: variables[name] for name in ("CONFIG", "SET") if name in variables}
+    words = {name: variables[name] for name in ("CONFIG", "SET", "NODES") if name in variables}
     if "RUN" in variables:
         words["CONFIG"] = str(run_of(variables["RUN"]).document)  # every verb has CONFIG
-    if "name" not in words.get("SET", "name"):
-        del words["SET"]  # its keys do not change the run's name
+    if not words.get("NODES", "").isdigit():  # several numbers, of make scaling
+        words.pop("NODES", None)
     return "".join(f" {name}={shlex.quote(value)}" for name, value in words.items())
 
 

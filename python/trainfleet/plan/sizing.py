@@ -150,18 +150,23 @@ def knee(found: Sequence[Size]) -> Size:
 
 
 def surely(found: Sequence[Size], wish: Wish) -> Size | None:
-    """Returns the size that is in time with 90 % confidence; None without DAYS and TOKENS, or if no
-    size is.
+    """Returns the size that is in time with 90 % confidence; None without DAYS, with tokens that
+    USD sets, or if no size is.
 
     Four of five runs take `1 - LIKELY` to `1 + LIKELY` times the prediction, so one of ten takes
     longer.
     """
-    if wish.days is None or wish.tokens is None:
+    if wish.days is None or not is_dated(wish):
         return None
     try:
         return answer(found, replace(wish, days=wish.days / (1 + LIKELY)))
     except ConfigError:
         return None
+
+
+def is_dated(wish: Wish) -> bool:
+    """Tells whether a number of tokens has a date: TOKENS, or train.steps without USD."""
+    return wish.days is not None and (wish.tokens is not None or wish.usd is None)
 
 
 def shown(found: Sequence[Size], *chosen: Size) -> list[Size]:

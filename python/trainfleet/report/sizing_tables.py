@@ -63,7 +63,7 @@ def describe_sizes(
     yield from ("", f"answer: {_told(chosen)}", f"        {remark(config, chosen.tokens)}")
     if chosen is not knee and wish == Wish(tokens=wish.tokens):
         yield f"        the knee is {_told(knee)}"
-    if wish.days is not None and wish.tokens is not None:
+    if sizing.is_dated(wish):
         yield (
             "        in time with 50 % confidence; with 90 %: "
             f"{_told(sure) if sure else 'no fleet of these sizes'}"

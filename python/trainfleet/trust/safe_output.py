@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -21,9 +22,12 @@ COMMANDS = re.compile(  # commands of our Makefile, anywhere in a text
     r"(setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|explain|stop"
     r"|new-backend|image|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
-# words of the command that name its config and run (cli)
+# words of the command that name its config and run, and those that change their values (cli)
 TYPED = "TRAINFLEET_TYPED"
 LONGEST = 500  # characters that a next command copies from the typed one
+# the commands that act on values, so that they need SET; and those that take NODES too
+SIZED = ("setup", "doctor", "plan", "tokenize", "compile", "train", "profile")
+ACTING = (*SIZED, "scaling", "rehearse", "build", "push", "image")
 OF_NO_RUN = ("config", "recipes", "runs", "compare", "explain", "ls", "new-backend")
 NEXT = re.compile(r"^ *next: .*", re.MULTILINE)
 # Control characters except newline and tab; characters that change the direction of text; Unicode
@@ -88,15 +92,25 @@ class SafeStream:
 
 
 def completed(then: str) -> str:
-    """Adds the typed config or run to the commands in it; without it they would mean the one in
-    config.yaml.
+    """Adds the typed config or run to the commands in it, and the typed values to those that act on
+    them; without them they would mean those in config.yaml.
     """
     typed = os.environ.get(TYPED, "")
     if not typed or len(typed) > LONGEST or re.search("(CONFIG|RUN|SET)=", then):
         return then
-    return COMMANDS.sub(
-        lambda command: command[0] + (typed if command[1] not in OF_NO_RUN else ""), then
-    )
+    words = [word.partition("=") for word in shlex.split(typed)]
+
+    def repeated(command: re.Match[str]) -> str:
+        kept = [
+            f" {name}={shlex.quote(value)}"
+            for name, _, value in words
+            if name == "CONFIG"
+            or (name == "SET" and (command[1] in ACTING or "name" in value))
+            or (name == "NODES" and command[1] in SIZED and "NODES=" not in then)
+        ]
+        return command[0] + ("" if command[1] in OF_NO_RUN else "".join(kept))
+
+    return COMMANDS.sub(repeated, then)
 
 
 def _as_typed(text: str) -> str:
