@@ -27,7 +27,8 @@ class Accelerator:
 
     `efficiency` is the fraction of the peak that large products reach in training, and `attention`
     the fraction of that for attention. With `fitted`, both are fitted to published rows
-    (tests/bench/fit_planner.py); otherwise they are taken from a similar device. B300 has B200's
+    (tests/bench/fit_planner.py); otherwise they are taken from a similar device. B200's are from
+    Megatron's rows alone, and torch's own disagree (tests/bench/LOG.md). B300 has B200's
     plus 6 % for 1,100 W instead of 1,000, the gain of H100 from 500 to 700 W. Its attention has 13
     % more for 10.7e12 exponentials per second instead of 5e12 (NVIDIA's figures): a score takes two
     next to 1,800 FLOPs, forward and backward. V100's are from six runs of 52B in fp16

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import exp
 
 from ..config import Config
 from ..config.memory import Memory, memory_of
@@ -89,12 +90,22 @@ class Bill:
         return self.setup(nodes) + hours * self.hour(nodes) + self.idle(nodes)
 
 
-# four of five published speeds, including those never fitted to, are within this of the prediction
-# (tests/bench/LOG.md)
-LIKELY = 0.20
-# likewise for the memory that 167 runs reported, by each trainer's own count; ours is closer to
-# torch's
+# Logarithm of the factor within which four of five published speeds are of the prediction, for
+# sources that nothing was fitted to (tests/bench/fit_planner.py --ranges, LOG.md). It grows with
+# the share of a step that small models, long sequences and pipelines have more of. A device that no
+# engine like ours has published on adds UNFITTED: predicted by another, GPUs were that far off.
+BASE, UNFITTED = (0.15, 0.10)
+WIDER = {"update": 1.37, "launches": 1.37, "other": 1.37, "attention": 0.15, "idle": 0.54}
+PROFILED = 0.10  # the same for a model that has run here (LOG.md: six layouts after one profile)
+# four of five of 167 runs reported memory within this, by each trainer's own count; ours is closer
+# to torch's
 LIKELY_MEMORY = 0.16
+
+
+def spread_of(step: StepTime, fitted: bool) -> float:
+    """Returns the logarithm of the factor within which four of five runs are of this prediction."""
+    wider = float(sum(times * getattr(step, part) for part, times in WIDER.items()))
+    return BASE + wider / step.total + (0.0 if fitted else UNFITTED)
 
 
 @dataclass(frozen=True)
@@ -123,6 +134,7 @@ class Estimate:
 
     `usd` covers set-up to teardown (`Bill`). `nodes` is the number of paid nodes. `step` has the
     seconds of a step by part; None on devices without figures. `experience` corrected the seconds.
+    `spread` is `spread_of` the step.
     """
 
     parameters: int
@@ -137,6 +149,11 @@ class Estimate:
     bill: Bill | None = None
     experience: Experience | None = None
     nodes: int = 1
+    spread: float = 0.0
+
+    def between(self, predicted: float) -> tuple[float, float]:
+        """Returns the bounds of four of five runs of which this is predicted: a time, a speed."""
+        return predicted / exp(self.spread), predicted * exp(self.spread)
 
     @property
     def around(self) -> float:
@@ -166,6 +183,9 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
     step = predict(config)
     step = experience.correct(step) if step and experience else step
     seconds = config.train.steps * step.total if step else None
+    spread = spread_of(step, bool(device and device.fitted)) if step else 0.0
+    if experience:
+        spread = BASE if experience.of == "this hardware" else PROFILED
     nodes, usd = config.fleet.nodes, None
     if bill and (bill.is_free or seconds is not None):
         usd = bill.whole(nodes, (seconds or 0.0) / 3600)
@@ -182,6 +202,7 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
         bill,
         experience,
         nodes,
+        spread,
     )
 
 

@@ -15,7 +15,7 @@ from ..config.precision import format_of
 from ..config.sizes import count_parameters, flops_per_token
 from ..hardware.accelerators import Accelerator
 from ..trust.errors import ConfigError, Problem
-from .estimate import LIKELY, Bill
+from .estimate import Bill, spread_of
 
 DAY = 86400.0
 LARGEST = 10_000  # nodes
@@ -37,7 +37,7 @@ class Wish:
 @dataclass(frozen=True)
 class Size:
     """A fleet's size: its best layout, tokens per second, the useful share of time, and the tokens,
-    days and dollars of a training.
+    days and dollars of a training. `spread` is the estimate's (`spread_of`).
     """
 
     nodes: int
@@ -48,6 +48,7 @@ class Size:
     tokens: float
     days: float
     usd: float | None
+    spread: float
 
     @property
     def each(self) -> float:
@@ -153,15 +154,16 @@ def surely(found: Sequence[Size], wish: Wish) -> Size | None:
     """Returns the size that is in time with 90 % confidence; None without DAYS, with tokens that
     USD sets, or if no size is.
 
-    Four of five runs take `1 - LIKELY` to `1 + LIKELY` times the prediction, so one of ten takes
-    longer.
+    Of ten runs, eight are within the spread of the prediction, so one takes longer.
     """
     if wish.days is None or not is_dated(wish):
         return None
+    late = [replace(size, days=size.days * math.exp(size.spread)) for size in found]
     try:
-        return answer(found, replace(wish, days=wish.days / (1 + LIKELY)))
+        nodes = answer(late, wish).nodes
     except ConfigError:
         return None
+    return next(size for size in found if size.nodes == nodes)
 
 
 def is_dated(wish: Wish) -> bool:
@@ -214,7 +216,8 @@ def _size(
     peak = device.peak(format_of(choice.config)) * choice.config.world_size
     mfu = rate * flops_per_token(config.model, train.sequence_length) / peak
     usd = None if dollars is None else around + days * dollars
-    return Size(nodes, choice, rate, mfu, useful, tokens, days, usd)
+    spread = spread_of(choice.step, device.fitted)
+    return Size(nodes, choice, rate, mfu, useful, tokens, days, usd, spread)
 
 
 def _tokens(config: Config, wish: Wish, rate: float, dollars: float | None) -> float:

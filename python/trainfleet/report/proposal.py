@@ -19,7 +19,7 @@ from ..config.speed import StepTime
 from ..config.tables import read_table
 from ..hardware import node_types
 from ..plan import neuron_environment
-from ..plan.estimate import LIKELY, LIKELY_MEMORY, Estimate
+from ..plan.estimate import LIKELY_MEMORY, Estimate
 from ..plan.fabric_environment import fabric_settings
 from ..plan.job import Artifact, Request
 from ..plan.plan import Plan, degrees
@@ -82,6 +82,7 @@ def beside(config: Config) -> str:
 
 
 INDENT = "    "
+UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "min"), (1.0, "s"))
 PARTS = {  # parts of a step, in words
     "products": "matrix products",
     "traffic": "memory traffic",
@@ -247,7 +248,8 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
             f"rank, {needs.format})",
         )
         yield "", flops_in_words(config.model)
-        yield "time", f"about {duration(needs.seconds)}"
+        likely = span(*needs.between(needs.seconds))
+        yield "time", f"about {duration(needs.seconds)}; {likely} for four of five such runs"
     else:
         yield "time", "unknown on this hardware"
     if needs.usd is None:
@@ -311,8 +313,18 @@ def _basis(config: Config, needs: Estimate) -> str:
     if device is None:
         return "predicted roughly: no run on this machine has been measured yet (run make profile)"
     if not device.fitted:
-        return "predicted from related devices: assumed, because no run on this device is published"
-    return f"predicted from published runs: within {LIKELY:.0%} for four of five"
+        return (
+            "predicted from related devices, because no run of an engine like this one is "
+            "published on this device"
+        )
+    return "predicted from published runs"
+
+
+def span(low: float, high: float) -> str:
+    """Formats a range of seconds in one unit, with two digits: 12-16 days."""
+    size, unit = next((each for each in UNITS if high >= 2 * each[0]), UNITS[-1])
+    least, most = (f"{float(f'{value / size:.2g}'):,.10g}" for value in (low, high))
+    return f"{least}-{most} {unit}"
 
 
 def shares(step: StepTime) -> list[str]:
