@@ -13,7 +13,7 @@ import pytest
 
 from trainfleet.config import Settings, load
 from trainfleet.config.speed import ON_CPUS, StepTime, step_of, tokens_per_second
-from trainfleet.config.speed_inputs import as_device, work_of
+from trainfleet.config.speed_inputs import as_device, local_cpu, work_of
 from trainfleet.config.step_work import DeviceSpeed, HostOverheads, Work
 from trainfleet.hardware import accelerators, node_types
 from trainfleet.plan.estimate import spread_of
@@ -273,6 +273,25 @@ def test_where_the_host_computes_each_call_more_calls_take_longer() -> None:
     ):
         assert step_of(replace(TINY, **changes), CPU, ON_CPUS).launches > 1.5 * base.launches  # type: ignore[arg-type]
     assert step_of(TINY, replace(CPU, host=None), ON_CPUS).launches == 0
+
+
+def test_dropout_takes_attention_on_cpus_off_its_fused_kernel(tmp_path: Path) -> None:
+    """By 0.6 to 1.4 s of CPU per 1e8 scores forward and backward, as measured alone (tests/bench/LOG.md); GPUs stay on it."""
+    (tmp_path / "config.yaml").write_text(
+        "{name: x, data: {vocab_size: 500}, train: {sequence_length: 1024, global_batch_size: 2},"
+        " model: {preset: gpt2, hidden_size: 128, heads: 4, kv_heads: 4, layers: 24}, fleet: {nodes: 1}}"
+    )
+
+    def attention(settings: str) -> float:
+        config = load(Settings(tmp_path / "config.yaml", settings))[0]
+        device = replace(local_cpu(config), flops={"fp32": 121e9, "bf16": 121e9}, memory=10e9)
+        return step_of(work_of(config), device, ON_CPUS).attention
+
+    more = attention("") - attention("model.dropout=0")
+    scores = 24 * 2 * 4 * 1024**2
+    assert 0.6 < more / scores * 1e8 < 1.4
+    row = replace(work_of(load(Settings(RECIPE))[0]), dropped=True)
+    assert step_of(row, H100) == step_of(replace(row, dropped=False), H100)  # fused there
 
 
 def test_muon_s_products_are_counted_and_a_divided_matrix_is_gathered_for_them() -> None:

@@ -24,6 +24,8 @@ class HostOverheads:
     passed: float = 1e-3  # per micro-batch at a pipeline stage
     agreed: float = 8e-3  # per step of a pipeline: gradient norm and gradients of tied weights
     straightened: float = 1.25e-3  # per sharded matrix that Muon gathers
+    # bytes per attention score under dropout, for which torch leaves its fused kernel
+    dropped: float = 28.0
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,9 @@ class Work:
 
     `shard` counts the ranks that divide the state (`zero`: which parts of it); `recompute` is the
     part of a forward pass outside attention that is computed again; `flash`: attention keeps no
-    scores; `fused`: elementwise work is compiled; `tuned`: the engine has custom kernels
-    (Megatron), for products since FlashAttention, for scores before it.
+    scores; `dropped`: dropout takes some of them; `fused`: elementwise work is compiled; `tuned`:
+    the engine has custom kernels (Megatron), for products since FlashAttention, for scores before
+    it.
     """
 
     layers: int
@@ -113,6 +116,7 @@ class Work:
     state_bytes: int = (
         4  # of a number that the optimizer works on: a weight, its gradient, a moment
     )
+    dropped: bool = False
     # stages have equal numbers of blocks, and the last also has the output layer; else they are
     # balanced
     even: bool = False
