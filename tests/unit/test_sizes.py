@@ -17,7 +17,7 @@ from trainfleet.config.goodput import FAILURES, best_minutes, foresee, share
 from trainfleet.config.layout_search import KEYS, candidates, ranked
 from trainfleet.config.layouts import best
 from trainfleet.hardware import node_types
-from trainfleet.plan.estimate import Bill
+from trainfleet.plan.estimate import Bill, estimate
 from trainfleet.plan.sizing import Wish, answer, knee, sizes, surely
 from trainfleet.recipes import FOLDER
 from trainfleet.run.run_folder import Run
@@ -241,3 +241,26 @@ def test_a_date_alone_has_a_margin_and_the_next_command_repeats_the_words(
     assert re.search(rf"next: make plan {typed} NODES=[0-9]+\n$", said)
     assert command(["plan", *words]) == 0
     assert capsys.readouterr().out.endswith(f"then make setup {typed} NODES=4\n")
+
+
+def test_every_plan_tells_what_failures_and_checkpoints_take_and_judges_the_interval(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Time and dollars are those of the clock, not of steps alone; what results are compared with stays the steps' own."""
+    large = "fleet.nodes=512 train.global_batch_size=4096 train.steps=100000 budget.max_usd=null"
+    rare, often = (config(f'{large} checkpoint.every="{every} min"') for every in (180, 3))
+    needs, better = (estimate(each, PRICE) for each in (rare, often))
+    assert needs.goodput and needs.seconds and needs.elapsed and needs.usd and better.usd
+    assert needs.elapsed == pytest.approx(needs.seconds / needs.goodput.share)
+    assert needs.usd == pytest.approx(PRICE.whole(512, needs.elapsed / 3600))
+    assert better.usd < 0.97 * needs.usd
+    tokens = 4096 * 8192 * 100000
+    assert needs.predicted(tokens)["tokens_per_second"] == pytest.approx(tokens / needs.seconds)
+    said = {}
+    for every in (180, 3):
+        words = f"SET={large} checkpoint.every='{every} min'"
+        assert command(["plan", f"CONFIG={RECIPE}", words]) == 0
+        said[every] = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"8[0-9.]+% of it trains: [0-9.]+ failures are expected", said[180])
+    assert re.search(r"checkpoint.every: [0-9]+ min would train [0-9.]+% more of it", said[180])
+    assert "more of it" not in said[3]

@@ -8,10 +8,11 @@ to count the cost of a running job. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp
 
 from ..config import Config
+from ..config.goodput import Goodput, foresee
 from ..config.memory import Memory, memory_of
 from ..config.precision import format_of, is_half, usable_bytes
 from ..config.sizes import count_parameters, flops_per_token
@@ -134,7 +135,8 @@ class Estimate:
 
     `usd` covers set-up to teardown (`Bill`). `nodes` is the number of paid nodes. `step` has the
     seconds of a step by part; None on devices without figures. `experience` corrected the seconds.
-    `spread` is `spread_of` the step.
+    `seconds` are those of steps alone. `spread` is `spread_of` the step. CPUs have no
+    `goodput`, because no rate of their failures is published.
     """
 
     parameters: int
@@ -150,6 +152,12 @@ class Estimate:
     experience: Experience | None = None
     nodes: int = 1
     spread: float = 0.0
+    goodput: Goodput | None = None
+
+    @property
+    def elapsed(self) -> float | None:
+        """Returns the seconds from the first step to the last, with failures and checkpoints."""
+        return self.seconds / self.goodput.share if self.seconds and self.goodput else self.seconds
 
     def between(self, predicted: float) -> tuple[float, float]:
         """Returns the bounds of four of five runs of which this is predicted: a time, a speed."""
@@ -186,10 +194,7 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
     spread = spread_of(step, bool(device and device.fitted)) if step else 0.0
     if experience:
         spread = BASE if experience.of == "this hardware" else PROFILED
-    nodes, usd = config.fleet.nodes, None
-    if bill and (bill.is_free or seconds is not None):
-        usd = bill.whole(nodes, (seconds or 0.0) / 3600)
-    return Estimate(
+    needs = Estimate(
         count_parameters(config.model),
         memory_of(config, is_half(config)),
         usable_bytes(device) if device else None,
@@ -197,13 +202,17 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
         _peak(config, device, format_),
         format_,
         seconds,
-        usd,
+        None,
         step,
         bill,
         experience,
-        nodes,
+        config.fleet.nodes,
         spread,
+        foresee(config, step.total) if step and device else None,
     )
+    if bill is None or (seconds is None and not bill.is_free):
+        return needs
+    return replace(needs, usd=bill.whole(needs.nodes, (needs.elapsed or 0.0) / 3600))
 
 
 def list_price(config: Config) -> float | None:

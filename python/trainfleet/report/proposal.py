@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..config import Config, Derived, dump_resolved
+from ..config.goodput import Goodput, best_minutes
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
 from ..config.speed import StepTime
@@ -82,6 +83,7 @@ def beside(config: Config) -> str:
 
 
 INDENT = "    "
+WORTH = 0.005  # of the time, from which a plan names a better interval between checkpoints
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "min"), (1.0, "s"))
 PARTS = {  # parts of a step, in words
     "products": "matrix products",
@@ -248,8 +250,11 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
             f"rank, {needs.format})",
         )
         yield "", flops_in_words(config.model)
-        likely = span(*needs.between(needs.seconds))
-        yield "time", f"about {duration(needs.seconds)}; {likely} for four of five such runs"
+        elapsed = needs.elapsed or 0.0
+        likely = span(*needs.between(elapsed))
+        yield "time", f"about {duration(elapsed)}; {likely} for four of five such runs"
+        if needs.goodput:
+            yield "", _useful(needs.goodput, elapsed)
     else:
         yield "time", "unknown on this hardware"
     if needs.usd is None:
@@ -262,6 +267,23 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     else:
         around = f", ${rough(needs.around)} of it for set-up and idle time" if needs.around else ""
         yield "cost", f"about ${rough(needs.usd)}{around}" if needs.usd else _free(config)
+
+
+def _useful(found: Goodput, elapsed: float) -> str:
+    """Returns the useful share of that time, what takes the rest, and whether another interval
+    between checkpoints would take less.
+    """
+    failures = elapsed / found.between_failures
+    text = (
+        f"{found.share:.1%} of it trains: {failures:,.2g} failures are expected, each costs "
+        f"{duration(found.restart)} and half of the {duration(found.interval)} between "
+        f"checkpoints; a checkpoint holds ranks up for {found.stall:.2g} s"
+    )
+    best = best_minutes(found.between_failures, found.stall)
+    gained = found.at(min(elapsed, best * 60.0)) - found.share
+    if gained < WORTH:
+        return text
+    return f"{text}; checkpoint.every: {best} min would train {gained:.1%} more of it"
 
 
 def _free(config: Config) -> str:
