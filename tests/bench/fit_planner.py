@@ -2,6 +2,7 @@
 
 `python tests/bench/fit_planner.py` leaves each source of published.jsonl out in turn, fits on the others, and prints the errors on the
 one left out; then it prints the constants fitted on all. `--rows FILE` judges the constants as they stand on other rows of that form.
+`--ranges` fits plan/estimate.py's spread to the errors on sources left out, and counts how many errors of yet another source it covers.
 """
 
 from __future__ import annotations
@@ -404,12 +405,81 @@ def order(found: list[Any]) -> str:
     return f"order right in {right / len(pairs):.1%} of {len(pairs)} pairs; regret {statistics.mean(lost):.1%} over {len(lost)} groups"
 
 
+UNSEEN = (
+    "unseen",
+    "unseen_second",
+    "unseen_third",
+    "unseen_own",
+)  # no constant was fitted to these
+FOUR = 0.8  # of five
+
+
+def distances(row: Any, step: speed.StepTime) -> list[float]:
+    """What a range grows with: 1, an engine like ours, Blackwell, and the parts of a step that models of few tokens, long sequences and pipelines have."""
+    work, kind = row[2], row[3]
+    small = step.update + step.launches + step.other
+    parts = (small / step.total, step.attention / step.total, step.idle / step.total)
+    return [1.0, 0.0 if work.tuned else 1.0, float(kind == "blackwell"), *parts]
+
+
+def grown(features: np.ndarray, errors: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Fits the spread to the errors by least squares without negative slopes, and scales it to cover FOUR of them (split conformal, arXiv:2107.07511)."""
+    kept, root = list(range(features.shape[1])), np.sqrt(weights)
+    usual = np.minimum(errors, 0.6)
+    while True:
+        slopes = np.linalg.lstsq(features[:, kept] * root[:, None], usual * root, rcond=None)[0]
+        if (slopes >= 0).all():
+            break
+        kept = [place for place, slope in zip(kept, slopes, strict=True) if slope > 0]
+    found = np.zeros(features.shape[1])
+    found[kept] = slopes
+    scores = errors / np.maximum(features @ found, 0.02)
+    ranked = np.argsort(scores)
+    share = np.cumsum(weights[ranked]) / weights.sum()
+    return found * scores[ranked[np.searchsorted(share, FOUR)]]
+
+
+def ranges(found: list[Any], model: Model) -> None:
+    """Prints the coverage of ranges that were fitted without the source that they are judged on."""
+    constants, efficiency = model.unpack(model.given)
+    features = np.array(
+        [
+            distances(row, speed.step_of(row[2], tune(row[4], row[3], efficiency), constants))
+            for row, _ in found
+        ]
+    )
+    errors = np.array([abs(error) for _, error in found])
+    sources = np.array([row[0] for row, _ in found])
+    counts = {source: (sources == source).sum() for source in sources}
+    weights = np.array([float(counts[source]) ** -0.5 for source in sources])
+    for title, columns in (
+        ("one range for all", [0]),
+        ("by distance", list(range(features.shape[1]))),
+    ):
+        covered, spreads = np.zeros(len(errors)), np.zeros(len(errors))
+        for source in counts:
+            out = sources == source
+            slopes = grown(features[~out][:, columns], errors[~out], weights[~out])
+            spreads[out] = features[out][:, columns] @ slopes
+            covered[out] = errors[out] <= spreads[out]
+        each = statistics.mean(covered[sources == source].mean() for source in counts)
+        own = features[:, 1] > 0
+        half = spreads > np.median(spreads)
+        print(
+            f"{title:18} covers {covered.mean():.1%} of {len(errors)} rows, {each:.1%} of a source on average, "
+            f"{covered[own].mean():.1%} without Megatron's; wider half {covered[half].mean():.1%}, narrower "
+            f"{covered[~half].mean():.1%}; spread {np.quantile(spreads, 0.1):.3f} to {np.quantile(spreads, 0.9):.3f}"
+        )
+    print("fitted to all:", grown(features, errors, weights).round(3))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--quick", action="store_true", help="fit on all, judge on the same")
+    parser.add_argument("--ranges", action="store_true")
     parser.add_argument("--worst", type=int, default=0)
     told = parser.parse_args()
     rows = usable([json.loads(line) for line in (told.rows or ROWS).read_text().splitlines()])
@@ -423,6 +493,14 @@ def main() -> None:
             vector = model.fit([row for row in rows if row[0] != source])
             left = [row for row in rows if row[0] == source]
             found += list(zip(left, model.errors(vector, left), strict=True))
+    if told.ranges:
+        lines = [
+            line
+            for name in UNSEEN
+            for line in (ROWS.parent / f"{name}.jsonl").read_text().splitlines()
+        ]
+        unseen = usable([json.loads(line) for line in lines])
+        ranges(found + list(zip(unseen, model.errors(model.given, unseen), strict=True)), model)
     for source in sources:
         print(report(source, [error for row, error in found if row[0] == source]))
     print(report("all", [error for _, error in found]))

@@ -98,9 +98,9 @@ def test_the_limit_holds_for_set_up_and_idle_time_too() -> None:
     bill = backend_of(config).bill()
     needs = estimate(config, bill)
     assert (
-        bill and needs.seconds and needs.usd == pytest.approx(bill.whole(8, needs.seconds / HOUR))
+        bill and needs.elapsed and needs.usd == pytest.approx(bill.whole(8, needs.elapsed / HOUR))
     )
-    assert needs.around > 100 * needs.seconds / HOUR * bill.hour(8), "this run is all set-up"
+    assert needs.around > 100 * needs.elapsed / HOUR * bill.hour(8), "this run is all set-up"
     short = replace(config, budget=replace(config.budget, max_usd=100.0))
     with pytest.raises(
         ConfigError,

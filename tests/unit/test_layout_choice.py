@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,28 @@ def test_a_model_that_no_layout_holds_is_refused_with_a_number_of_nodes_that_wou
     ):
         chosen(tmp_path, nodes=1, preset="llama-3-70b", batch=64)
     assert chosen(tmp_path, nodes=2, preset="llama-3-70b", batch=64)[0].fleet.nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "preset", "way"),
+    [
+        ("train.parallelism.fsdp=1", "llama-3-8b", "train.parallelism.fsdp=1 is in the way; set train.parallelism.fsdp=8"),
+        ("train.parallelism.fsdp=1 train.activation_checkpointing=none train.micro_batch_size=2", "llama-3-70b",
+         r"train.activation_checkpointing=none are in the way; set train.parallelism.fsdp=\d+ .*train.activation_checkpointing=full$"),
+    ],
+)  # fmt: skip
+def test_a_given_key_that_is_in_the_way_is_named_with_a_value_that_fits(
+    settings: str, preset: str, way: str, tmp_path: Path
+) -> None:
+    """No number of nodes helps a rank that has to hold the whole model."""
+    settings += " train.parallelism.tensor=1 train.parallelism.pipeline=1"
+    with pytest.raises(ConfigError) as caught:
+        chosen(tmp_path, settings, nodes=4, preset=preset, batch=256)
+    said = caught.value.problems[0].message
+    assert re.search(way, said) and "many more nodes" not in said
+    offered = said.rpartition("set ")[2]
+    kept = {word.partition("=")[0]: word for word in f"{settings} {offered}".split()}
+    assert chosen(tmp_path, " ".join(kept.values()), nodes=4, preset=preset, batch=256)
 
 
 def test_matrices_are_not_split_over_pcie_and_a_batch_that_does_not_divide_is_what_is_told(

@@ -291,7 +291,7 @@ def test_own_machines_cost_nothing_until_their_price_is_given(tmp_path: Path) ->
     )
     bill = backend_of(paid).bill()
     assert bill == Bill(20) and make_plan(paid, [], [], [], bill).estimate.usd == pytest.approx(
-        20 * 4 * foretold(paid).seconds / 3600
+        20 * 4 * foretold(paid).elapsed / 3600
     )  # type: ignore[operator]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from trainfleet.config.goodput import FAILURES, best_minutes, foresee, share
 from trainfleet.config.layout_search import KEYS, candidates, ranked
 from trainfleet.config.layouts import best
 from trainfleet.hardware import node_types
-from trainfleet.plan.estimate import LIKELY, Bill
+from trainfleet.plan.estimate import Bill, estimate
 from trainfleet.plan.sizing import Wish, answer, knee, sizes, surely
 from trainfleet.recipes import FOLDER
 from trainfleet.run.run_folder import Run
@@ -209,7 +211,8 @@ def test_dollars_alone_buy_the_most_tokens() -> None:
 def test_a_date_is_met_with_a_margin_for_what_one_run_of_ten_takes_longer() -> None:
     found = sizes(config(), wish := Wish(days=14, tokens=1e12), PRICE)
     even, sure = answer(found, wish), surely(found, wish)
-    assert sure and even.days <= 14 < even.days * (1 + LIKELY) and sure.days * (1 + LIKELY) <= 14
+    assert sure and even.days <= 14 < even.days * exp(even.spread)
+    assert sure.days * exp(sure.spread) <= 14
     assert surely(found, Wish(days=found[-1].days, tokens=1e12)) is None
 
 
@@ -219,9 +222,45 @@ def test_a_user_reads_the_answer_for_the_fleet_the_knee_and_the_confidence(
     assert command(["plan", f"CONFIG={RECIPE}", "TOKENS=1e12"]) == 0
     said = capsys.readouterr().out
     assert (
-        "answer: NODES=8: 1e+12 tokens in" in said
+        re.search("answer: NODES=8: 1e\\+12 tokens in [0-9]+-[0-9]+ days for about", said)
         and "the knee is NODES=" in said
         and "\n  k " in said
     )
     assert command(["plan", f"CONFIG={RECIPE}", "TOKENS=1e12", "DAYS=14"]) == 0
     assert "finishes in time with 50 % confidence; with 90 %: NODES=" in capsys.readouterr().out
+
+
+def test_a_date_alone_has_a_margin_and_the_next_command_repeats_the_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [f"CONFIG={RECIPE}", "SET=train.steps=90000 train.seed=3", "NODES=4"]
+    assert command(["plan", *words, "DAYS=14"]) == 0
+    said = capsys.readouterr().out
+    assert re.search("in time with 50 % confidence; with 90 %: NODES=[0-9]+", said)
+    typed = f"CONFIG={RECIPE} SET='train.steps=90000 train.seed=3'"
+    assert re.search(rf"next: make plan {typed} NODES=[0-9]+\n$", said)
+    assert command(["plan", *words]) == 0
+    assert capsys.readouterr().out.endswith(f"then run make setup {typed} NODES=4\n")
+
+
+def test_every_plan_tells_what_failures_and_checkpoints_take_and_judges_the_interval(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Time and dollars are those of the clock, not of steps alone; what results are compared with stays the steps' own."""
+    large = "fleet.nodes=512 train.global_batch_size=4096 train.steps=100000 budget.max_usd=null"
+    rare, often = (config(f'{large} checkpoint.every="{every} min"') for every in (180, 3))
+    needs, better = (estimate(each, PRICE) for each in (rare, often))
+    assert needs.goodput and needs.seconds and needs.elapsed and needs.usd and better.usd
+    assert needs.elapsed == pytest.approx(needs.seconds / needs.goodput.share)
+    assert needs.usd == pytest.approx(PRICE.whole(512, needs.elapsed / 3600))
+    assert better.usd < 0.97 * needs.usd
+    tokens = 4096 * 8192 * 100000
+    assert needs.predicted(tokens)["tokens_per_second"] == pytest.approx(tokens / needs.seconds)
+    said = {}
+    for every in (180, 3):
+        words = f"SET={large} checkpoint.every='{every} min'"
+        assert command(["plan", f"CONFIG={RECIPE}", words]) == 0
+        said[every] = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"8[0-9.]+% of it is training; about [0-9.]+ failures", said[180])
+    assert re.search(r"checkpoint.every: [0-9]+ min would raise the share by [0-9.]+%", said[180])
+    assert "raise the share" not in said[3]

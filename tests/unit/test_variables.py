@@ -172,7 +172,7 @@ def test_an_export_onto_what_is_there_is_refused_before_anything_is_loaded(
             ["CONFIG=b.yaml", "SET=name=x train.steps=5"],
             "make train CONFIG=b.yaml SET='name=x train.steps=5'",
         ),
-        (["CONFIG=b.yaml", "SET=train.steps=5"], "make train CONFIG=b.yaml\n"),
+        (["CONFIG=b.yaml", "SET=train.steps=5"], "make train CONFIG=b.yaml SET=train.steps=5\n"),
         ([], "make train\n"),
     ],
 )

@@ -196,14 +196,14 @@ def _at_home(path: str) -> str:
 
 
 def typed(variables: Variables) -> str:
-    """Returns the arguments that a suggested next command needs for the same config or run, quoted
-    for a shell.
+    """Returns the arguments that a suggested next command needs for the same config or run with the
+    same values, quoted for a shell.
     """
-    words = {name: variables[name] for name in ("CONFIG", "SET") if name in variables}
+    words = {name: variables[name] for name in ("CONFIG", "SET", "NODES") if name in variables}
     if "RUN" in variables:
         words["CONFIG"] = str(run_of(variables["RUN"]).document)  # more verbs take CONFIG than RUN
-    if "name" not in words.get("SET", "name"):
-        del words["SET"]  # its keys do not change the run's name
+    if not words.get("NODES", "").isdigit():  # make scaling takes several numbers
+        words.pop("NODES", None)
     return "".join(f" {name}={shlex.quote(value)}" for name, value in words.items())
 
 

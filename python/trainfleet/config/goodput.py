@@ -37,13 +37,18 @@ LEAST, MOST = 1, 60  # bounds of the minutes between checkpoints
 @dataclass(frozen=True)
 class Goodput:
     """The useful share of time, and its inputs in seconds: between failures, between checkpoints,
-    and to restart.
+    to restart, and for which a save blocks the ranks.
     """
 
     share: float
     between_failures: float
     interval: float
     restart: float
+    stall: float
+
+    def at(self, interval: float) -> float:
+        """Returns the share with `interval` seconds between checkpoints."""
+        return share(self.between_failures, interval, self.stall, self.restart)
 
 
 def foresee(config: Config, step: float) -> Goodput:
@@ -56,7 +61,9 @@ def foresee(config: Config, step: float) -> Goodput:
     )
     checkpoint, whole = config.checkpoint, config.train.steps * step
     interval = min(whole, checkpoint.every_seconds or checkpoint.every_steps * step or whole)
-    return Goodput(share(between, interval, stall_of(config), restart), between, interval, restart)
+    stall = stall_of(config)
+    useful = share(between, interval, stall, restart)
+    return Goodput(useful, between, interval, restart, stall)
 
 
 def saving_of(config: Config) -> float:

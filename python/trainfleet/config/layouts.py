@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import combinations
 from typing import Any
 
 from ..hardware import node_types
@@ -61,8 +62,8 @@ def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
 
 
 def lack(config: Config, asked: set[str]) -> str | None:
-    """Returns why no layout fits, and a number of nodes that would. Returns `None` if one fits or
-    the device is unknown.
+    """Returns why no layout fits, with the given keys that prevent one, or a number of nodes that
+    would fit. Returns `None` if one fits or the device is unknown.
     """
     device = config.fleet.rank_device
     if (
@@ -73,6 +74,8 @@ def lack(config: Config, asked: set[str]) -> str | None:
         return None
     if any(message for rule in cross_checks.DIVISION for message in rule(config)):
         return None  # a broken rule is the cause, and has its own message
+    if way := _in_the_way(config, asked, device):
+        return f"{_lacking(config, device)}; {way}"
     for times in (2, 4, 8, 16, 32, 64):
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
         if _fits(least(more, asked, device), device):
@@ -118,6 +121,23 @@ def _for_cpus(config: Config, asked: set[str]) -> Config:
 
 def _fits(config: Config | None, device: Accelerator) -> bool:
     return config is not None and needs(config) <= usable_bytes(device)
+
+
+def _in_the_way(config: Config, asked: set[str], device: Accelerator) -> str:
+    """Names the given keys without which a layout fits, as few as do, and their values in the
+    fastest such layout; "" without any.
+    """
+    given = [key for key in KEYS if key not in asked]
+    for keys in (*combinations(given, 1), *combinations(given, 2), given):
+        if choices := ranked(config, asked | set(keys), device):
+            found = choose(choices).config
+            moved = [key for key in keys if _value(found, key) != _value(config, key)]
+            fixed, free = (
+                " ".join(f"train.{key}={_value(each, key)}" for key in moved)
+                for each in (config, found)
+            )
+            return f"{fixed} {'is' if len(moved) == 1 else 'are'} in the way; set {free}"
+    return ""
 
 
 def _halved(config: Config, asked: set[str], device: Accelerator) -> str:

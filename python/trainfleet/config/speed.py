@@ -247,9 +247,11 @@ def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
     flops = 4 * work.tokens * work.length * seen * work.queries / work.tensor
     peak = device.peak(_beside(work.format))
     seconds = flops / (peak * device.efficiency * (device.attention if work.flash else 1.0))
+    scores = work.tokens * work.length * work.heads / work.tensor
+    if device.host and work.dropped:
+        return seconds + device.host.dropped * scores / device.memory
     if work.flash:
         return seconds / (c.tuned_attention if work.tuned else 1.0)
-    scores = work.tokens * work.length * work.heads / work.tensor
     return (
         seconds
         + (c.scores_fused if work.tuned else c.scores) * work.weight_bytes * scores / device.memory

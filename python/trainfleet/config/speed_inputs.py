@@ -76,6 +76,7 @@ def work_of(config: Config) -> Work:
         straightened=OPTIMIZERS[train.optimizer].orthogonal,
         even=True,
         state_bytes=FORMATS[train.param_dtype],
+        dropped=model.dropout > 0,
     )
 
 

@@ -25,6 +25,8 @@ class HostOverheads:
     passed: float = 1e-3  # per micro-batch at a pipeline stage
     agreed: float = 8e-3  # per step of a pipeline: gradient norm and gradients of tied weights
     straightened: float = 1.25e-3  # per sharded matrix that Muon gathers
+    # bytes per attention score under dropout, for which torch leaves its fused kernel
+    dropped: float = 28.0
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,9 @@ class Work:
 
     `shard`: number of ranks that divide the state, of which `zero` selects the parts. `recompute`:
     how much of a forward pass outside attention is repeated. `flash`: attention does not store
-    scores. `fused`: elementwise operations are compiled. `tuned`: the engine has custom kernels
-    (Megatron), for products since FlashAttention, for scores before it.
+    scores. `dropped`: dropout removes some scores. `fused`: elementwise operations are compiled.
+    `tuned`: the engine has custom kernels (Megatron), for products since FlashAttention, for scores
+    before it.
     """
 
     layers: int
@@ -110,6 +113,7 @@ class Work:
     straightened: bool = False
     gradient_bytes: int = 4  # per element, while gradients are summed over ranks
     state_bytes: int = 4  # per weight, gradient or moment in the optimizer
+    dropped: bool = False
     # stages have equal numbers of blocks, and the last one also has the output layer; otherwise
     # stages are balanced
     even: bool = False

@@ -28,7 +28,8 @@ class Accelerator:
 
     `efficiency` is the fraction of the peak that large products reach in training. `attention` is
     the fraction of that for attention. If `fitted`, both are fitted to published results
-    (tests/bench/fit_planner.py). Otherwise they come from a similar device:
+    (tests/bench/fit_planner.py). Otherwise they come from a similar device. B200's come only from
+    Megatron's results, and torch's own differ (tests/bench/LOG.md).
 
     B300: B200's plus 6 % for 1,100 W instead of 1,000, the gain of H100 from 500 to 700 W. Its
     attention is 13 % higher for 10.7e12 exponentials per second instead of 5e12 (NVIDIA's figures);

@@ -97,7 +97,7 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
     """
     pins.say(pinned(config))
     train, seconds = config.train, needs.seconds
-    hours = None if seconds is None else seconds / 3600
+    hours = None if needs.elapsed is None else needs.elapsed / 3600
     speed = (
         train.steps * train.global_batch_size * train.sequence_length / seconds if seconds else None
     )

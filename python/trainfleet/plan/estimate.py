@@ -8,9 +8,11 @@ uses it to count the cost of a running job. This module has no side effects.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import exp
 
 from ..config import Config
+from ..config.goodput import Goodput, foresee
 from ..config.memory import Memory, memory_of
 from ..config.precision import format_of, is_half, usable_bytes
 from ..config.sizes import count_parameters, flops_per_token
@@ -90,12 +92,22 @@ class Bill:
         return self.setup(nodes) + hours * self.hour(nodes) + self.idle(nodes)
 
 
-# Four of five published speeds are within this share of the prediction, including speeds that were
-# never fitted (tests/bench/LOG.md).
-LIKELY = 0.20
+# Logarithm of the factor between predicted and published speed that four of five results keep, for
+# sources that were never fitted (tests/bench/fit_planner.py --ranges, LOG.md). It grows with the
+# parts of a step that are larger for small models, long sequences and pipelines. UNFITTED is added
+# for devices without published results of a similar engine.
+BASE, UNFITTED = (0.15, 0.10)
+WIDER = {"update": 1.37, "launches": 1.37, "other": 1.37, "attention": 0.15, "idle": 0.54}
+PROFILED = 0.10  # the same for a model that has run here (LOG.md: six layouts after one profile)
 # The same for the memory of 167 runs, each measured by its trainer's own method. Our method is
 # closer to torch's count.
 LIKELY_MEMORY = 0.16
+
+
+def spread_of(step: StepTime, fitted: bool) -> float:
+    """Returns the logarithm of the factor within which four of five runs are of this prediction."""
+    wider = float(sum(times * getattr(step, part) for part, times in WIDER.items()))
+    return BASE + wider / step.total + (0.0 if fitted else UNFITTED)
 
 
 @dataclass(frozen=True)
@@ -124,6 +136,8 @@ class Estimate:
 
     `usd` covers set-up to teardown (`Bill`). `nodes` is the number of paid nodes. `step` has the
     seconds per part of a step, or None on unknown devices. `experience` corrected the seconds.
+    `seconds` is the time of the steps only. `spread` is `spread_of` the step. CPUs have no
+    `goodput`, because no failure rate is published for them.
     """
 
     parameters: int
@@ -138,6 +152,17 @@ class Estimate:
     bill: Bill | None = None
     experience: Experience | None = None
     nodes: int = 1
+    spread: float = 0.0
+    goodput: Goodput | None = None
+
+    @property
+    def elapsed(self) -> float | None:
+        """Returns the seconds from the first step to the last, with failures and checkpoints."""
+        return self.seconds / self.goodput.share if self.seconds and self.goodput else self.seconds
+
+    def between(self, predicted: float) -> tuple[float, float]:
+        """Returns the bounds of four of five runs of which this is predicted: a time, a speed."""
+        return predicted / exp(self.spread), predicted * exp(self.spread)
 
     @property
     def around(self) -> float:
@@ -159,31 +184,28 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
     the fleet's cost, or None if unknown.
     """
     device, format_ = config.fleet.rank_device, format_of(config)
-    flops = (
-        flops_per_token(config.model, config.train.sequence_length)
-        * config.train.global_batch_size
-        * config.train.sequence_length
-    )
     step = predict(config)
     step = experience.correct(step) if step and experience else step
     seconds = config.train.steps * step.total if step else None
-    nodes, usd = config.fleet.nodes, None
-    if bill and (bill.is_free or seconds is not None):
-        usd = bill.whole(nodes, (seconds or 0.0) / 3600)
-    return Estimate(
+    needs = Estimate(
         count_parameters(config.model),
         memory_of(config, is_half(config)),
         usable_bytes(device) if device else None,
-        flops,
+        _flops(config),
         _peak(config, device, format_),
         format_,
         seconds,
-        usd,
+        None,
         step,
         bill,
         experience,
-        nodes,
+        config.fleet.nodes,
+        _spread(step, device, experience),
+        foresee(config, step.total) if step and device else None,
     )
+    if bill is None or (seconds is None and not bill.is_free):
+        return needs
+    return replace(needs, usd=bill.whole(needs.nodes, (needs.elapsed or 0.0) / 3600))
 
 
 def list_price(config: Config) -> float | None:
@@ -194,6 +216,22 @@ def list_price(config: Config) -> float | None:
     if own and own.usd_per_hour is not None:
         return own.usd_per_hour
     return row.usd_per_hour if row else None
+
+
+def _flops(config: Config) -> float:
+    """Returns the FLOPs of a step."""
+    train = config.train
+    tokens = train.global_batch_size * train.sequence_length
+    return flops_per_token(config.model, train.sequence_length) * tokens
+
+
+def _spread(
+    step: StepTime | None, device: Accelerator | None, experience: Experience | None
+) -> float:
+    """Returns the spread of a prediction, which runs on this hardware narrow."""
+    if experience:
+        return BASE if experience.of == "this hardware" else PROFILED
+    return spread_of(step, bool(device and device.fitted)) if step else 0.0
 
 
 def _peak(config: Config, device: Accelerator | None, format_: str) -> float | None:

@@ -15,7 +15,7 @@ from ..config.precision import format_of
 from ..config.sizes import count_parameters, flops_per_token
 from ..hardware.accelerators import Accelerator
 from ..trust.errors import ConfigError, Problem
-from .estimate import LIKELY, Bill
+from .estimate import Bill, spread_of
 
 DAY = 86400.0
 LARGEST = 10_000  # nodes
@@ -37,7 +37,7 @@ class Wish:
 @dataclass(frozen=True)
 class Size:
     """One size of the fleet: its best layout, tokens per second, MFU and goodput, and the tokens,
-    days and dollars of a training.
+    days and dollars of a training. `spread` is that of the estimate (`spread_of`).
     """
 
     nodes: int
@@ -48,6 +48,7 @@ class Size:
     tokens: float
     days: float
     usd: float | None
+    spread: float
 
     @property
     def each(self) -> float:
@@ -151,18 +152,24 @@ def knee(found: Sequence[Size]) -> Size:
 
 
 def surely(found: Sequence[Size], wish: Wish) -> Size | None:
-    """Returns the size that is in time with 90 % confidence. Returns None without DAYS and TOKENS,
-    or if no size is.
+    """Returns the size that is in time with 90 % confidence. Returns None without DAYS, if USD
+    sets the tokens, or if no size is.
 
-    Four of five runs take `1 - LIKELY` to `1 + LIKELY` times the predicted time, so one of ten
-    takes longer.
+    Eight of ten runs are within the spread of the prediction, so one takes longer.
     """
-    if wish.days is None or wish.tokens is None:
+    if wish.days is None or not is_dated(wish):
         return None
+    late = [replace(size, days=size.days * math.exp(size.spread)) for size in found]
     try:
-        return answer(found, replace(wish, days=wish.days / (1 + LIKELY)))
+        nodes = answer(late, wish).nodes
     except ConfigError:
         return None
+    return next(size for size in found if size.nodes == nodes)
+
+
+def is_dated(wish: Wish) -> bool:
+    """Tells whether a number of tokens has a date: TOKENS, or train.steps without USD."""
+    return wish.days is not None and (wish.tokens is not None or wish.usd is None)
 
 
 def shown(found: Sequence[Size], *chosen: Size) -> list[Size]:
@@ -210,7 +217,8 @@ def _size(
     peak = device.peak(format_of(choice.config)) * choice.config.world_size
     mfu = rate * flops_per_token(config.model, train.sequence_length) / peak
     usd = None if dollars is None else around + days * dollars
-    return Size(nodes, choice, rate, mfu, useful, tokens, days, usd)
+    spread = spread_of(choice.step, device.fitted)
+    return Size(nodes, choice, rate, mfu, useful, tokens, days, usd, spread)
 
 
 def _tokens(config: Config, wish: Wish, rate: float, dollars: float | None) -> float:

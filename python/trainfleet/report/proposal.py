@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..config import Config, Derived, dump_resolved
+from ..config.goodput import Goodput, best_minutes
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
 from ..config.speed import StepTime
 from ..config.tables import read_table
 from ..hardware import node_types
 from ..plan import neuron_environment
-from ..plan.estimate import LIKELY, LIKELY_MEMORY, Estimate
+from ..plan.estimate import LIKELY_MEMORY, Estimate
 from ..plan.fabric_environment import fabric_settings
 from ..plan.job import Artifact, Request
 from ..plan.plan import Plan, degrees
@@ -83,6 +84,8 @@ def beside(config: Config) -> str:
 
 
 INDENT = "    "
+WORTH = 0.005  # fraction of the time from which a plan suggests another checkpoint interval
+UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "min"), (1.0, "s"))
 PARTS = {  # names of the parts of a step
     "products": "matrix products",
     "traffic": "memory traffic",
@@ -251,7 +254,11 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
             f"rank, {needs.format})",
         )
         yield "", flops_in_words(config.model)
-        yield "time", f"about {duration(needs.seconds)}"
+        elapsed = needs.elapsed or 0.0
+        likely = span(*needs.between(elapsed))
+        yield "time", f"about {duration(elapsed)}; {likely} for four of five such runs"
+        if needs.goodput:
+            yield "", _useful(needs.goodput, elapsed)
     else:
         yield "time", "unknown on this hardware"
     if needs.usd is None:
@@ -266,6 +273,23 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
             f", including ${rough(needs.around)} for setup and idle time" if needs.around else ""
         )
         yield "cost", f"about ${rough(needs.usd)}{around}" if needs.usd else _free(config)
+
+
+def _useful(found: Goodput, elapsed: float) -> str:
+    """Returns the training share of the time, the causes of the rest, and a better interval between
+    checkpoints if there is one.
+    """
+    failures = elapsed / found.between_failures
+    text = (
+        f"{found.share:.1%} of it is training; about {failures:,.2g} failures, each of which costs "
+        f"{duration(found.restart)} and half of the {duration(found.interval)} between "
+        f"checkpoints; a checkpoint blocks the ranks for {found.stall:.2g} s"
+    )
+    best = best_minutes(found.between_failures, found.stall)
+    gained = found.at(min(elapsed, best * 60.0)) - found.share
+    if gained < WORTH:
+        return text
+    return f"{text}; checkpoint.every: {best} min would raise the share by {gained:.1%}"
 
 
 def _free(config: Config) -> str:
@@ -319,8 +343,18 @@ def _basis(config: Config, needs: Estimate) -> str:
     if device is None:
         return "a rough prediction; no run on this machine has been measured yet (run make profile)"
     if not device.fitted:
-        return "assumed from related devices, because no run on this device is published"
-    return f"predicted from published runs: within {LIKELY:.0%} for four of five"
+        return (
+            "predicted from related devices, because no run of a similar engine on this device is "
+            "published"
+        )
+    return "predicted from published runs"
+
+
+def span(low: float, high: float) -> str:
+    """Formats a range of seconds in one unit, with two digits: 12-16 days."""
+    size, unit = next((each for each in UNITS if high >= 2 * each[0]), UNITS[-1])
+    least, most = (f"{float(f'{value / size:.2g}'):,.10g}" for value in (low, high))
+    return f"{least}-{most} {unit}"
 
 
 def shares(step: StepTime) -> list[str]:

@@ -5,6 +5,7 @@ layouts for one number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import exp
 from pathlib import Path
 
 from ..config import Config
@@ -15,11 +16,12 @@ from ..plan.plan import degrees
 from ..plan.sizing import DAY, Size, Wish, remark, shown
 from .history import duration, percent, quantity, table
 from .plots import BLUE, INK, STYLE, note, save
-from .proposal import PARTS, rough
+from .proposal import PARTS, rough, span
 
 ALTERNATIVES = 5  # layouts to show
+EACH = "per billion tokens"
 LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "per step", "cost", "limited by")
-SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "cost", "per billion tokens", "layout")
+SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "four of five", "cost", EACH, "layout")
 LEFT = ("layout", "recompute", "limited by")
 
 
@@ -63,7 +65,7 @@ def describe_sizes(
     yield from ("", f"answer: {_told(chosen)}", f"        {remark(config, chosen.tokens)}")
     if chosen is not knee and wish == Wish(tokens=wish.tokens):
         yield f"        the knee is {_told(knee)}"
-    if wish.days is not None and wish.tokens is not None:
+    if sizing.is_dated(wish):
         yield (
             "        finishes in time with 50 % confidence; with 90 %: "
             f"{_told(sure) if sure else 'no fleet of these sizes'}"
@@ -78,9 +80,12 @@ def describe_sizes(
 
 def _told(size: Size) -> str:
     dollars = f" for about ${rough(size.usd)}" if size.usd is not None else ""
-    return (
-        f"NODES={size.nodes}: {rough(size.tokens)} tokens in {duration(size.days * DAY)}{dollars}"
-    )
+    return f"NODES={size.nodes}: {rough(size.tokens)} tokens in {_likely(size)}{dollars}"
+
+
+def _likely(size: Size) -> str:
+    """Returns the time within which four of five such runs end."""
+    return span(size.days * DAY / exp(size.spread), size.days * DAY * exp(size.spread))
 
 
 def indented(lines: Iterable[str]) -> Iterator[str]:
@@ -146,6 +151,7 @@ def _size(size: Size, marks: Sequence[tuple[Size, str]]) -> tuple[str, ...]:
         percent(size.mfu),
         f"{size.goodput:.1%}",
         duration(size.days * DAY),
+        _likely(size),
         f"${rough(size.usd)}" if size.usd is not None else "",
         each,
         degrees(size.choice.config),

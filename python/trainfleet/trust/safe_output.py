@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -20,9 +21,13 @@ COMMANDS = re.compile(  # make commands in a message
     r"(setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|explain|stop"
     r"|new-backend|image|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
-# Environment variable with the CONFIG= and RUN= arguments that the user typed; set by cli.
+# Environment variable with the CONFIG=, RUN=, SET= and NODES= arguments that the user typed; set by
+# cli.
 TYPED = "TRAINFLEET_TYPED"
 LONGEST = 500  # maximum characters of typed arguments to repeat in the next command
+# Commands that take NODES, and those that take SET.
+SIZED = ("setup", "doctor", "plan", "tokenize", "compile", "train", "profile")
+ACTING = (*SIZED, "scaling", "rehearse", "build", "push", "image")
 OF_NO_RUN = ("config", "recipes", "runs", "compare", "explain", "ls", "new-backend")
 NEXT = re.compile(r"^ *next: .*", re.MULTILINE)
 # Control characters except newline and tab, characters that change the text direction, and Unicode
@@ -83,16 +88,34 @@ class SafeStream:
 
 
 def completed(then: str) -> str:
-    """Adds the typed config or run to the commands in a message.
+    """Adds the typed config or run to the commands in a message, and the typed values to commands
+    that take them.
 
-    Without these arguments, the commands would be about the run in config.yaml.
+    Without these arguments, the commands would use config.yaml and its values.
     """
     typed = os.environ.get(TYPED, "")
     if not typed or len(typed) > LONGEST or re.search("(CONFIG|RUN|SET)=", then):
         return then
-    return COMMANDS.sub(
-        lambda command: command[0] + (typed if command[1] not in OF_NO_RUN else ""), then
-    )
+    words = [word.partition("=") for word in shlex.split(typed)]
+
+    def repeated(command: re.Match[str]) -> str:
+        kept = (
+            f" {name}={shlex.quote(value)}"
+            for name, _, value in words
+            if _takes(command[1], name, value) and f"{name}=" not in then
+        )
+        return command[0] + "".join(kept)
+
+    return COMMANDS.sub(repeated, then)
+
+
+def _takes(verb: str, name: str, value: str) -> bool:
+    """Tells whether a verb depends on this argument. SET may also name the run."""
+    if name == "NODES":
+        return verb in SIZED
+    if name == "SET" and "name" not in value:
+        return verb in ACTING
+    return verb not in OF_NO_RUN
 
 
 def _as_typed(text: str) -> str:
