@@ -212,9 +212,7 @@ def test_what_died_before_the_entrypoint_is_heard_from_the_engine(
         said = site.type("desk", "train", "SET=name=unborn", code=1)
     finally:
         site.account.containers.broken = ""
-    assert "exec format error" in said and "is not what the program needs (environment)" in said, (
-        said
-    )
+    assert "exec format error" in said and "does not match the program (environment)" in said, said
     logs = site.type("elsewhere", "logs", "SET=name=unborn")
     assert (
         "engine-0  scheduler  " in logs and "| exec /usr/bin/python3: exec format error" in logs

@@ -201,7 +201,7 @@ def test_ranks_without_a_launcher_are_told_of_and_stopped(
     time.sleep(10)
     for rank in range(NODES):
         cockpit.signal_rank(rank, signal.SIGCONT)
-    assert "node0, node1, node2 still run" in cockpit.type("status")
+    assert "node0, node1, node2 continue without it" in cockpit.type("status")
     began = time.time()
     said = cockpit.type("stop")
     assert "its launcher is gone" in said and "next: make train resumes it" in said, said

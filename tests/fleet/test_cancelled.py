@@ -78,7 +78,8 @@ def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(
     until(lambda: (run / "head.json").exists())
     second = enter(elsewhere, "train")
     assert (
-        "soon is being launched: make train, typed by root" in second and "following it" in second
+        "soon is already being launched: make train, typed by root" in second
+        and "following it" in second
     )
     finish(first)
 
