@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..run.run_folder import run_of
 from ..trust.errors import ConfigError, Problem
 from ..trust.spelling import suggest
-from ..trust.untrusted_input import printable, show, unprintable
+from ..trust.untrusted_input import printable, show, unprintable, whole
 
 VARIABLES = {
     "NODES": "the number of nodes (fleet.nodes)",
@@ -202,7 +202,7 @@ def typed(variables: Variables) -> str:
     words = {name: variables[name] for name in ("CONFIG", "SET", "NODES") if name in variables}
     if "RUN" in variables:
         words["CONFIG"] = str(run_of(variables["RUN"]).document)  # more verbs take CONFIG than RUN
-    if not words.get("NODES", "").isdigit():  # make scaling takes several numbers
+    if whole(words.get("NODES", "")) is None:  # make scaling takes several numbers
         words.pop("NODES", None)
     return "".join(f" {name}={shlex.quote(value)}" for name, value in words.items())
 
