@@ -92,7 +92,7 @@ def _outcome(history: History) -> list[Row]:
 
 
 def _data(history: History) -> list[Row]:
-    """Returns the share of the data that the run has used, and what was skipped or not read."""
+    """Returns the share of the data that the run has used, and the records and files it lacks."""
     told = [
         f"{history.epochs}: {quantity(history.measured('tokens'))} of {quantity(whole)} tokens"
         for whole in [number(history.results.get("dataset_tokens"))]
