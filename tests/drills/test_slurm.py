@@ -491,7 +491,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     said = finish(second, code=1)
     assert "behind was queued behind the compile job" in said and job_of(run) == number, said
     assert "failed: the job: a job that this job depends on failed (dependency)" in said, said
-    assert f", {compiles}, is FAILED: run make logs RUN={compiles}" in said and not names(slurm), (
+    assert f"({compiles}) is FAILED: run make logs RUN={compiles}" in said and not names(slurm), (
         said
     )
     (desk / "breaks").unlink()
