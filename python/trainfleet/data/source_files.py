@@ -63,13 +63,9 @@ def is_remote(path: str) -> bool:
 def list_files(source: str) -> Listing:
     """Lists the files of one source, sorted. Raises DataError if there is no file to read."""
     if is_stdlib(source):
-        paths = (
-            file.path for file in _walk(LIBRARY) if isinstance(file, SourceFile) and file.size
-        )
+        paths = (file.path for file in _walk(LIBRARY) if isinstance(file, SourceFile) and file.size)
         modules = sorted(path for path in paths if path.endswith(PYTHON))
-        return [
-            stat(path.replace(f"{LIBRARY}/", f"{STDLIB}:", 1)) for path in modules
-        ], Counter()
+        return [stat(path.replace(f"{LIBRARY}/", f"{STDLIB}:", 1)) for path in modules], Counter()
     files, unread = _sorted_out(_found(source))
     if not files:
         none = "it is empty" if {*unread} == {EMPTY} else f"it has no {', '.join(by_suffix())} file"
