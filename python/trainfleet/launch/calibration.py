@@ -45,8 +45,8 @@ class Lesson:
 
 
 def experience_of(config: Config) -> Experience | None:
-    """Returns corrections from similar past runs, or None if no run is similar. Prefers runs with the
-    same layout, then the same model, then the same hardware.
+    """Returns corrections from similar past runs, or None if no run is similar. Prefers runs
+    with the same layout, then the same model, then the same hardware.
 
     Runs with the same layout correct the whole step. Other runs correct each group of step parts
     separately, because a step splits differently across the groups.

@@ -145,7 +145,8 @@ MEASURING = r"-(profile|scaling)-\d{4}-\d{6}[a-z0-9-]*"
 
 
 def made_by(run: Run, config: Config | None) -> list[Path]:
-    """Returns the folders of a run, its dataset, and the profile and scaling runs derived from it.
+    """Returns the folders of a run, its dataset, and the profile and scaling runs derived from the
+    run.
     """
     measuring = [
         folder for folder in _runs() if re.fullmatch(re.escape(run.name) + MEASURING, folder.name)
@@ -162,7 +163,8 @@ def _datasets() -> list[Path]:
 
 
 def remove_remakeable() -> None:
-    """Removes all files that can be regenerated. Raises BackendError if a run or dataset is in use.
+    """Removes all files that can be regenerated. Raises BackendError if a run or dataset is in
+    use.
     """
     busy = [folder for folder in (*_runs(), *_datasets()) if is_locked(folder)]
     if busy:
