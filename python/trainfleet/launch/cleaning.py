@@ -294,7 +294,8 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
 
 
 def _left_alone(folders: Iterable[Path]) -> int:
-    """Prints the folders that this config did not create. Returns 1 if it found any, otherwise 0.
+    """Prints the folders that this config did not create. Returns 1 if it found any, otherwise
+    0.
     """
     strange = [folder for folder in folders if folder.exists() or folder.is_symlink()]
     for folder in strange:
