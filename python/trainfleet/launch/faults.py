@@ -30,7 +30,7 @@ from .rehearsal import (
 
 # bytes; below the size of a checkpoint's files, above the size of any of the run's logs
 SMALL = 600_000
-# ^Duration in seconds, longer than the timeout for a silent node.
+# Duration in seconds, longer than the timeout for a silent node.
 CUT, CUT_RATE = (30, "rate 1kbit burst 90 latency 1ms")
 # Each packet is delayed, and a step's few MB take half a second instead of hundredths of a second.
 # SLOWED is the maximum duration in seconds.
