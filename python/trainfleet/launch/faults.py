@@ -28,7 +28,7 @@ from .rehearsal import (
     RehearsalStage,
 )
 
-# bytes; below the size of a checkpoint's files, above the size of any of the run's logs
+# Bytes: less than a checkpoint's files, more than any of the run's logs.
 SMALL = 600_000
 # Duration in seconds, longer than the timeout for a silent node.
 CUT, CUT_RATE = (30, "rate 1kbit burst 90 latency 1ms")
