@@ -74,7 +74,7 @@ class Sequel:
     """A job that starts once another job has succeeded.
 
     submitted         is called with each attempt's job as soon as that job is submitted
-    is_asked_to_stop  returns whether the sequel was asked to stop, which also stops the job before it
+    is_asked_to_stop  returns whether the sequel was asked to stop; the job before it stops, too
     """
 
     submitted: Callable[[Handle], None]
