@@ -24,7 +24,7 @@ NEWEST = 12  # maximum number of run folders to read, newest first
 ENOUGH = 20  # minimum number of steps; compilation and warm-up dominate shorter runs
 LARGEST = 1 << 20  # maximum size of a metrics.jsonl to read, in bytes
 PLAIN = 4  # minimum number of timed steps in a profile, excluding warm-up and profiled steps
-NEAR, FAR = 0.2, 5.0  # A ratio outside this range means that the run was disturbed.
+NEAR, FAR = 0.2, 5.0  # ratios outside this range indicate a disturbed run
 # Metric names (engine/timing.py) that make up each group of predicted step parts.
 SPANS = {
     "computing": ("forward_seconds", "backward_seconds", "pipeline_seconds"),
@@ -45,11 +45,11 @@ class Lesson:
 
 
 def experience_of(config: Config) -> Experience | None:
-    """Returns corrections from similar past runs, or None if no run is similar. Prefers runs
-    with the same layout, then the same model, then the same hardware.
+    """Returns corrections from similar past runs, or None if no run is similar. Prefers runs with
+    the same layout, then the same model, then the same hardware.
 
     Runs with the same layout correct the whole step. Other runs correct each group of step parts
-    separately, because a step splits differently across the groups.
+    separately, because the groups' shares of a step vary.
     """
     found = list(_lessons(config))
     for of, is_like in (
@@ -66,7 +66,7 @@ def experience_of(config: Config) -> Experience | None:
 
 
 def _lessons(config: Config) -> Iterator[Lesson]:
-    """Yields lessons from the newest runs on this config's hardware."""
+    """Yields a Lesson for each recent run on this config's hardware."""
     written = {path.parent: path.stat().st_mtime_ns for path in RUNS.glob("*/results.json")}
     for folder in sorted(written, key=written.__getitem__, reverse=True)[:NEWEST]:
         lesson = _read(folder, written[folder])
@@ -76,8 +76,8 @@ def _lessons(config: Config) -> Iterator[Lesson]:
 
 @functools.cache
 def _read(folder: Path, written: int) -> Lesson | None:
-    """Returns the run's lesson, or None if its files can't be read. `written` is the modification
-    time of the run's results, which serves only as a cache key.
+    """Returns the run's Lesson, or None if its files can't be read. `written` is the modification
+    time of the run's results, which only serves as a cache key.
     """
     with suppress(TrainfleetError, OSError):
         run = Run(folder)
@@ -92,7 +92,7 @@ def _read(folder: Path, written: int) -> Lesson | None:
 
 
 def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | None:
-    """Returns the run's lesson, or None if the run was too short or disturbed."""
+    """Returns the run's Lesson, or None if the run was too short or disturbed."""
     steps, predicted = plain(config, metrics), predict(config)
     speed = results.get("tokens_per_second")
     enough = (results.get("steps") or 0) >= ENOUGH

@@ -43,7 +43,7 @@ def folders(root: Path) -> list[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """Returns whether a folder in runs/ is a run's folder."""
+    """Returns whether a folder in runs/ contains a run."""
     config = folder / "config.yaml"
     if not (folder.is_dir() and is_inside(config, RUNS) and config.is_file()):
         return False
@@ -92,7 +92,7 @@ def remove_dataset(folder: Path) -> list[Path]:
         if path.is_symlink() and links.fullmatch(name):
             path.unlink()
         elif path.is_dir() and not path.is_symlink():
-            with suppress(OSError):  # A non-empty folder stays; its remaining files are returned.
+            with suppress(OSError):  # keeps non-empty folders
                 path.rmdir()
         elif not path.is_symlink() and ours.fullmatch(name):
             remove(path)

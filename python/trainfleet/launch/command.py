@@ -65,8 +65,8 @@ def run_called(name: str) -> Run:
 
 
 def placed(error: NoSource, variables: Variables) -> ConfigError:
-    """Returns a missing-source error that points to the source's line in config.yaml, or to the
-    variable that sets it.
+    """Converts a missing-source error to a ConfigError that points to the source's line in
+    config.yaml, or to the variable that sets the source.
     """
     settings = settings_of(variables)
     line, where = place_of(settings, ("data", "sources", error.entry))
@@ -85,9 +85,7 @@ def config_of(settings: Settings) -> tuple[Config, Derivation]:
 
 
 def config_to_examine(settings: Settings) -> Config:
-    """Returns the config for commands that examine nodes and therefore accept unknown node
-    hardware.
-    """
+    """Returns the config for commands that examine nodes, which accept unknown hardware."""
     return load(settings, terms_to_examine)[0]
 
 
@@ -155,7 +153,7 @@ def plan_of(
         preflight.require(config)
     notes, is_tokenized = _data(config, backend)
     notes += preflight.warnings(config) if "train" in kinds else []
-    if not given:  # A plan on the user's machine has already printed these notes.
+    if not given:  # The user's machine has already printed these notes.
         notes += [note for note in preflight.preset_notes(config) if note not in notes]
     jobs = [] if is_tokenized else [tokenize_job(config)]
     jobs += [train_job(config)] if "train" in kinds else []

@@ -160,7 +160,7 @@ def require(config: Config) -> None:
 
 def is_due(config: Config) -> bool:
     """Returns whether a separate compile job should run before training."""
-    if was_handed_over():  # The command on the user's machine has already compiled.
+    if was_handed_over():  # already handled on the user's machine
         return False
     if not compiles_ahead(config) or config.train.compile_only or is_warm(config):
         return False
@@ -239,7 +239,7 @@ def name_of(config: Config) -> str:
 
 
 def expected_duration(config: Config) -> str:
-    """Returns a phrase that estimates the compile time from earlier runs."""
+    """Returns an estimate of the compile time as text, based on earlier runs."""
     taken = [
         seconds
         for path in RUNS.glob("compile-*/results.json")

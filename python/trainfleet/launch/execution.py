@@ -44,8 +44,8 @@ def in_charge(config: Config, run: run_folder.Run, place: Place) -> Iterator[Lea
     """Holds the lock of a local run, or the lease of a run on other machines. Raises BackendError
     if another command leads the run.
 
-    The lease alone decides who leads a run on other machines. Its lock is still taken if it is
-    free, because commands on this machine check the lock (run_folder.is_locked).
+    For a run on other machines, only the lease decides who leads it. The lock is still taken if it
+    is free, because commands on this machine check it (run_folder.is_locked).
     """
     lease, backend = Lease(run.folder), backend_of(config)
     place.lead()
@@ -236,7 +236,7 @@ class Launch:
         return replace(self, plan=replace(self.plan, requests=found))
 
     def _next(self, request: Request, number: int, without: Mapping[str, str]) -> Request:
-        """Replans the request's job, on fewer nodes if necessary and the config allows it."""
+        """Replans the request's job, using fewer nodes if necessary and allowed by the config."""
         fewer = map(train_job, smaller(self.config) if request.job.kind == "train" else ())
         jobs = (
             replace(job, launch=request.job.launch, attempt=number) for job in (request.job, *fewer)

@@ -117,7 +117,7 @@ def _running(fault: Fault, stage: RehearsalStage, words: str = "") -> subprocess
 
 
 def _ended(code: int, wanted: int = 0) -> list[str]:
-    """Returns a violation if a command's exit code is not `wanted`."""
+    """Returns a violation message if a command's exit code is not `wanted`."""
     return [] if code == wanted else [f"the command ended with exit code {code}"]
 
 

@@ -43,8 +43,8 @@ def registry_for(config: Config) -> Registry:
 
 
 def named(config: Config, given: Sequence[str] = ()) -> Config:
-    """Returns the config with fleet.container `build` replaced by the image's full name. Uses the
-    first image in `given`, which come from existing requests, or else the name in ECR.
+    """Returns the config with fleet.container `build` replaced by the image's full name. Prefers
+    the first image in `given` (from existing requests) over the name in ECR.
 
     Without AWS credentials, the name contains ACCOUNT as a placeholder. That is enough for a plan,
     because `make_ready` runs before any job.
@@ -121,8 +121,8 @@ def require_image(config: Config) -> None:
     registries unchecked.
 
     Raises:
-        ImageError: the image is missing, has another processor architecture, or has another lock
-            than the config's platform.
+        ImageError: the image is missing, or its processor architecture or lock file does not match
+            the config.
     """
     image = config.fleet.container
     registry = Registry.of(image)
@@ -138,8 +138,8 @@ def require_image(config: Config) -> None:
 
 
 def require_fit(config: Config, stored: StoredImage, image: str) -> None:
-    """Raises ImageError if the image's processor architecture is not the fleet's, or its lock is
-    not the config platform's.
+    """Raises ImageError if the image's processor architecture or lock file does not match the
+    config.
     """
     then = "set fleet.container: build, then run make push"
     if stored.architecture != ARCHITECTURE:

@@ -90,7 +90,7 @@ def launching(config: Config, verb: str) -> Iterator[None]:
     Raises:
         BackendError: another launch of the run is in progress.
     """
-    # The command on the user's machine already publishes the launch of a fleet's head.
+    # For a fleet's head, the command on the user's machine already publishes the launch.
     if config.name in _open or ORDER in os.environ or is_nowhere(config):
         yield
         return
@@ -99,7 +99,7 @@ def launching(config: Config, verb: str) -> Iterator[None]:
             yield
             return
         before = signal.getsignal(signal.SIGINT)
-        # Background jobs of a script ignore SIGINT, but here it must end the launch.
+        # Background jobs in scripts ignore SIGINT, but here it must end the launch.
         if before == signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _open[config.name] = phase = FirstPhase(place, shown)

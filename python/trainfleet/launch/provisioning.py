@@ -94,8 +94,8 @@ def planned(config: Config) -> tuple[Artifact, ...]:
 
 
 def prospect(config: Config, needs: Estimate) -> Prospect:
-    """Returns the predictable changes that `make setup` would make. Prints whether the package
-    indexes have the pinned versions.
+    """Returns the changes that `make setup` would make, if they are predictable. Prints whether the
+    package indexes have the pinned versions.
     """
     pins.say(pinned(config))
     train, seconds = config.train, needs.seconds
@@ -153,7 +153,7 @@ def examine(config: Config, lift: Sequence[str]) -> int:
 
 
 def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
-    """Prints each host's status and problems, then the fabric's and the command to run next.
+    """Prints each host's status and problems, the state of the fabric, and the command to run next.
     Returns the exit code.
     """
     from ..hosts.host_table import Board

@@ -36,7 +36,7 @@ from ..trust.errors import BackendError, RunError
 
 # Steps in the run, steps between checkpoints, and the step at which the fault is injected.
 STEPS, EVERY, BREAK_AT = (120, 20, 50)
-LONGER = 400  # number of steps if this machine sees the nodes' progress with a delay of seconds
+LONGER = 400  # number of steps if progress reaches this machine with a delay of seconds
 LONGEST = 8000  # number of steps in a run that is stopped once its fault is detected
 PATIENCE = 480.0  # timeout in seconds for a command
 LEFT_WITHIN = 10.0  # timeout in seconds for every process to end
@@ -368,7 +368,7 @@ class RehearsalStage:
         return found
 
     def at_work(self) -> Sequence[object]:
-        """Returns the processes, jobs or hosts on which the stage's runs are still active."""
+        """Returns the stage's remaining processes or jobs, or the hosts that still run them."""
         return self.processes()
 
     def left_over(self) -> Sequence[object]:

@@ -250,8 +250,8 @@ def lacking(config: Config) -> dict[str, str]:
 
 @contextmanager
 def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
-    """Yields a stage on a located config's hosts for the given faults. Removes the stage's files
-    and processes afterwards.
+    """Yields a stage on the hosts of a config from `require_hosts`, for the given faults. Removes
+    the stage's files and processes afterwards.
 
     Raises:
         BackendError: another rehearsal is running on the hosts, or a host can't be reached or

@@ -24,7 +24,7 @@ ANSWERS = 2  # timeout in seconds for a scheduler to report why a job is waiting
 # Maximum seconds without progress, and in total, before a stop gives up. The run needs time to
 # finish a step and write a checkpoint.
 PATIENCE, LONGEST = (120.0, 1800.0)
-# Seconds for a launcher to notice its job's end, because it queries Slurm at most every 15 s.
+# Seconds for a launcher to notice that its job has ended. It polls Slurm at most every 15 s.
 LAUNCHER_ENDS = 30.0
 
 
@@ -199,8 +199,8 @@ def config_known(run: Run, variables: Variables) -> Config | None:
     if run.config.exists():
         with suppress(ConfigError):
             config = load_resolved(run.config)
-            # A different name means another run's config, which would query or remove the wrong
-            # run.
+            # A different name means another run's config, with which commands would query or remove
+            # the wrong run.
             if config.name == run.name:
                 return config
     with suppress(ConfigError):  # Commands that only read a run do not need a valid config.

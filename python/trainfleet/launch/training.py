@@ -56,7 +56,7 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
             if code is None:
                 return LEFT
             lease.code = code
-        # For a run on a head, the command on the user's machine prints the summary.
+        # On a head, the command on the user's machine prints the summary.
         if summarize and (backend.is_here or Can.SHARED not in backend.can):
             print_summary(run)
         return lease.code
