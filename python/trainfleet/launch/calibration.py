@@ -111,7 +111,7 @@ def _parts(steps: list[Record], predicted: StepTime) -> dict[str, float]:
     not time its parts.
     """
     spent = {group: sum(_median(steps, name) for name in names) for group, names in SPANS.items()}
-    # The prediction also includes these parts in the forward and backward passes.
+    # Measured forward and backward times include calls and exchange, which GROUPS lists separately.
     beside = predicted.group("calls") + predicted.group("exchange")
     if spent["computing"] <= beside:
         return {}

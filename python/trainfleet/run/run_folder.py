@@ -277,7 +277,7 @@ def size_of(path: Path) -> int:
         ) as file:
             return os.fstat(file.fileno()).st_size
     except OSError as error:
-        # A symbolic link counts as 0 here, because readers report it.
+        # Readers report symbolic links, so links count as missing here.
         if isinstance(error, FileNotFoundError) or untrusted_input.is_in_the_way(error):
             return 0
         raise

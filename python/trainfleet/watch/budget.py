@@ -5,7 +5,7 @@ Using only events means that no cost is lost when a launcher dies, and every rea
 same total. If machines are created for the run, the bill comes from plan/estimate.py. It includes
 an estimate for set-up and charges nodes by the hour. Between launches, nodes are charged until
 fleet.idle_minutes removes them. Other resources are charged for the same hours plus queue time. A
-run is stopped while its budget still covers its nodes until their removal.
+run is stopped early enough that its budget still covers its nodes until their removal.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class Budget:
 
     @property
     def reserve(self) -> float:
-        """Returns the cost of the nodes from the end of training until their removal, in US
-        dollars.
-        """
+        """Returns the nodes' cost from the end of training until their removal, in US dollars."""
         return self.bill.idle(self.nodes)
 
     def spent(self, now: float | None = None, under_way: bool = True) -> float:
@@ -141,8 +139,8 @@ def hours_beside(
 
 
 def _waits(event: Record, waits: bool) -> bool:
-    """Returns whether the job is queued after this event, given the state `waits` before it.
-    Machines that are starting up already cost money, so that phase does not count as waiting.
+    """Returns whether the job is queued after this event, given the state `waits` before it. The
+    starting phase does not count as queued, because machines that are starting already cost money.
     """
     if event["event"] == "queued":
         return bool(event.get("phase") == "queued")

@@ -93,7 +93,7 @@ class Sign:
     """A log pattern that indicates a cause, with its strength.
 
     `cancels` marks patterns that withdraw an earlier complaint about the cause. `forestalls` marks
-    patterns after which hints at the cause are only consequences, so they are ignored.
+    patterns that explain later hints at the cause, so that those hints are ignored.
     """
 
     pattern: re.Pattern[str]
@@ -172,8 +172,8 @@ def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
 
 
 def firm_causes(by: tuple[str, ...], text: str) -> frozenset[str]:
-    """Returns all causes that the text firmly indicates. More than one cause means that the text is
-    ambiguous.
+    """Returns all causes whose firm patterns match the text. More than one cause means that the
+    text is ambiguous.
     """
     return _causes_of(by, _NUMBERS.sub("0", text))
 

@@ -267,7 +267,8 @@ def _whom(
         return _who_hangs(best, standing, record)
     if (rank := untrusted_input.whole(best.groups.get("rank", ""), MOST)) is not None:
         ended = ENDED.search(best.words) and " on node " not in best.words
-        # Lines of these kinds concern the node that wrote them.
+        # Lines from outside observers, and about killed or ended processes, concern the writer's
+        # node.
         here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended
         return record.homes.get(rank, best.node if here else None), rank, best.words
     if best.cause == "rendezvous":
@@ -391,9 +392,7 @@ def _sequence(text: str) -> int:
 
 
 def quote(finding: Diagnosis, lines: Sequence[LogLine]) -> tuple[str, ...]:
-    """Returns the line that showed the cause, preceded by the same writer's last lines before
-    it.
-    """
+    """Returns the writer's last lines up to and including the one that showed the cause."""
     writer = finding.line.node, finding.line.rank, finding.line.who
     mine = [line for line in lines if (line.node, line.rank, line.who) == writer]
     ends = (index for index, line in enumerate(mine) if line.text == finding.line.text)

@@ -252,7 +252,7 @@ def most_blamed(counted: Counter[int]) -> int | None:
 SKEW = 60.0  # maximum clock difference between two nodes, in seconds
 SAME_CLOCK = 2.0  # maximum seconds for ranks of a node to notice each other's failures
 ONE_MORE = 30.0  # seconds after which a single later step shows that the job continued
-# Seconds after a warning. A calm line later than that shows that the warning was harmless.
+# Seconds after which a calm line shows that a warning was harmless.
 BREATH = 5.0
 Writer = tuple[int | None, int | None, str]
 
@@ -261,8 +261,8 @@ Writer = tuple[int | None, int | None, str]
 class Evidence:
     """A cause that a log line indicates. `node` and `rank` are to blame; `writer` wrote the line.
 
-    `error` marks a process's exception. `firm` means that the line states the cause, as opposed to
-    inferring it from a lack of alternatives. `closed` means that the line is unambiguous.
+    `error` marks a process's exception. `firm` means that the line states the cause. Otherwise, the
+    cause is inferred because no other one fits. `closed` means that the line is unambiguous.
     """
 
     weight: Weight

@@ -223,8 +223,8 @@ class MonitoredAttempt:
             self.say(f"still no answer from {who}: run make clean to end the processes there")
 
     def _with_cut_off(self, status: Status) -> Status:
-        """Adds exit code CUT_OFF to the status if another user ended the job through the scheduler
-        before the ranks had finished.
+        """Returns the status. Adds exit code CUT_OFF if another user ended the job through the
+        scheduler before the ranks had finished.
         """
         if not status.ended_by or self.asked:
             return status
@@ -233,8 +233,8 @@ class MonitoredAttempt:
         return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
 
     def _with_absent(self, status: Status) -> Status:
-        """Adds lost nodes that the scheduler has not noticed: those without an exit code, a recent
-        heartbeat or a response.
+        """Returns the status. Adds lost nodes that the scheduler has not noticed: those without an
+        exit code, a recent heartbeat or a response.
         """
         if status.ended or not (
             unheard := set(range(len(status.hosts))) - set(status.exits) - set(status.lost)
@@ -373,7 +373,7 @@ class MonitoredAttempt:
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
 
     def _is_over(self) -> bool:
-        """Returns whether the machines will soon be reclaimed at a time known from the start."""
+        """Returns whether the machines' known reclaim time is near."""
         if over := self.watch.ends is not None and time.time() > self.watch.ends - TO_SAVE:
             self.say(
                 "the capacity block ends soon; next: run make setup with another capacity block, "

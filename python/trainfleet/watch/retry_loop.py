@@ -94,7 +94,7 @@ def persevere(
 
 
 def await_next(watch: Watch, verdict: Verdict, fruitless: int, broken: dict[str, str]) -> None:
-    """Announces another attempt and waits before it. Adds a blamed host to `broken`."""
+    """Announces another attempt and waits before it. Adds the blamed host, if any, to `broken`."""
     if verdict.then is Then.ELSEWHERE:
         broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
         watch.run.note("quarantined", host=verdict.host, evidence=broken[verdict.host])

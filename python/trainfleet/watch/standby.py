@@ -77,8 +77,8 @@ class StandbyWatch:
         """Waits until a launcher that led the run falls silent, and returns its last lease renewal.
         Returns None if the run no longer needs this standby.
 
-        Counts polls instead of comparing clocks. A file system that pauses for a minute only takes
-        one poll, so the launcher does not count as dead.
+        Counts polls instead of comparing clocks. If the file system stalls for a minute, that is
+        still one poll, so the launcher does not count as dead.
         """
         silent, last = 0.0, newest_holder(self.folder)
         self.begun = self.begun or (last is not None and last.term > self.term)

@@ -170,8 +170,8 @@ def _with_others(
 
 
 def _cut_short(lines: list[LogLine], node: int | None) -> str:
-    """Describes a node that ended before its ranks had saved although it was asked to save, or
-    returns "". `node` None means any node.
+    """Describes a node that was asked to save but ended first, or returns "" if there is no such
+    node. `node` None means any node.
     """
     stops = (
         line
@@ -247,7 +247,7 @@ def _unexplained(request: Request, status: Status, lines: list[LogLine], since: 
     """Creates the verdict if no line names a cause. Blames the node that a signal ended, or the
     first failed node, and quotes all last lines.
 
-    Nodes that ended by SIGTERM come last, because a scheduler sends it to the other nodes of a
+    Nodes that ended by SIGTERM come last, because a scheduler sends SIGTERM to the other nodes of a
     failed job.
     """
     ended = sorted(
