@@ -90,7 +90,7 @@ def launching(config: Config, verb: str) -> Iterator[None]:
     Raises:
         BackendError: another launch of the run is in progress.
     """
-    # For a fleet's head, the command on the user's machine already publishes the launch.
+    # On a head, the command on the user's machine has already published the launch.
     if config.name in _open or ORDER in os.environ or is_nowhere(config):
         yield
         return

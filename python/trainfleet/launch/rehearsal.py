@@ -224,7 +224,9 @@ class RehearsalStage:
         return process.returncode
 
     def again(self, name: str, words: str = "") -> int:
-        """Reruns `make train` for the run `name` until it ends. Returns its exit code."""
+        """Reruns `make train` for the run `name`, waits for it to end, and returns its exit
+        code.
+        """
         return self.end(self.begin(name, words))
 
     def stop(self, name: str, process: subprocess.Popen[str]) -> None:
