@@ -268,8 +268,8 @@ def conclude(run: run_folder.Run, verdict: Verdict, done: str) -> Verdict:
 def another(
     watch: Watch, jobs: Sequence[Job], broken: Mapping[str, str], lost: Mapping[str, str]
 ) -> Request:
-    """Returns the request for the next attempt, without the `broken` hosts and, if possible,
-    without the `lost` hosts.
+    """Returns the request for the next attempt. Excludes the `broken` hosts and, if possible, the
+    `lost` hosts.
 
     Waits for lost nodes to return if no other nodes can replace them.
 

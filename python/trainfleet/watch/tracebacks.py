@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from .lines import TRACEBACK, LogLine, is_progress
 
-# Maximum lines and seconds by which an exception's message continues after its first line.
+# Maximum number of lines, and of seconds, for which an exception's message may continue.
 MESSAGE_LINES, MESSAGE_SECONDS = (16, 1.5)
 CHAINS = 16  # maximum number of chains to keep per process; the last ones are kept
 FRAMES = 8  # maximum number of frames to keep per traceback; the innermost ones are kept
