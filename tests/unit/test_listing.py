@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 import torch
 
@@ -13,6 +18,8 @@ from trainfleet.cli import main as command
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.engine.generate import choose
 from trainfleet.launch.lm_eval import require_known
+from trainfleet.process.install_paths import ROOT
+from trainfleet.report import json_output
 from trainfleet.trust.errors import ConfigError
 
 TEXT = """
@@ -146,3 +153,47 @@ def test_a_task_that_lm_eval_does_not_have_is_refused_with_the_nearest_it_has() 
     ) as told:
         require_known("helaswag,arc_easy,nonsense", known)
     assert len(told.value.problems) == 2
+
+
+def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    """What a verb prints with JSON=1, after jsonschema has judged it by the published schema."""
+    capsys.readouterr()
+    command([*words, "JSON=1"])
+    found = json.loads(capsys.readouterr().out)
+    schema = json.loads(json_output.FILE.read_text())
+    part = schema | {"$ref": f"#/$defs/{words[0]}"}
+    jsonschema.validate(found, part, cls=jsonschema.Draft202012Validator)
+    return found
+
+
+def test_scripts_get_json_that_its_schema_describes(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/broken").mkdir()
+    Path("runs/broken/results.json").write_text('{"status": "<script>", "steps": 1e999}')
+    runs = {run["name"]: run for run in answer(["runs"], capsys)["runs"]}
+    assert runs["broken"]["status"] == "unreadable" and "finite" in runs["broken"]["fault"]
+    slow = runs["slow"]
+    assert (slow["status"], slow["step"], slow["loss"], slow["usd"]) == ("finished", 50, 4.0, 12.5)
+    assert answer(["status", "RUN=slow"], capsys)["run"] == slow
+    compared = answer(["compare", "RUNS=slow fast"], capsys)
+    assert compared["differences"] == {"train.learning_rate": [0.001, 0.01]}
+    assert Path(compared["plot"]).is_file() and answer(["ls"], capsys)["resources"] == []
+    assert "first-run" in {recipe["name"] for recipe in answer(["recipes"], capsys)["recipes"]}
+    assert json.loads(json_output.FILE.read_text()) == json_output.schema()
+
+
+def test_the_script_of_the_docs_waits_for_a_run_and_prints_its_loss() -> None:
+    page = (ROOT / "docs/how-to/scripts.md").read_text()
+    script = page.partition("```python\n")[2].partition("```")[0]
+    Path("trainfleet").write_text(f'#!/bin/sh\nexec {sys.executable} -m trainfleet "$@"\n')
+    Path("trainfleet").chmod(0o755)
+    path = {"PATH": f".:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "python")}
+    said = subprocess.run(
+        [sys.executable, "-c", script, "fast"], env=path, capture_output=True, text=True, check=True
+    )
+    assert float(said.stdout) == 3.0
+
+
+def test_a_loss_that_is_no_number_is_null_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("runs/slow/metrics.jsonl").open("a") as file:
+        file.write('{"step": 60, "loss": NaN, "tokens_per_second": 1000.0}\n')
+    assert answer(["status", "RUN=slow"], capsys)["run"]["loss"] is None

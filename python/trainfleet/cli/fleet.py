@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..launch.command import config_of, config_to_examine, run_named, settings_of
@@ -13,7 +13,7 @@ from .variables import Variables, flag
 if TYPE_CHECKING:
     from ..backends.base import Machines
     from ..backends.run_storage import Place
-    from ..config import Config
+    from ..cloud.inventory import OwnedResource
     from ..run.run_folder import Run
 
 
@@ -65,39 +65,49 @@ def doctor(variables: Variables, started: float) -> int:
 
 def ls(variables: Variables, started: float) -> int:
     """Lists the resources of every config in a region, found only by tag, with cost and age."""
-    for line in holdings(config_of(settings_of(variables))[0]):
-        print(line)
-    return 0
-
-
-def holdings(config: Config) -> Iterator[str]:
-    """Yields lines about the region's resources, by config. Raises CloudError at the end if the
-    credentials may not list all resources.
-    """
     from ..backends import backend_of
 
+    config, as_json = config_of(settings_of(variables))[0], flag(variables, "JSON")
     if not backend_of(config).machines().made:
-        yield (
-            f"the {config.fleet.backend} backend creates no machines, so it has no resources that "
-            "cost money"
-        )
-        return
+        if as_json:
+            _emit(None, ())
+        else:
+            backend = config.fleet.backend
+            print(
+                f"the {backend} backend creates no machines, so it has no resources that cost money"
+            )
+        return 0
     from ..cloud.calls import Calls, region_of
     from ..cloud.inventory import find, require_seen, table, total, weighed
 
     region = region_of(config)
     calls = Calls(region)
     everything = list(weighed(calls, find(calls)))
-    if found := [one for one in everything if one.id]:
-        yield from table(found)
-        yield f"{len(found)} resource{'s' * (len(found) > 1)} in {region}: {total(found)}"
-        yield (
+    found = [one for one in everything if one.id]
+    if as_json:
+        _emit(region, everything)
+    elif found:
+        print(
+            *table(found),
+            f"{len(found)} resource{'s' * (len(found) > 1)} in {region}: {total(found)}",
             "next: make clean removes this config's resources; CONFIG=path selects another config; "
-            "PURGE=1 also removes resources with data"
+            "PURGE=1 also removes resources with data",
+            sep="\n",
         )
     require_seen(everything, region, "make ls")
-    if not found:
-        yield f"trainfleet has no resources in {region}"
+    if not found and not as_json:
+        print(f"trainfleet has no resources in {region}")
+    return 0
+
+
+def _emit(region: str | None, found: Iterable[OwnedResource]) -> None:
+    from ..report.json_output import LsOutput, ResourceState, emit
+
+    rows = (
+        ResourceState(one.kind, one.id, one.config, one.what, one.since, one.usd, one.holds_data)
+        for one in found
+    )
+    emit(LsOutput(region, tuple(rows)))
 
 
 def clean(variables: Variables, started: float) -> int:

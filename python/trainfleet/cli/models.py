@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..launch import run_location
@@ -13,12 +14,13 @@ from ..launch.command import run_trained, store_named
 from ..process.processes import run_module
 from ..trust.errors import ConfigError, RunError
 from ..trust.safe_output import unguarded
-from .variables import Variables, amount, number
+from .variables import Variables, amount, flag, number
 
 if TYPE_CHECKING:
     from ..checkpoints.listing import ListedCheckpoint
     from ..checkpoints.marker import Commit
     from ..checkpoints.store import CheckpointStore
+    from ..report.json_output import CheckpointState
 
 
 def sample(variables: Variables, started: float) -> int:
@@ -45,12 +47,16 @@ def sample(variables: Variables, started: float) -> int:
 def checkpoints(variables: Variables, started: float) -> int:
     """Lists each checkpoint: step, time, size, loss, layout, and whether it is intact."""
     from ..checkpoints.listing import look
+    from ..report import json_output
     from ..report.history import table
 
     if (code := run_location.forwarded("checkpoints", variables)) is not None:
         return code
     name, store = store_named(variables)
     entries = list(look(store))
+    if flag(variables, "JSON"):
+        json_output.emit(json_output.CheckpointsOutput(tuple(map(facts, entries))))
+        return int(any(entry.fault for entry in entries))
     if not entries:
         raise RunError("has no checkpoint yet", where=name, next="make train")
     head = ("step", "saved (UTC)", "size", "loss", "layout", "state")
@@ -61,6 +67,17 @@ def checkpoints(variables: Variables, started: float) -> int:
         return 1
     print("next: make verify reads the newest one; good means that no file is missing or truncated")
     return 0
+
+
+def facts(entry: ListedCheckpoint) -> CheckpointState:
+    """Returns the JSON output for one checkpoint."""
+    from ..report.json_output import CheckpointState
+
+    found = CheckpointState(entry.step, entry.address, entry.fault or None)
+    if (commit := entry.commit) is None:
+        return found
+    layout = dict(commit.layout)
+    return replace(found, time=commit.time, bytes=commit.size, loss=commit.loss, layout=layout)
 
 
 def row(entry: ListedCheckpoint) -> tuple[str, ...]:

@@ -16,6 +16,11 @@ from .variables import Variables, flag
 def recipes(variables: Variables, started: float) -> int:
     """Lists the complete configs that come with the package."""
     found = all_recipes()
+    if flag(variables, "JSON"):
+        from ..report.json_output import RecipeLine, RecipesOutput, emit
+
+        emit(RecipesOutput(tuple(RecipeLine(recipe.name, recipe.line) for recipe in found)))
+        return 0
     width = max(len(recipe.name) for recipe in found)
     for recipe in found:
         print(f"{recipe.name:{width}}  {recipe.line}")

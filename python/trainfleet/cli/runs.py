@@ -27,12 +27,15 @@ def runs(variables: Variables, started: float) -> int:
     """Lists the runs on this machine, or those of CONFIG: state, step, loss, speed, cost, age."""
     from ..launch import cleaning
     from ..launch.command import run_named
-    from ..report import summary
+    from ..report import json_output, summary
 
     found = summary.known()
-    if variables:
+    if {*variables} - {"JSON"}:
         made = cleaning.made_by(run_named(variables), None)
         found = [run for run in found if run.folder in made]
+    if flag(variables, "JSON"):
+        json_output.emit(json_output.RunsOutput(tuple(map(json_output.state_of, found))))
+        return 0
     if not found:
         print(f"no runs {'of this config ' if variables else ''}here yet\nnext: make train")
         return 0
@@ -108,12 +111,17 @@ MOST = 7  # maximum runs that a reader can tell apart in a plot
 
 def compare(variables: Variables, started: float) -> int:
     """Prints how runs differ in configs and results, and draws their loss curves in one plot."""
-    from ..report import summary
+    from ..report import json_output, summary
 
     runs = runs_of(variables.get("RUNS", ""))
-    print("\n".join(summary.describe_differences(runs)))
     picture = runs[0].plots / "compare.png"
     summary.draw(runs, picture)
+    if flag(variables, "JSON"):
+        states = tuple(map(json_output.state_of, runs))
+        differences = summary.differences(runs)
+        json_output.emit(json_output.CompareOutput(states, differences, str(picture)))
+        return 0
+    print("\n".join(summary.describe_differences(runs)))
     print(f"\nplot  {picture}\nnext  make report RUN={runs[0].name} draws the page of one run")
     return 0
 
@@ -147,7 +155,7 @@ def status(variables: Variables, started: float) -> int:
     """
     from ..launch import launching, run_location
     from ..launch.command import run_named
-    from ..report import summary
+    from ..report import json_output, summary
 
     run = run_named(variables)
     try:
@@ -159,10 +167,13 @@ def status(variables: Variables, started: float) -> int:
             alone = "" if led or begun else run_location.orphan_note(run, variables)
             alone = f"\nthe run is being launched: {begun}" if begun and not led else alone
     except BackendError:
-        if run.results.exists():
+        if run.results.exists() and not flag(variables, "JSON"):
             minutes = (started - run.results.stat().st_mtime) / 60
             print(f"{summary.status(run)}\nthis state is {minutes:.0f} min old", flush=True)
         raise
+    if flag(variables, "JSON"):
+        json_output.emit(json_output.StatusOutput(json_output.state_of(run, heard or "")))
+        return 0
     print(summary.status(run, heard or "") + alone)
     return 0
 
@@ -170,8 +181,6 @@ def status(variables: Variables, started: float) -> int:
 def logs(variables: Variables, started: float) -> int:
     """Prints the last lines of each node's log. With FOLLOW=1, continues until the run ends."""
     from ..launch.command import run_named
-
-    pass
     from ..launch.run_location import place_of
 
     run, follow = run_named(variables), flag(variables, "FOLLOW")

@@ -50,6 +50,7 @@ VARIABLES = {
     "LENGTH": "the number of tokens to write (200)",
     "SEED": "the random seed; the same seed gives the same text",
     "OFFLINE": "1: do not query package indexes for the pinned versions",
+    "JSON": "1: print one JSON object (schema/output.schema.json)",
     "VERBOSE": "1: also show the scripts that this machine would run",
     "RECIPE": "a complete config that comes with the package",
     "ONLY": "the groups of drills to run: ONLY='heads slurm', or all",
@@ -57,7 +58,7 @@ VARIABLES = {
     "NAME": "the name of a new backend: lower-case letters, digits and _",
 }
 # Options that need no value, such as `--yes`
-SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE", "OFFLINE")
+SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE", "OFFLINE", "JSON")
 Variables = dict[str, str]
 TEXTS = ("PROMPT", "SET")  # variables without a limit on their length
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")

@@ -257,21 +257,19 @@ def _entry(run: Run) -> tuple[float, tuple[str, ...]]:
     )  # fmt: skip
 
 
-def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
-    """Yields the keys in which the runs' configs differ, then the results of each."""
+def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Returns the config keys in which the runs differ, each with one value per run."""
     from ..config import flat, load_resolved
 
     configs = [dict(flat(asdict(load_resolved(run.config)))) for run in runs]
-    keys = [
-        key
-        for key in dict.fromkeys(key for config in configs for key in config)
-        if key not in NOTHING
-    ]
-    rows = [
-        (key, *(_shown(config.get(key)) for config in configs))
-        for key in keys
-        if _differs(key, configs)
-    ]
+    keys = dict.fromkeys(key for config in configs for key in config if key not in NOTHING)
+    found = {key: [config.get(key) for config in configs] for key in keys}
+    return {key: values for key, values in found.items() if any(v != values[0] for v in values)}
+
+
+def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
+    """Yields the keys in which the runs' configs differ, then the results of each."""
+    rows = [(key, *map(_shown, values)) for key, values in differences(runs).items()]
     names = [run.name for run in runs]
     yield from table(("key", *names), rows, ("key",)) if rows else ["the configs are the same"]
     yield ""
@@ -298,10 +296,6 @@ def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
 def _loss(history: History) -> str:
     """Returns the newest loss, or "nan" if it is not finite."""
     return "nan" if history.is_lost else decimal(history.losses[1])
-
-
-def _differs(key: str, configs: Sequence[dict[str, Any]]) -> bool:
-    return any(config.get(key) != configs[0].get(key) for config in configs)
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,254 @@
+"""JSON output of verbs (JSON=1), and its schema: `python -m trainfleet.report.json_output`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from ..config.key import HEAD, Key, Schema, schema_of
+from ..process.install_paths import ROOT
+from ..run.run_folder import Run
+from ..trust.errors import TrainfleetError
+from .history import History, read
+
+VERSION = 1  # increased when a field is renamed, removed or gets another meaning
+MEASURED = ("tokens", "valid_loss", "tokens_per_second", "mfu", "goodput", "memory_bytes")
+FILE = ROOT / "schema" / "output.schema.json"
+STATES = (
+    *("not started", "running", "finished", "failed", "stopped"),
+    *("interrupted", "unreadable"),
+)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run's state, read from its folder."""
+
+    name: str
+    """Name of the run."""
+    folder: str
+    """Run folder on this machine."""
+    status: Annotated[str, Key(enum=STATES)]
+    """State of the run. `interrupted` means that its launcher died."""
+    fault: str | None
+    """Reason why the run folder can't be read."""
+    step: int = 0
+    """Last logged step."""
+    steps: int = 0
+    """Configured number of steps."""
+    tokens: float | None = None
+    """Tokens trained on."""
+    first_loss: float | None = None
+    """First training loss, in nats per token."""
+    loss: float | None = None
+    """Newest training loss, or null if it is not finite."""
+    valid_loss: float | None = None
+    """Newest validation loss."""
+    tokens_per_second: float | None = None
+    """Throughput of all ranks together."""
+    mfu: float | None = None
+    """Model FLOPs utilization, from 0 to 1."""
+    goodput: float | None = None
+    """Share of useful training time in the total time, from 0 to 1."""
+    memory_bytes: float | None = None
+    """Peak memory per rank."""
+    usd: float | None = None
+    """Cost so far, in US dollars."""
+    restarts: int = 0
+    """Restarts after failures."""
+    seconds: Annotated[dict[str, float] | None, Key(type=("object",))] = None
+    """Seconds of the run by use, such as train, checkpoint and startup."""
+    seconds_left: float | None = None
+    """Predicted seconds until the last step, while the run is running."""
+    updated: float | None = None
+    """Unix time of the last update."""
+    last_checkpoint: str | None = None
+    """Address of the newest checkpoint."""
+    waits_for: str | None = None
+    """The scheduler's reason why the job is queued."""
+    verdict: str | None = None
+    """Rank or host, and the cause of the failure."""
+    next: tuple[str, ...] = ()
+    """Commands to run next."""
+
+
+@dataclass(frozen=True)
+class StatusOutput:
+    run: RunState
+    """The run."""
+
+
+@dataclass(frozen=True)
+class RunsOutput:
+    runs: tuple[RunState, ...]
+    """Runs in this folder, by name."""
+
+
+@dataclass(frozen=True)
+class CompareOutput:
+    runs: tuple[RunState, ...]
+    """The compared runs."""
+    differences: Annotated[dict[str, list[Any]], Key(type=("object",))]
+    """Config keys with different values, each with one value per run."""
+    plot: str
+    """Path of the plot with all loss curves."""
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """A checkpoint, judged by its marker and file sizes."""
+
+    step: int
+    """Step after which it was saved."""
+    address: str
+    """Folder or S3 address."""
+    fault: str | None
+    """Reason why it is broken, or null."""
+    time: float | None = None
+    """Unix time of the save."""
+    bytes: int | None = None
+    """Size of all files."""
+    loss: float | None = None
+    """Training loss at that step."""
+    layout: Annotated[dict[str, int] | None, Key(type=("object",))] = None
+    """Degrees of the layout that saved it."""
+
+
+@dataclass(frozen=True)
+class CheckpointsOutput:
+    checkpoints: tuple[CheckpointState, ...]
+    """Checkpoints, oldest first; broken ones that were set aside come last."""
+
+
+@dataclass(frozen=True)
+class RecipeLine:
+    name: str
+    """Name for RECIPE."""
+    about: str
+    """What the recipe trains, and where."""
+
+
+@dataclass(frozen=True)
+class RecipesOutput:
+    recipes: tuple[RecipeLine, ...]
+    """Complete configs that come with trainfleet."""
+
+
+@dataclass(frozen=True)
+class ResourceState:
+    """An AWS resource with trainfleet's tags."""
+
+    kind: str
+    """Kind of resource."""
+    id: str
+    """AWS identifier, or "" for a kind that the credentials may not list."""
+    config: str
+    """Name in the config that created it."""
+    about: str
+    """Description, or the reason why this kind was not listed."""
+    since: float | None
+    """Unix time of creation."""
+    usd_per_hour: float | None
+    """Price, or null if it is unknown."""
+    holds_data: bool
+    """Whether only PURGE=1 removes it."""
+
+
+@dataclass(frozen=True)
+class LsOutput:
+    region: str | None
+    """AWS region, or null if the backend creates no resources."""
+    resources: tuple[ResourceState, ...]
+    """All resources in the region, of every config."""
+
+
+Output = StatusOutput | RunsOutput | CompareOutput | CheckpointsOutput | RecipesOutput | LsOutput
+OUTPUTS: dict[str, type[Output]] = {
+    "status": StatusOutput,
+    "runs": RunsOutput,
+    "compare": CompareOutput,
+    "checkpoints": CheckpointsOutput,
+    "recipes": RecipesOutput,
+    "ls": LsOutput,
+}
+
+
+def emit(output: Output) -> None:
+    """Prints the output as one JSON object."""
+    print(json.dumps({"version": VERSION} | asdict(output), indent=2, allow_nan=False))
+
+
+def state_of(run: Run, heard: str = "") -> RunState:
+    """Returns the state of a run. `heard` is the scheduler's current message about a waiting
+    job.
+    """
+    try:
+        return _state(read(run), heard)
+    except (TrainfleetError, OSError) as error:
+        fault = error.what if isinstance(error, TrainfleetError) else str(error)
+        return RunState(run.name, str(run.folder), "unreadable", fault)
+
+
+def _state(history: History, heard: str) -> RunState:
+    run, results = history.run, history.results
+    first, last = history.losses
+    return RunState(
+        run.name,
+        str(run.folder),
+        history.status,
+        None,
+        step=history.step,
+        steps=history.steps_total,
+        first_loss=first,
+        loss=None if history.is_lost else last,
+        usd=results.get("usd"),
+        restarts=results.get("restarts", 0),
+        last_checkpoint=results.get("last_checkpoint"),
+        verdict=history.verdict[0] if history.verdict else None,
+        next=tuple(command for command, _ in history.next_commands),
+        **{name: history.measured(name) for name in MEASURED},
+        **_times(history, heard),
+    )
+
+
+def _times(history: History, heard: str) -> dict[str, Any]:
+    running = history.status == "running"
+    files = [path for path in (history.run.results, history.run.metrics) if path.exists()]
+    return {
+        "seconds": {name: round(value, 3) for name, value in history.stages.items()},
+        "seconds_left": history.seconds_left if running else None,
+        "waits_for": (running and (heard or history.waits_for)) or None,
+        "updated": max((path.stat().st_mtime for path in files), default=None),
+    }
+
+
+def schema() -> Schema:
+    """Returns the JSON Schema of the output, with a definition per verb."""
+    verbs = {verb: _open(schema_of(kind, described=True)) for verb, kind in OUTPUTS.items()}
+    for part in verbs.values():
+        part["properties"] |= {"version": {"const": VERSION}}
+        part["required"].append("version")
+    return {
+        "$schema": HEAD["$schema"],
+        "title": "trainfleet output",
+        "description": "What each verb prints with JSON=1. Later releases may add fields.",
+        "$defs": verbs,
+    }
+
+
+def _open(part: Schema) -> Schema:
+    """Requires all fields, because all are printed, and allows others, because a later release may
+    add some.
+    """
+    part.pop("default", None)
+    part.pop("additionalProperties", None)
+    for inner in [*part.get("properties", {}).values(), *filter(None, [part.get("items")])]:
+        _open(inner)
+    if "properties" in part:
+        part["required"] = [*part["properties"]]
+    return part
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
