@@ -207,15 +207,14 @@ def _state(history: History, heard: str) -> RunState:
         last_checkpoint=results.get("last_checkpoint"),
         verdict=history.verdict[0] if history.verdict else None,
         next=tuple(command for command, _ in history.next_commands),
-        **{name: history.measured(name) for name in MEASURED},
-        **_times(history, heard),
+        **_measured(history, heard),
     )
 
 
-def _times(history: History, heard: str) -> dict[str, Any]:
+def _measured(history: History, heard: str) -> dict[str, Any]:
     running = history.status == "running"
     files = [path for path in (history.run.results, history.run.metrics) if path.exists()]
-    return {
+    return {name: history.measured(name) for name in MEASURED} | {
         "seconds": {name: round(value, 3) for name, value in history.stages.items()},
         "seconds_left": history.seconds_left if running else None,
         "waits_for": (running and (heard or history.waits_for)) or None,
