@@ -17,7 +17,7 @@ export MAKECMDGOALS
 %.c: %.w %.ch
 %.tex: %.w %.ch
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
-.PHONY: .force help setup build push image doctor recipes config plan tokenize compile train profile scaling rehearse inspect sample runs watch compare status logs explain stop checkpoints verify eval export report ls clean new-backend test drills check release
+.PHONY: .force help setup build push image doctor recipes config plan tokenize compile train profile scaling sweep rehearse inspect sample runs watch compare status logs explain stop checkpoints verify eval export report ls clean new-backend test drills check release
 
 ifeq ($(word 2,$(MAKECMDGOALS)),)
 help:
@@ -66,6 +66,9 @@ profile: .venv/.stamp ## time the parts of a short run [NODES]
 
 scaling: .venv/.stamp ## run one job at several sizes [NODES='1 2 4' WEAK]
 	@.venv/bin/python -m trainfleet scaling
+
+sweep: .venv/.stamp ## train a run per combination of values [GRID SAMPLES STOP]
+	@.venv/bin/python -m trainfleet sweep
 
 rehearse: .venv/.stamp ## inject faults into a short run [FAULTS YES]
 	@.venv/bin/python -m trainfleet rehearse

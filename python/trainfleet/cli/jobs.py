@@ -106,6 +106,22 @@ def scaling(variables: Variables, started: float) -> int:
     return 0
 
 
+def sweep(variables: Variables, started: float) -> int:
+    """Trains a run for each combination of values in GRID, and compares the runs. With STOP=half,
+    only the better half of the runs continues, for twice the steps, until one run is left.
+    """
+    from ..launch import job_image, sweep
+
+    if variables.get("STOP", "half") != "half":
+        message = f"must be half, not {variables['STOP']!r}"
+        raise ConfigError.of("STOP", message, next="set STOP=half, or omit it")
+    samples = number(variables, "SAMPLES", 0)
+    points = sweep.points_of(settings_of(variables), variables.get("GRID", ""), samples)
+    print(f"{len(points)} points: {sweep.require_affordable(points)}", flush=True)
+    job_image.make_ready(points[0].config)
+    return sweep.run(points, started, "STOP" in variables)
+
+
 def _tell(run: Run, found: list[Measure], weak: bool, remark: list[str]) -> None:
     """Writes and prints the results of a scaling run, and names the fastest size."""
     from ..report import measurements

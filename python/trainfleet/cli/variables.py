@@ -38,6 +38,9 @@ VARIABLES = {
     "FORMAT": "the export format: huggingface (the default), or NxD Core's with its degrees: nxd, "
     "nxd-tp8, nxd-tp8-pp2",
     "LIFT": "a host to release from quarantine",
+    "GRID": "the values to combine: GRID='train.learning_rate=1e-4,3e-4 model.layers=4,8'",
+    "SAMPLES": "the number of combinations to draw from GRID (all of them)",
+    "STOP": "half: repeatedly continue only the better half of the runs, for twice the steps",
     "FAULTS": "the faults to inject: FAULTS='rank-killed disk-full' (all of them)",
     "DAYS": "the maximum training time in days",
     "USD": "the maximum cost of the training in dollars",

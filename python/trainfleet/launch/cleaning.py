@@ -140,14 +140,12 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", str(COMPILED))
-# Suffixes that make profile and make scaling append to the run's name.
-MEASURING = r"-(profile|scaling)-\d{4}-\d{6}[a-z0-9-]*"
+# Suffixes that make profile, make scaling and make sweep append to the run's name.
+MEASURING = r"-(?:(?:profile|scaling)-\d{4}-\d{6}[a-z0-9-]*|sweep-[0-9a-f]{8})"
 
 
 def made_by(run: Run, config: Config | None) -> list[Path]:
-    """Returns the folders of a run, its dataset, and the profile and scaling runs derived from the
-    run.
-    """
+    """Returns the folders of a run, its dataset, and its profile, scaling and sweep runs."""
     measuring = [
         folder for folder in _runs() if re.fullmatch(re.escape(run.name) + MEASURING, folder.name)
     ]

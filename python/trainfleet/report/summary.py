@@ -232,12 +232,12 @@ def describe_runs(runs: Sequence[Run]) -> Iterator[str]:
     """
     yield from table(
         HEAD,
-        [row for _, row in sorted(map(_entry, runs), key=lambda entry: entry[0])],
+        [row for _, row in sorted(map(entry, runs), key=lambda found: found[0])],
         ("run", "state"),
     )
 
 
-def _entry(run: Run) -> tuple[float, tuple[str, ...]]:
+def entry(run: Run) -> tuple[float, tuple[str, ...]]:
     """Returns the time of a run's last update, and its row in the table."""
     try:
         history, heard = read(run), run.results.stat().st_mtime

@@ -18,7 +18,7 @@ from .redaction import begun, hide
 
 COMMANDS = re.compile(  # make commands in a message
     r"\bmake "
-    r"(setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|explain|stop"
+    r"(setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|sweep|rehearse|inspect|sample|status|logs|explain|stop"
     r"|new-backend|image|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
 # Environment variable with the CONFIG=, RUN=, SET= and NODES= arguments that the user typed; set by
@@ -26,7 +26,7 @@ COMMANDS = re.compile(  # make commands in a message
 TYPED = "TRAINFLEET_TYPED"
 LONGEST = 500  # maximum characters of typed arguments to repeat in the next command
 # Commands that take NODES, and those that take SET.
-SIZED = ("setup", "doctor", "plan", "tokenize", "compile", "train", "profile")
+SIZED = ("setup", "doctor", "plan", "tokenize", "compile", "train", "profile", "sweep")
 ACTING = (*SIZED, "scaling", "rehearse", "build", "push", "image")
 OF_NO_RUN = ("config", "recipes", "runs", "compare", "explain", "ls", "new-backend")
 NEXT = re.compile(r"^ *next: .*", re.MULTILINE)
