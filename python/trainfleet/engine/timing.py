@@ -93,11 +93,10 @@ class Stopwatch:
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """Times a forward pass on the device's clock, because the host runs ahead and can't see a
-        slow device.
+        """Times a forward pass on the device clock and counts it as this rank's own work.
 
-        The pass counts as this rank's own work. If blocks wait for weights of other ranks, only the
-        times from `hear_blocks` count instead.
+        The host clock can't reveal a slow device, because the host runs ahead. If blocks wait for
+        weights from other ranks, only the times from `hear_blocks` count as own work.
         """
         began = self.clock()
         with record_function("forward") if self.sampled else nullcontext():

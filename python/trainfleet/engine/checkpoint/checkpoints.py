@@ -32,9 +32,7 @@ from .saving import Save, Snapshot
 
 @dataclass
 class TrainingProgress:
-    """Progress of training: steps, samples, tokens, and seconds over all attempts. Also the state
-    of the step guard and the loss scale.
-    """
+    """Training progress over all attempts, with the state of the step guard and loss scale."""
 
     step: int = 0
     samples: int = 0
@@ -52,7 +50,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class Saved:
-    """The result of a save: committed at `address`, or failed with `error`."""
+    """Result of a save: committed at `address`, or failed with `error`."""
 
     step: int
     address: str

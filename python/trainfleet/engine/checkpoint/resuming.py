@@ -44,7 +44,7 @@ WIDTH = 2**14
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged checkpoint that was skipped, and the reason."""
+    """Damaged checkpoint that was skipped, and the reason."""
 
     step: int
     address: str
@@ -53,7 +53,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint to resume from, and the config keys that changed since it was saved."""
+    """Checkpoint to resume from, and the config keys that changed since it was saved."""
 
     commit: Commit
     changed: dict[str, tuple[Any, Any]]
@@ -64,7 +64,8 @@ def find(
 ) -> tuple[ResumePoint | None, list[Damage]]:
     """Finds the newest valid checkpoint and the damaged ones that are newer.
 
-    The first result is None if there is no checkpoint. All ranks must call it together.
+    Returns None in place of the valid one if there are no checkpoints. All ranks must call it
+    together.
 
     Raises:
         RunError: all checkpoints are damaged, or the config belongs to a different run.

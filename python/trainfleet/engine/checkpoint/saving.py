@@ -125,7 +125,7 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Total bytes of all tensors; only correct on rank 0."""
+        """Total size of all tensors in bytes. Valid only on rank 0."""
         return sum(tensor.bytes_of(tensor.shape) for tensor in self.index.values())
 
     def take(self, state: State, device: Device) -> None:
