@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 Call = TypeVar("Call", bound=Callable[..., Any])
-# Matmuls, whose results selective recomputation keeps on every device. Each device may add its
+# Matmuls. Selective recomputation keeps their results on every device, and each device may add its
 # attention kernels.
 COSTLY = frozenset(
     {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}

@@ -70,8 +70,9 @@ class Cpu(Usual):
 
     @cached_property
     def native_bf16(self) -> bool:
-        """Tells whether bf16 products were measured to be faster on this machine, because
-        instructions for them may bring no gain.
+        """Returns whether bf16 matmuls were measured to be faster on this machine.
+
+        CPUs may have bf16 instructions that bring no speedup.
         """
         return cpu_speed.of_this_machine().half
 

@@ -48,8 +48,9 @@ AGAIN = "TRAINFLEET_AGAIN"
 
 @dataclass(frozen=True, order=True)
 class Attempt:
-    """An attempt, with the launcher's order to which it belongs, and its number. Attempts are
-    sorted by order, then by number.
+    """Attempt of a run: the launcher's order that it belongs to, and its number.
+
+    Attempts sort by order, then by number.
     """
 
     order: int

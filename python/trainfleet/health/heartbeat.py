@@ -60,9 +60,7 @@ MOST = 1 << 16  # bytes to read from the end of a dump, where faulthandler print
 
 @dataclass(frozen=True)
 class Instructions:
-    """The instructions to all ranks of a node that the node's last round read from the run
-    folder.
-    """
+    """Instructions to all ranks of a node, as last read from the run folder."""
 
     order: int = 0  # order of the newest attempt
     number: int = 0

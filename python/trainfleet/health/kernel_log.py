@@ -70,7 +70,7 @@ _ACTION = re.compile(
 
 @dataclass(frozen=True)
 class Message:
-    """A kernel message and its unix time."""
+    """Kernel message and its Unix time."""
 
     time: float
     text: str

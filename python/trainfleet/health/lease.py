@@ -68,11 +68,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Holder:
-    """The launcher that holds the lease, and the host on standby according to this launcher ("" if
-    there is no standby).
+    """Launcher that holds the lease.
 
-    `code` is the launcher's exit code, or None until it ends. `tries` is the number of failed
-    takeovers before it.
+    `standby` is its standby host, or "" if it has none. `code` is its exit code, or None until it
+    exits. `tries` is the number of failed takeovers before it.
     """
 
     host: Name
@@ -91,7 +90,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Standby:
-    """The host on standby, and the number of its appointment. The highest number is valid."""
+    """Host on standby, and its appointment number. The highest number is valid."""
 
     host: Name
     pid: Count
@@ -101,10 +100,10 @@ class Standby:
 
 @dataclass(frozen=True)
 class Launching:
-    """The first phase of a lease: a launch without a launcher, with its number of renewals.
+    """First phase of a lease: a launch without a launcher.
 
-    `words` contains the command, its user and its host. `process` identifies the launch's process.
-    `asked` tells whether the run was asked to stop since the launch.
+    `words` contains the command, its user and its host. `process` identifies the launch's process,
+    and `beat` counts the renewals. `asked` is whether the run was asked to stop since the launch.
     """
 
     words: Name
@@ -276,11 +275,11 @@ def led_already(name: str, where: str) -> BackendError:
 
 @dataclass(frozen=True)
 class Vacancy:
-    """The time that a run has been without a launcher, measured by a process that polls the lease.
+    """Time that a run has been without a launcher, measured by a process that polls the lease.
 
-    Counts polls instead of comparing clocks, so a file system that pauses for a minute does not
-    look like a death. Only a lease with an observed renewal can become vacant, because an old
-    launcher's file proves nothing.
+    It counts polls instead of comparing clocks, so a file system that pauses for a minute does not
+    look like a dead launcher. Only a lease with an observed renewal can become vacant, because an
+    old launcher's file proves nothing.
     """
 
     last: float | None = None  # holder's time at the last poll

@@ -51,9 +51,7 @@ LOSSY_TIMES, LOSSY = (5.0, 0.01)
 
 @dataclass(frozen=True)
 class PeerLink:
-    """One node's connections to one peer, with their median round trip in milliseconds, and their
-    packets so far.
-    """
+    """One node's connections to one peer: median round trip in milliseconds, and packet counts."""
 
     ms: float
     sent: int
@@ -62,7 +60,7 @@ class PeerLink:
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """A node's own addresses, and its links by peer address."""
+    """A node's addresses, and its links by peer address."""
 
     node: int
     attempt: int

@@ -43,7 +43,7 @@ HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds until an alarm, by phase. A step's limit also depends on the observed steps."""
+    """Seconds until an alarm, by phase. The limit of a step also depends on observed step times."""
 
     silent: float = 8.0  # without a beat from a rank while the others wait in a step
     # Without a beat from a rank while it starts, loads, compiles or writes a checkpoint.
@@ -78,7 +78,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Alarm:
-    """The reason for ending an attempt, in words, and the rank and node to blame, if known."""
+    """Reason for ending an attempt, and the rank and node to blame if known."""
 
     words: str
     rank: int | None = None
@@ -87,8 +87,10 @@ class Alarm:
 
 @dataclass(slots=True)
 class Seen:
-    """The state of one rank: its newest beat, and the times when the beat and its position last
-    changed, by the watchdog's clock.
+    """State of one rank.
+
+    `heard` and `moved` are the times, on the watchdog's clock, when the rank's beat and position
+    last changed.
     """
 
     beat: Beat
@@ -101,8 +103,9 @@ class Seen:
 
 @dataclass
 class Watchdog:
-    """A watchdog for one attempt of `ranks` ranks. `began` and every `now` are seconds of the same
-    clock.
+    """Watchdog for one attempt of `ranks` ranks.
+
+    `began` and every `now` are seconds on the same clock.
     """
 
     ranks: int
@@ -130,14 +133,16 @@ class Watchdog:
 
     @property
     def slower(self) -> float:
-        """Returns the ratio of recent to best step time, or 0 if the ratio is at most ITSELF."""
+        """Returns the ratio of recent to best step time, or 0 if it does not exceed ITSELF."""
         recent = list(self.steps)[-RECENT:]
         times = median(recent) / self.best if len(recent) == RECENT else 0.0
         return times if times > ITSELF else 0.0
 
     def slow(self) -> list[Beat]:
-        """Returns the newest beats of ranks with work that takes much longer than the others' for
-        many steps. Returns each rank once.
+        """Returns the latest beats of ranks that have been much slower than the others for many
+        steps.
+
+        Each rank is returned only once.
         """
         found = [
             seen
@@ -153,7 +158,7 @@ class Watchdog:
         ranks, found = self.seen, []
         for beat in beats:
             rank, _, _, _, phase, step, phase_seconds, time, step_seconds, _ = (
-                beat  # This line runs for every rank.
+                beat  # unpacked at once, because this runs for every rank
             )
             seen, at = ranks.get(rank), now - phase_seconds
             if seen is None:
