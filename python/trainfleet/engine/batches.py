@@ -41,7 +41,7 @@ class MicroBatch(NamedTuple):
         )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> MicroBatch:
-        """Applies a function to each tensor."""
+        """Returns the micro-batch with a function applied to each tensor."""
         return MicroBatch(
             change(self.inputs),
             change(self.targets),
@@ -69,8 +69,7 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
 def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Iterator[MicroBatch]:
     """Yields exactly `passes` batches of the same size as `blank`.
 
-    Batches that are too small are padded with blank sequences. If there are too few batches, blank
-    ones follow.
+    Pads short batches with blank sequences, then appends blank batches.
     """
     found = iter(batches)
     for _ in range(passes):
@@ -84,7 +83,7 @@ def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Ite
 
 
 class Samples(Protocol):
-    """Dataset interface that the engine requires (data.dataset.Dataset)."""
+    """Dataset interface that the engine requires; data.dataset.Dataset implements it."""
 
     @property
     def end_of_document(self) -> int: ...
@@ -99,8 +98,7 @@ class Samples(Protocol):
 def samples_for(config: Config, dataset: Dataset) -> Samples:
     """Returns the samples for the model's family.
 
-    For causal models, these are the dataset itself; for masked models, the dataset with masked
-    tokens.
+    Causal models use the dataset itself. Masked models use it with masked tokens.
     """
     family = FAMILIES[config.model.family]
     return (
@@ -129,9 +127,9 @@ class Batches:
         self.ahead: tuple[int, Future[np.ndarray]] | None = None
 
     def of(self, step: int) -> Iterator[tuple[int, MicroBatch]]:
-        """Yields a step's micro-batches, each with the number of micro-batches still to come.
+        """Yields a step's micro-batches, each with the number of remaining ones.
 
-        The next step's data is prefetched in the meantime.
+        Meanwhile, the next step's data is prefetched.
         """
         tokens, size = self._take(step), self.train.micro_batch_size
         for index in range(self.per_step):

@@ -36,7 +36,7 @@ class Scores:
     `baseline` is the accuracy of always predicting the most common token.
 
     `bits_per_byte` is the loss in bits per UTF-8 byte of text, which is comparable across
-    tokenizers. It is not defined for masked models, because they predict only some of the tokens.
+    tokenizers. Masked models do not have it, because they predict only some of the tokens.
     """
 
     sequences: int

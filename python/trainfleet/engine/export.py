@@ -241,7 +241,7 @@ def base_of(run: Run, config: Config) -> Base | None:
     if not address:
         return None
     known = Base(_last(address))
-    # The base model may have been deleted or be unreadable, which must not fail the export.
+    # A deleted or unreadable base model must not fail the export.
     with suppress(TrainfleetError, OSError, ValueError):
         return _seen(address, known)
     return known
@@ -259,7 +259,7 @@ def name_of(source: str) -> str:
 
 
 def _seen(address: str, known: Base) -> Base:
-    """Returns the model at an address, with all details found in its files."""
+    """Returns the base model at an address, with all details found in its files."""
     if address.startswith(HUB):
         folder, name = folder_of(address), address.removeprefix(HUB).partition("@")[0]
         revision = f"revision {folder.name}" if REVISION.fullmatch(folder.name) else ""

@@ -49,8 +49,8 @@ def continuation(
 ) -> Iterator[int]:
     """Yields generated tokens until the model ends the document or the context is full.
 
-    A prompt that fills the context is truncated to its end, half the context length. Temperature 0
-    selects the most likely token.
+    If the prompt fills the context, only its last tokens are kept: half the context length.
+    Temperature 0 selects the most likely token.
     """
     limit = model.shape.max_position_embeddings
     prompt = prompt if len(prompt) < limit else prompt[-(limit // 2) :]

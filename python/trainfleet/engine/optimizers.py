@@ -50,7 +50,7 @@ Extent = tuple[Tensor, Tensor, Tensor]
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017).
 
-    It replaces torch's fused AdamW on devices that do not support that one.
+    Replaces torch's fused AdamW on devices that do not support it.
     """
 
     found_inf: Tensor | None = None
@@ -132,7 +132,7 @@ class AdamW(torch.optim.Optimizer):
 class Lamb(AdamW):
     """Adam with each matrix's update scaled to the norm of the matrix.
 
-    You et al. 2019, arXiv:1904.00962, algorithm 2.
+    This is algorithm 2 of You et al. 2019, arXiv:1904.00962.
     """
 
     decays_in_change = True
@@ -154,7 +154,7 @@ class Muon(AdamW):
     """Orthogonalized momentum for matrices in the blocks (Jordan 2024), and AdamW for the rest.
 
     Orthogonalization needs entire matrices, so sharded ones are gathered first. Matrices of the
-    same shape are batched, because a small model's matrices can't keep a device busy individually.
+    same shape are batched, because a small model's matrices can't keep a device busy one at a time.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor
 
 
 def placed(matrix: Tensor, like: Tensor) -> Tensor:
-    """Shards a tensor that is complete on every rank, with the layout of `like`.
+    """Shards a tensor that every rank has in full, with the layout of `like`.
 
     No communication is needed.
     """
@@ -354,7 +354,8 @@ def numbers_of(group: dict[str, Any], device: torch.device) -> list[Tensor]:
     """Returns learning rate, weight decay, betas and epsilon as tensors.
 
     They are filled on the device to avoid a blocking copy. A float would be a constant in the
-    compiled code, and torch's compile cache (2.13) then reuses code compiled for a different float.
+    compiled code, and torch's compile cache (2.13) would reuse code that was compiled for a
+    different value.
     """
     values = (group["lr"], group["weight_decay"], *group["betas"], group["eps"])
     return [torch.full((), value, device=device) for value in values]
@@ -378,8 +379,9 @@ def renew(
 ) -> None:
     """Runs an AdamW step in fp32 on a bf16 [R, C] parameter and its two moments.
 
-    Loshchilov and Hutter 2017, arXiv:1711.05101. `keep` is 1, or 0 to change nothing. In that case,
-    rounding has no effect, because bf16 represents all numbers exactly.
+    The update is that of Loshchilov and Hutter 2017, arXiv:1711.05101. `keep` is 1, or 0 to skip
+    the step. A skipped step changes nothing, because rounding preserves numbers that bf16
+    represents exactly.
     """
     gradient = torch.where(keep > 0, gradient.float(), 0.0)
     mean = first.float() + (gradient - first.float()) * ((1 - beta1) * keep)

@@ -249,8 +249,8 @@ class Recorder:
     def _board(self) -> SummaryWriter:
         """Returns the TensorBoard writer.
 
-        It is opened at the first metrics line so that its import, half a second, does not delay the
-        first step.
+        The writer is opened on first use, so that its half-second import does not delay the first
+        step.
         """
         if self.board is None:
             from torch.utils.tensorboard import SummaryWriter

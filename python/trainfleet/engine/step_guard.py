@@ -31,7 +31,7 @@ from .world import World
 MEMORY = 128
 # Minimum standard deviation as a fraction of the mean, so that noise in a flat loss is not a spike.
 FLOOR = 0.01
-# Number of floats for mean and variance of loss and gradient norm, and for the step count.
+# Number of floats that store the mean and variance of loss and gradient norm, and the step count.
 MOMENTS = 5
 
 START = 65536.0
@@ -180,7 +180,7 @@ class StepGuard:
     def _broken(self, parts: Parts) -> list[str]:
         """Returns the names of up to four parameters with non-finite values on any rank.
 
-        All ranks must call it together.
+        Must be called on all ranks.
         """
         found: list[list[str]] = [[]] * self.world.size
         dist.all_gather_object(found, parts.broken(), group=self.world.hosts)

@@ -108,7 +108,7 @@ class Stopwatch:
             self._worked(began, ended)
 
     def hear_blocks(self, blocks: Iterable[nn.Module]) -> None:
-        """Counts only the blocks' computation as own work, from the arrival of their weights.
+        """Counts only the blocks' computation as own work, once their weights have arrived.
 
         Call this after FSDP has registered its hooks, because FSDP's hooks must run first.
         """
@@ -251,8 +251,8 @@ class Slowest:
     def __init__(self, heart: Heart, ranks: int) -> None:
         """Starts reading heartbeats.
 
-        `heart` must already have joined the other ranks, because the attempt number is final only
-        then.
+        `heart` must already have joined the other ranks, because the attempt number may change
+        until then.
         """
         self.beats, self.ranks = Beats(heart.folder, heart.attempt.number), ranks
         self.known: dict[int, Beat] = {}
@@ -315,7 +315,7 @@ def summarize(events: Iterable[Any]) -> dict[str, Any]:
     """Summarizes a profile: total time, time per part, communication, most expensive operations.
 
     If a device did the work, only its kernels count. Otherwise, the host's operations count,
-    without their callees. Communication is hidden while any computation runs.
+    without their callees. Communication counts as hidden while any computation runs.
     """
     parts = {name: list[Span]() for name in PARTS}
     on_host, on_device = list[Any](), list[Any]()

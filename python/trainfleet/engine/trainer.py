@@ -143,7 +143,7 @@ class Trainer:
         try:
             if self.checkpoints.due(step, decision) or last:
                 self.save(last)
-        finally:  # also record saves if a failed one ends the run
+        finally:  # record saves even if a failed one ends the run
             if recorder:
                 recorder.saved(self.checkpoints.news())
 
@@ -188,9 +188,6 @@ def due(step: int, every: int) -> bool:
 
 
 def collect_garbage() -> None:
-    """Collects garbage, and exempts all surviving objects from later collections.
-
-    Most of these, such as the model, live until the end.
-    """
+    """Collects garbage, then exempts survivors, such as the model, from later collections."""
     gc.collect()
     gc.freeze()

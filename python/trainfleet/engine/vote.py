@@ -1,6 +1,6 @@
-"""Agreement of all ranks to stop or save at the same step.
+"""Makes all ranks stop or save at the same step when any rank requests it.
 
-Any rank can request it. Votes run in the background, so no step is delayed.
+Votes run in the background, so they do not delay a step.
 
 One reason to stop is a spot interruption notice, which EC2 issues two minutes before it reclaims an
 instance. The instance metadata service exposes the notice.
@@ -42,7 +42,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True)
 class Proposal:
-    """One rank's requests after a step, other than stopping."""
+    """One rank's requests after a step, other than a stop."""
 
     save: bool = False
     fail: bool = False
@@ -50,7 +50,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Decision:
-    """Combined requests of all ranks, which are the same on every rank."""
+    """All ranks' requests combined, identical on every rank."""
 
     stop: bool = False
     save: bool = False
@@ -60,9 +60,9 @@ class Decision:
 class Vote:
     """Vote after every step that gives all ranks the same decision.
 
-    Each call of `agreed` starts a sum over all ranks (world.Tree) and reads the previous call's
-    sum. That sum has already arrived, unless the step was shorter than a few messages. A request
-    therefore takes effect one step after its vote.
+    Each call to `agreed` starts a sum over all ranks (world.Tree) and reads the previous call's
+    sum. By then, that sum has usually arrived, because a step takes longer than a few messages. A
+    request therefore takes effect one step after its vote.
     """
 
     def __init__(self, file: Path | None, tree: Tree) -> None:
@@ -106,7 +106,7 @@ class Vote:
 class NoticePoller(threading.Thread):
     """Daemon thread that polls for a spot notice and passes it to `on_notice`.
 
-    One thread per instance is enough.
+    Each instance needs only one.
     """
 
     def __init__(self, on_notice: Callable[[str], None]) -> None:
@@ -125,7 +125,7 @@ class NoticePoller(threading.Thread):
             time.sleep(EVERY)
 
     def complain(self, trouble: str) -> None:
-        """Warns, only once, that spot notices can't be read."""
+        """Warns once that spot notices can't be read."""
         if not self.trouble:
             print(
                 f"can't read spot notices from {service()}: {trouble}; with fleet.spot, this "

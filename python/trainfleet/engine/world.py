@@ -35,7 +35,7 @@ PRECISIONS = {
 }
 
 FAN = 16
-PATIENCE = timedelta(minutes=30)  # torch's default; the watchdog detects hung ranks
+PATIENCE = timedelta(minutes=30)  # torch's default timeout; the watchdog detects hung ranks
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class World:
         return int(said)
 
     def tree(self, name: str) -> Tree:
-        """Creates a tree that sums values over all ranks, for example votes.
+        """Creates a tree for sums over all ranks, such as vote counts.
 
-        All ranks must call this together, with a `name` that is not in use.
+        Must be called on all ranks, with an unused `name`.
         """
         return Tree(
             self.rank, self.size, PrefixStore(name, dist.distributed_c10d._get_default_store())
@@ -119,7 +119,7 @@ def join(device: Device) -> Iterator[World]:
 def first_to_say(key: str) -> bool:
     """Returns whether this rank is the first to report `key`.
 
-    Lets an error that occurs on all ranks be printed only once.
+    Used to print an error that occurs on all ranks only once.
     """
     if not dist.is_initialized():
         # No process group yet: report once per node, because other nodes may not have this error.
@@ -180,9 +180,9 @@ class Group(NamedTuple):
 
 
 class Tree:
-    """Background sums of small tensors over all ranks.
+    """Tree of ranks that sums small tensors in the background.
 
-    All ranks must create the tree together and start the same sums in the same order.
+    Must be created on all ranks, and all ranks must start the same sums in the same order.
     """
 
     def __init__(self, rank: int, size: int, store: Store) -> None:

@@ -31,11 +31,11 @@ class RankFailure:
     what: str
     why: str
     full: bool  # whether the disk is full
-    next: str = ""  # advice for the user; defaults to freeing or checking the disk
+    next: str = ""  # command for the user; defaults to advice about the disk
 
 
 class CheckpointError(RunError):
-    """Failed checkpoint operation, which every rank raises."""
+    """Error of a failed checkpoint operation, raised on every rank."""
 
     def __init__(self, failures: list[RankFailure]) -> None:
         first = failures[0]
@@ -67,7 +67,7 @@ class Peers:
         return values or []
 
     def scatter(self, values: list[T]) -> T:
-        """Distributes rank 0's list, and returns this rank's value."""
+        """Scatters rank 0's list, and returns this rank's element."""
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, values or None, src=0, group=self.group)
         return mine[0]  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """Interface for saving and resuming in the training loop.
 
 Checkpoint files contain the model, the optimizer's moments and every rank's random number
-generators. The marker file stores the progress, and the learning rate and next samples follow from
-its step. Optimizer settings come from the config and are never saved.
+generators. The marker file stores the progress. The learning rate and the next samples follow from
+the step. Optimizer settings come from the config and are never saved.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Saved:
 class Checkpoints:
     """Background saves and resuming, for the training loop.
 
-    All ranks must call every method together.
+    Every method must be called on all ranks.
     """
 
     def __init__(self, run: Run, config: Config, dataset: str, world: World) -> None:

@@ -49,7 +49,7 @@ def write(
 ) -> FileSum:
     """Writes a file of an uncommitted checkpoint. The file is durable when this returns.
 
-    Returns the file's size and checksum, which are computed from memory.
+    Returns the file's size and checksum, both computed in memory before the write.
     """
     size = crc = 0
     with store.create(step, name) as stream:

@@ -64,8 +64,7 @@ def find(
 ) -> tuple[ResumePoint | None, list[Damage]]:
     """Finds the newest valid checkpoint and the damaged ones that are newer.
 
-    Returns None in place of the valid one if there are no checkpoints. All ranks must call it
-    together.
+    Must be called on all ranks. Returns None in place of the valid one if there are no checkpoints.
 
     Raises:
         RunError: all checkpoints are damaged, or the config belongs to a different run.
@@ -228,7 +227,7 @@ def fill(state: State, reader: Reader) -> None:
     Raises:
         Broken: the checkpoint is damaged, or lacks a tensor of `state`.
     """
-    reader.read_metadata()  # first, because torch would wrap its error in another one
+    reader.read_metadata()  # read first, because torch would wrap its error in another one
     try:
         with warnings.catch_warnings():
             # No collectives are needed, because each rank knows which tensors it needs.
@@ -340,7 +339,7 @@ def restore(text: Tensor, device: Device) -> bool:
 
 
 def seed_all(device: Device, seed: int, step: int, rank: int) -> None:
-    """Seeds all generators, with a different seed for each run seed, step and rank."""
+    """Seeds all generators. The seed depends on the run's seed, the step and the rank."""
     sequence = np.random.SeedSequence((seed, step, rank)).generate_state(2)
     random.seed(int(sequence[0]))
     np.random.seed(int(sequence[0]))

@@ -66,7 +66,7 @@ def write(
 ) -> None:
     """Writes and commits a snapshot, then removes old checkpoints by the retention policy.
 
-    All ranks must call it together.
+    Must be called on all ranks.
 
     Raises:
         CheckpointError: raised on all ranks. Either the new checkpoint is invisible and earlier
@@ -98,7 +98,7 @@ def begin(store: CheckpointStore, step: int, size: int) -> None:
     """Creates a checkpoint's folder.
 
     Raises:
-        OSError: the disk has too little free space. No file has been written.
+        OSError: the disk has too little free space. Raised before any file is written.
     """
     store.begin(step)
     free, needed = store.free(), int(size * ROOM)
@@ -190,7 +190,7 @@ def whole_plan(
 def parts_of(share: SavePlan, rank: int) -> CheckpointIndex:
     """Returns the pieces in a rank's file.
 
-    They are sorted by number size, largest first, so that every piece is aligned.
+    They are sorted by bytes per number, largest first, so that every piece is aligned.
     """
     parts = {item.index.fqn: part_of(item, index.file_of(rank)) for item in share.items}
     return dict(sorted(parts.items(), key=lambda entry: -NUMBERS[entry[1].dtype]))

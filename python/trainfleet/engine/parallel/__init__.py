@@ -8,7 +8,7 @@ pipeline     pipeline stages and their schedule
 blocks       per-block transformations: initial weights, fp8, recomputation, compilation, sharding
 gradients    device mesh; gradient norm and clipping in every layout
 
-The platform of a lazy device provides its layouts (config/platforms.py).
+A lazy device's platform implements its own layouts (config/platforms.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Parts", "Replicas", "arrange"]
 
 
 def arrange(config: Config, world: World) -> Parts:
-    """Creates this rank's part of the model and its optimizer. All ranks must call it together.
+    """Creates this rank's part of the model and its optimizer. Must be called on all ranks.
 
     Uses DDP if the layout does not split the model and ranks compute with fp32 weights. DDP is then
     the fastest layout, by far on CPUs (tests/bench/LOG.md).

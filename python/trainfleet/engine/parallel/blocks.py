@@ -112,7 +112,8 @@ def shard(
     its backward pass. The last block keeps its weights, because its backward pass comes next.
 
     With ZeRO 1, and in a pipeline, weights stay gathered from a step's first forward pass to its
-    last backward pass. Only the optimizer's state and the weights that it updates are sharded.
+    last backward pass. In that case, only the optimizer's state and the weights that it updates are
+    sharded.
     """
     # Imported late, because the import is slow and DDP does not need it.
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -181,7 +182,7 @@ def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> Non
 
 
 def slice_of(values: Tensor, parameter: Tensor) -> Tensor:
-    """Returns this rank's slice of an entire tensor, which is sharded like `parameter`."""
+    """Returns this rank's slice of `values`, sharded in the same way as `parameter`."""
     if not isinstance(parameter, DTensor):
         return values
     mesh, placements = parameter.device_mesh, parameter.placements

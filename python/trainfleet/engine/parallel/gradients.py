@@ -1,4 +1,4 @@
-"""Device mesh, and scaling, global norm and clipping of gradients that are sharded across ranks."""
+"""Device mesh, and scaling, norm and clipping of gradients that are sharded across ranks."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def local(parameter: Tensor) -> Tensor:
 class Mesh:
     """Grid of ranks, pipeline x replicate x shard x tensor, and this rank's position in it.
 
-    All ranks must create it together.
+    Must be created on all ranks.
 
     Context-parallel ranks are adjacent in `shard`. They have the same weights but different tokens,
-    so they share everything that data-parallel ranks share.
+    so FSDP treats them like data-parallel ranks.
     """
 
     def __init__(self, config: Config, device: Device) -> None:

@@ -27,7 +27,7 @@ from .rank_model import TorchParts
 
 
 def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
-    """Creates this rank's part of the model. All ranks must call it together.
+    """Creates this rank's part of the model. Must be called on all ranks.
 
     The order matters: matrices are sliced before anything wraps a block. Recomputation and fp8 come
     before compilation, and sharding comes after it. No rank ever holds the entire model.
@@ -187,14 +187,14 @@ class Division(TorchParts):
         return total / self.mesh.layout.tensor
 
     def _reshard(self) -> None:
-        """Frees the weights gathered for a forward pass without a backward pass."""
+        """Frees weights gathered for a forward pass that has no backward pass."""
         for stage in self.stages:
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
     def _fill(self, batches: Iterable[MicroBatch], most: int) -> Iterator[MicroBatch]:
-        """Yields the batches padded to the micro-batch size, then batches of only padding."""
+        """Yields the batches padded to the micro-batch size, then padding-only batches."""
         passes = -(-most // self.size)
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
         assert self.like, "validation needs a training step first"

@@ -220,7 +220,7 @@ class Tie:
     """Weights shared by the first and last stage, which both receive the sum of their gradients."""
 
     def __init__(self, model: Network, names: list[str], mesh: Mesh) -> None:
-        """Creates the process groups. All ranks must call it together."""
+        """Creates the process groups. Must be called on all ranks."""
         for line in mesh.grid.mesh.flatten(1).T.tolist():
             group = dist.new_group([line[0], line[-1]])
             if dist.get_rank() in (line[0], line[-1]):

@@ -37,7 +37,7 @@ MOMENTS = "state."  # prefix of optimizer entries that are state, not settings
 class Parts(Protocol):
     """A rank's part of the model and its optimizer.
 
-    All ranks must call every method together, except `broken`.
+    Every method must be called on all ranks, except `broken`.
     """
 
     data: int  # index of this rank's share among the `ways` shares of the global batch
@@ -61,8 +61,8 @@ class Parts(Protocol):
         """Computes the gradients of the global batch's mean loss, and returns this rank's share of
         it.
 
-        `batches` yields this rank's micro-batches, each with the number of micro-batches still to
-        come. The global loss is the mean of all ranks' shares.
+        `batches` yields this rank's micro-batches, each with the number of remaining ones. The
+        global loss is the mean of all ranks' shares.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Tensor and sequence parallelism with DTensor, and context parallelism.
 
 With context parallelism, each rank has a part of every sequence. For attention, it gathers the
-other ranks' keys and values, which are small compared to the queries with grouped-query attention.
+other ranks' keys and values. With grouped-query attention, these are small compared to the queries.
 The method supports any kind of attention and requires only an all-gather. Llama 3 was trained this
 way (Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.2).
 """
@@ -42,7 +42,7 @@ def split(model: Network, mesh: DeviceMesh) -> None:
         if isinstance(module, Total):
             module.register_forward_hook(lambda _, inputs, loss: whole(loss))
     parallelize_module(model, mesh, styles(model.plan))
-    for module, (owner, name) in tied.items():  # parallelize_module sliced each one separately
+    for module, (owner, name) in tied.items():  # retie, because parallelize_module sliced each copy
         module._parameters[name] = owner._parameters[name]
 
 
