@@ -1,4 +1,4 @@
-"""NeuronCore of Trn1 as a training device: PyTorch/XLA, one core per rank.
+"""Trn1 NeuronCore as a training device: PyTorch/XLA, one core per rank.
 
 NxD Core splits the model. SDK 2.31 is the last one with PyTorch/XLA
 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/release-notes/components/pytorch.html,

@@ -75,7 +75,7 @@ class Nxd:
     scale: Tensor | None = None
 
     def __init__(self, config: Config, world: World) -> None:
-        """Builds this rank's part. All ranks must call it together."""
+        """Builds this rank's part. Must be called on all ranks."""
         self.device, self.size, self.length = (
             cast(Lazy, world.device),
             config.train.micro_batch_size,

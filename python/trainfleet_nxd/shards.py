@@ -43,7 +43,7 @@ class Grid:
 
 
 def grid(copies: int) -> Grid:
-    """Creates the mesh from NxD's process groups. All ranks must call it together.
+    """Creates the mesh from NxD's process groups. Must be called on all ranks.
 
     Tensor ranks are not always adjacent: 4 tensor ranks on Trn1 are 8 apart. `copies` is the number
     of tensor ranks with the same key-value heads.

@@ -1,7 +1,7 @@
 """Converts a model's weights to and from the format of AWS's examples for NxD Core.
 
-The format has Hugging Face's names, divided into tensor-parallel slices and pipeline stages.
-Llama's query, key and value are fused, and so are its gate and up projections.
+The format uses Hugging Face's names, and divides weights into tensor-parallel slices and pipeline
+stages. Llama's query, key and value are fused, and so are its gate and up projections.
 
 If there are fewer key-value heads than tensor ranks, several ranks have a copy of each head. The
 query heads then follow their key-value heads in Trn1's order.
@@ -47,7 +47,7 @@ class Degrees:
 
 
 def slices_of(shape: Model) -> Slices:
-    """Returns the slicing of the model's family in AWS's example. Mistral uses Llama's example."""
+    """Returns how AWS's example slices the model's family. Mistral uses Llama's example."""
     found = FAMILIES[shape.family].slices
     assert found is not None, f"{shape.family}: call refusal first"
     return found

@@ -1,7 +1,7 @@
 """Devices that ranks compute on.
 
-Each kind has a file here. Other platforms may add devices (config/platforms.py). No code outside
-this package chooses a device or checks its kind.
+This package has one file per kind of device. Other platforms may add devices (config/platforms.py).
+No code outside this package chooses a device or checks its kind.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def planned(kind: str) -> Device:
 def nearest() -> Device:
     """Starts and returns the fastest device available to this process.
 
-    For processes that read a model and have no planned device.
+    Used by processes that load a model and have no planned device.
     """
     device = Cuda(index()) if Cuda.found() else Cpu()
     device.start()

@@ -31,7 +31,7 @@ MARK = "== bandwidth "
 SMALLEST = 1 << 16  # bytes
 ENOUGH_SECONDS = 0.1  # minimum transfer time for an accurate measurement
 TRIES = 3
-ROUNDS = 4  # number of partners that each node is measured with
+ROUNDS = 4  # number of partners that each node is measured against
 TIMEOUT = datetime.timedelta(seconds=60)
 
 

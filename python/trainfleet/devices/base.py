@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 Call = TypeVar("Call", bound=Callable[..., Any])
-# Matmuls. Selective recomputation keeps their results on every device, and each device may add its
+# Operations that selective recomputation never recomputes: matmuls. Each device may add its
 # attention kernels.
 COSTLY = frozenset(
     {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
@@ -31,12 +31,12 @@ class Dice(Protocol):
 
 
 class Device(Protocol):
-    """Device of a rank."""
+    """A rank's device."""
 
     kind: str  # cpu, cuda, neuron or neuron_xla
     backend: str  # torch.distributed backend for tensors on the device
     torch_device: torch.device
-    costly: frozenset[object]  # operations with results that selective recomputation keeps
+    costly: frozenset[object]  # operations that selective recomputation never recomputes
     single: str  # number format of fp32 matmuls; tf32 keeps only 10 mantissa bits
     gradient_sums: torch.dtype  # number format for summing gradients across ranks
     loss_sums: torch.dtype  # number format for summing validation losses
@@ -68,7 +68,7 @@ class Device(Protocol):
         ...
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        """Returns a function that is compiled for the device when it is called.
+        """Wraps a function so that it is compiled for the device when called.
 
         With `dynamic`, one program serves all shapes.
         """
@@ -121,14 +121,14 @@ class Device(Protocol):
     def clock(self) -> Callable[[], float]:
         """Records an event in the device's queue.
 
-        The returned function returns the event's time in seconds, once the device has passed it.
+        The returned function gives the event's time in seconds. Call it only after the device has
+        passed the event.
         """
         ...
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        """Returns a host tensor of the same shape and type for fast copies from the device.
-
-        The tensor is contiguous.
+        """Returns a contiguous host tensor of the same shape and type, for fast copies from the
+        device.
         """
         ...
 
@@ -162,7 +162,7 @@ class Usual:
     def clock(self) -> Callable[[], float]:
         """Reads the host clock.
 
-        If operations are only recorded, this times the recording. The profiler has the device
+        If operations are only recorded, this times the recording. The profiler records device
         times.
         """
         moment = time.perf_counter()
@@ -179,7 +179,7 @@ class Lazy(Device, Protocol):
     """Device that only records operations, and runs all recorded ones as one compiled program."""
 
     def settle(self) -> None:
-        """Starts the program recorded so far, without waiting for it to finish."""
+        """Starts the recorded program, without waiting for it to finish."""
         ...
 
     def compilations(self) -> int:

@@ -107,7 +107,7 @@ class Cpu(Usual):
         )
 
     def synchronize(self) -> None:
-        pass  # calls return only when their work is done
+        pass  # CPU calls return only when their work is done
 
     def generators(self) -> list[torch.Generator]:
         return [torch.default_generator]
@@ -116,7 +116,7 @@ class Cpu(Usual):
 def by_onednn(whether: bool) -> None:
     """Makes torch use oneDNN for fp32 matmuls if `whether`, otherwise MKL.
 
-    MKL takes a slow path on CPUs from other vendors than Intel.
+    MKL takes a slow path on CPUs from vendors other than Intel.
 
     This is torch's (2.13) only switch for oneDNN, and it also allows bf16 internally. On CPUs where
     bf16 brings oneDNN no advantage, such as those without AMX, oneDNN still computes in fp32.
@@ -151,9 +151,9 @@ def products(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tenso
 
 
 def batch(format_: torch.dtype, parts: int = 1) -> Batch:
-    """Returns input, weight and output gradient for each of the shapes.
+    """Returns input, weight and output gradient for each shape in SHAPES.
 
-    The input has one of `parts` equal parts of the tokens.
+    They cover one of `parts` equal parts of the tokens.
     """
     rows, dice = max(1, TOKENS // parts), torch.Generator().manual_seed(1)
     sizes = [((rows, width), (inner, width), (rows, inner)) for width, inner in SHAPES]
@@ -161,7 +161,7 @@ def batch(format_: torch.dtype, parts: int = 1) -> Batch:
 
 
 def multiply(given: Batch, threads: int) -> None:
-    torch.set_num_threads(threads)  # applies to this Python thread
+    torch.set_num_threads(threads)  # affects only this Python thread
     for each in given:
         products(*each)
 

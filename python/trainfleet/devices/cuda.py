@@ -18,7 +18,7 @@ from ..trust.errors import RunError
 from .base import COSTLY, Usual
 
 DRIVER = Path("/proc/driver/nvidia/version")
-TARGET = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_90a is 9.0
+TARGET = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_90a means 9.0
 
 
 class Cuda(Usual):

@@ -25,7 +25,7 @@ LINGER = 5.0  # maximum wait in seconds
 
 
 def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
-    """Returns the store for a job that meets at `meet`:`port`.
+    """Creates the store of a job whose nodes rendezvous at `meet`:`port`.
 
     Returns None if torch must listen on all interfaces. This is necessary if no interface of this
     machine has the address (behind NAT). It is also necessary if the name resolves to a loopback

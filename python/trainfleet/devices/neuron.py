@@ -1,5 +1,5 @@
-"""NeuronCore of Trn2 or Trn3 as a training device: native PyTorch (TorchNeuron), one logical core
-per rank.
+"""Trn2 or Trn3 NeuronCore as a training device: native PyTorch (TorchNeuron), one logical core per
+rank.
 
 Names follow AWS's TorchNeuron documentation (awsdocs-neuron.readthedocs-hosted.com, SDK 2.33,
 2026-10-14). They are the device and process group `neuron`, `torch.compile(backend="neuron")`, and
@@ -48,10 +48,10 @@ class Core(Usual):
     """Base class of the NeuronCore devices for native PyTorch and for PyTorch/XLA."""
 
     costly: frozenset[object] = COSTLY
-    # The chip has no 64-bit numbers, so ranks sum losses in fp32, and the host adds up the ranks'
-    # sums.
+    # The chip does not support 64-bit numbers, so ranks sum losses in fp32, and the host adds up
+    # the ranks' sums.
     loss_sums = torch.float32
-    fused_adamw = False  # no fused AdamW for it supports `found_inf`, which skips a step
+    fused_adamw = False  # no fused AdamW supports `found_inf`, which skips a step
     native_bf16, native_fp16, native_fp8 = True, False, False
 
     def __init__(self) -> None:

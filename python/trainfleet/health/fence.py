@@ -1,6 +1,6 @@
 """Fencing: only the newest attempt of a run may continue.
 
-Ranks of earlier attempts detect a newer one from any host, and exit.
+On any host, ranks of earlier attempts detect the newer one and exit.
 
 heartbeats/attempts/<n>         attempt n: {order}, the number of the launcher's attempt to which n
                                 belongs. Written by the process that claims n (run/claims.py)
@@ -70,7 +70,7 @@ def begin(folder: Path) -> int:
     """
     before = current(folder)
     number = _claim(folder, before.number + 1, None)
-    # Ranks can no longer enter orders before the previous one, so remove those files.
+    # Ranks can no longer enter orders before the previous attempt's, so remove their files.
     for path in _folder(folder).iterdir():
         if NUMBER.fullmatch(path.stem) and int(path.stem) < before.order:
             path.unlink(missing_ok=True)

@@ -1,13 +1,13 @@
 """Heartbeat of a rank: reports its position once a second, and follows instructions in the run
 folder.
 
-The ranks of a node write their beats to a folder in the node's memory. The first rank that finds
-the node's round overdue by a second does the round. It gathers all beats into the node's only file
-in the run folder (health/heartbeat_format.py), and reads the instructions to the ranks. The run
-folder therefore has one writer and one reader per node, even if a rank dies or hangs.
+The ranks of a node write their beats to a folder in the node's memory. Once a second, whichever
+rank is first does the node's round: it gathers all beats into the node's only file in the run
+folder (health/heartbeat_format.py), and reads the instructions to the ranks. The run folder
+therefore has one writer and one reader per node, even if a rank dies or hangs.
 
-Instructions can mean that the attempt has ended (health/fence.py), that a stack dump is requested
-(`asked`), or that the launcher is gone (health/lease.py).
+The instructions show whether the attempt has ended (health/fence.py), whether a stack dump is
+requested (`asked`), and whether the launcher is gone (health/lease.py).
 
 The training loop only reports its position (`heart.at("step", 12)`), which is a single assignment.
 If a beat is stale, the process or its node is stopped or dead. If only the position is stale, the
@@ -140,7 +140,7 @@ class Heart:
         a launcher after which `alone` is called; 0 means that the rank needs no launcher.
         """
         self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
-        # The attempt may get a different number until the ranks have met.
+        # Until the ranks have met, the attempt may still get a different number.
         self.met = False
         self.patience = patience
         self.alone: Callable[[float], None] = lambda seconds: None

@@ -118,7 +118,8 @@ class Beats:
             opened.callback(os.close, folder)
             for entry in opened.enter_context(os.scandir(folder)):
                 if entry.name.startswith("node-"):
-                    # On a file system without atomic rename, the file may be incomplete.
+                    # On a file system without atomic rename, the file may be missing while it is
+                    # replaced.
                     with suppress(OSError):
                         self._take(folder, entry, found)
         return found

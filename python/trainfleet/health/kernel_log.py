@@ -1,5 +1,4 @@
-"""Kernel messages about failures that a program can't report, such as out of memory or a lost
-device.
+"""Kernel messages about failures that a program can't report, such as an out-of-memory kill.
 
 Messages are read on the node immediately, because the node may be gone a minute later. Some systems
 restrict the kernel log to privileged users, such as Amazon Linux 2023 and Ubuntu. This module

@@ -146,7 +146,7 @@ def show_launching(run: Run, launching: Launching | None, obeyed: bool) -> None:
     """Writes a launch to a run folder that this machine sees. With None, removes the launch
     instead.
 
-    The folder is removed if it is then empty. `obeyed` withdraws stop requests.
+    Also removes the folder if it is empty. `obeyed` withdraws stop requests.
     """
     path = run.folder / FILE
     try:

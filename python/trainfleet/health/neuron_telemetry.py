@@ -1,7 +1,7 @@
 """Parsers for the output of Neuron's tools: neuron-monitor, neuron-ls and nccom-test.
 
 The formats are from awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools, SDK 2.32
-(2026-08-21). Groups that are missing from a report or null count as empty. A group of any other
+(2026-08-21). A group that is missing or null in a report counts as empty. A group of any other
 shape raises InputError.
 """
 

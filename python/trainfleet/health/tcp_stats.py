@@ -117,7 +117,7 @@ def read_links(folder: Path, attempt: int) -> dict[int, NodeLinks]:
 def connections() -> Iterator[tuple[str, str, float, int, int]]:
     """Yields this machine's TCP connections to other machines.
 
-    Each one has its own address, peer address, round trip in ms, packets sent, and packets
+    Each tuple contains own address, peer address, round trip in ms, packets sent, and packets
     retransmitted.
     """
     if sys.platform != "linux":
@@ -203,8 +203,8 @@ def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | Non
 
 
 def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: bool) -> str:
-    """Describes what is wrong with links of this round trip and loss, or returns "" if they are
-    good.
+    """Describes the problem with links of this round trip and loss, or returns "" if
+    they are fine.
     """
     least_ms, least_lost = (SLOW_MS, LOSSY) if slower else (CLEARLY_SLOW_MS, CLEARLY_LOSSY)
     if lost >= max(least_lost, LOSSY_TIMES * usual_lost):
@@ -217,8 +217,7 @@ def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: b
 def _worse_of_two(a: int, b: int, now: Links) -> int | None:
     """Returns which of two nodes has no good link to any other machine.
 
-    Other machines are, for example, a launcher or a file server. Returns None if the links are
-    inconclusive.
+    Other machines include launchers and file servers. Returns None if the links are inconclusive.
     """
     both = {address for node in (a, b) for address in now[node].addresses}
     good = [
