@@ -137,7 +137,7 @@ def unfilled(share: Tensor, rows: int, grid: Grid) -> Tensor:
 
 
 def put(target: Tensor, found: Tensor) -> None:
-    """Copies a checkpoint's tensor to a device tensor, and fills any remaining rows with zeros."""
+    """Copies a checkpoint's tensor to a device tensor and fills any remaining rows with zeros."""
     part = local(found)
     value = torch.zeros(target.shape, dtype=target.dtype)
     (value[: len(part)] if part.ndim else value).copy_(part)

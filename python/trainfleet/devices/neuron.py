@@ -231,7 +231,7 @@ class Monitor:
                 self.take(read_monitor(line))
 
     def take(self, reading: Reading) -> None:
-        """Stores a reading, and logs new errors."""
+        """Stores a reading and logs new errors."""
         before, self.newest = self.newest, reading
         if reading.uncorrected > before.uncorrected:
             print(

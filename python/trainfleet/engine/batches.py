@@ -1,4 +1,4 @@
-"""Reads each rank's share of the global batch, and prefetches the next step's share."""
+"""Reads each rank's share of the global batch and prefetches the next step's share."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def export(run: Run, out: Path, form: str = platforms.HUGGINGFACE) -> list[str]:
-    """Exports the run's newest checkpoint to the new folder `out`, and returns the file names.
+    """Exports the run's newest checkpoint to the new folder `out` and returns the file names.
 
     The folder appears only when it is complete.
 

@@ -152,7 +152,7 @@ def leave_out(optimizer: torch.optim.Optimizer, whether: Tensor) -> None:
 
 
 def clip(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Clips gradients to the global norm `limit`, and returns the norm before clipping.
+    """Clips gradients to the global norm `limit` and returns the norm before clipping.
 
     The norm is a device tensor. A limit of 0 disables clipping.
     """

@@ -197,7 +197,7 @@ class Muon(AdamW):
         return [placed(matrix, each) for matrix, each in zip(whole_again, parameters, strict=True)]
 
     def _look_ahead(self, parameter: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        """Updates the momentum, and returns Nesterov's look-ahead.
+        """Updates the momentum and returns Nesterov's look-ahead.
 
         The look-ahead blends the gradient with the new momentum.
         """

@@ -148,7 +148,7 @@ class Recorder:
                 print(f"{steps} steps skipped: {words}", flush=True)
 
     def saved(self, news: list[Saved]) -> None:
-        """Records finished saves, and prints those that failed."""
+        """Records finished saves and prints those that failed."""
         for save in news:
             if save.error is None:
                 self._record("checkpointed", step=save.step, seconds=round(save.seconds, 3))
@@ -204,7 +204,7 @@ class Recorder:
                 )
 
     def close(self, status: str = "finished") -> None:
-        """Runs all queued writes, and closes TensorBoard and the loggers.
+        """Runs all queued writes and closes TensorBoard and the loggers.
 
         Raises:
             RunError: the disk is still full.

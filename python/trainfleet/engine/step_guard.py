@@ -1,4 +1,4 @@
-"""Skips steps with a non-finite or spiking loss or gradient norm, and scales the loss for fp16.
+"""Skips steps with a non-finite or spiking loss or gradient norm; scales the loss for fp16.
 
 The device decides, using values reduced over all ranks. Every rank therefore skips the same steps,
 and no host waits for the device. OLMo-core's SkipStepOptimizer checks the same two values
@@ -86,7 +86,7 @@ class StepGuard:
         return out.float()
 
     def _overflowed(self, step: int) -> Tensor:
-        """Updates the loss scale, and returns whether it made this step's gradients overflow.
+        """Updates the loss scale and returns whether it made this step's gradients overflow.
 
         Returns False without a loss scale.
         """

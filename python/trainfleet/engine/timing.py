@@ -146,7 +146,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times the `with` block as a part of a sampled step, and labels it in profiles.
+        """Times the `with` block as a part of a sampled step and labels it in profiles.
 
         Does nothing in other steps.
         """
@@ -177,7 +177,7 @@ class Stopwatch:
         first.register_forward_hook(listen)
 
     def fetch(self, batches: Iterator[Item]) -> Iterator[Item]:
-        """Yields the same batches, and counts the wait for each one as `data`."""
+        """Yields the same batches and counts the wait for each one as `data`."""
         while True:
             with self.part("data"):
                 batch = next(batches, None)

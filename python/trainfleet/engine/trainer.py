@@ -139,7 +139,7 @@ class Trainer:
     def save_if_due(
         self, step: int, decision: Decision, last: bool, recorder: Recorder | None
     ) -> None:
-        """Starts a checkpoint if one is due, and records finished saves."""
+        """Starts a checkpoint if one is due and records finished saves."""
         try:
             if self.checkpoints.due(step, decision) or last:
                 self.save(last)

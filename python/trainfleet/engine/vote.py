@@ -83,7 +83,7 @@ class Vote:
         self.heard = True
 
     def agreed(self, proposal: Proposal) -> Decision:
-        """Starts this step's vote, and returns the decision of the previous one."""
+        """Starts this step's vote and returns the decision of the previous one."""
         decision = self.settle()
         self.heard = self.heard or (self.file is not None and self.file.exists())
         self.votes = torch.tensor([self.heard, proposal.save, proposal.fail], dtype=torch.float32)

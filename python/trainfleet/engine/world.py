@@ -77,7 +77,7 @@ class World:
         return total
 
     def as_first_says(self, number: int) -> int:
-        """Broadcasts rank 0's number, and returns it on every rank."""
+        """Broadcasts rank 0's number and returns it on every rank."""
         said = torch.tensor(number)
         dist.broadcast(said, src=0, group=self.hosts)
         return int(said)
@@ -201,7 +201,7 @@ class Tree:
             threading.Thread(target=self._run, name="votes", daemon=True).start()
 
     def begin(self, numbers: Tensor) -> None:
-        """Starts an in-place sum of `numbers` over all ranks, and returns immediately."""
+        """Starts an in-place sum of `numbers` over all ranks and returns immediately."""
         if not self.flat:
             self.asked.put(numbers)
         elif self.groups:

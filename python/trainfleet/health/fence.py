@@ -64,7 +64,7 @@ class Fenced(RunError):
 
 
 def begin(folder: Path) -> int:
-    """Begins a new attempt of the launcher, and returns its number.
+    """Begins a new attempt of the launcher and returns its number.
 
     Older ranks exit within two heartbeats (heartbeat.EVERY).
     """
@@ -80,7 +80,7 @@ def begin(folder: Path) -> int:
 
 
 def enter(folder: Path, order: int, least: int = 0) -> int:
-    """Starts an attempt under this order, and returns its number.
+    """Starts an attempt under this order and returns its number.
 
     Rank 0 calls this before the ranks meet. If the order was started before, it waits until the
     ranks of that start have had time to exit.

@@ -96,7 +96,7 @@ class NodeMemory:
         return True
 
     def publish(self, attempt: int) -> list[Beat]:
-        """Copies the beats of all ranks on this node to the run folder, and returns them."""
+        """Copies the beats of all ranks on this node to the run folder and returns them."""
         found: list[Beat] = []
         for path in self.shared.glob("rank-*"):
             with suppress(FileNotFoundError):
@@ -241,7 +241,7 @@ class Heart:
         os._exit(FENCED)
 
     def _try(self, do: Callable[[], object]) -> None:
-        """Calls a function that accesses the disk, and reports only the first failure.
+        """Calls a function that accesses the disk and reports only the first failure.
 
         A lost heartbeat must not end training.
         """

@@ -1,9 +1,10 @@
 """Kernel messages about failures that a program can't report, such as an out-of-memory kill.
 
-Messages are read on the node immediately, because the node may be gone a minute later. Some systems
-restrict the kernel log to privileged users, such as Amazon Linux 2023 and Ubuntu. This module
-therefore tries /dev/kmsg, then dmesg with passwordless sudo, then the journal. If all of these
-fail, it reads the node's counters and states, which every user may read. Standard library only.
+Messages are read on the node immediately, because the node may be gone a minute later. Some
+systems, such as Amazon Linux 2023 and Ubuntu, restrict the kernel log to privileged users. This
+module therefore tries /dev/kmsg, then dmesg with passwordless sudo, then the journal. If all of
+these fail, it reads the node's counters and states, which every user may read. Standard library
+only.
 
 Sources of the counters and states:
 - Files in sysfs: Documentation/ABI/testing (sysfs-bus-pci-devices-aer_stats, sysfs-devices-edac,

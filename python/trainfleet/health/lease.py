@@ -377,7 +377,7 @@ class Lease:
             _go(f"{self.folder / FILE} can't be read or written, so {self.standby} takes over")
 
     def _claim(self) -> int:
-        """Claims a term, and returns it.
+        """Claims a term and returns it.
 
         Respects another launcher's claim until that claim has clearly had no effect.
         """

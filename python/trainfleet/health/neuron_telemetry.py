@@ -231,7 +231,7 @@ ROW = re.compile(
 
 
 def read_collectives(lines: Iterable[str]) -> list[Collective]:
-    """Parses nccom-test's table, and converts bandwidths from GiB/s to GB/s.
+    """Parses nccom-test's table and converts bandwidths from GiB/s to GB/s.
 
     Raises:
         InputError: there are no rows. The message quotes the last line of the output.

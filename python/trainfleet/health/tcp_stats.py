@@ -39,13 +39,13 @@ HEAD, ASKED, BODY = (struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72)
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # offsets in tcp_info: µs, segments, data segments
 MAPPED = "::ffff:"  # prefix of IPv4 addresses in IPv6 sockets
 FEW = 20  # minimum number of packets for a conclusion
-# A link is slow if its round trip exceeds both this multiple of the other links' round trip and
-# this many milliseconds more than it.
+# A link is slow if its round trip exceeds the other links' by both this factor and this many
+# milliseconds.
 SLOW_TIMES, SLOW_MS = (5.0, 5.0)
 # Thresholds for links that are bad on any network, even if the run is not slower.
 CLEARLY_SLOW_MS, CLEARLY_LOSSY = (100.0, 0.02)
 # A link is lossy if its share of retransmitted packets exceeds both this multiple of the other
-# links' share and this share.
+# links' share and this absolute share.
 LOSSY_TIMES, LOSSY = (5.0, 0.01)
 
 

@@ -119,7 +119,7 @@ class Watchdog:
     best: float = float("inf")  # lowest value of usual_step so far
 
     def look(self, beats: Mapping[int, Beat], now: float) -> Alarm | None:
-        """Processes the ranks' latest beats, and returns an alarm if the job makes no progress.
+        """Processes the ranks' latest beats and returns an alarm if the job makes no progress.
 
         Beats may be unchanged since the previous call.
         """
@@ -329,12 +329,12 @@ class Sentry:
         )
 
     def look(self) -> Alarm | None:
-        """Polls the heartbeats, and returns an alarm if the job makes no progress.
+        """Polls the heartbeats and returns an alarm if the job makes no progress.
 
         If heartbeats do not show which rank is to blame, stack dumps may identify it.
 
-        The call may return immediately, because polling is rate-limited. Polls are less frequent on
-        a slow file system or with many nodes, so that reading takes at most BUSY_SHARE of the time.
+        Polling is rate-limited, so a call may return without polling. Polls are less frequent on a
+        slow file system or with many nodes, so that reading takes at most BUSY_SHARE of the time.
         """
         now = time.monotonic()
         if now - self.looked < self.pause:

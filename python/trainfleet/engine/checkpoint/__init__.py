@@ -1,4 +1,4 @@
-"""Saves checkpoints during training, and resumes from them.
+"""Saves checkpoints during training and resumes from them.
 
 trainfleet.checkpoints defines which checkpoints are valid.
 

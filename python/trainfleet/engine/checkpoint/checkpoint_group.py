@@ -67,19 +67,19 @@ class Peers:
         return values or []
 
     def scatter(self, values: list[T]) -> T:
-        """Scatters rank 0's list, and returns this rank's element."""
+        """Scatters rank 0's list and returns this rank's element."""
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, values or None, src=0, group=self.group)
         return mine[0]  # type: ignore[no-any-return]
 
     def tell(self, value: T) -> T:
-        """Broadcasts rank 0's value, and returns it on every rank."""
+        """Broadcasts rank 0's value and returns it on every rank."""
         values: list[Any] = [value]
         dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]  # type: ignore[no-any-return]
 
     def all(self, what: str, work: Callable[[], T]) -> list[T]:
-        """Runs `work` on every rank, and returns when all ranks are done.
+        """Runs `work` on every rank and returns when all ranks are done.
 
         Rank 0 gets all results in rank order. Other ranks get an empty list.
 
@@ -101,7 +101,7 @@ class Peers:
 
 
 def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, RankFailure | None]:
-    """Runs `work`, and returns its result or its failure."""
+    """Runs `work` and returns its result or its failure."""
     try:
         return work(), None
     except OSError as error:

@@ -146,7 +146,7 @@ class Checkpoints:
         return done
 
     def resume(self, parts: Parts) -> TrainingProgress:
-        """Loads the newest valid checkpoint, and returns the training progress.
+        """Loads the newest valid checkpoint and returns the training progress.
 
         If the run has no checkpoint, loads the weights of `train.init_from`, if set.
 

@@ -37,8 +37,8 @@ from ..parallel.rank_model import Parts, State
 from .checkpoint_group import Peers
 from .files import Reader
 
-# Size of the serialized state in bytes, excluding torch's generators. The state contains 1,249
-# numbers of at most ten digits.
+# Padded size of the serialized state in bytes, excluding torch's generators. The state contains
+# 1,249 numbers of at most ten digits.
 WIDTH = 2**14
 
 
@@ -99,7 +99,7 @@ def set_aside(store: CheckpointStore, passed: list[Damage]) -> None:
 
 
 def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
-    """Verifies the checksums of a checkpoint's files, and returns its marker.
+    """Verifies the checksums of a checkpoint's files and returns its marker.
 
     Each rank verifies a share of the files.
 
@@ -178,7 +178,7 @@ def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> N
 
 
 def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None:
-    """Verifies a checkpoint's checksums, and loads the entire model.
+    """Verifies a checkpoint's checksums and loads the entire model.
 
     Runs in one process, without collectives.
     """

@@ -1,4 +1,4 @@
-"""Splits a model across ranks, and runs training steps on the parts.
+"""Splits a model across ranks and runs training steps on the parts.
 
 rank_model   interface of a rank's part of the model; DDP
 parallelize  all other layouts: tensor slices, pipeline stages, initial weights, recomputation, fp8,

@@ -163,7 +163,7 @@ def is_taken(module: nn.Module, name: str) -> bool:
 
 @torch.no_grad()
 def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> None:
-    """Allocates the model's parameters on the device, and initializes them.
+    """Allocates the model's parameters on the device and initializes them.
 
     The values do not depend on the layout. To initialize a slice, the rank draws the entire matrix
     and keeps only the slice. Peak memory is therefore the rank's part plus one entire matrix.

@@ -38,7 +38,7 @@ def unscale(parameters: Iterable[Tensor], scale: Tensor) -> None:
 def clip(
     parameters: Iterable[Tensor], limit: float, mesh: Mesh, copies: frozenset[int] = frozenset()
 ) -> Tensor:
-    """Clips gradients to the global norm `limit`, and returns the norm before clipping.
+    """Clips gradients to the global norm `limit` and returns the norm before clipping.
 
     The norm is a device tensor, and the host never waits for the device. A limit of 0 disables
     clipping.

@@ -1,4 +1,4 @@
-"""Splits a model across ranks by the configured layout, and runs batches through the parts."""
+"""Splits a model across ranks by the configured layout and runs batches through the parts."""
 
 from __future__ import annotations
 

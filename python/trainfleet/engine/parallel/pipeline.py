@@ -40,7 +40,7 @@ class StageModule(nn.Module):
 
 
 def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
-    """Reduces the model to the stages in `kept`, and returns one module per kept stage.
+    """Reduces the model to the stages in `kept` and returns one module per kept stage.
 
     Parameters keep their names, so checkpoints do not depend on the cut.
     """
@@ -217,7 +217,7 @@ def numbers_of(mesh: Mesh) -> list[int]:
 
 
 class Tie:
-    """Weights shared by the first and last stage, which both receive the sum of their gradients."""
+    """Weights shared by the first and last stage. Each stage gets the sum of both gradients."""
 
     def __init__(self, model: Network, names: list[str], mesh: Mesh) -> None:
         """Creates the process groups. Must be called on all ranks."""

@@ -58,7 +58,7 @@ class Parts(Protocol):
         ...
 
     def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
-        """Computes the gradients of the global batch's mean loss, and returns this rank's share of
+        """Computes the gradients of the global batch's mean loss and returns this rank's share of
         it.
 
         `batches` yields this rank's micro-batches, each with the number of remaining ones. The
@@ -128,7 +128,7 @@ class TorchParts:
         self.model, self.optimizer, self.limit = model, optimizer, limit
 
     def clip(self, limit: float) -> Tensor:
-        """Clips gradients to the global norm `limit`, and returns the norm before clipping.
+        """Clips gradients to the global norm `limit` and returns the norm before clipping.
 
         A limit of 0 disables clipping.
         """
