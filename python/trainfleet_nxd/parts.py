@@ -52,7 +52,7 @@ SETTLED = 2  # initial steps that may compile; the second starts with optimizer 
 
 @dataclass
 class Owned:
-    """Parameter of this rank.
+    """A parameter on this rank.
 
     `slice` is its position in the entire parameter. `master` is the tensor that the optimizer
     updates: the parameter itself, or its ZeRO-1 shard.

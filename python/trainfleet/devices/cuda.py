@@ -53,7 +53,7 @@ class Cuda(Usual):
             )
         # bf16 since Ampere, fp16 since Volta
         self.native_bf16, self.native_fp16 = (self.properties.major >= since for since in (8, 7))
-        self.native_fp8 = capability >= (8, 9)  # since Ada and Hopper
+        self.native_fp8 = capability >= (8, 9)  # fp8 since Ada and Hopper
         self.single = "tf32" if self.native_bf16 else "float32"
 
     @staticmethod

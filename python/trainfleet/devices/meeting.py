@@ -101,7 +101,7 @@ def main(words: list[str]) -> None:
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     if store:
         linger(port)
-    del store  # torchrun shares the store up to this point
+    del store  # keep the store alive for torchrun until here
 
 
 if __name__ == "__main__":

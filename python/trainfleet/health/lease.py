@@ -55,7 +55,7 @@ TO_BEGIN = 60.0
 GLANCE = 3.0
 # Seconds without a launcher after which ranks save and exit. A standby takes over long before that.
 ORPHANED_AFTER = 120.0
-# Environment variable with this limit, for ranks that must not continue without a launcher.
+# Environment variable that sets this limit for ranks that must not continue without a launcher.
 VARIABLE = "TRAINFLEET_ORPHANED_AFTER"
 # Environment variable of a launcher that a standby started: the previous launcher's last renewal.
 SUCCEEDS = "TRAINFLEET_SUCCEEDS"
@@ -134,7 +134,7 @@ def launching_text(launching: Launching | None) -> str:
 def read_launching(run: Run) -> Launching | None:
     """Returns a run's launch, or None if there is no launch.
 
-    This machine must see the run folder.
+    The run folder must be visible to this machine.
     """
     with suppress(FileNotFoundError, InputError):
         found = parse_launching(untrusted_input.read_text(run.folder / FILE, MOST))
@@ -143,8 +143,8 @@ def read_launching(run: Run) -> Launching | None:
 
 
 def show_launching(run: Run, launching: Launching | None, obeyed: bool) -> None:
-    """Writes a launch to a run folder that this machine sees. With None, removes the launch
-    instead.
+    """Writes a launch to a run folder that is visible to this machine. With None, removes the
+    launch.
 
     Also removes the folder if it is empty. `obeyed` withdraws stop requests.
     """

@@ -329,7 +329,7 @@ def restore(text: Tensor, device: Device) -> bool:
         AttributeError,
         RuntimeError,
         OverflowError,
-    ) as error:  # including RecursionError
+    ) as error:  # RuntimeError includes RecursionError
         raise RunError(
             "can't read the state of the random number generators",
             why=str(error),

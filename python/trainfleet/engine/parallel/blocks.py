@@ -120,7 +120,7 @@ def shard(
 
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=device.gradient_sums)
     for block in blocks:
-        again = frees and block is not blocks[-1]  # gathered again for the backward pass
+        again = frees and block is not blocks[-1]  # gather weights again for backward
         fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
     fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
 

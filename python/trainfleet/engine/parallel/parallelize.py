@@ -54,7 +54,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     blocks.recompute(blocks_of(model), train.recomputation, device)
     if precision == PRECISIONS["fp8"]:
         blocks.convert(blocks_of(model), device)
-        precision = torch.bfloat16  # for everything outside the fp8 matmuls
+        precision = torch.bfloat16  # format of everything outside the fp8 matmuls
     if train.compile:
         blocks.compile_blocks(
             model,
