@@ -47,7 +47,7 @@ from . import shards as nxd_shards
 from . import stages as nxd_stages
 from .shards import Slice
 
-SETTLED = 2  # initial steps that may compile; the second starts with optimizer state
+SETTLED = 2  # initial steps that may compile; optimizer state exists from the second on
 
 
 @dataclass

@@ -142,7 +142,7 @@ class GeneratorState:
 
 
 def _seed(module: Any, seed: int) -> None:
-    module.manual_seed(seed % 2**31)  # the device's integers have 32 bits
+    module.manual_seed(seed % 2**31)  # the device has 32-bit integers
 
 
 def check_package() -> None:

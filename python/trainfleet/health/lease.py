@@ -282,7 +282,7 @@ class Vacancy:
     old launcher's file proves nothing.
     """
 
-    last: float | None = None  # holder's time at the last poll
+    last: float | None = None  # holder's renewal time at the last poll
     renewed: bool = False
     silent: float = 0.0  # seconds without a renewal
 
