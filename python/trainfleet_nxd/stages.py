@@ -1,6 +1,6 @@
 """Runs pipeline stages with NxDPPModel and a manual partition.
 
-The manual partition uses modules unchanged, whereas the automatic one would trace our model. It is
+The manual partition uses modules unchanged, whereas the automatic one would trace the model. It is
 available in NxD Core 0.10 and later (neuronx_distributed/pipeline/manual_pipe_stage.py).
 """
 

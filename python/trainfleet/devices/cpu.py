@@ -153,7 +153,7 @@ def products(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tenso
 def batch(format_: torch.dtype, parts: int = 1) -> Batch:
     """Returns input, weight and output gradient for each shape in SHAPES.
 
-    They cover one of `parts` equal parts of the tokens.
+    The input and the gradient contain 1 / `parts` of the tokens.
     """
     rows, dice = max(1, TOKENS // parts), torch.Generator().manual_seed(1)
     sizes = [((rows, width), (inner, width), (rows, inner)) for width, inner in SHAPES]

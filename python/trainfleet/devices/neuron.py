@@ -93,7 +93,7 @@ class Neuron(Core):
     @property
     def module(self) -> Any:
         """Returns the module `torch.neuron`, which torch-neuronx adds to torch."""
-        return getattr(torch, "neuron")  # noqa: B009  mypy knows no such attribute
+        return getattr(torch, "neuron")  # noqa: B009  mypy does not know it
 
     def start(self) -> None:
         import_module("torch_neuronx")  # registers device, process group and compiler

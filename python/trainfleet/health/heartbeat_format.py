@@ -30,7 +30,7 @@ PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end", "
 class Beat(NamedTuple):
     """Heartbeat of one rank.
 
-    `phase_seconds` is the time in the current step and phase, by the rank's clock.
+    `phase_seconds` is the time spent in the current step and phase, by the rank's clock.
     """
 
     rank: int

@@ -208,7 +208,7 @@ def write_standby(folder: Path, standby: Standby) -> None:
 
 def _read(kind: type[T], path: Path) -> T | None:
     try:
-        # Do not check the file size first, because a client may cache an old size.
+        # Do not check the file size first, because a file system client may cache an old size.
         text = untrusted_input.read_text(path, MOST)[:ROOM]
         return (
             fit(kind, require_object(untrusted_input.parse_json(text, str(path))))

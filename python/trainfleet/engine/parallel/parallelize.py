@@ -104,7 +104,7 @@ class Division(TorchParts):
         tied: list[str],
         precision: torch.dtype,
     ) -> None:
-        """Creates the part.
+        """Creates this rank's part.
 
         `tied` lists parameters shared by embedding and head. `precision` is the matmul number
         format.
