@@ -1,7 +1,7 @@
-"""Platform for Trn1 (trainfleet.config.platforms), separate from the engine's: PyTorch/XLA is the
-device, and NxD Core splits the model.
+"""Platform for Trn1 (trainfleet.config.platforms): PyTorch/XLA is the device, and NxD Core splits
+the model.
 
-device                          a NeuronCore of Trn1
+device                          a Trn1 NeuronCore
 parts, layers, shards, stages   a rank's part of the model, built with NxD Core
 weights, folder, files          checkpoints in NxD Core's format, read and written without NxD Core;
                                 `folder` does not import torch
@@ -21,7 +21,9 @@ from . import folder
 
 
 class Platform:
-    """Implementation of the interface in config/platforms.py. Imports torch only when needed."""
+    """Implementation of the platform interface (config/platforms.py). Imports torch only when
+    needed.
+    """
 
     device = "neuron_xla"
 

@@ -1,10 +1,10 @@
-"""Training device for a NeuronCore of Trn1: PyTorch/XLA with one core per rank. NxD Core splits the
-model.
+"""Trn1 NeuronCore as a training device: PyTorch/XLA, one core per rank.
 
-SDK 2.31 is the last one with PyTorch/XLA
+NxD Core splits the model. SDK 2.31 is the last one with PyTorch/XLA
 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/release-notes/components/pytorch.html,
-2026-07-07). It contains torch 2.9, and Neuron's PJRT plug-in in libneuronxla. This module has never
-run on a Trainium chip; tests/nxd runs it on CPUs.
+2026-07-07). It contains torch 2.9, and Neuron's PJRT plug-in in libneuronxla.
+
+This module has never run on a Trainium chip; tests/nxd runs it on CPUs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NeuronXla(Core):
     tells_time = False
 
     def __init__(self, index: int) -> None:
-        """Opens core number `index` of this node. `start` creates the PJRT client.
+        """Opens the node's core with this index. `start` creates the PJRT client.
 
         Raises:
             RunError: torch, torch-xla or torch-neuronx is missing, or its version differs from the
@@ -89,7 +89,7 @@ class NeuronXla(Core):
         return int((core.memory_gib if core else 16) * 2**30)
 
     def memory_used(self) -> int:
-        """Returns the peak memory that the runtime reports, or 0 if it reports none."""
+        """Returns the runtime's peak memory use in bytes, or 0 if it is not reported."""
         try:
             found = self.model.get_memory_info(self.torch_device)
         except (RuntimeError, AttributeError):
@@ -105,7 +105,10 @@ class NeuronXla(Core):
 
 
 class Seeds:
-    """Random number generator of the device. In PyTorch/XLA its state is one number."""
+    """Random number generator of the device.
+
+    In PyTorch/XLA, its state is a single number.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -123,8 +126,10 @@ class Seeds:
 
 
 def check_packages() -> None:
-    """Raises RunError unless the installed packages belong to the last SDK that can train on
-    Trn1.
+    """Checks that the installed packages belong to the last SDK that can train on Trn1.
+
+    Raises:
+        RunError: a package is missing, or belongs to a different SDK.
     """
     found = {}
     for name in ("torch", "torch-xla", "torch-neuronx", "neuronx-distributed"):

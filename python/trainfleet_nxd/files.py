@@ -1,14 +1,18 @@
-"""Reads and writes checkpoints in NxD Core's format without NxD Core. They have the files of
-save_checkpoint in neuronx_distributed.trainer.
+"""Reads and writes checkpoints in NxD Core's format, without NxD Core.
+
+The files are those of save_checkpoint in neuronx_distributed.trainer (fbac349,
+trainer/checkpoint.py):
 
     <folder>/<tag>/checkpoint, done                             written first and last
     <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    a tensor rank's part of a stage
     <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a
     separate file
 
-A checkpoint may also have `optim`, `scheduler.pt` and `user_content.pt`, which a new run does not
-use. NxD reads the files with weights_only=False, which executes code in them. This module uses
-weights_only=True. Source: fbac349, trainer/checkpoint.py.
+A checkpoint may also contain `optim`, `scheduler.pt` and `user_content.pt`, which a new run does
+not use.
+
+NxD reads the files with weights_only=False, which executes code in them. This module uses
+weights_only=True.
 """
 
 from __future__ import annotations
@@ -33,11 +37,12 @@ TAG = "pretrained_weight"  # tag from which AWS's Llama trainer loads initial we
 
 
 def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """Loads the weights in `sizes` from a checkpoint, under our names. Works like
-    `huggingface_weights.load`.
+    """Loads the weights in `sizes` from a checkpoint, by trainfleet's names.
+
+    The interface is that of `huggingface_weights.load`.
 
     Raises:
-        RunError: a file or weight is missing, unused or has another size; the message names it.
+        RunError: a file or weight is missing, unused or of a different size. The message names it.
     """
     if why := nxd.refusal(shape, nxd.Degrees(1, 1)):
         raise RunError(
@@ -57,8 +62,9 @@ def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Ten
 
 
 class TensorReference:
-    """Reference to a tensor in a separate file. Replaces torch_xla's class, so that torch_xla need
-    not be installed.
+    """Reference to a tensor in a separate file.
+
+    Replaces torch_xla's class, so that torch_xla need not be installed.
     """
 
     tid: object = None
@@ -69,8 +75,10 @@ def _is_weight(name: object, value: object) -> bool:
 
 
 def content_of(path: Path) -> Any:
-    """Returns the content of a file, with its tensors mapped into memory. Raises RunError if the
-    file can't be read or contains more than tensors.
+    """Returns the content of a file, with its tensors mapped into memory.
+
+    Raises:
+        RunError: the file can't be read, or contains more than tensors.
     """
     require_plain(path)
     try:
@@ -86,7 +94,7 @@ def content_of(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Tensor of a checkpoint that is read on demand."""
+    """Checkpoint tensor that is read on demand."""
 
     path: Path
     name: str
@@ -99,8 +107,10 @@ class StoredTensor:
         return NAMES[self.read().dtype]
 
     def read(self) -> Tensor:
-        """Reads the tensor. Raises RunError if it is not a weight tensor, or has more numbers than
-        the file stores.
+        """Reads the tensor.
+
+        Raises:
+            RunError: it is not a weight tensor, or has more numbers than the file stores.
         """
         path, value = self.path, self.value
         if isinstance(value, TensorReference) and type(value.tid) is int:
@@ -118,8 +128,9 @@ class StoredTensor:
 
 
 def save(whole: dict[str, Tensor], shape: Model, degrees: nxd.Degrees, folder: Path) -> list[str]:
-    """Writes weights with Hugging Face's names as a checkpoint in a new folder. Returns its name.
-    The same weights always give the same bytes.
+    """Writes weights with Hugging Face's names as a checkpoint in a new folder.
+
+    Returns a list with the checkpoint's name. The same weights always produce the same bytes.
     """
     tag = folder / TAG
     (tag / MODEL).mkdir(parents=True)

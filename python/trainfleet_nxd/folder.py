@@ -1,12 +1,12 @@
-"""Finds the files of checkpoints in NxD Core's format. Checks whether a save is complete, and finds
-the config.json of its model.
+"""Finds checkpoints in NxD Core's format, checks whether they are complete, and finds their
+config.json.
 
     <folder>/<tag>/checkpoint, done                             written first and last
     <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    a tensor rank's part of a stage
     <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a
     separate file
 
-Only ranks read the content of the files (`files`), with torch. Source: fbac349,
+Only ranks read the contents of the files (`files`), with torch. Source: fbac349,
 trainer/checkpoint.py.
 """
 
@@ -28,11 +28,12 @@ COPY = "copy the checkpoint again; NxD writes `done` last"
 
 
 def tag_of(address: str) -> Path | None:
-    """Returns the NxD checkpoint at an address, or the newest complete one in that folder. Returns
-    None if the folder has no NxD checkpoint.
+    """Returns the NxD checkpoint at an address, or the newest complete one in that folder.
+
+    Returns None if the folder has no NxD checkpoint.
 
     Raises:
-        RunError: all NxD checkpoints there are incomplete.
+        RunError: all NxD checkpoints in the folder are incomplete.
     """
     folder = Path(address)
     if not folder.is_dir():
@@ -65,8 +66,10 @@ def files_of(tag: Path) -> dict[tuple[int, int], Path]:
 
 
 def require_all(tag: Path) -> dict[tuple[int, int], Path]:
-    """Returns the model files. Raises RunError if the file of any tensor rank or stage below the
-    highest is missing.
+    """Returns the model files, keyed by (tensor rank, stage).
+
+    Raises:
+        RunError: a file is missing for a tensor rank or stage up to the highest ones present.
     """
     files = files_of(tag)
     tensor, stages = (1 + max(at[way] for at in files) for way in (0, 1))
@@ -78,8 +81,9 @@ def require_all(tag: Path) -> dict[tuple[int, int], Path]:
 
 
 def described(tag: Path) -> list[Path]:
-    """Returns the folders with a config.json that may describe the checkpoint's model: the
-    checkpoint's folder and its parent.
+    """Returns the folders with a config.json that may describe the checkpoint's model.
+
+    Candidates are the checkpoint's folder and its parent.
     """
     return [folder for folder in (tag, tag.parent) if (folder / CONFIG).is_file()]
 
@@ -89,16 +93,22 @@ def name_of(rank: int, stage: int) -> str:
 
 
 def require_readable(tag: Path) -> None:
-    """Raises RunError if any model file is not in torch.save's format. Tensors in separate files
-    are checked later, by the ranks.
+    """Checks that all model files are in torch.save's format.
+
+    Tensors in separate files are checked later, by the ranks.
+
+    Raises:
+        RunError: a file is missing or in a different format.
     """
     for path in require_all(tag).values():
         require_plain(path)
 
 
 def require_plain(path: Path) -> None:
-    """Raises RunError unless a file is a complete zip of uncompressed entries, as torch.save
-    writes it.
+    """Checks that a file is a complete zip of uncompressed entries, as torch.save writes it.
+
+    Raises:
+        RunError: the file is missing or in a different format.
     """
     try:
         with untrusted_input.open_regular(path) as stream, zipfile.ZipFile(stream) as archive:

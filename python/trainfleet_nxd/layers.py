@@ -1,7 +1,7 @@
-"""Applies a model's plan with NxD Core's parallel layers. tensor.py applies the same plan with
-DTensor.
+"""Applies a model's parallel plan with NxD Core's layers.
 
-Hidden states are [B, T, D], so the sequence dimension that NxD divides is 1.
+engine/parallel/tensor.py applies the same plan with DTensor. Hidden states are [B, T, D], so NxD
+divides sequences along dimension 1.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from trainfleet.engine.parallel.tensor import find_tied
 from trainfleet.models.loss import IGNORED
 from trainfleet.models.network import Network
 
-SEQUENCE = 1  # the dimension of [B, T, D]
+SEQUENCE = 1  # sequence dimension of [B, T, D]
 META = torch.device("meta")
 
 
 def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> None:
-    """Replaces the model's layers with NxD's on the meta device. Each new layer has this rank's
-    slice.
+    """Replaces the model's layers with NxD's on the meta device.
 
-    `copies`: number of adjacent tensor ranks with the same key-value heads; 1 if each rank has its
-    own.
+    Each new layer contains this rank's slice. `copies` is the number of adjacent tensor ranks with
+    the same key-value heads, or 1 if each rank has different ones.
     """
     plan, tied = model.plan, tied_names(model)
     for name, module in named(model, plan.embeddings):
@@ -49,7 +48,7 @@ def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> N
         replace(model, name, row(module, precision))
     for _, module in named(model, plan.norms):
         for parameter in module.parameters():
-            parameter.sequence_parallel_enabled = True  # tells NxD to sum the gradients
+            parameter.sequence_parallel_enabled = True  # makes NxD sum the gradients
     divide = (
         reduce_scatter_to_sequence_parallel_region
         if plan.divided in plan.embeddings
@@ -66,7 +65,7 @@ def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> N
 
 
 def named(model: nn.Module, patterns: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """Returns the modules with names that match the plan's patterns."""
+    """Returns the modules with names that match any of the patterns."""
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -80,9 +79,7 @@ def replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def tied_names(model: nn.Module) -> list[tuple[str, str, str]]:
-    """Returns three names for each tied parameter: its module, the module that owns it, and the
-    parameter.
-    """
+    """Returns the module name, owner name and parameter name for each tied parameter."""
     names = {module: name for name, module in model.named_modules()}
     return [
         (names[module], names[owner], parameter)
@@ -91,8 +88,10 @@ def tied_names(model: nn.Module) -> list[tuple[str, str, str]]:
 
 
 def embedding(module: nn.Embedding, whole: bool, precision: torch.dtype) -> nn.Module:
-    """Creates a parallel embedding. With `whole`, every rank gets its entire output. Otherwise a
-    hook reduces the output and divides it among the ranks.
+    """Creates a parallel embedding.
+
+    With `whole`, every rank gets the entire output. Otherwise, a hook reduces the output and
+    divides it among the ranks.
     """
     with META:
         layer = ParallelEmbedding(
@@ -110,8 +109,8 @@ def column(
 ) -> nn.Module:
     """Creates a column-parallel layer.
 
-    `parted`: whether the input is the rank's part of the sequence. `copies`: number of ranks with
-    the same slice; only the first one counts in the gradient norm.
+    `parted` is whether the input is only the rank's part of the sequence. `copies` is the number of
+    ranks with the same slice; the gradient norm counts only the first copy.
     """
     layer = ColumnParallelLinear(
         module.in_features,
@@ -142,8 +141,9 @@ def row(module: nn.Linear, precision: torch.dtype) -> nn.Module:
 
 
 def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Gathers the entire sequence for a module that all ranks compute identically, so each rank has
-    the module's entire gradient.
+    """Gathers the entire sequence for a module that all ranks compute identically.
+
+    Each rank therefore gets the module's entire gradient.
     """
     return gather_from_sequence_parallel_region(
         inputs[0], SEQUENCE, to_model_parallel=False
@@ -151,8 +151,9 @@ def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Returns the cross-entropy of vocabulary slices [N, V / ranks]. Targets that are not predicted
-    are ignored.
+    """Returns the cross-entropy of vocabulary slices [N, V / ranks].
+
+    Targets that are IGNORED do not count.
     """
     guessed = targets != IGNORED
     # parallel_cross_entropy overwrites the logits

@@ -1,11 +1,12 @@
-"""Implements `Parts` with NxD Core on Trn1: tensor, sequence and pipeline parallelism, ZeRO-1, and
-fp32 master weights for AdamW.
+"""Implementation of `Parts` with NxD Core, for Trn1.
 
+It supports tensor, sequence and pipeline parallelism, ZeRO-1, and fp32 master weights for AdamW.
 NxD provides the parallel layers, the pipeline schedule, the optimizer step, and the reduction,
 clipping and sharding of gradients. trainfleet provides the model, its initial values, and the names
-and files of a checkpoint. Every step runs the same two or more programs: one per micro-batch, and
-one for the update. A compilation after the second step is an error, because it takes minutes each
-time.
+and files of checkpoints.
+
+Every step runs the same programs: one per micro-batch, and one for the update. A compilation after
+the second step is an error, because each one takes minutes.
 """
 
 from __future__ import annotations
@@ -46,13 +47,15 @@ from . import shards as nxd_shards
 from . import stages as nxd_stages
 from .shards import Slice
 
-SETTLED = 2  # initial steps that may compile; the second starts with optimizer state
+SETTLED = 2  # initial steps that may compile; optimizer state exists from the second on
 
 
 @dataclass
 class Owned:
-    """A parameter of this rank: its module, its slice of the entire parameter, and the tensor that
-    the optimizer updates (the parameter itself, or its ZeRO-1 shard).
+    """A parameter on this rank.
+
+    `slice` is its position in the entire parameter. `master` is the tensor that the optimizer
+    updates: the parameter itself, or its ZeRO-1 shard.
     """
 
     module: nn.Module
@@ -66,13 +69,13 @@ class Owned:
 
 
 class Nxd:
-    """A rank's part of a model that NxD Core splits."""
+    """A rank's part of a model, split by NxD Core."""
 
     whole = None
     scale: Tensor | None = None
 
     def __init__(self, config: Config, world: World) -> None:
-        """Builds this rank's part. All ranks must call it together."""
+        """Builds this rank's part. Must be called on all ranks."""
         self.device, self.size, self.length = (
             cast(Lazy, world.device),
             config.train.micro_batch_size,
@@ -89,12 +92,12 @@ class Nxd:
         self.grid = nxd_shards.grid(copies)
         self.data, self.ways, self.depth = self.grid.data, self.grid.ways, layout.pipeline
         self.micro_batches = train.global_batch_size // (self.ways * train.micro_batch_size)
-        self.like: MicroBatch | None = None  # the newest training batch
+        self.like: MicroBatch | None = None  # latest training batch
         with torch.device("meta"):
             self.root = models.build(config.model)
         if layout.tensor > 1:
             nxd_layers.realise(self.root, self.format, copies, self.grid.tensor)
-        if layout.pipeline > 1:  # later stages get only slices of the sequence
+        if layout.pipeline > 1:  # later stages see only slices of the sequence
             self.root.positions = torch.arange(self.length, device=self.device.torch_device)
         self.stages = (
             nxd_stages.Stages(self.root, layout.pipeline, self.grid.stage)
@@ -109,7 +112,7 @@ class Nxd:
             names[id(module), name]: names[id(owner), name]
             for module, (owner, name) in tied.items()
         }
-        # filled before NxD moves the model and drops custom attributes of parameters
+        # filled now, because NxD moves the model later and drops custom parameter attributes
         self.slices: dict[str, Slice] = {}
         drawn = self._draw(train.seed)
         if train.activation_checkpointing == "full":
@@ -122,7 +125,7 @@ class Nxd:
         for module, (
             owner,
             name,
-        ) in tied.items():  # the move to the device turned tied parameters into separate ones
+        ) in tied.items():  # the move to the device separated tied parameters
             module._parameters[name] = owner._parameters[name]
         self.optimizer = optimizer(options, self.root, config)
         self.held = self._hold(names)
@@ -132,8 +135,9 @@ class Nxd:
 
     @torch.no_grad()
     def _draw(self, seed: int) -> dict[str, Tensor]:
-        """Draws the initial fp32 values of this rank's parameters. They are slices of the values
-        that a single process would draw.
+        """Draws the initial fp32 values of this rank's parameters.
+
+        They are slices of the values that a single process would draw.
         """
         found: dict[str, Tensor] = {}
         made: dict[int, nn.Parameter] = {}
@@ -144,12 +148,15 @@ class Nxd:
                 values = self.root.draw(where, part.shape, seed, self.device.generator)
                 found[where] = part.cut(values, self.grid).clone()
                 made[id(old)] = nn.Parameter(found[where].to(self.format))
-                vars(made[id(old)]).update(vars(old))  # attributes that NxD sets on parameters
+                vars(made[id(old)]).update(vars(old))  # keep the attributes that NxD sets
             module._parameters[name] = made[id(old)]
         return found
 
     def _hold(self, names: Mapping[tuple[int, str], str]) -> dict[str, Owned]:
-        """Returns this rank's parameters by their names in the entire model, each tied one once."""
+        """Returns this rank's parameters by their names in the entire model.
+
+        Tied parameters appear only once.
+        """
         inner = self.optimizer.optimizer
         groups = zip(
             inner.param_groups,
@@ -169,14 +176,15 @@ class Nxd:
                     seen.add(id(parameter))
                     where = names[id(module), name]
                     found[where] = Owned(module, name, self.slices[where], masters[id(parameter)])
-        # create the moments now, so that the first step runs the same program as all others
+        # create the moments now, so that the first step runs the same program as later steps
         for held in found.values():
             self.states[held.master].update(first_moments(held.master))
         return found
 
     def _add_up(self, copies: int) -> None:
-        """Adds hooks that sum the gradients of ranks with the same key-value heads, so that the
-        copies stay equal.
+        """Registers hooks that sum gradients over ranks with the same key-value heads.
+
+        This keeps the copies of these heads equal.
         """
         rows = [list(row) for row in get_tensor_model_parallel_replica_groups()]
         groups = [
@@ -198,7 +206,7 @@ class Nxd:
         return (inner.base_optimizer if self.zero else inner).state
 
     def listen(self, watch: Stopwatch) -> None:
-        # Python only records the passes, so host times do not match device times
+        # the host only records the passes, so its times do not match device times
         pass
 
     def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
@@ -225,8 +233,10 @@ class Nxd:
         return torch.zeros((), device=self.device.torch_device)
 
     def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
-        """Applies one optimizer step. NxD returns the gradient norm only afterwards, so a bad step
-        is already applied and ends the run at the next check.
+        """Runs one optimizer step.
+
+        NxD returns the gradient norm only after the step. A bad step is therefore applied, and ends
+        the run at the next check.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -248,9 +258,10 @@ class Nxd:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """Returns this rank's share of the loss sum. All tensor ranks compute the same sum, so each
-        returns an equal share. All ranks run the same number of passes, because every program
-        contains collectives of all ranks.
+        """Returns this rank's share of the summed loss.
+
+        All tensor ranks compute the same sum, so each returns an equal share. All ranks run the
+        same number of passes, because every program contains collectives across all ranks.
         """
         total = self._zero()
         self.root.eval()
@@ -292,8 +303,9 @@ class Nxd:
         self.device.settle()
 
     def weights(self) -> State:
-        """Returns the fp32 master weights of ZeRO-1, or without ZeRO-1 the weights. A tied weight
-        appears under both of its names.
+        """Returns the model's weights. With ZeRO-1, these are the fp32 master weights.
+
+        Tied weights appear under both of their names.
         """
         found: State = {
             name: held.slice.join(held.master, self.grid, self.zero)
@@ -302,8 +314,9 @@ class Nxd:
         return found | {name: found[first] for name, first in self.again.items() if first in found}
 
     def set_weights(self, weights: Mapping[str, Tensor], whole: bool = False) -> None:
-        """Loads weights into both the optimizer and the model, because NxD's own loading leaves one
-        of them stale (README, Trainium).
+        """Loads weights into both the optimizer and the model.
+
+        NxD's own loading leaves one of them stale (README, Trainium).
         """
         for name, held in self.held.items():
             if name not in weights:
@@ -317,7 +330,7 @@ class Nxd:
         self.device.settle()
 
     def _spread(self, held: Owned) -> None:
-        """Gathers the data-parallel ranks' shards of a parameter into the model."""
+        """Gathers a parameter's shards from the data-parallel ranks into the model."""
         shares = held.master.data.to(held.parameter.dtype)
         full = (
             all_gather(shares, dim=0, groups=get_data_parallel_replica_groups())
@@ -332,7 +345,7 @@ class Nxd:
 
 
 def settings(config: Config, zero: bool) -> dict[str, Any]:
-    """Creates NxD's config, which also creates NxD's process groups."""
+    """Returns NxD's config. This also creates NxD's process groups."""
     train, layout = config.train, config.train.parallelism
     ways = config.data_parallel
     found: dict[str, Any] = nxd.neuronx_distributed_config(
@@ -358,7 +371,10 @@ def settings(config: Config, zero: bool) -> dict[str, Any]:
 
 
 def optimizer(options: dict[str, Any], model: nn.Module, config: Config) -> Any:
-    """Wraps the config's optimizer in NxD's. Weight decay applies to matrices, not to vectors."""
+    """Wraps the configured optimizer in NxD's.
+
+    Weight decay applies to matrices but not to vectors.
+    """
     train = config.train
     values: dict[str, Any] = {
         "lr": train.learning_rate,
@@ -377,7 +393,7 @@ def optimizer(options: dict[str, Any], model: nn.Module, config: Config) -> Any:
     if row.whole:
         groups[0]["matrix"] = True
     elif options["optimizer_config"]["zero_one_enabled"]:
-        # NxD 0.18 does not pass this on, so torch_xla would use its default of 1.0
+        # NxD 0.18 does not pass this limit on, so torch_xla would use its default of 1.0
         values["max_norm"] = options["optimizer_config"]["max_grad_norm"]
     return nxd.initialize_parallel_optimizer(options, named(row.xla), groups, **values)
 
@@ -391,8 +407,9 @@ def first_moments(master: Tensor) -> dict[str, Tensor]:
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yields the name, module and attribute of every parameter. A tied parameter appears once for
-    each of its names.
+    """Yields the name, module and attribute of every parameter.
+
+    A tied parameter appears under each of its names.
     """
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -413,6 +430,6 @@ def recompute(model: Network) -> None:
 
 
 def share(slice_: Tensor, grid: nxd_shards.Grid) -> Tensor:
-    """Returns the rows of a slice that belong to this data-parallel rank."""
+    """Returns this data-parallel rank's rows of a slice."""
     each = -(-len(slice_) // grid.ways)
     return slice_[grid.data * each : (grid.data + 1) * each]

@@ -1,8 +1,8 @@
-"""Represents NxD Core's slices and ZeRO-1 shards as DTensors on a mesh of CPUs.
+"""NxD Core's slices and ZeRO-1 shards, represented as DTensors on a CPU mesh.
 
 With DTensors, a checkpoint from Trn1 can be saved, verified, resumed in another layout and exported
-like any other. Tensor ranks have slices of a matrix along one dimension. ZeRO-1 divides the rows of
-each slice, padded with zeros, among the data-parallel ranks. A mesh of (tensor, data) ranks
+like any other. Tensor ranks have slices of a matrix along one dimension. ZeRO-1 pads the rows of
+each slice with zeros and divides them among the data-parallel ranks. A mesh of (tensor, data) ranks
 expresses both.
 """
 
@@ -23,8 +23,8 @@ from trainfleet.engine.optimizers import local
 class Grid:
     """This rank's stage, and its position in the stage's mesh of (tensor, data) ranks.
 
-    `copied` is the same mesh as (heads, copies, data). Its tensor ranks with the same key-value
-    heads are adjacent.
+    `copied` is the same mesh as (heads, copies, data), in which tensor ranks with the same
+    key-value heads are adjacent.
     """
 
     stage: int
@@ -43,10 +43,10 @@ class Grid:
 
 
 def grid(copies: int) -> Grid:
-    """Creates the mesh from NxD's process groups, because tensor ranks are not always adjacent (4
-    on Trn1 are 8 apart). All ranks must call it together.
+    """Creates the mesh from NxD's process groups. Must be called on all ranks.
 
-    `copies`: number of tensor ranks with the same key-value heads.
+    Tensor ranks are not always adjacent: 4 tensor ranks on Trn1 are 8 apart. `copies` is the number
+    of tensor ranks with the same key-value heads.
     """
     stages = [list(row) for row in parallel_state.get_pipeline_model_parallel_replica_groups()]
     tensors = [list(row) for row in parallel_state.get_tensor_model_parallel_replica_groups()]
@@ -74,8 +74,8 @@ def position(rows: list[list[int]], rank: int) -> int:
 class Slice:
     """Position of this rank's slice in the entire parameter.
 
-    `dimension`: the dimension that is divided among tensor ranks; None if every rank has the entire
-    parameter. `copies`: number of tensor ranks with the same slice.
+    `dimension` is the dimension that is divided among tensor ranks, or None if every rank has the
+    entire parameter. `copies` is the number of tensor ranks with the same slice.
     """
 
     shape: torch.Size  # shape of the entire parameter
@@ -84,7 +84,7 @@ class Slice:
 
     @classmethod
     def of(cls, parameter: Tensor) -> Slice:
-        """Creates a slice from the attributes that NxD's layers set on a parameter."""
+        """Derives a slice from the attributes that NxD's layers set on a parameter."""
         if not getattr(parameter, "tensor_model_parallel", False):
             return cls(parameter.shape, None)
         dimension, ranks = int(parameter.partition_dim), int(parameter.num_partitions)  # type: ignore[attr-defined]
@@ -102,8 +102,9 @@ class Slice:
         )
 
     def join(self, part: Tensor, grid: Grid, dealt: bool) -> DTensor:
-        """Returns this rank's part as a DTensor of the entire parameter. `dealt`: whether `part` is
-        only the ZeRO-1 shard of the slice, with or without padding.
+        """Returns this rank's part as a DTensor of the entire parameter.
+
+        If `dealt`, `part` is only the slice's ZeRO-1 shard, with or without padding.
         """
         placements: list[Placement] = [
             Replicate() if self.dimension is None else Shard(self.dimension),
@@ -122,22 +123,21 @@ class Slice:
         )
 
     def rows(self, grid: Grid) -> int:
-        """Returns the number of rows of a tensor rank's slice."""
+        """Returns the number of rows in a tensor rank's slice."""
         return self.shape[0] // (grid.slices // self.copies if self.dimension == 0 else 1)
 
 
 def unfilled(share: Tensor, rows: int, grid: Grid) -> Tensor:
-    """Returns this data-parallel rank's shard of a slice with `rows` rows, without the padding
-    zeros.
+    """Removes the padding from this data-parallel rank's shard.
+
+    `rows` is the number of rows in the slice that was sharded.
     """
     each = -(-rows // grid.ways)
     return share[: max(0, min(each, rows - grid.data * each))]
 
 
 def put(target: Tensor, found: Tensor) -> None:
-    """Copies a checkpoint's tensor into a tensor on the device, and fills any remaining rows with
-    zeros.
-    """
+    """Copies a checkpoint's tensor to a device tensor and fills any remaining rows with zeros."""
     part = local(found)
     value = torch.zeros(target.shape, dtype=target.dtype)
     (value[: len(part)] if part.ndim else value).copy_(part)

@@ -1,8 +1,7 @@
-"""Runs pipeline stages with NxDPPModel and its manual partition. The manual partition uses modules
-unchanged; the automatic one would trace our model.
+"""Runs pipeline stages with NxDPPModel and a manual partition.
 
-The manual partition exists in NxD Core 0.10 and later
-(neuronx_distributed/pipeline/manual_pipe_stage.py).
+The manual partition uses modules unchanged, whereas the automatic one would trace the model. It is
+available in NxD Core 0.10 and later (neuronx_distributed/pipeline/manual_pipe_stage.py).
 """
 
 from __future__ import annotations
@@ -26,15 +25,17 @@ TIED = "tied"
 
 
 class Piece(nn.Module):
-    """A stage with NxD's interface. The input is a list of tokens or a hidden state. The output is
-    a hidden state, or for the last stage a tuple with the features.
+    """Stage with the interface that NxD expects.
+
+    The input is a list of tokens, or a hidden state. The output is a hidden state, or in the last
+    stage, a tuple with the features.
     """
 
     def __init__(self, part: Network | None, weight: str, like: Tensor | None) -> None:
         """Wraps a stage.
 
-        `part`: the stage, or None if another rank has it. `weight`: name of the tied weight in this
-        stage. `like`: a tensor with the tied weight's shape.
+        `part` is the stage, or None if it belongs to another rank. `weight` is the name of the tied
+        weight in this stage. `like` is a tensor with the tied weight's shape.
         """
         super().__init__()
         self.part, self.weight, self.ends = part, weight, False
@@ -52,10 +53,10 @@ class Piece(nn.Module):
 
 
 class Stages:
-    """All stages: this rank's stage, and placeholders for the stages of other ranks."""
+    """All stages: this rank's stage, and placeholders for those of other ranks."""
 
     def __init__(self, root: Network, count: int, stage: int) -> None:
-        """Removes all stages except this rank's from the model, which is on the meta device."""
+        """Removes the stages of other ranks from the model, which is on the meta device."""
         self.count, self.stage, self.reduction = count, stage, "mean"
         tied = tied_names(root)
         weights = (
@@ -74,13 +75,14 @@ class Stages:
         self.model: Any = None
 
     def initialize(self, settings: dict[str, Any]) -> None:
-        """Passes the stages to NxD, which moves this rank's parameters to the device. The stages
-        must have their initial values.
+        """Passes the stages to NxD, which moves this rank's parameters to the device.
+
+        The stages must already have their initial values.
         """
         if self.tied:
             PipelineStageModule.mark_weight_sharing([(piece, TIED) for piece in self.tied], TIED)
             if self.stage == self.count - 1:
-                # only the first stage's copy counts in the gradient norm
+                # the gradient norm counts only the first stage's copy
                 self.pieces[-1].tied.shared = True  # type: ignore[attr-defined]
         settings["pipeline_config"] |= {
             "manual_pp_partition": True,
@@ -97,16 +99,22 @@ class Stages:
         return self.head.loss(x, targets, self.reduction)
 
     def train(self, batches: list[MicroBatch]) -> Tensor | None:
-        """Computes the gradients of the mean loss. Returns the loss on the last stage."""
+        """Computes the gradients of the mean loss.
+
+        Returns the loss on the last stage and None on other stages.
+        """
         self.reduction = "mean"
         return self._run(self.model.run_train, batches)
 
     def evaluate(self, batches: list[MicroBatch]) -> Tensor | None:
-        """Returns the mean of the micro-batches' loss sums, on the last stage."""
+        """Returns the summed loss per micro-batch, averaged over micro-batches.
+
+        Returns None except on the last stage.
+        """
         self.reduction = "sum"
         return self._run(self.model.run_eval, batches)
 
     def _run(self, run: Callable[..., Tensor | None], batches: list[MicroBatch]) -> Tensor | None:
         inputs, targets, _ = join(batches)
-        # NxD itself moves each micro-batch to the device
+        # NxD moves each micro-batch to the device
         return run(inputs=inputs.cpu(), labels=targets.cpu())

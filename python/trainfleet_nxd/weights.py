@@ -1,11 +1,14 @@
-"""Converts a model's weights to and from the format of AWS's examples for NxD Core: Hugging Face's
-names, divided into tensor-parallel slices and pipeline stages.
+"""Converts a model's weights to and from the format of AWS's examples for NxD Core.
 
-In this format, Llama's query, key and value are fused, and so are its gate and up projections. If
-there are fewer key-value heads than tensor ranks, several ranks have a copy of each head. The query
-heads then follow their key-value heads in Trn1's order. Source:
-github.com/aws-neuron/neuronx-distributed fbac349: examples/training/llama/modeling_llama_nxd.py and
-tp_dp_bert_hf_pretrain, scripts/checkpoint_converter.py.
+The format uses Hugging Face's names, and divides weights into tensor-parallel slices and pipeline
+stages. Llama's query, key and value are fused, and so are its gate and up projections.
+
+If there are fewer key-value heads than tensor ranks, several ranks have a copy of each head. The
+query heads then follow their key-value heads in Trn1's order.
+
+Source: github.com/aws-neuron/neuronx-distributed fbac349:
+examples/training/llama/modeling_llama_nxd.py and tp_dp_bert_hf_pretrain,
+scripts/checkpoint_converter.py.
 """
 
 from __future__ import annotations
@@ -25,16 +28,16 @@ from trainfleet.trust.errors import RunError
 
 Names = dict[str, Tensor]
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
-# one tensor with two names, like in transformers
+# one tensor with two names, as in transformers
 BESIDE = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
-# As a fraction of the norm. Copies of one head differ only by stochastic rounding, different heads
-# by far more.
+# Maximum difference between copies of a head, as a fraction of the norm. Copies differ only by
+# stochastic rounding, whereas different heads differ far more.
 COPIES_DIFFER = 0.1
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """Tensor and pipeline parallel degrees of a model."""
+    """Degrees of tensor and pipeline parallelism."""
 
     tensor: int
     pipeline: int
@@ -44,14 +47,14 @@ class Degrees:
 
 
 def slices_of(shape: Model) -> Slices:
-    """Returns how AWS's example divides the model's family. Mistral uses Llama's example."""
+    """Returns how AWS's example slices the model's family. Mistral uses Llama's example."""
     found = FAMILIES[shape.family].slices
     assert found is not None, f"{shape.family}: call refusal first"
     return found
 
 
 def refusal(shape: Model, degrees: Degrees) -> str:
-    """Returns the reason why a model can't be divided this way, or "" if it can."""
+    """Returns the reason why a model can't be divided like this, or "" if it can."""
     tensor = degrees.tensor
     slices = FAMILIES[shape.family].slices
     if slices is None:
@@ -83,8 +86,9 @@ def refusal(shape: Model, degrees: Degrees) -> str:
 
 
 def divide(whole: Names, shape: Model, degrees: Degrees) -> Callable[[int, int], Names]:
-    """Returns a function that returns the weights of a (tensor rank, stage), with Hugging Face's
-    names in module order.
+    """Returns a function that maps a (tensor rank, stage) to its weights.
+
+    The weights have Hugging Face's names and are in module order.
     """
     slices, size = slices_of(shape), degrees.tensor
     named = dict(whole)
@@ -104,8 +108,9 @@ def divide(whole: Names, shape: Model, degrees: Degrees) -> Callable[[int, int],
 
 
 def stage_of(name: str, shape: Model, stages: int) -> int:
-    """Returns the stage of a weight in NxD's even split. If the layers do not divide evenly, the
-    last stages have one more each.
+    """Returns a weight's stage in NxD's even split.
+
+    If the layers do not divide evenly, each of the last stages has one more layer.
     """
     layer = LAYER.search(name)
     if not layer:
@@ -133,14 +138,18 @@ def cut(name: str, value: Tensor, shape: Model, rank: int, size: int) -> Tensor:
 
 
 def order(heads: int, copies: int) -> list[int]:
-    """Returns each tensor rank's group of query heads on Trn1. There, key-value heads alternate
-    over the ranks: 0, 1, 0, 1.
+    """Returns each tensor rank's group of query heads on Trn1.
+
+    On Trn1, key-value heads alternate across the ranks: 0, 1, 0, 1.
     """
     return [head * copies + copy for copy in range(copies) for head in range(heads)]
 
 
 def fuse(found: Names, shape: Model, size: int) -> Names:
-    """Fuses the gate and up projections, and query, key and value if AWS's example fuses them."""
+    """Fuses the gate and up projections.
+
+    Also fuses query, key and value if AWS's example does.
+    """
     together: dict[str, tuple[str, ...]] = {
         "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight")
     }
@@ -157,8 +166,9 @@ def fuse(found: Names, shape: Model, size: int) -> Names:
 
 
 class Stored(Protocol):
-    """A tensor in a file. Its size and number format can be read without its data, like in
-    safetensors.
+    """Tensor in a file.
+
+    Its size and number format can be read without its data, as in safetensors.
     """
 
     def get_shape(self) -> tuple[int, ...]: ...
@@ -167,12 +177,13 @@ class Stored(Protocol):
 
 
 class Whole:
-    """The joined slices of all tensor ranks, with Hugging Face's names. Provides the interface that
-    `huggingface_weights.load` needs.
+    """Joined slices of all tensor ranks, by Hugging Face's names.
+
+    Provides the interface that `huggingface_weights.load` requires.
     """
 
     def __init__(self, ranks: Sequence[Mapping[str, Stored]], shape: Model, where: str) -> None:
-        """Joins `ranks`, the weights of each tensor rank over all stages."""
+        """Joins `ranks`, which contains each tensor rank's weights from all stages."""
         self.ranks, self.shape, self.where = ranks, shape, where
         self.sources = {name: (key, pick) for key in ranks[0] for name, pick in parts_of(key)}
 
@@ -219,8 +230,9 @@ Pick = Callable[[Tensor, Model, int], Tensor]
 
 
 def parts_of(key: str) -> list[tuple[str, Pick]]:
-    """Returns Hugging Face's names for the content of a key. Each comes with a function that
-    extracts it from a rank's slice.
+    """Returns the Hugging Face names of the weights stored under a key.
+
+    Each name comes with a function that extracts its weight from a rank's slice.
     """
     prefix, attention, last = key.rpartition("self_attn.qkv_proj.")
     if attention and last in ("weight_qkv", "weight"):
@@ -250,13 +262,16 @@ def half(index: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
 
 
 def third(index: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
-    """Returns query, key or value. Their sizes differ if several heads share keys and values."""
+    """Extracts query, key or value from a fused slice.
+
+    Their sizes differ if several query heads share a key-value head.
+    """
     heads = max(1, shape.kv_heads // ranks) * shape.head_features
     return torch.split(value, [shape.heads // ranks * shape.head_features, heads, heads])[index]
 
 
 def once(all_copies: Tensor, copies: int, name: str) -> Tensor:
-    """Returns the first copy of repeated key-value heads, like NxD's own converter.
+    """Returns the first copy of repeated key-value heads, as NxD's converter does.
 
     Raises:
         ValueError: the copies differ.

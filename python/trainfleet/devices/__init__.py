@@ -1,7 +1,7 @@
-"""Devices that ranks compute on: one file per kind, and the devices of other platforms
-(config/platforms.py).
+"""Devices that ranks compute on.
 
-No code outside this package chooses a device, or checks its kind.
+This package has one file per kind of device. Other platforms may add devices (config/platforms.py).
+No code outside this package chooses a device or checks its kind.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ KINDS: dict[str, Callable[[int], Device]] = {device.kind: device for device in (
 
 
 def planned(kind: str) -> Device:
-    """Returns this rank's device, not yet started. Its kind is the plan's (`fleet.platform`), and
-    its number on the node is LOCAL_RANK.
+    """Returns this rank's device as planned, not yet started.
+
+    `fleet.platform` in the plan determines the kind, and LOCAL_RANK is the index on the node.
 
     Raises:
-        RunError: the node has no such device, its driver is missing, or this torch can't use it. No
-            other device is opened instead.
+        RunError: the node has no such device, its driver is missing, or this torch can't use it.
+            There is no fallback to another device.
     """
     opened = KINDS.get(kind) or platforms.opening(kind)
     if opened is None:
@@ -50,8 +51,9 @@ def planned(kind: str) -> Device:
 
 
 def nearest() -> Device:
-    """Starts and returns the fastest device that this process finds. This is for processes that
-    read a model and have no planned device.
+    """Starts and returns the fastest device available to this process.
+
+    Used by processes that load a model and have no planned device.
     """
     device = Cuda(index()) if Cuda.found() else Cpu()
     device.start()

@@ -1,5 +1,6 @@
-"""Measures this machine's CPUs: `python -m trainfleet.devices` prints JSON, which
-hardware/cpu_speed.py caches.
+"""Benchmarks this machine's CPUs and prints the result as JSON: `python -m trainfleet.devices`.
+
+hardware/cpu_speed.py caches the result.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Measures the bandwidth between ranks, as a separate job: `torchrun ... -m
-trainfleet.devices.bandwidth DEVICE LARGEST LEAST`.
+"""Measures the bandwidth between ranks, as a separate job.
 
-Rank 0 prints one line with MARK and a JSON object. Its keys are bandwidth (bus GB/s of an
-all-reduce), bytes (its size), nodes, and pairs ([node, node, GB/s] each). Pairs are measured only
-if the bandwidth is below LEAST GB/s.
+Usage: `torchrun ... -m trainfleet.devices.bandwidth DEVICE LARGEST LEAST`.
 
-Bus bandwidth is NCCL's measure: bytes x 2 (n - 1) / n, divided by the seconds of the slowest rank.
-So it is comparable with a link's rate for any number of ranks (github.com/NVIDIA/nccl-tests,
+Rank 0 prints one line: MARK, then a JSON object with bandwidth (all-reduce bus bandwidth in GB/s),
+bytes (message size), nodes, and pairs ([node, node, GB/s] each). Pairs are measured only if the
+bandwidth is below LEAST GB/s.
+
+Bus bandwidth is NCCL's measure: bytes x 2 (n - 1) / n, divided by the slowest rank's time in
+seconds. It is comparable to a link's rate for any number of ranks (github.com/NVIDIA/nccl-tests,
 doc/PERFORMANCE.md).
 """
 
@@ -28,16 +29,16 @@ from .meeting import listen
 
 MARK = "== bandwidth "
 SMALLEST = 1 << 16  # bytes
-ENOUGH_SECONDS = 0.1  # shortest transfer that is measured accurately
+ENOUGH_SECONDS = 0.1  # minimum transfer time for an accurate measurement
 TRIES = 3
-ROUNDS = 4  # number of partners with which each node is measured
+ROUNDS = 4  # number of partners that each node is measured against
 TIMEOUT = datetime.timedelta(seconds=60)
 
 
 def main(kind: str, largest: int, least: float) -> None:
     device = planned(kind)
     device.start()
-    # Without torchrun, rank 0 provides the store.
+    # Without torchrun, rank 0 hosts the store.
     lone = os.environ["RANK"] == "0" and "TORCHELASTIC_RUN_ID" not in os.environ
     store = (
         listen(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), nodes()) if lone else None
@@ -59,8 +60,9 @@ def nodes() -> int:
 
 
 def all_reduce_bandwidth(device: Device, largest: int) -> tuple[int, float]:
-    """Returns the number of bytes that was large enough, and its bus bandwidth in GB/s. The result
-    is the same on every rank.
+    """Returns the message size and its bus bandwidth in GB/s, the same on every rank.
+
+    The size grows until a transfer takes long enough for an accurate measurement.
     """
     share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
     size = SMALLEST
@@ -77,8 +79,9 @@ def all_reduce_bandwidth(device: Device, largest: int) -> tuple[int, float]:
 
 
 def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
-    """Returns the GB/s in each direction between two nodes, for several pairs. Each node has at
-    most one partner at a time. The result is the same on every rank.
+    """Returns the GB/s per direction between two nodes, for several pairs.
+
+    Each node has at most one partner at a time. All ranks return the same result.
     """
     size = min(max(size, 4 * SMALLEST), 1 << 28) // 4
     local, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -97,7 +100,7 @@ def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
             peer = other * local_size + local
             exchange = partial(_exchange, out, back, peer)
             seconds = min(_seconds(device, exchange) for _ in range(TRIES))
-            # Both nodes of a pair measure the rate, and the rates of the local ranks add up.
+            # Averages the two nodes' measurements and sums over their local ranks.
             rate[min(mine, other)] = 4 * size / seconds / 1e9 / 2
         dist.all_reduce(rate)
         found += [
@@ -107,8 +110,9 @@ def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
 
 
 def tournament(count: int) -> Iterator[dict[int, int]]:
-    """Yields rounds in which every node has another partner, and each pair occurs once (the circle
-    method). With an odd count, one node rests in each round.
+    """Yields rounds in which every node has a different partner, and each pair occurs once.
+
+    Uses the circle method. With an odd count, one node sits out each round.
     """
     places: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     for _ in range(len(places) - 1):

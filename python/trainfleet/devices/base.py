@@ -1,5 +1,6 @@
-"""The engine's interface to a device. No code outside this package knows which kind of device it
-uses.
+"""Interface between the engine and a device.
+
+No code outside this package depends on the kind of device.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import torch
 from torch import Tensor
 
 Call = TypeVar("Call", bound=Callable[..., Any])
-# Operations with results that selective recomputation keeps on every device: matrix products. Each
-# device may add its attention kernels.
+# Operations that selective recomputation never recomputes: matmuls. Each device may add its
+# attention kernels.
 COSTLY = frozenset(
     {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 )
 
 
 class Dice(Protocol):
-    """Random number generator with a state that is saved."""
+    """Random number generator that can save and restore its state."""
 
     def get_state(self) -> Tensor: ...
     def set_state(self, state: Tensor, /) -> object: ...
@@ -30,47 +31,51 @@ class Dice(Protocol):
 
 
 class Device(Protocol):
-    """Device of one rank."""
+    """A rank's device."""
 
     kind: str  # cpu, cuda, neuron or neuron_xla
-    backend: str  # torch.distributed's backend for tensors on the device
+    backend: str  # torch.distributed backend for tensors on the device
     torch_device: torch.device
-    costly: frozenset[object]  # operations with results that selective recomputation keeps
-    single: str  # format of fp32 products; tf32 keeps only 10 bits of a factor
-    gradient_sums: torch.dtype  # format in which gradients of several ranks are summed
-    loss_sums: torch.dtype  # format in which validation losses are summed
-    fused_adamw: bool  # whether torch's fused AdamW, which can skip a step, runs on the device
-    # Whether fp32 weights are cast for each product in bf16. Otherwise they are cast once per step,
+    costly: frozenset[object]  # operations that selective recomputation never recomputes
+    single: str  # number format of fp32 matmuls; tf32 keeps only 10 mantissa bits
+    gradient_sums: torch.dtype  # number format for summing gradients across ranks
+    loss_sums: torch.dtype  # number format for summing validation losses
+    fused_adamw: bool  # whether the device supports torch's fused AdamW, which can skip a step
+    # Whether fp32 weights are cast to bf16 for each matmul. Otherwise, they are cast once per step,
     # when ranks gather them.
     casts: bool
-    lazy: bool  # whether the device is a `Lazy` device
-    # Whether `clock` times the device's work. Otherwise it times how the host records that work,
-    # and no rank is judged by it.
+    lazy: bool  # whether the device implements `Lazy`
+    # Whether `clock` measures the device's work. Otherwise it measures how long the host records
+    # that work, which says nothing about slow ranks.
     tells_time: bool
-    # False if programs are only recorded, to be compiled ahead. Values read back are then
+    # False if programs are only recorded for ahead-of-time compilation. Values read back are then
     # meaningless.
     executes: bool
 
     def start(self) -> None:
-        """Acquires the device for this process. Called once, before the process group is
-        created.
+        """Acquires the device for this process.
+
+        Called once, before the process group is created.
         """
         ...
 
     def joined(self, rank: int, size: int) -> None:
-        """Checks the device after the process group was created. Raises RunError if the device
-        assigns this process another rank or no rank.
+        """Checks the device after the process group has been created.
+
+        Raises:
+            RunError: the device assigns this process a different rank or no rank.
         """
         ...
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        """Returns a computation that is compiled for the device when it is called. With `dynamic`,
-        one program serves all shapes.
+        """Wraps a function so that it is compiled for the device when called.
+
+        With `dynamic`, one program serves all shapes.
         """
         ...
 
     def generator(self, seed: int) -> torch.Generator:
-        """Returns a new generator for values that are drawn on the device."""
+        """Returns a new seeded generator for random values on the device."""
         ...
 
     @property
@@ -80,17 +85,17 @@ class Device(Protocol):
 
     @property
     def native_bf16(self) -> bool:
-        """Tells whether the device has instructions for bf16 products."""
+        """Returns whether the device has instructions for bf16 matmuls."""
         ...
 
     @property
     def native_fp16(self) -> bool:
-        """Tells whether fp16 products run several times as fast as fp32 ones."""
+        """Returns whether fp16 matmuls run several times as fast as fp32 ones."""
         ...
 
     @property
     def native_fp8(self) -> bool:
-        """Tells whether the device has instructions for fp8 products."""
+        """Returns whether the device has instructions for fp8 matmuls."""
         ...
 
     def peak_flops(self, dtype: torch.dtype) -> float:
@@ -98,15 +103,15 @@ class Device(Protocol):
         ...
 
     def upload(self, array: np.ndarray) -> Tensor:
-        """Copies an array to the device. The copy may be unfinished when this returns."""
+        """Copies an array to the device. The copy may still be in flight when this returns."""
         ...
 
     def memory_bytes(self) -> int:
-        """Returns the most bytes that the rank can use."""
+        """Returns the maximum memory available to the rank, in bytes."""
         ...
 
     def memory_used(self) -> int:
-        """Returns the most bytes that the rank has used so far."""
+        """Returns the rank's peak memory use so far, in bytes."""
         ...
 
     def synchronize(self) -> None:
@@ -114,30 +119,30 @@ class Device(Protocol):
         ...
 
     def clock(self) -> Callable[[], float]:
-        """Records an event in the device's queue. The returned function gives the event's time in
-        seconds, once the device has passed the event.
+        """Records an event in the device's queue.
+
+        The returned function gives the event's time in seconds. Call it only after the device has
+        passed the event.
         """
         ...
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        """Returns a contiguous host tensor of the same shape and type, which the device can fill at
-        full speed.
+        """Returns a contiguous host tensor of the same shape and type, for fast copies from the
+        device.
         """
         ...
 
     def meters(self) -> dict[str, float]:
-        """Returns additional metrics of the node's devices; {} if no tool measures them."""
+        """Returns additional metrics of the node's devices, or {} if no tool measures them."""
         ...
 
     def generators(self) -> Sequence[Dice]:
-        """Returns the generators that training on the device may use, the host's generator
-        first.
-        """
+        """Returns all generators that training on the device may use, starting with the host's."""
         ...
 
 
 class Usual:
-    """Defaults that most classes of `Device` share."""
+    """Defaults shared by most classes of `Device`."""
 
     single = "float32"
     gradient_sums, loss_sums = torch.float32, torch.float64
@@ -155,8 +160,10 @@ class Usual:
         return torch.Generator().manual_seed(seed)
 
     def clock(self) -> Callable[[], float]:
-        """Reads the host's clock. If operations are only recorded, the clock times the recording;
-        the profiler has the device's own times.
+        """Reads the host clock.
+
+        If operations are only recorded, this times the recording. The profiler records device
+        times.
         """
         moment = time.perf_counter()
         return lambda: moment
@@ -169,18 +176,16 @@ class Usual:
 
 
 class Lazy(Device, Protocol):
-    """A device that only records operations, and runs all recorded ones as one compiled program."""
+    """Device that only records operations, and runs all recorded ones as one compiled program."""
 
     def settle(self) -> None:
-        """Ends the program that is being recorded and starts it, without waiting until it has
-        run.
-        """
+        """Starts the recorded program, without waiting for it to finish."""
         ...
 
     def compilations(self) -> int:
-        """Returns the number of programs that were compiled so far."""
+        """Returns the number of programs compiled so far."""
         ...
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
-        """Returns a context in which products of fp32 numbers are computed in `dtype`."""
+        """Returns a context in which matmuls of fp32 tensors are computed in `dtype`."""
         ...

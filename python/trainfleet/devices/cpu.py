@@ -1,10 +1,9 @@
-"""A CPU as a training device: gloo, and OMP_NUM_THREADS cores per rank.
+"""CPU as a training device: gloo, and OMP_NUM_THREADS cores per rank.
 
-`measure` finds how fast each format and library multiplies matrices here, for
-hardware/cpu_speed.py. It times a small model's layer, forward and backward: three products of 1,024
-tokens by a matrix. The products run on one core and are timed in its thread's CPU seconds. So other
-work on the machine has little effect. The variants take turns, and the best turn of each variant
-counts.
+`measure` benchmarks matmuls in each number format and library, for hardware/cpu_speed.py. It times
+the forward and backward pass of a small model's layer: three matmuls with 1,024 tokens. They run on
+one core and are timed in the thread's CPU seconds, so other load on the machine has little effect.
+The variants take turns, and each variant's best turn counts.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from ..hardware.cpu_speed import CpuSpeed, here
 from .base import COSTLY, Usual
 
 TOKENS = 1024
-# Shapes of matrices: of a model slightly wider than the preset `tiny`, and of `small`.
+# Matrix shapes of a model slightly wider than the preset `tiny`, and of the preset `small`.
 SHAPES = ((192, 512), (384, 1024))
-TURNS, LEAST = 4, 0.25  # least turns of each variant, and least seconds of all variants together
+TURNS, LEAST = 4, 0.25  # minimum turns per variant, and minimum total seconds
 # If a format is this many times slower than the fastest one in the first turn, the CPU has no
 # instructions for it.
 HOPELESS = 4.0
-# Largest relative error of an exact fp32 product. fp32's own error is 3e-7, and TF32's and bf16's
-# are over 3e-4.
+# Maximum relative error of an exact fp32 matmul. The error of fp32 itself is 3e-7; TF32's and
+# bf16's are over 3e-4.
 FP32_ERROR = 2e-6
-# Share of the cores' time that the measurement must get to compare processes with threads.
+# Minimum share of the cores' time that the measurement must get to compare processes with threads.
 BUSY = 0.8
 Batch = list[tuple[Tensor, Tensor, Tensor]]
 Clock = Callable[[], float]
@@ -57,7 +56,7 @@ class Cpu(Usual):
         self.torch_device = torch.device("cpu")
 
     def start(self) -> None:
-        # AdamW's moments of rare tokens decay into denormals, which take 100 cycles each
+        # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each.
         torch.set_flush_denormal(True)
         by_onednn(cpu_speed.of_this_machine().by_onednn)
 
@@ -71,8 +70,9 @@ class Cpu(Usual):
 
     @cached_property
     def native_bf16(self) -> bool:
-        """Tells whether bf16 products were measured to be faster on this machine, because
-        instructions for them may bring no gain.
+        """Returns whether bf16 matmuls were measured to be faster on this machine.
+
+        CPUs may have bf16 instructions that bring no speedup.
         """
         return cpu_speed.of_this_machine().half
 
@@ -82,8 +82,9 @@ class Cpu(Usual):
         return path.read_text() if path.exists() else ""
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Returns the measured speed of the rank's threads in products of a small model's size
-        (hardware/cpu_speed.py). No CPU comes near its nominal figure.
+        """Returns the measured FLOP/s of the rank's threads in a small model's matmuls.
+
+        No CPU comes close to its nominal peak. hardware/cpu_speed.py caches the measurement.
         """
         return (
             cpu_speed.of_this_machine().rate("bf16" if dtype == torch.bfloat16 else "fp32")
@@ -97,25 +98,27 @@ class Cpu(Usual):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def memory_used(self) -> int:
-        """Returns the largest resident set size. ru_maxrss counts bytes on macOS and KiB elsewhere
-        (getrusage(2)).
+        """Returns the maximum resident set size.
+
+        ru_maxrss is in bytes on macOS and in KiB elsewhere (getrusage(2)).
         """
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
             1 if sys.platform == "darwin" else 1024
         )
 
     def synchronize(self) -> None:
-        pass  # a call returns when its work is done
+        pass  # CPU calls return only when their work is done
 
     def generators(self) -> list[torch.Generator]:
         return [torch.default_generator]
 
 
 def by_onednn(whether: bool) -> None:
-    """Makes torch compute fp32 products with oneDNN if `whether`. The alternative, MKL, takes a
-    slow path on CPUs of other makers.
+    """Makes torch use oneDNN for fp32 matmuls if `whether`, otherwise MKL.
 
-    This is torch's (2.13) only switch for oneDNN, and it also allows bf16 inside. On CPUs where
+    MKL takes a slow path on CPUs from vendors other than Intel.
+
+    This is torch's (2.13) only switch for oneDNN, and it also allows bf16 internally. On CPUs where
     bf16 brings oneDNN no advantage, such as those without AMX, oneDNN still computes in fp32.
     `is_exact` checks that.
     """
@@ -124,7 +127,7 @@ def by_onednn(whether: bool) -> None:
 
 
 def is_exact() -> bool:
-    """Tells whether oneDNN's products are as exact as fp32, forward and backward."""
+    """Returns whether oneDNN's matmuls are as exact as fp32, in forward and backward passes."""
     by_onednn(True)
     try:
         return max(error_of(*each) for each in batch(torch.float32)) < FP32_ERROR
@@ -133,7 +136,7 @@ def is_exact() -> bool:
 
 
 def error_of(x: Tensor, weight: Tensor, gradient: Tensor) -> float:
-    """Returns the largest relative error of the products, compared with fp64."""
+    """Returns the largest relative error of the matmuls, compared with fp64."""
     pairs = zip(
         products(x, weight, gradient),
         products(x.double(), weight.double(), gradient.double()),
@@ -143,13 +146,14 @@ def error_of(x: Tensor, weight: Tensor, gradient: Tensor) -> float:
 
 
 def products(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns a layer's forward pass, the gradient of its input and the gradient of its weight."""
+    """Returns a layer's output, the gradient of its input and the gradient of its weight."""
     return torch.nn.functional.linear(x, weight), gradient @ weight, gradient.T @ x
 
 
 def batch(format_: torch.dtype, parts: int = 1) -> Batch:
-    """Returns input, weight and gradient of each shape, for one of `parts` equal parts of the
-    tokens.
+    """Returns input, weight and output gradient for each shape in SHAPES.
+
+    The input and the gradient contain 1 / `parts` of the tokens.
     """
     rows, dice = max(1, TOKENS // parts), torch.Generator().manual_seed(1)
     sizes = [((rows, width), (inner, width), (rows, inner)) for width, inner in SHAPES]
@@ -157,7 +161,7 @@ def batch(format_: torch.dtype, parts: int = 1) -> Batch:
 
 
 def multiply(given: Batch, threads: int) -> None:
-    torch.set_num_threads(threads)  # sets the threads of this Python thread
+    torch.set_num_threads(threads)  # affects only this Python thread
     for each in given:
         products(*each)
 
@@ -167,7 +171,7 @@ def flops() -> float:
 
 
 def best_seconds(ways: dict[str, Callable[[], Any]], clock: Clock) -> dict[str, float]:
-    """Returns the seconds of each variant's best turn."""
+    """Returns the seconds of each variant's fastest turn."""
 
     def seconds(name: str) -> float:
         began = clock()
@@ -184,7 +188,7 @@ def best_seconds(ways: dict[str, Callable[[], Any]], clock: Clock) -> dict[str, 
 
 
 def one_core() -> dict[str, float]:
-    """Returns a core's FLOP/s in each format, and in fp32 with oneDNN if oneDNN is exact."""
+    """Returns one core's FLOP/s in each format, and in fp32 with oneDNN if that is exact."""
     whole, half = batch(torch.float32), batch(torch.bfloat16)
 
     def onednn() -> None:
@@ -204,9 +208,10 @@ def one_core() -> dict[str, float]:
 
 def all_cores(cores: int, format_: torch.dtype) -> dict[str, float]:
     """Returns the FLOP/s of all cores in one process, `together`, and in one process per core,
-    `apart`; {} if other work takes too much of the cores' time.
+    `apart`.
 
-    Python's threads simulate the processes, because they hold no lock while they multiply.
+    Returns {} if other processes take too much of the cores' time. Python threads simulate the
+    processes, because they hold no lock during a matmul.
     """
     whole, parts = batch(format_), [batch(format_, cores) for _ in range(cores)]
     with ThreadPoolExecutor(cores) as pool:
@@ -226,7 +231,7 @@ def all_cores(cores: int, format_: torch.dtype) -> dict[str, float]:
 
 
 def measure() -> CpuSpeed:
-    """Measures the speed of this machine's CPUs in about a second."""
+    """Measures the speed of this machine's CPUs, which takes about a second."""
     cpu, version, cores = here()
     found = CpuSpeed(cpu, version, cores, **one_core())
     if cores == 1:

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a training device: NCCL, one GPU per rank."""
+"""NVIDIA GPU as a training device: NCCL, one GPU per rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..trust.errors import RunError
 from .base import COSTLY, Usual
 
 DRIVER = Path("/proc/driver/nvidia/version")
-TARGET = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_90a is 9.0
+TARGET = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_90a means 9.0
 
 
 class Cuda(Usual):
@@ -31,14 +31,14 @@ class Cuda(Usual):
     }
 
     def __init__(self, index: int) -> None:
-        """Opens the GPU with this index among the GPUs that this process sees.
+        """Opens the GPU with this index among those visible to the process.
 
         Raises:
-            RunError: there is no such GPU, or torch can't use it. The message names the hardware
+            RunError: the GPU does not exist, or torch can't use it. The message names the hardware
                 found and the software to install.
         """
-        # With growing segments instead of fixed blocks, batches of one shape never fail on
-        # fragmented memory.
+        # Expandable segments, unlike fixed-size blocks, never fail because of fragmentation if all
+        # batches have the same shape.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         _check_torch()
         _check_count(index)
@@ -53,27 +53,28 @@ class Cuda(Usual):
             )
         # bf16 since Ampere, fp16 since Volta
         self.native_bf16, self.native_fp16 = (self.properties.major >= since for since in (8, 7))
-        self.native_fp8 = capability >= (8, 9)  # since Ada and Hopper
+        self.native_fp8 = capability >= (8, 9)  # fp8 since Ada and Hopper
         self.single = "tf32" if self.native_bf16 else "float32"
 
     @staticmethod
     def found() -> bool:
-        """Tells whether torch sees a GPU that it can use."""
+        """Returns whether torch finds a usable GPU."""
         return torch.cuda.is_available()
 
     def start(self) -> None:
         torch.cuda.set_device(self.torch_device)
-        torch.set_float32_matmul_precision("high")  # remaining fp32 products may use TF32
-        # NCCL's timeout of 10 minutes would end ranks that wait for a rank that still compiles. The
-        # watchdog detects hangs.
+        torch.set_float32_matmul_precision("high")  # allow TF32 for the remaining fp32 matmuls
+        # NCCL's default timeout of 10 minutes would kill ranks that wait for one that is still
+        # compiling. The watchdog detects hangs instead.
         distributed_c10d.default_pg_nccl_timeout = distributed_c10d.default_pg_timeout  # type: ignore[attr-defined]
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.torch_device).manual_seed(seed)
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Returns the dense peak from the data sheet. For a GPU that the table lacks, returns NaN,
-        so there is no MFU.
+        """Returns the GPU's dense peak FLOP/s from the data sheet.
+
+        Returns NaN for an unknown GPU, so no MFU is reported.
         """
         accelerator = find_accelerator(self.name, self.memory_bytes())
         format_ = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
@@ -96,12 +97,12 @@ class Cuda(Usual):
     def clock(self) -> Callable[[], float]:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        # Events only measure the time between two events.
+        # An event has no absolute time, so measure from the first event.
         first = self._first = getattr(self, "_first", event)
         return lambda: first.elapsed_time(event) / 1000
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        # Page-locked memory allows a DMA copy at the full speed of the bus.
+        # Page-locked memory allows DMA at the full speed of the bus.
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def generators(self) -> list[torch.Generator]:
@@ -109,11 +110,12 @@ class Cuda(Usual):
 
 
 def has_code_for(capability: tuple[int, int], targets: Iterable[str]) -> bool:
-    """Tells whether a build's targets include code for a compute capability; True if the targets
-    can't be parsed.
+    """Returns whether a torch build's targets include code for a compute capability.
 
-    Machine code (`sm_90`) runs on the same major number, with the same or a later minor number. PTX
-    (`compute_90`) runs on the same or any later capability (CUDA C++ Programming Guide,
+    Returns True if the targets can't be parsed.
+
+    Machine code (`sm_90`) runs on the same major version, with the same or a later minor version.
+    PTX (`compute_90`) runs on the same or any later capability (CUDA C++ Programming Guide,
     "Application Compatibility").
     """
     found = [TARGET.match(target) for target in targets]

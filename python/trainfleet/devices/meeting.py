@@ -1,10 +1,11 @@
-"""Runs torchrun with a store that listens only at the job's rendezvous address: `python -m
-trainfleet.devices.meeting torch.distributed.run OPTIONS...`.
+"""Runs torchrun with a store that listens only at the job's rendezvous address.
 
-torch's TCPStore has no password: every client that reaches it can list, write and delete its keys.
-By default it listens on every interface, regardless of --master-addr. So node 0 gives it a socket
-from this module, which listens only at the rendezvous address. For a job of one machine, that is
-the loopback address. torchrun then finds that store in its own process (multi_tenant), and uses it.
+Usage: `python -m trainfleet.devices.meeting torch.distributed.run OPTIONS...`.
+
+torch's TCPStore has no authentication: any client that can connect to it can list, write and delete
+its keys. By default, it listens on all interfaces, regardless of --master-addr. Node 0 therefore
+gives it a socket that listens only at the rendezvous address, which is the loopback address for a
+single-machine job. torchrun then finds and uses that store in its own process (multi_tenant).
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from contextlib import suppress
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-WAITING = 4096  # most pending connections, because all ranks of a fleet connect at once
+WAITING = 4096  # maximum pending connections; all ranks of a fleet connect at once
 ESTABLISHED = "01"  # state code in /proc/net/tcp (proc(5))
-LINGER = 5.0  # most seconds
+LINGER = 5.0  # maximum wait in seconds
 
 
 def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
-    """Returns the store of a job with nodes that rendezvous at `meet`:`port`; None if torch must
-    listen on all interfaces.
+    """Creates the store of a job whose nodes rendezvous at `meet`:`port`.
 
-    That is necessary if no interface of this machine has the address (behind NAT). It is also
-    necessary if only this machine resolves the name to its loopback address, as with Debian's
-    /etc/hosts. Other nodes could not reach that address.
+    Returns None if torch must listen on all interfaces. This is necessary if no interface of this
+    machine has the address (behind NAT). It is also necessary if the name resolves to a loopback
+    address only on this machine, as with Debian's /etc/hosts. Other nodes could not reach that
+    address.
     """
     for family, kind, protocol, _, place in _places(meet, port):
         if (
@@ -43,11 +44,11 @@ def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
             waiting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             waiting.bind(place)
             waiting.listen(WAITING)
-        # not an address of this machine, or a port that is taken, which torch reports
+        # The address is not this machine's, or the port is in use, which torch reports.
         except OSError:
             waiting.close()
             continue
-        # The store owns the descriptor from here on.
+        # The store owns the file descriptor from here on.
         return TCPStore(
             meet,
             port,
@@ -62,15 +63,15 @@ def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
 def _places(meet: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
     try:
         return socket.getaddrinfo(meet, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
-    except OSError:  # torch reports this error better, after its retries
+    except OSError:  # torch retries, then reports this error more clearly
         return []
 
 
 def linger(port: int) -> None:
-    """Waits until no other node is connected to a port of this machine, for at most LINGER seconds.
+    """Waits until no other node is connected to a local port, for at most LINGER seconds.
 
-    The store ends with this process, and torchrun may finish here before the other nodes have the
-    store's last answer. Their logs would then end with a traceback.
+    The store ends with this process. torchrun may finish here before the other nodes have received
+    the store's last response, and their logs would then end with a traceback.
     """
     until = time.monotonic() + LINGER
     while time.monotonic() < until and _is_visited(port):
@@ -80,7 +81,7 @@ def linger(port: int) -> None:
 def _is_visited(port: int) -> bool:
     for table in ("tcp", "tcp6"):
         with suppress(OSError), open(f"/proc/self/net/{table}", encoding="ascii") as rows:
-            next(rows)  # skips the names of the columns
+            next(rows)  # skip the header
             for _, here, there, state, *_ in map(str.split, rows):
                 (own, at), other = here.rsplit(":", 1), there.rsplit(":", 1)[0]
                 if state == ESTABLISHED and int(at, 16) == port and other != own:
@@ -89,8 +90,9 @@ def _is_visited(port: int) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Runs the module that the first word names, as `python -m` does, with the other words. On node
-    0, creates the store first.
+    """Runs the module named by the first word, as `python -m` does, with the remaining words.
+
+    On node 0, creates the store first.
     """
     given = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
     meet, port, nodes = given["master-addr"], int(given["master-port"]), int(given["nnodes"])
@@ -99,7 +101,7 @@ def main(words: list[str]) -> None:
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     if store:
         linger(port)
-    del store  # torchrun shares the store until here
+    del store  # keep the store alive for torchrun until here
 
 
 if __name__ == "__main__":

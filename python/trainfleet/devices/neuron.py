@@ -1,14 +1,14 @@
-"""A NeuronCore of Trn2 or Trn3 as a training device: native PyTorch (TorchNeuron), one logical core
-per rank.
+"""Trn2 or Trn3 NeuronCore as a training device: native PyTorch (TorchNeuron), one logical core per
+rank.
 
-Names follow AWS's documentation of TorchNeuron (awsdocs-neuron.readthedocs-hosted.com, SDK 2.33,
-2026-10-14): device and process group `neuron`, `torch.compile(backend="neuron")`, and a module
-`torch.neuron` with the names of torch.cuda's. This code has never run on a Trainium chip. Tests run
-it with the names of device and process group changed to the CPU's
-(tests/distributed/test_neuron.py).
+Names follow AWS's TorchNeuron documentation (awsdocs-neuron.readthedocs-hosted.com, SDK 2.33,
+2026-10-14). They are the device and process group `neuron`, `torch.compile(backend="neuron")`, and
+a module `torch.neuron` with the same names as torch.cuda.
 
-A `Monitor` runs neuron-monitor next to a node's ranks. It keeps the newest reading, and logs errors
-of the devices.
+This code has never run on a Trainium chip. Tests run it on the CPU, with the device and process
+group renamed (tests/distributed/test_neuron.py).
+
+`Monitor` runs neuron-monitor on each node, keeps the latest reading, and logs device errors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..trust.errors import InputError, RunError
 from .base import COSTLY, Call, Dice, Usual
 
 TYPE, GROUP = "neuron", "neuron"
-# First version of torch-neuronx that is TorchNeuron. Earlier versions are PyTorch/XLA.
+# First torch-neuronx version that is TorchNeuron. Earlier versions are PyTorch/XLA.
 FIRST = (2, 13)
 
 TOOL = "neuron-monitor"
@@ -45,12 +45,13 @@ BESIDE = "/opt/aws/neuron/bin"  # folder of aws-neuronx-tools
 
 
 class Core(Usual):
-    """Common part of the NeuronCore devices for native PyTorch and for PyTorch/XLA."""
+    """Base class of the NeuronCore devices for native PyTorch and for PyTorch/XLA."""
 
     costly: frozenset[object] = COSTLY
-    # The chip has no 64-bit numbers, so these sums use fp32, and the host adds up the ranks' sums.
+    # The chip does not support 64-bit numbers, so ranks sum losses in fp32, and the host adds up
+    # the ranks' sums.
     loss_sums = torch.float32
-    fused_adamw = False  # no fused AdamW accepts `found_inf`, which skips a step
+    fused_adamw = False  # no fused AdamW supports `found_inf`, which skips a step
     native_bf16, native_fp16, native_fp8 = True, False, False
 
     def __init__(self) -> None:
@@ -61,8 +62,9 @@ class Core(Usual):
         return self.monitor.newest.metrics() if self.monitor.newest != Reading() else {}
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Returns a core's dense peak from the architecture pages. For a core that the table lacks,
-        returns NaN, so there is no MFU.
+        """Returns a core's dense peak FLOP/s from AWS's architecture pages.
+
+        Returns NaN for an unknown core, so no MFU is reported.
         """
         core = node_types.local_accelerator()
         return (
@@ -76,10 +78,10 @@ class Neuron(Core):
     kind = "neuron"
 
     def __init__(self, index: int) -> None:
-        """Opens this node's core with this index. The runtime is not touched before `start`.
+        """Selects the node's core with this index. The runtime is not touched before `start`.
 
         Raises:
-            RunError: torch-neuronx is missing, or another package has its name.
+            RunError: torch-neuronx is missing, or the installed package is not TorchNeuron.
         """
         super().__init__()
         os.environ.setdefault("NEURON_RT_VISIBLE_CORES", str(index))
@@ -90,8 +92,8 @@ class Neuron(Core):
 
     @property
     def module(self) -> Any:
-        """Returns the module `torch.neuron`, which torch-neuronx adds."""
-        return getattr(torch, "neuron")  # noqa: B009  mypy knows no such attribute
+        """Returns the module `torch.neuron`, which torch-neuronx adds to torch."""
+        return getattr(torch, "neuron")  # noqa: B009  mypy does not know it
 
     def start(self) -> None:
         import_module("torch_neuronx")  # registers device, process group and compiler
@@ -122,7 +124,7 @@ class Neuron(Core):
     def clock(self) -> Callable[[], float]:
         event = self.module.Event(enable_timing=True)
         event.record()
-        # Events only measure the time between two events.
+        # An event has no absolute time, so measure from the first event.
         first = self._first = getattr(self, "_first", event)
         return lambda: float(first.elapsed_time(event)) / 1000
 
@@ -131,7 +133,7 @@ class Neuron(Core):
 
 
 class GeneratorState:
-    """The device's default generator, which torch-neuronx exposes as functions of its module."""
+    """Default generator of the device, which torch-neuronx exposes as module functions."""
 
     def __init__(self, module: Any) -> None:
         self.get_state = cast(Callable[[], Tensor], module.get_rng_state)
@@ -140,14 +142,17 @@ class GeneratorState:
 
 
 def _seed(module: Any, seed: int) -> None:
-    module.manual_seed(seed % 2**31)  # the device's integers have 32 bits
+    module.manual_seed(seed % 2**31)  # the device has 32-bit integers
 
 
 def check_package() -> None:
-    """Raises RunError unless the installed torch-neuronx is TorchNeuron, for this version of torch.
+    """Requires a torch-neuronx that is TorchNeuron and matches this version of torch.
 
     Three packages have that name: TorchNeuron, the earlier PyTorch/XLA for Neuron, and an empty
     package on the public index.
+
+    Raises:
+        RunError: no torch-neuronx is installed, or it does not meet these requirements.
     """
     try:
         found = version("torch-neuronx")
@@ -169,8 +174,9 @@ def is_native(version: str) -> bool:
 
 
 def is_stub(version: str) -> bool:
-    """Tells whether this is the version of the public index's empty package: 1.0. Real versions
-    begin with 1.11.
+    """Returns whether this is the version of the public index's empty package.
+
+    That version is 1.0. Real versions start at 1.11.
     """
     return numbers(version) < (1, 11)
 
@@ -184,8 +190,8 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def unusable(platform: str, why: str) -> RunError:
-    """Returns the error of a rank that lacks the NeuronCore or the packages that the plan
-    expects.
+    """Returns the error for a rank that lacks the NeuronCore or the packages that the plan
+    requires.
     """
     where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
     return RunError(
@@ -199,8 +205,9 @@ def unusable(platform: str, why: str) -> RunError:
 
 
 class Monitor:
-    """Reader of neuron-monitor, which runs as long as this process. Without the tool there are no
-    readings.
+    """Background reader of neuron-monitor, which runs until this process exits.
+
+    There are no readings if the tool is not installed.
     """
 
     def __init__(self) -> None:
@@ -219,12 +226,12 @@ class Monitor:
 
     def _follow(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:  # each line covers all groups, every 5 seconds
-            with suppress(InputError):  # a line that is not a report is ignored
+        for line in self.process.stdout:  # one line for all groups every 5 seconds
+            with suppress(InputError):  # skip lines that are not reports
                 self.take(read_monitor(line))
 
     def take(self, reading: Reading) -> None:
-        """Stores a reading, and logs new errors."""
+        """Stores a reading and logs new errors."""
         before, self.newest = self.newest, reading
         if reading.uncorrected > before.uncorrected:
             print(

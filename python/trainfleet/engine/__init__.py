@@ -1,16 +1,16 @@
-"""The training engine. It runs on any device that a rank can open.
+"""The training engine, which runs on every supported device.
 
-__main__       entry point of one rank: sets it up, trains, and returns its exit code
+__main__       entry point of each rank: sets it up, trains, and returns an exit code
 trainer        training loop
-world          the process group: how ranks join and synchronize
-parallel/      parallel layouts: splitting the model over ranks, and running steps on the parts
-optimizer      building the configured optimizer, learning rate updates, gradient clipping
-step_guard     skipping of steps with a loss spike or a non-finite loss or gradient
-batches        prefetching of each rank's part of the global batch
-vote           agreement of all ranks to stop or save at the same step
+world          process group, and reductions of small values over all ranks
+parallel/      parallel layouts: splits the model across ranks and runs training steps
+optimizer      builds the optimizer, sets the learning rate, and clips gradients
+step_guard     skips steps with a spike or a non-finite value in the loss or gradient norm
+batches        reads and prefetches each rank's share of the global batch
+vote           makes all ranks stop or save at the same step
 timing         time per stage, slowest rank, step profiler
-record         metrics and results that rank 0 writes to the run folder
-checkpoint/    background saves and resuming; trainfleet.checkpoints defines which checkpoints are
-               valid
-generate       text generation, token by token
+record         metrics and results, which rank 0 writes to the run folder
+checkpoint/    saves checkpoints in the background and resumes from them (trainfleet.checkpoints
+               defines which checkpoints are valid)
+generate       generates text token by token
 """

@@ -1,8 +1,9 @@
-"""Runs one rank of a training job: `python -m trainfleet.engine RUN_FOLDER`. torchrun starts it.
+"""Runs one rank of a training job: `python -m trainfleet.engine RUN_FOLDER`, started by torchrun.
 
-The exit code is 0 if training finished or stopped cleanly; results.json shows which. torchrun
-treats any other code as a failure and kills the ranks that are still shutting down. After a
-failure, the run has a `fault` event.
+The exit code is 0 if training finished or was stopped cleanly; results.json shows which. On any
+other exit code, torchrun kills the ranks that are still shutting down.
+
+A failed run has a `fault` event.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ def main(arguments: list[str]) -> int:
 
 
 def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[str, float]) -> None:
-    """Trains until the last step or a stop request. `moments` maps each startup stage to its unix
-    time.
+    """Trains until the last step or until all ranks agree to stop.
+
+    `moments` maps each completed startup stage to its Unix time.
     """
     profile = StepProfiler(run.profile, config.train.profile_steps if world.first else None)
     watch = Stopwatch(
@@ -95,7 +97,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
     )
     watch.reached = {name: moment - watch.started for name, moment in moments.items()}
     # With S3 synchronization, each node has a separate run folder, so one rank per node checks for
-    # a stop file.
+    # the stop file.
     looks = world.first or (
         os.environ.get("LOCAL_RANK") == "0" and s3_sync_agent.BUCKET in os.environ
     )
@@ -119,17 +121,16 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
 
 
 def on_notice(run: Run, vote: Vote, node: int, notice: str) -> None:
-    """Makes all ranks save and stop, because this node will be reclaimed soon."""
+    """Makes all ranks save and exit because this node will be reclaimed soon."""
     vote.heard = True
     print(f"spot/instance-action: {notice}; all ranks save and exit", flush=True)
     run.note("notice", node=node, notice=notice)
 
 
 def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
-    """Makes all ranks save and stop, because no launcher is left to detect a hang.
+    """Makes all ranks save and exit because no launcher is left to detect a hang.
 
-    Each node records an event if it notices in time. The vote of the first node may stop the others
-    earlier.
+    Each node records an `orphaned` event, unless another node's vote stops it first.
     """
     vote.heard = True
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -141,7 +142,7 @@ def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
 
 
 def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -> Recorder:
-    """Creates the recorder, and writes all fields known before the first step to results.json."""
+    """Creates the recorder and writes everything known before the first step to results.json."""
     world, train = trainer.world, config.train
     flops = flops_per_token(config.model, train.sequence_length)
     peak = world.device.peak_flops(trainer.precision) * world.size
@@ -184,7 +185,10 @@ def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -
 
 
 def open_loggers(run: Run, config: Config) -> Loggers | None:
-    """Opens the services in train.loggers. A resumed run continues its earlier run there."""
+    """Opens the services listed in `train.loggers`.
+
+    A resumed run keeps its identity, so each service appends to the existing run.
+    """
     if not config.train.loggers:
         return None
     identity = run.read_results().get("identity") or f"{run.name}-{secrets.token_hex(4)}"
@@ -199,7 +203,7 @@ def open_loggers(run: Run, config: Config) -> Loggers | None:
 
 
 def greeting(trainer: Trainer) -> str:
-    """Returns the first log line of a rank: its index, device, batch size and start step."""
+    """Returns a rank's first log line: its index, device, batch size and start step."""
     world, train = trainer.world, trainer.train
     work = (
         f"{trainer.batches.per_step} micro-batches of {train.micro_batch_size} x "
@@ -210,7 +214,7 @@ def greeting(trainer: Trainer) -> str:
 
 
 def formula(config: Config, trainer: Trainer) -> str:
-    """Returns the formula for the MFU in the metrics."""
+    """Returns the MFU formula in words, with this run's peak FLOP/s."""
     peak = (
         f"{trainer.world.size} x "
         f"{trainer.world.device.peak_flops(trainer.precision) / 1e12:,.4g} TFLOP/s per rank"
@@ -222,7 +226,7 @@ def formula(config: Config, trainer: Trainer) -> str:
 
 
 def products(trainer: Trainer) -> str:
-    """Returns the number format of matrix products, which may be TF32 for fp32."""
+    """Returns the name of the number format used in matmuls. For fp32, it may be TF32."""
     return (
         trainer.device.single
         if trainer.precision == torch.float32
@@ -231,7 +235,7 @@ def products(trainer: Trainer) -> str:
 
 
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:
-    """Records the final status and a text sample of the model, and removes the stop file."""
+    """Records the final status and a text sample from the model, then removes the stop file."""
     step = trainer.progress.step
     if trainer.watch.heart:
         trainer.watch.heart.at("conclude", step)
@@ -244,7 +248,7 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
     )
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
     recorder.close(status)
-    # If the device only recorded its programs, they must still be compiled, so the run stays
+    # If the device only recorded its programs, they still have to be compiled, so the status stays
     # "running".
     recorder.update(status=status if executes else "running", **sample)
     run.record(status, step=step)
@@ -252,29 +256,30 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
 
 
 def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str] | None:
-    """Generates a text sample from the trained model.
+    """Generates a text sample with the trained model.
 
-    Returns None if the output is not finite, or if the model is sharded and too large for one rank.
+    Returns None if the output is not finite, or if a sharded model is too large for one rank.
     """
     model = trainer.parts.whole
     if model is None:
         if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
             return None
-        # load the last checkpoint, because each rank has only a part of the model
+        # each rank has only a part of the model, so load the last checkpoint
         model = generate.load(run)[0]
-    # In eager mode, because torch.compile would compile again for each sequence length.
+    # Run in eager mode, because torch.compile would recompile for each sequence length.
     with suppress(FloatingPointError), torch.compiler.set_stance("force_eager"):
         return generate.write_sample(model.eval(), dataset, trainer.train.seed)
     return None
 
 
 def record_fault(run: Run, error: Exception, attempt: fence.Attempt) -> None:
-    """Records a fault event with the rank and the reason. For a bug in trainfleet, it includes the
-    end of the traceback.
+    """Records a `fault` event with the rank and the error.
 
-    If the disk is full, no event is written and only the log shows the error. If a newer attempt
-    has started, no event is written either. The ranks of this attempt then fail only because others
-    have exited.
+    For an unexpected exception, the event includes the end of the traceback. If the disk is full,
+    the error appears only in the log.
+
+    If a newer attempt has started, no event is recorded. The ranks of this attempt are then failing
+    only because other ranks have exited.
     """
     if attempt.number and fence.current(run.folder) > attempt:
         return

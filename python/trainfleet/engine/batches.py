@@ -1,4 +1,4 @@
-"""Reads each rank's part of the global batch, and prefetches the part for the next step."""
+"""Reads each rank's share of the global batch and prefetches the next step's share."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from ..models.loss import IGNORED
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch of B sequences. Inputs and targets are int64 [B, T]; a masked model's inputs
-    may be [B, T, 2].
+    """Micro-batch of B sequences.
 
-    `documents`, int32 [B, T], is the index of each token's document in its sequence, or None if
+    `inputs` and `targets` are int64 [B, T]; a masked model's inputs may be [B, T, 2].
+
+    `documents` is int32 [B, T], the index of each token's document in its sequence, or None if
     attention crosses document boundaries.
     """
 
@@ -34,13 +35,13 @@ class MicroBatch(NamedTuple):
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """Keyword arguments for the model, without the inputs."""
+        """Keyword arguments for the model, excluding the inputs."""
         return {"targets": self.targets} | (
             {} if self.documents is None else {"documents": self.documents}
         )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> MicroBatch:
-        """Returns a micro-batch with the function applied to each tensor."""
+        """Returns the micro-batch with a function applied to each tensor."""
         return MicroBatch(
             change(self.inputs),
             change(self.targets),
@@ -48,8 +49,9 @@ class MicroBatch(NamedTuple):
         )
 
     def blank(self, count: int) -> MicroBatch:
-        """Returns `count` padding sequences with the same fields as this batch. They do not count
-        in the loss.
+        """Returns `count` padding sequences with the same fields as this batch.
+
+        Padding does not count in the loss.
         """
         padding = self.each(lambda tokens: tokens.new_zeros((count, *tokens.shape[1:])))
         return padding._replace(targets=torch.full_like(padding.targets, IGNORED))
@@ -65,8 +67,9 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
 
 
 def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Iterator[MicroBatch]:
-    """Yields exactly `passes` batches of the size of `blank`. Pads the given batches with blank
-    sequences, then adds blank batches.
+    """Yields exactly `passes` batches of the same size as `blank`.
+
+    Pads short batches with blank sequences, then appends blank batches.
     """
     found = iter(batches)
     for _ in range(passes):
@@ -80,7 +83,7 @@ def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Ite
 
 
 class Samples(Protocol):
-    """Interface of the dataset that the engine reads (data.dataset.Dataset)."""
+    """Dataset interface that the engine requires; data.dataset.Dataset implements it."""
 
     @property
     def end_of_document(self) -> int: ...
@@ -93,8 +96,9 @@ class Samples(Protocol):
 
 
 def samples_for(config: Config, dataset: Dataset) -> Samples:
-    """Returns the samples for the model family: the dataset itself, or the dataset with masked
-    tokens.
+    """Returns the samples for the model's family.
+
+    Causal models use the dataset itself. Masked models use it with masked tokens.
     """
     family = FAMILIES[config.model.family]
     return (
@@ -106,8 +110,8 @@ class Batches:
     """Training batches of data-parallel rank `rank` of `ranks`.
 
     With global batch size G, step s (from 1) reads samples [(s - 1) G, s G) in the seed's order.
-    Each of R ranks reads one of R equal parts. The data of a step depends only on the step, so a
-    run can resume with any number of ranks.
+    Each of R ranks reads an equal share. A step's data depends only on the step, so a run can
+    resume with any number of ranks.
     """
 
     def __init__(
@@ -116,15 +120,16 @@ class Batches:
         self.samples, self.train, self.device = samples, config.train, device
         self.end = separator(samples, config.train)
         self.count = config.train.global_batch_size // ranks
-        # number of micro-batches; the planner has checked that both divisions are exact
+        # micro-batches per step; the planner has checked that both divisions are exact
         self.per_step = self.count // config.train.micro_batch_size
         self.offset = rank * self.count
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.ahead: tuple[int, Future[np.ndarray]] | None = None
 
     def of(self, step: int) -> Iterator[tuple[int, MicroBatch]]:
-        """Yields the rank's micro-batches of a step, each with the number of micro-batches after
-        it. Meanwhile prefetches the next step.
+        """Yields a step's micro-batches, each with the number of remaining ones.
+
+        Meanwhile, the next step's data is prefetched.
         """
         tokens, size = self._take(step), self.train.micro_batch_size
         for index in range(self.per_step):
@@ -148,8 +153,9 @@ class Batches:
 def validation(
     samples: Samples, config: Config, rank: int, ranks: int, device: Device
 ) -> Iterator[MicroBatch]:
-    """Yields this rank's part of the validation sequences. The sequences are the same at every
-    validation and for any number of ranks.
+    """Yields this rank's share of the validation sequences.
+
+    The sequences are the same at every validation and for any number of ranks.
     """
     train, end = config.train, separator(samples, config.train)
     count = validation_count(samples, config)
@@ -177,10 +183,11 @@ def separator(samples: Samples, train: Train) -> int | None:
 
 
 def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
-    """Splits tokens [count, T + 1] into inputs and targets, which are shifted by one token. For a
-    masked model, the tokens are [count, T, 2 or 3]: token, target and optionally segment.
+    """Splits tokens [count, T + 1] into inputs and targets, shifted by one token.
 
-    If `end`, the end-of-document token, is given, the batch also marks its documents.
+    For a masked model, tokens are [count, T, 2 or 3]: token, target and optionally segment.
+
+    If the end-of-document token `end` is given, the batch also marks its documents.
     """
     if tokens.ndim == 2:
         return MicroBatch(
@@ -190,8 +197,9 @@ def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
 
 
 def documents(tokens: Tensor, end: int) -> Tensor:
-    """Returns the document index of each token [B, T] in its row, from 0, as int32 [B, T]. The end
-    token belongs to the document that it ends.
+    """Returns the document index of each token [B, T] in its row, from 0, as int32 [B, T].
+
+    An end-of-document token belongs to the document that it ends.
     """
     ends = (tokens == end).to(torch.int32)
     return ends.cumsum(1, dtype=torch.int32) - ends

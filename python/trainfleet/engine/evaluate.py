@@ -25,17 +25,18 @@ from ..trust.safe_output import run_program
 from .batches import MicroBatch, samples_for, separator, split
 from .generate import load, makes_no_numbers
 
-SEQUENCES = 512  # maximum number of sequences
-LARGEST = 700.0  # maximum loss for which exp(loss) is finite
+SEQUENCES = 512  # maximum number of validation sequences
+LARGEST = 700.0  # cap on the loss, so that exp(loss) stays finite
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Mean scores over the predicted tokens. `baseline` is the accuracy of always predicting the
-    most common token.
+    """Mean scores over all predicted tokens.
+
+    `baseline` is the accuracy of always predicting the most common token.
 
     `bits_per_byte` is the loss in bits per UTF-8 byte of text, which is comparable across
-    tokenizers. Masked models have none, because they predict only some tokens.
+    tokenizers. Masked models do not have it, because they predict only some of the tokens.
     """
 
     sequences: int
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 
 def describe(scores: Scores) -> Iterator[str]:
-    """Yields a line of text per score, with a short explanation."""
+    """Yields one line of text per score, with a short explanation."""
     tokens = (
         "nats per predicted token; validation during training uses only "
         "train.validation_sequences of these sequences"
@@ -81,8 +82,10 @@ def describe(scores: Scores) -> Iterator[str]:
 
 @torch.inference_mode()
 def evaluate(run: Run) -> Scores:
-    """Evaluates the newest checkpoint. Raises RunError if the run has no checkpoint or if the
-    model's output is not finite.
+    """Evaluates the newest checkpoint on the validation split.
+
+    Raises:
+        RunError: the run has no checkpoint, or the model's output is not finite.
     """
     model, dataset = load(run)
     config, device = load_resolved(run.config), devices.nearest()
@@ -112,13 +115,15 @@ def evaluate(run: Run) -> Scores:
 
 
 def text_bytes(dataset: Dataset, targets: list[Tensor]) -> int:
-    """Returns the UTF-8 bytes of the decoded tokens; an end-of-document token adds none."""
+    """Returns the UTF-8 length of the decoded tokens. End-of-document tokens count as 0 bytes."""
     tokenizer = tokenizers.load(dataset.folder)
     return max(1, sum(len(tokenizer.decode(part.tolist()).encode()) for part in targets))
 
 
 def score(model: Network, batch: MicroBatch) -> Tensor:
-    """Returns four sums for a batch: losses, correct tokens, correct pairs and predicted tokens."""
+    """Returns a batch's summed loss and its counts of correct tokens, correct pairs and predicted
+    tokens.
+    """
     inputs, targets, documents = batch
     x = (
         model.features(inputs, documents=documents)
@@ -146,8 +151,9 @@ def score(model: Network, batch: MicroBatch) -> Tensor:
 
 
 def mask(model: Network, targets: Tensor) -> Tensor:
-    """Returns a mask of the targets to predict. BERT's first target is excluded, because it is the
-    label of the pair.
+    """Returns a mask of the targets to predict.
+
+    BERT's first target is excluded because it is the pair label.
     """
     chosen = targets != IGNORED
     if isinstance(model, Bert):

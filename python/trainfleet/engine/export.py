@@ -1,7 +1,7 @@
-"""Exports a run's model to another format: `python -m trainfleet.engine.export RUN_FOLDER OUT
-FORMAT` (config/platforms.py).
+"""Exports a run's model: `python -m trainfleet.engine.export RUN_FOLDER OUT FORMAT`.
 
-The model card lists the model, its initial weights, its training data and its scores.
+config/platforms.py lists the formats. Hugging Face exports include a model card with the model's
+initial weights, training data and scores.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..trust.safe_output import run_program
 from .generate import load
 
 Json = dict[str, Any]
-Save = Callable[[Network, str, Path], list[str]]  # model, family, folder -> file names
+Save = Callable[[Network, str, Path], list[str]]  # (model, family, folder) -> file names
 
 CARD = "README.md"
 REVISION = re.compile("[0-9a-f]{40}")
@@ -55,8 +55,9 @@ def main(arguments: list[str]) -> int:
 
 
 def export(run: Run, out: Path, form: str = platforms.HUGGINGFACE) -> list[str]:
-    """Exports the run's newest checkpoint to the new folder `out`, and returns the file names. The
-    folder appears only once it is complete.
+    """Exports the run's newest checkpoint to the new folder `out` and returns the file names.
+
+    The folder appears only when it is complete.
 
     Raises:
         RunError: `out` already exists, the run has no checkpoint, or the format does not support
@@ -99,10 +100,10 @@ def fill(run: Run, folder: Path, save: Save) -> list[str]:
 
 
 def saving(config: Config, form: str, run: Run) -> Save:
-    """Returns the function that writes a model's weights in the format.
+    """Returns the function that writes a model's weights in the given format.
 
     Raises:
-        RunError: the format cannot split this model.
+        RunError: the model can't be sharded as the format requires.
     """
     said = platforms.degrees(form)
     if said is None:
@@ -114,9 +115,7 @@ def saving(config: Config, form: str, run: Run) -> Save:
 def write(
     model: Network, tokenizer: Tokenizer, dataset: Dataset, folder: Path, save: Save = weights.save
 ) -> list[str]:
-    """Writes the model's config, weights and tokenizer in the format of `transformers`. Returns the
-    file names.
-    """
+    """Writes config, weights and tokenizer in Hugging Face format. Returns the file names."""
     named = special_tokens(tokenizer, model.shape.family, dataset.manifest.end_of_document)
     ids = {
         f"{role}_id": tokenizer.vocabulary[token]
@@ -164,8 +163,10 @@ def special_tokens(tokenizer: Tokenizer, family: str, end: int) -> dict[str, str
 
 
 def definition(tokenizer: Tokenizer, family: str, named: dict[str, str]) -> str:
-    """Returns tokenizer.json. For a masked model, adds the post-processor that inserts the start
-    and separator tokens, as in training.
+    """Returns the contents of tokenizer.json.
+
+    For a masked model, adds a post-processor that inserts the start and separator tokens, as in
+    training.
     """
     content = json.loads(tokenizer.definition)
     if FAMILIES[family].causal or content.get("post_processor"):
@@ -192,19 +193,20 @@ def definition(tokenizer: Tokenizer, family: str, named: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Base:
-    """The model that initialized a run. Fields are empty or None if unknown, for example because
-    that model was deleted.
+    """Model that a run was initialized from.
+
+    Unknown fields are empty or None, for example if that model has since been deleted.
     """
 
     name: str
-    hub: str = ""  # owner/name
-    identity: str = ""  # content identity: a Hub revision, or a file name and its checksum
+    hub: str = ""  # Hub name: owner/name
+    identity: str = ""  # Hub revision, or file name and checksum
     licence: str = ""
-    tokens: int | None = None  # number of training tokens
+    tokens: int | None = None  # number of tokens it was trained on
 
 
 def card(run: Run, config: Config) -> str:
-    """Returns the model card (README.md) of an exported folder."""
+    """Returns the model card (README.md) for an exported folder."""
     base = base_of(run, config)
     about = {"library_name": "transformers", "pipeline_tag": _task(config)}
     if base and base.hub:
@@ -228,8 +230,9 @@ def card(run: Run, config: Config) -> str:
 
 
 def base_of(run: Run, config: Config) -> Base | None:
-    """Returns the model that initialized the run, according to the run's events. Returns None if
-    the run started from scratch.
+    """Returns the model that initialized the run, or None if the run started from scratch.
+
+    The run's latest `initialized` event takes precedence over the config.
     """
     told = [
         str(event.get("source")) for event in run.read_events() if event["event"] == "initialized"
@@ -238,15 +241,16 @@ def base_of(run: Run, config: Config) -> Base | None:
     if not address:
         return None
     known = Base(_last(address))
-    # The base model may be deleted or unreadable; the card must not fail because of that.
+    # A deleted or unreadable base model must not fail the export.
     with suppress(TrainfleetError, OSError, ValueError):
         return _seen(address, known)
     return known
 
 
 def name_of(source: str) -> str:
-    """Returns a public name for a data source. A Hub dataset keeps its address; a path is reduced
-    to its last part.
+    """Returns a data source's name for the public model card.
+
+    A Hub dataset keeps its address. A path is reduced to its last component.
     """
     with suppress(InputError):
         if source.startswith(HUB) and not dataset_of(source).name.startswith(("/", ".")):
@@ -255,7 +259,7 @@ def name_of(source: str) -> str:
 
 
 def _seen(address: str, known: Base) -> Base:
-    """Returns the model at an address, with all details that its files contain."""
+    """Returns the base model at an address, with all details found in its files."""
     if address.startswith(HUB):
         folder, name = folder_of(address), address.removeprefix(HUB).partition("@")[0]
         revision = f"revision {folder.name}" if REVISION.fullmatch(folder.name) else ""
@@ -277,14 +281,15 @@ def _seen(address: str, known: Base) -> Base:
 
 
 def _origin(folder: Path) -> str:
-    """Returns the Hub name in a folder's config.json, or "" if it has no name."""
+    """Returns the Hub name recorded in a folder's config.json, or "" if it has none."""
     name = untrusted_input.read_json(folder / huggingface_config.CONFIG).get("_name_or_path", "")
     return name if isinstance(name, str) and MODEL.fullmatch(name) and "@" not in name else ""
 
 
 def _checksum(folder: Path) -> str:
-    """Returns the SHA-256 of the weights file. For several files, returns the SHA-256 of the output
-    of `sha256sum`.
+    """Returns the SHA-256 of the weight file.
+
+    For several files, returns the SHA-256 of the output of `sha256sum`.
     """
     names = weight_files.file_names(folder)
     digests = []
@@ -304,7 +309,7 @@ def _checksum(folder: Path) -> str:
 
 
 def _licence(folder: Path) -> str:
-    """Returns the licence in a folder's model card, or "" if the card has no licence."""
+    """Returns the licence stated in a folder's model card, or "" if the card has none."""
     with suppress(FileNotFoundError, InputError):
         _, _, rest = untrusted_input.read_text(folder / CARD, untrusted_input.MEBIBYTE).partition(
             "---\n"
@@ -320,8 +325,9 @@ def _named(base: Base) -> str:
 
 
 def _last(path: str) -> str:
-    """Returns the last meaningful part of a path or address, without characters that are special in
-    Markdown.
+    """Returns the last meaningful component of a path or address.
+
+    Characters that are unsafe in Markdown are replaced.
     """
     parts = [
         part

@@ -1,5 +1,5 @@
-"""Generates text from a prompt: `python -m trainfleet.engine.generate RUN_FOLDER [PROMPT]` streams
-it to stdout.
+"""Generates text from a prompt and streams it to stdout: `python -m trainfleet.engine.generate
+RUN_FOLDER [PROMPT]`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from .checkpoint import load_model, newest
 
 TEMPERATURE = 0.7
 TOP_K = 50
-SAMPLE_PROMPT = 40  # tokens
-# Offset in tokens into the validation text, to skip the licence or title at the start of a
-# document.
+SAMPLE_PROMPT = 40  # length in tokens
+# Token offset into the validation text. It skips the licence or title at the start of a document.
 SAMPLE_BEGINS = 1000
-SAMPLE_LENGTH = 120  # tokens
+SAMPLE_LENGTH = 120  # maximum length in tokens
 
 
 @torch.inference_mode()
@@ -50,7 +49,7 @@ def continuation(
 ) -> Iterator[int]:
     """Yields generated tokens until the model ends the document or the context is full.
 
-    If the prompt fills the context, only its end is kept, with half the length of the context.
+    If the prompt fills the context, only its last tokens are kept: half the context length.
     Temperature 0 selects the most likely token.
     """
     limit = model.shape.max_position_embeddings
@@ -69,8 +68,10 @@ def continuation(
 def choose(
     logits: Tensor, temperature: float, top_k: int, generator: torch.Generator, top_p: float = 1.0
 ) -> int:
-    """Samples a token id from the `top_k` most likely tokens, limited to the smallest set with
-    probability `top_p`.
+    """Samples a token id with top-k and top-p sampling.
+
+    The choice is limited to the `top_k` most likely tokens, then to the smallest set with total
+    probability `top_p`. Temperature 0 selects the most likely token.
 
     Raises:
         FloatingPointError: the model's output is not finite.
@@ -98,7 +99,7 @@ def makes_no_numbers(run: Run) -> RunError:
 
 
 def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
-    """Generates a continuation of validation text. Returns the `prompt` and the generated `text`.
+    """Continues a piece of validation text and returns the `prompt` and the generated `text`.
 
     Without validation text, the prompt is the end-of-document token, so the sample starts a new
     document.
@@ -148,9 +149,9 @@ def main(arguments: list[str]) -> int:
 def stream(options: argparse.Namespace) -> Iterator[str]:
     """Yields the prompt, then the generated text piece by piece.
 
-    An end-of-document token comes before the prompt, because nearly every text in training follows
-    other tokens. Trailing spaces are removed, because a space and the next word usually form one
-    token.
+    The prompt is preceded by an end-of-document token, because nearly every training document
+    follows another one. Trailing spaces are removed, because a space usually forms one token with
+    the next word.
     """
     run = Run(options.run)
     model, dataset = load(run)
@@ -192,8 +193,10 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset]:
-    """Returns the model and dataset of a run. The model has the newest checkpoint's weights, and is
-    on `device` or this machine's fastest device.
+    """Returns a run's model and dataset.
+
+    The model has the newest checkpoint's weights. It is on `device`, which defaults to this
+    machine's fastest device.
 
     Raises:
         RunError: the run has no checkpoint yet.

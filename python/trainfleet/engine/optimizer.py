@@ -23,10 +23,10 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Making:
-    """The inputs of an optimizer's constructor. Weight decay applies to `matrices` but not to
-    `vectors`, because a norm's gain only scales its output.
+    """Inputs for building an optimizer.
 
-    `precision` is the number format of matrix products. `inside` is the name prefix of parameters
+    Weight decay applies to `matrices` but not to `vectors`, because a norm's gain only scales its
+    output. `precision` is the number format of matmuls. `inside` is the name prefix of parameters
     in the blocks.
     """
 
@@ -47,8 +47,9 @@ class Making:
         }
 
     def groups(self, **of_matrices: Any) -> list[Settings]:
-        """Returns the parameter groups of matrices and vectors. Keyword arguments apply only to the
-        matrices.
+        """Returns one parameter group for matrices and one for vectors.
+
+        Keyword arguments apply only to the matrices.
         """
         decayed = {
             "params": list(self.matrices.values()),
@@ -65,8 +66,10 @@ class Making:
 def build(
     model: nn.Module, train: Train, device: Device, precision: torch.dtype = torch.float32
 ) -> torch.optim.Optimizer:
-    """Builds the optimizer of `train.optimizer`. Raises KeyError if config/optimizers.py does not
-    define it.
+    """Builds the optimizer named in `train.optimizer`.
+
+    Raises:
+        KeyError: config/optimizers.py does not define it.
     """
     make: Callable[[Making], torch.optim.Optimizer] = named(OPTIMIZERS[train.optimizer].made_by)
     parameters = {
@@ -79,8 +82,10 @@ def build(
 
 
 def adamw(of: Making) -> torch.optim.Optimizer:
-    """Builds RoundedAdamW for bf16 weights. Otherwise builds torch's fused AdamW, or ours if the
-    device does not support it.
+    """Builds AdamW.
+
+    bf16 weights require RoundedAdamW. Otherwise, torch's fused AdamW is used if the device supports
+    it.
     """
     if of.train.param_dtype == "bf16":
         step = of.device.compiled(renew, dynamic=True) if of.train.compile else renew
@@ -96,8 +101,9 @@ def lamb(of: Making) -> torch.optim.Optimizer:
 
 
 def muon(of: Making) -> torch.optim.Optimizer:
-    """Builds Muon for matrices in the blocks and AdamW for all other parameters. Muon computes in
-    the format of matrix products: fp32, fp16 or bf16.
+    """Builds Muon for matrices in the blocks, with AdamW for all other parameters.
+
+    Muon computes in the number format of matmuls: fp32, fp16 or bf16.
     """
     decayed = {"weight_decay": of.train.weight_decay}
     straight = [parameter for name, parameter in of.matrices.items() if name.startswith(of.inside)]
@@ -117,8 +123,9 @@ def muon(of: Making) -> torch.optim.Optimizer:
 
 
 def by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Splits each parameter group by device mesh, because a fused step requires all parameters on
-    one mesh.
+    """Splits parameter groups by device mesh.
+
+    A fused optimizer step requires all parameters of a group to be on one mesh.
     """
     found = []
     for group in groups:
@@ -137,15 +144,17 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def leave_out(optimizer: torch.optim.Optimizer, whether: Tensor) -> None:
-    """Makes the next step a no-op if the device tensor `whether` is 1.0, by the protocol of torch's
-    fused optimizers.
+    """Makes the next optimizer step a no-op if the device tensor `whether` is 1.0.
+
+    Uses the `found_inf` protocol of torch's fused optimizers.
     """
     optimizer.found_inf = whether  # type: ignore[attr-defined]
 
 
 def clip(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Returns the global gradient norm as a device tensor. Scales gradients down to `limit` if the
-    norm is larger; a limit of 0 disables clipping.
+    """Clips gradients to the global norm `limit` and returns the norm before clipping.
+
+    The norm is a device tensor. A limit of 0 disables clipping.
     """
     parameters = list(parameters)
     norm = get_total_norm(

@@ -1,8 +1,7 @@
-"""AdamW, LAMB and Muon as torch optimizers that support sharded and tensor-parallel parameters, and
-skipped steps.
+"""AdamW, LAMB and Muon for sharded and tensor-parallel parameters, with support for skipped steps.
 
-A step is skipped if the device tensor `found_inf` is 1, by the protocol of torch's fused
-optimizers. So the host never waits to learn whether a step is valid.
+A step is skipped if the device tensor `found_inf` is 1, as in torch's fused optimizers. The host
+therefore never waits to learn whether a step is valid.
 
 RoundedAdamW keeps weights and moments in bf16 with stochastic rounding, which halves the memory of
 fp32. bf16 has 8 significant bits, so plain rounding discards changes below 1/512 of a weight, which
@@ -11,8 +10,8 @@ rounds up with a probability equal to the truncated fraction, so it is unbiased 
 arXiv:1502.02551; for bf16, Zamirai et al. 2020, arXiv:2010.06192).
 
 The random bits depend only on the seed, the step, the parameter's name and the position in the
-entire matrix. So a resumed run rounds like an uninterrupted one in any layout, and replicas of a
-weight stay identical.
+entire matrix. A resumed run therefore rounds exactly like an uninterrupted one in any layout, and
+replicas of a weight stay identical.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 Groups = Iterable[dict[str, Any]]
-# Coefficients of the Newton-Schulz iteration: the quintic with the steepest slope at 0 (Jordan
-# 2024, "Muon").
+# Newton-Schulz coefficients: the quintic with the steepest slope at 0 (Jordan 2024, "Muon").
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
-AT_ONCE = 1 << 24  # maximum number of matrix elements orthogonalized together: 64 MiB in fp32
-# Usual root mean square of AdamW's updates. Muon's updates are scaled to it, so that the same
-# learning rate suits both (arXiv:2502.16982).
+AT_ONCE = 1 << 24  # maximum number of elements orthogonalized at once: 64 MiB in fp32
+# Typical root mean square of AdamW updates. Muon's updates are scaled to it, so that the same
+# learning rate works for both (arXiv:2502.16982).
 MATCH = 0.2
-CUT = 0xFFFF  # mantissa bits that fp32 has and bf16 lacks
-# 2^32 divided by the golden ratio, as int32; its multiples are well distributed (Knuth, volume 3,
-# 6.4)
+CUT = 0xFFFF  # mantissa bits of fp32 that bf16 lacks
+# 2^32 divided by the golden ratio, as int32. Its multiples are well distributed (Knuth, volume 3,
+# 6.4).
 WEYL = 0x9E3779B9 - (1 << 32)
 # MurmurHash3's multipliers (Appleby 2011), as int32
 MURMUR = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))
-# maximum number of elements in an fp32 copy, without compilation: 256 MiB
+# maximum number of elements converted to fp32 at once without compilation: 256 MiB
 ROUNDED_AT_ONCE = 1 << 26
 Step = Callable[..., None]
-# a parameter's key [], and the rows [R, 1] and columns [1, C] of this rank's part
+# A parameter's key [], and the row indices [R, 1] and column indices [1, C] of this rank's part.
 Extent = tuple[Tensor, Tensor, Tensor]
 
 
 class AdamW(torch.optim.Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), for devices that don't support
-    torch's fused AdamW.
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017).
+
+    Replaces torch's fused AdamW on devices that do not support it.
     """
 
     found_inf: Tensor | None = None
@@ -79,9 +78,7 @@ class AdamW(torch.optim.Optimizer):
             parameter.sub_(change * (keep * group["lr"]))
 
     def together(self, group: dict[str, Any]) -> Iterable[list[Tensor]]:
-        """Yields lists of parameters with gradients; the updates of each list are computed
-        together.
-        """
+        """Yields lists of parameters with gradients. Each list is updated in one batch."""
         return ([parameter] for parameter in group["params"] if parameter.grad is not None)
 
     def changes(
@@ -94,8 +91,9 @@ class AdamW(torch.optim.Optimizer):
         )
 
     def gradient(self, parameter: Tensor) -> Tensor:
-        """Returns the parameter's gradient. Replaces non-finite numbers by 0 if steps may be
-        skipped.
+        """Returns the parameter's gradient.
+
+        If steps may be skipped, non-finite values are replaced with 0.
         """
         gradient = (
             parameter.grad
@@ -110,10 +108,10 @@ class AdamW(torch.optim.Optimizer):
     def change(
         self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any
     ) -> Tensor:
-        """Returns the parameter's update before the learning rate is applied. Updates the moments
-        if `keep` is 1, but not if it is 0.
+        """Returns the parameter's update, before multiplication by the learning rate.
 
-        This is Adam's update with bias correction (Kingma and Ba 2014, arXiv:1412.6980).
+        This is Adam's update with bias correction (Kingma and Ba 2014, arXiv:1412.6980). The
+        moments are updated if `keep` is 1, but not if it is 0.
         """
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
@@ -132,8 +130,9 @@ class AdamW(torch.optim.Optimizer):
 
 
 class Lamb(AdamW):
-    """Adam with each matrix's update scaled to the norm of that matrix (You et al. 2019,
-    arXiv:1904.00962, algorithm 2).
+    """Adam with each matrix's update scaled to the norm of the matrix.
+
+    This is algorithm 2 of You et al. 2019, arXiv:1904.00962.
     """
 
     decays_in_change = True
@@ -152,18 +151,18 @@ class Lamb(AdamW):
 
 
 class Muon(AdamW):
-    """Orthogonalized momentum for matrices in the blocks (Jordan 2024), and AdamW for all other
-    parameters.
+    """Orthogonalized momentum for matrices in the blocks (Jordan 2024), and AdamW for the rest.
 
-    Orthogonalization needs the entire matrix, so sharded matrices are gathered first. Matrices of
-    the same shape are batched, because those of a small model can't keep a device busy one by one.
+    Orthogonalization needs entire matrices, so sharded ones are gathered first. Matrices of the
+    same shape are batched, because a small model's matrices can't keep a device busy one at a time.
     """
 
     def __init__(
         self, groups: Groups, format_: torch.dtype = torch.float32, **settings: Any
     ) -> None:
-        """Creates the optimizer; `format_` is the number format of the products in the
-        orthogonalization.
+        """Creates the optimizer.
+
+        `format_` is the number format of the matmuls in the orthogonalization.
         """
         super().__init__(groups, **settings)
         self.format = format_
@@ -198,16 +197,17 @@ class Muon(AdamW):
         return [placed(matrix, each) for matrix, each in zip(whole_again, parameters, strict=True)]
 
     def _look_ahead(self, parameter: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        """Updates the momentum and returns Nesterov's look-ahead: the gradient blended with the new
-        momentum.
+        """Updates the momentum and returns Nesterov's look-ahead.
+
+        The look-ahead blends the gradient with the new momentum.
         """
         state, beta, gradient = self.state[parameter], group["betas"][1], self.gradient(parameter)
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].add_((gradient - state["momentum"]) * ((1 - beta) * keep))
         ahead = gradient.lerp(state["momentum"], beta)
-        # If both FSDP and tensor parallelism divide a parameter, lerp in torch 2.9 returns
-        # different placements than its arguments have.
+        # If both FSDP and tensor parallelism shard a parameter, lerp in torch 2.9 returns
+        # placements that differ from those of its arguments.
         return joined(ahead.to_local(), parameter) if isinstance(ahead, DTensor) else ahead
 
 
@@ -221,11 +221,10 @@ def flat(matrix: Tensor) -> Tensor:
 
 
 def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor:
-    """Returns approximately U V^T for each matrix U S V^T of [N, rows, columns]. The resulting
-    singular values are between 0.7 and 1.2.
+    """Returns approximately U V^T for each matrix U S V^T of [N, rows, columns].
 
-    It uses only matrix products, computed in `format_`. Pass matrices with at most as many rows as
-    columns, because others cost more.
+    The resulting singular values are between 0.7 and 1.2. Only matmuls are used, computed in
+    `format_`. Pass matrices with at most as many rows as columns, because others cost more.
     """
     a, b, c = QUINTIC
     x = (matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(format_)
@@ -237,8 +236,9 @@ def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor
 
 
 def placed(matrix: Tensor, like: Tensor) -> Tensor:
-    """Shards a matrix that every rank has entirely, with the layout of `like`. Needs no
-    communication.
+    """Shards a tensor that every rank has in full, with the layout of `like`.
+
+    No communication is needed.
     """
     if not isinstance(like, DTensor):
         return matrix
@@ -247,7 +247,7 @@ def placed(matrix: Tensor, like: Tensor) -> Tensor:
 
 
 def joined(part: Tensor, like: Tensor) -> DTensor:
-    """Returns a DTensor of each rank's local part, with the layout of `like`."""
+    """Combines each rank's local part into a DTensor with the layout of `like`."""
     assert isinstance(like, DTensor)
     return DTensor.from_local(
         part,
@@ -270,19 +270,20 @@ def part_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Gathers a sharded tensor from all ranks."""
+    """Returns the entire tensor, gathered from all ranks if it is sharded."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of a tensor, sharing its memory."""
+    """Returns this rank's part of a tensor, without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class RoundedAdamW(torch.optim.Optimizer):
-    """AdamW for bf16 parameters with stochastic rounding. A step is a no-op if the device tensor
-    `found_inf` is 1.0.
+    """AdamW with stochastic rounding for bf16 parameters.
+
+    A step is a no-op if the device tensor `found_inf` is 1.0.
     """
 
     found_inf: Tensor | None = None
@@ -295,8 +296,10 @@ class RoundedAdamW(torch.optim.Optimizer):
         step: Step,
         **settings: Any,
     ) -> None:
-        """Creates the optimizer; `settings` are lr, betas and eps. `step` is `renew`, or its
-        compiled version, which reads and writes each number only once.
+        """Creates the optimizer.
+
+        `settings` are lr, betas and eps. `step` is `renew` or its compiled version, which reads and
+        writes each number only once.
         """
         super().__init__(list(groups), {"weight_decay": 0.0, **settings})
         self.names, self.seed = names, seed
@@ -348,11 +351,11 @@ class RoundedAdamW(torch.optim.Optimizer):
 
 
 def numbers_of(group: dict[str, Any], device: torch.device) -> list[Tensor]:
-    """Returns learning rate, weight decay, betas and epsilon as tensors, filled on the device to
-    avoid a blocking copy.
+    """Returns learning rate, weight decay, betas and epsilon as tensors.
 
-    A float would be a constant in the compiled code. torch's compile cache (2.13) then reuses code
-    compiled for a different float.
+    They are filled on the device to avoid a blocking copy. A float would be a constant in the
+    compiled code, and torch's compile cache (2.13) would reuse code that was compiled for a
+    different value.
     """
     values = (group["lr"], group["weight_decay"], *group["betas"], group["eps"])
     return [torch.full((), value, device=device) for value in values]
@@ -374,11 +377,11 @@ def renew(
     beta2: Tensor,
     epsilon: Tensor,
 ) -> None:
-    """Updates a parameter and its two moments, bf16 [R, C], by an AdamW step in fp32 (Loshchilov
-    and Hutter 2017, arXiv:1711.05101).
+    """Runs an AdamW step in fp32 on a bf16 [R, C] parameter and its two moments.
 
-    If `keep` is 0, nothing changes, because rounding keeps numbers that bf16 represents exactly.
-    Otherwise it is 1.
+    The update is that of Loshchilov and Hutter 2017, arXiv:1711.05101. `keep` is 1, or 0 to skip
+    the step. A skipped step changes nothing, because rounding preserves numbers that bf16
+    represents exactly.
     """
     gradient = torch.where(keep > 0, gradient.float(), 0.0)
     mean = first.float() + (gradient - first.float()) * ((1 - beta1) * keep)
@@ -396,8 +399,9 @@ def renew(
 
 
 def rounded(value: Tensor, chance: Tensor) -> Tensor:
-    """Rounds fp32 to bf16 stochastically. Adds the low 16 bits of `chance` to the number's bits,
-    then truncates it to the upper half.
+    """Rounds fp32 to bf16 stochastically.
+
+    Adds the low 16 bits of `chance` to the number's bits, then clears its lower half.
     """
     return (
         ((value.view(torch.int32) + (chance & CUT)) & ~CUT).view(torch.float32).to(torch.bfloat16)
@@ -405,15 +409,17 @@ def rounded(value: Tensor, chance: Tensor) -> Tensor:
 
 
 def chance(key: Tensor, draw: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Returns 32 random bits, int32 [R, C], per matrix element. `draw` selects an independent set
-    of bits.
+    """Returns 32 random bits per matrix element, as int32 [R, C].
+
+    Each `draw` gives an independent set of bits.
     """
     return mixed(mixed(rows ^ mixed(key ^ mixed(draw))) + columns * WEYL)
 
 
 def mixed(x: Tensor) -> Tensor:
-    """Hashes int32 to int32 by MurmurHash3's finalizer, a bijection in which every input bit
-    affects all output bits.
+    """Hashes int32 values with MurmurHash3's finalizer.
+
+    It is a bijection in which every input bit affects all output bits.
     """
     x = (x ^ x >> 16 & 0xFFFF) * MURMUR[0]
     x = (x ^ x >> 13 & 0x7FFFF) * MURMUR[1]
@@ -421,8 +427,9 @@ def mixed(x: Tensor) -> Tensor:
 
 
 def extent_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the row indices [R, 1] and column indices [1, C] of this rank's part in the entire
-    parameter. A vector is a single column.
+    """Returns the row [R, 1] and column [1, C] indices of this rank's part of a parameter.
+
+    The indices refer to the entire parameter. A vector is a single column.
     """
     size, start = part_of(parameter)
     (height, width), (row, column) = (*size, 1)[:2], (*start, 0)[:2]

@@ -1,5 +1,5 @@
-"""Writes rank 0's training record to the run folder: metrics.jsonl, results.json, events and
-TensorBoard files.
+"""Rank 0's training record in the run folder: metrics.jsonl, results.json, events and TensorBoard
+files.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from .timing import Slowest, Stopwatch
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-# fields of a metrics line that account for its time
+# fields of a metrics line that account for elapsed time
 SPAN = ("time", "span", "in_validate", "in_checkpoint", "in_compile")
-# minimum seconds between writes of results.json, because each write waits for the disk
+# Minimum interval between writes of results.json, in seconds. Each write waits for the disk.
 RESULTS_EVERY = 5.0
 
 
 class Recorder:
-    """Writer of a run's record, starting at `progress`. It removes metrics that a failed attempt
-    logged after that step.
+    """Writer of a run's metrics, results and events.
 
-    `load` is the model's FLOPs per token divided by the peak FLOP/s of all ranks. Multiplied by
-    tokens per second, it is the MFU.
+    When a run resumes, metrics that the failed attempt logged after `progress.step` are removed.
+
+    `load` is the model's FLOPs per token divided by the combined peak FLOP/s of all ranks. MFU is
+    `load` times tokens per second.
     """
 
     def __init__(
@@ -55,10 +56,10 @@ class Recorder:
             load,
         )
         self.resumed = progress.step
-        self.last = progress.step, 0.0  # step and training seconds of the last line
+        self.last = progress.step, 0.0  # step and training seconds at the last metrics line
         before = list(run.read_metrics())
         self.lines = [line for line in before if line["step"] <= progress.step]
-        # values at the last line
+        # current time and time outside steps, both at the last metrics line
         self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)
         if lost := [line for line in before if line["step"] > progress.step]:
             spans = [{key: line[key] for key in SPAN if key in line} for line in lost]
@@ -66,11 +67,11 @@ class Recorder:
                 "lost", step=progress.step, steps=lost[-1]["step"] - progress.step, spans=spans
             )
         run.record("began", step=progress.step)
-        # seconds per stage of earlier attempts
+        # seconds per stage in earlier attempts
         self.spent: dict[str, float] = run.read_results().get("seconds") or {}
         self.board: SummaryWriter | None = None
         self.updated = 0.0
-        # writes that failed because the disk was full, to retry
+        # queued writes, to retry once the full disk has space
         self.owed: list[Callable[[], None]] = []
         self.complained = False
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
@@ -84,8 +85,9 @@ class Recorder:
         memory: int,
         more: Record | None = None,
     ) -> None:
-        """Logs the metrics of the latest step. `more` contains further metrics of this node's
-        devices.
+        """Logs the metrics of the latest step.
+
+        `more` contains device metrics and the loss scale.
         """
         (logged, before), now = self.last, self.watch.training
         self.last = self.progress.step, now
@@ -118,8 +120,10 @@ class Recorder:
             self._try(self.update)
 
     def _span(self, first: bool) -> dict[str, float]:
-        """Returns the current time, the seconds since the last line, and how many of them were not
-        spent in steps (watch/time_accounting.py).
+        """Returns the current time, the seconds since the last line, and the part spent outside
+        steps.
+
+        watch/time_accounting.py reads these fields.
         """
         now, apart = time.time(), dict(self.watch.apart)
         since = {f"in_{name}": round(apart[name] - self.apart[name], 3) for name in apart}
@@ -131,7 +135,7 @@ class Recorder:
         return {"time": round(now, 3), "span": span, **since, **compiling}
 
     def _tell_skips(self, line: Record) -> None:
-        """Records steps that were skipped or overflowed fp16 since the last line."""
+        """Records and prints how many steps were skipped or overflowed fp16 since the last line."""
         why = {
             "skipped": "loss or gradients not finite or far above average",
             "overflowed": "gradients overflowed fp16; the loss scale is now "
@@ -144,15 +148,15 @@ class Recorder:
                 print(f"{steps} steps skipped: {words}", flush=True)
 
     def saved(self, news: list[Saved]) -> None:
-        """Records the results of saves, and prints failed ones."""
+        """Records finished saves and prints those that failed."""
         for save in news:
             if save.error is None:
                 self._record("checkpointed", step=save.step, seconds=round(save.seconds, 3))
                 self._try(lambda address=save.address: self.update(last_checkpoint=address))  # type: ignore[misc]
             else:
                 self._record("unsaved", step=save.step, message=save.error.what, why=save.error.why)
-                # Print it on one line with the cause first. Otherwise a later failure might be
-                # attributed to this error.
+                # Print the cause first and on one line, so that a later failure is not attributed
+                # to this error.
                 why = f"{save.error.why} ({save.error.what}); {save.error.next}"
                 print(f"step {save.step:,} was not saved: {why}", flush=True)
 
@@ -174,11 +178,11 @@ class Recorder:
         )
 
     def _record(self, event: str, **fields: Any) -> None:
-        """Records an event, or queues it until the disk has free space."""
+        """Records an event, or queues it until the disk has space."""
         self._write(lambda: self.run.record(event, **fields))
 
     def _write(self, act: Callable[[], None]) -> None:
-        """Appends to the run folder after all queued writes. A full disk never ends training."""
+        """Runs all queued writes and this one, in order. A full disk never stops training."""
         self.owed.append(act)
         self._try(self._settle)
 
@@ -200,7 +204,7 @@ class Recorder:
                 )
 
     def close(self, status: str = "finished") -> None:
-        """Completes all queued writes, and closes TensorBoard and the loggers.
+        """Runs all queued writes and closes TensorBoard and the loggers.
 
         Raises:
             RunError: the disk is still full.
@@ -212,8 +216,9 @@ class Recorder:
             self.loggers.close(status)
 
     def _append(self, line: Record) -> None:
-        """Appends a line to metrics.jsonl, TensorBoard and the loggers. Non-finite numbers become
-        null, because JSON has no NaN.
+        """Appends a line to metrics.jsonl, TensorBoard and the loggers.
+
+        Non-finite numbers become null, because JSON has no NaN.
         """
         line = {key: value if math.isfinite(value) else None for key, value in line.items()}
         self.lines.append(line)
@@ -230,7 +235,10 @@ class Recorder:
             )
 
     def _show(self, line: Record) -> None:
-        """Adds a line to TensorBoard's file. If that fails, the next line starts a new file."""
+        """Writes a metrics line to TensorBoard.
+
+        After a failure, the next line starts a new file.
+        """
         board, self.board = self._board(), None
         for key, value in line.items():
             if key not in ("step", *SPAN) and value is not None:
@@ -239,8 +247,10 @@ class Recorder:
         self.board = board
 
     def _board(self) -> SummaryWriter:
-        """Opens TensorBoard's file at the first line, so that the first step does not wait for the
-        import (half a second).
+        """Returns the TensorBoard writer.
+
+        The writer is opened on first use, so that its half-second import does not delay the first
+        step.
         """
         if self.board is None:
             from torch.utils.tensorboard import SummaryWriter
@@ -250,8 +260,10 @@ class Recorder:
 
 
 def summary(lines: list[Record]) -> Record:
-    """Returns the first and final loss, the last validation loss, and the median speed of all lines
-    except the first.
+    """Returns the first and final loss, the last validation loss, and the median throughput and
+    MFU.
+
+    The medians exclude the first line unless it is the only one.
     """
     if not lines:
         return {}

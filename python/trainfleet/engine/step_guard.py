@@ -1,16 +1,17 @@
-"""Skips steps with a non-finite loss or gradient, or with one far above the running mean. Scales
-the loss for fp16.
+"""Skips steps with a non-finite or spiking loss or gradient norm; scales the loss for fp16.
 
-The decision is made on the device from values reduced over all ranks. So every rank skips the same
-steps, and no host waits for the device. OLMo-core's SkipStepOptimizer checks the same two values
+The device decides, using values reduced over all ranks. Every rank therefore skips the same steps,
+and no host waits for the device. OLMo-core's SkipStepOptimizer checks the same two values
 (github.com/allenai/OLMo-core).
 
-The maximum of fp16 is 65,504, and numbers below 6e-8 round to 0, including many small gradients.
-Therefore the loss is multiplied by a scale before the backward pass, and gradients are divided by
-it before clipping (Micikevicius et al. 2018, arXiv:1710.03740). The rule and its constants are
-those of torch.amp.GradScaler, and tests compare both. GradScaler itself checks only the gradients
-of one rank. Also, with optimizers from outside torch, it makes the host wait at every step. The
-gradient norm, which the engine computes anyway, covers all ranks and stays on the device.
+fp16 overflows above 65,504 and rounds numbers below 6e-8 to 0, including many small gradients. The
+loss is therefore multiplied by a scale before the backward pass, and gradients are divided by it
+before clipping (Micikevicius et al. 2018, arXiv:1710.03740). The update rule and its constants are
+those of torch.amp.GradScaler; tests compare both.
+
+GradScaler itself checks only one rank's gradients, and with optimizers from outside torch, it makes
+the host wait at every step. The gradient norm, which the engine computes anyway, covers all ranks
+and stays on the device.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ from ..trust.errors import RunError
 from .parallel.rank_model import Parts
 from .world import World
 
-# Number of steps in the running mean and variance; no step counts as a spike before that many.
+# Window of the running mean and variance, in steps. Spikes are detected only once it is full.
 MEMORY = 128
 # Minimum standard deviation as a fraction of the mean, so that noise in a flat loss is not a spike.
 FLOOR = 0.01
-# Number of floats in the state: means and variances of loss and norm, and their number of steps.
+# Number of floats that store the mean and variance of loss and gradient norm, and the step count.
 MOMENTS = 5
 
 START = 65536.0
-# The scale grows after INTERVAL good steps in a row, and shrinks when gradients overflow.
+# The scale is multiplied by GROWTH after INTERVAL good steps in a row, and by BACKOFF after an
+# overflow.
 GROWTH, BACKOFF, INTERVAL = (2.0, 0.5, 2000)
 LEAST = 1.0  # minimum scale; below it, gradients overflow fp16 even without scaling
 MOST = 2.0**100  # maximum scale; above it, the scaled loss might overflow fp32
 
 
 class StepGuard:
-    """Device tensors with the running mean and variance of loss and gradient norm, and counts of
-    skipped steps.
+    """Running statistics of loss and gradient norm, and counts of skipped steps, kept on the
+    device.
     """
 
     def __init__(
         self, train: Train, world: World, state: Sequence[float] = (), scale: Scale | None = None
     ) -> None:
-        """Continues from the `state` of an earlier guard, so that a resumed run skips the same
-        steps as an uninterrupted one.
+        """Continues from an earlier guard's `state`, so that a resumed run skips the same steps.
 
-        With a loss `scale`, non-finite gradients of a finite loss count as an overflow and not as a
-        bad step.
+        With a loss `scale`, non-finite gradients with a finite loss count as an overflow rather
+        than as a bad step.
         """
         self.train, self.world, self.scale, device = train, world, scale, world.device.torch_device
         state = state or (0.0,) * (MOMENTS + 3)
@@ -60,13 +61,14 @@ class StepGuard:
             torch.tensor(state[first : first + 2], device=device) for first in (0, 2)
         )
         self.steps = torch.tensor(state[4], device=device)
-        # steps skipped in a row, steps skipped in total, last skipped step
+        # consecutive skipped steps, total skipped steps, last skipped step
         self.counts = torch.tensor(state[MOMENTS:], dtype=torch.int64, device=device)
         self.seen = torch.zeros(2, device=device)
 
     def skips(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
-        """Returns 1.0 if the step must be skipped, otherwise 0.0. `loss` is this rank's share; the
-        batch's loss is the mean over ranks.
+        """Returns 1.0 if the step must be skipped, otherwise 0.0, as a device tensor.
+
+        `loss` is this rank's share. The global loss is the mean of all ranks' shares.
         """
         self.seen = self.world.mean(torch.stack((loss.float(), norm.float())))
         limit = self.mean + self.train.spike_sigmas * torch.maximum(
@@ -84,8 +86,9 @@ class StepGuard:
         return out.float()
 
     def _overflowed(self, step: int) -> Tensor:
-        """Returns whether the loss scale made the step's gradients overflow, and updates the scale.
-        Returns false without a scale.
+        """Updates the loss scale and returns whether it made this step's gradients overflow.
+
+        Returns False without a loss scale.
         """
         loss, norm = self.seen.isfinite()
         if self.scale is None:
@@ -94,8 +97,10 @@ class StepGuard:
         return torch.logical_and(loss, ~norm)
 
     def _remember(self, seen: Tensor, finite: Tensor) -> None:
-        """Updates mean and variance with a step. A spike counts only as the limit that it exceeded,
-        so the statistics adapt slowly to a new level.
+        """Updates the running mean and variance with a step.
+
+        A spike is clamped to the limit that it exceeded, so the statistics adapt slowly to a new
+        level.
         """
         self.steps = self.steps + finite
         rate = finite / self.steps.clamp(1, MEMORY)
@@ -104,20 +109,21 @@ class StepGuard:
         self.variance = (1 - rate) * (self.variance + rate * off.square())
 
     def state(self) -> tuple[float, ...]:
-        """Returns the state for a later guard. The host waits for the device."""
+        """Returns the state to resume from. Waits for the device."""
         return tuple(
             torch.cat((self.mean, self.variance, self.steps[None])).tolist() + self.counts.tolist()
         )
 
     def check(self, parts: Parts, name: str) -> int:
-        """Returns the total number of skipped steps, without overflowed ones. The host waits for
-        the device.
+        """Returns the total number of skipped steps, excluding fp16 overflows. Waits for the
+        device.
 
-        If the device only records programs, the values are meaningless, so no step is checked.
+        If the device only records programs, its values are meaningless and are not checked.
 
         Raises:
-            RunError: `train.max_consecutive_skips` steps in a row were skipped, or the weights or
-                the loss scale are beyond recovery. All ranks raise it with the same message.
+            RunError: `train.max_consecutive_skips` steps in a row were skipped, weights are not
+                finite, or gradients overflow even without loss scaling. All ranks raise it with the
+                same message.
         """
         if not self.world.device.executes:
             return 0
@@ -172,8 +178,9 @@ class StepGuard:
         )
 
     def _broken(self, parts: Parts) -> list[str]:
-        """Returns the names of up to four parameters with non-finite numbers on any rank. All ranks
-        must call it together.
+        """Returns the names of up to four parameters with non-finite values on any rank.
+
+        Must be called on all ranks.
         """
         found: list[list[str]] = [[]] * self.world.size
         dist.all_gather_object(found, parts.broken(), group=self.world.hosts)
@@ -181,14 +188,10 @@ class StepGuard:
 
 
 class Scale:
-    """Device tensors with the loss scale, the number of good steps since it changed, and counts of
-    overflowed steps.
-    """
+    """Loss scale for fp16 and its counters, kept on the device."""
 
     def __init__(self, device: torch.device, state: Sequence[float] = ()) -> None:
-        """Continues from an earlier `state`, so that a resumed run scales the loss like an
-        uninterrupted one.
-        """
+        """Continues from an earlier `state`, so that a resumed run scales the loss identically."""
         factor, good, overflowed, last = state or (START, 0, 0, 0)
         self.factor = torch.tensor(float(factor), device=device)
         self.good = torch.tensor(min(int(good), INTERVAL), dtype=torch.int64, device=device)
@@ -196,21 +199,22 @@ class Scale:
         self.counts = torch.tensor((overflowed, last), dtype=torch.int64, device=device)
 
     def judge(self, step: int, overflowed: Tensor) -> None:
-        """Updates the scale after a step. `overflowed` is a bool on the device that is the same on
-        all ranks.
+        """Updates the scale after a step.
+
+        `overflowed` is a device bool that is the same on all ranks.
         """
         good = self.good + 1
         grown = torch.where(good >= INTERVAL, (self.factor * GROWTH).clamp(max=MOST), self.factor)
-        # In place, because the model's `Parts` share this tensor.
+        # Update in place, because `Parts.scale` refers to this tensor.
         self.factor.copy_(torch.where(overflowed, self.factor * BACKOFF, grown))
         self.good = torch.where(overflowed | (good >= INTERVAL), 0, good)
         total, last = self.counts
         self.counts = torch.stack((total + overflowed, torch.where(overflowed, step, last)))
 
     def state(self) -> tuple[float, ...]:
-        """Returns the state for a later scale. The host waits for the device."""
+        """Returns the state to resume from. Waits for the device."""
         return (self.factor.item(), self.good.item(), *self.counts.tolist())
 
     def meters(self) -> dict[str, float]:
-        """Returns the scale's fields of a metrics line."""
+        """Returns the loss scale and the number of overflowed steps, for the metrics."""
         return {"loss_scale": self.factor.item(), "overflowed": int(self.counts[0])}

@@ -1,7 +1,4 @@
-"""Measures the time per stage, finds the slowest rank, and profiles selected steps.
-
-The profiler writes a trace for a viewer and a summary.
-"""
+"""Time per stage, detection of the slowest rank, and a profiler for selected steps."""
 
 from __future__ import annotations
 
@@ -24,37 +21,38 @@ from ..health.heartbeat import Heart
 from ..health.heartbeat_format import Beat, Beats
 from ..run.run_folder import Record, write_atomic
 
-# Maximum number of recent steps in the mean work time that identifies slow ranks.
+# Number of recent steps whose mean work time identifies slow ranks.
 STEPS_JUDGED = 10
 Item = TypeVar("Item")
-# Function that returns the seconds of an event on a device's clock, once the device has passed it
-# (devices/base.py).
+# Function that returns an event's time in seconds on the device clock. Call it only after the
+# device has passed the event (devices/base.py).
 Reading = Callable[[], float]
 
-# values of `name` in Stopwatch.part
+# valid names for Stopwatch.part
 PARTS = ("data", "forward", "backward", "pipeline", "optimizer")
 COLLECTIVE = re.compile(
     r"gloo:|nccl|c10d::|_c10d_functional|all_?reduce|all_?gather|reduce_?scatter|broadcast|ProcessGroup",
     re.I,
 )
 MOST = 12  # maximum number of operations in a summary
-Span = tuple[float, float]  # begin and end in microseconds
+Span = tuple[float, float]  # start and end in microseconds
 
 
 def now() -> Reading:
-    """Records the current time on the host's clock."""
+    """Records the current time on the host clock."""
     moment = time.perf_counter()
     return lambda: moment
 
 
 class Stopwatch:
-    """Stopwatch that assigns each second since `started` to a stage. `started` is the unix time
-    when the user's command began.
+    """Stopwatch that assigns each second of a run to a stage.
 
-    Time in the training loop outside validation and checkpoints counts as training. The heartbeat,
-    if there is one, reports the current stage to the watchdog. In logged steps, each part is timed
-    on the device's clock (`clock`). The clock is read at logging, when the host waits for the
-    device anyway.
+    `started` is the Unix time when the user's command started. Time in the training loop counts as
+    training, except for validation and checkpoints. If there is a heartbeat, it reports the current
+    stage to the watchdog.
+
+    In logged steps, each part is also timed on the device clock (`clock`). The times are read when
+    metrics are logged, because the host waits for the device then anyway.
     """
 
     def __init__(
@@ -64,22 +62,22 @@ class Stopwatch:
         clock: Callable[[], Reading] = now,
         at_step: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """Starts the stopwatch. `at_step` is called at the beginning of every step."""
+        """Starts the stopwatch. `at_step` is called at the start of every step."""
         self.started, self.heart, self.clock, self.at_step = started, heart, clock, at_step
         self.sampled = False
         self.spans: list[tuple[str, Reading, Reading]] = []  # timed parts of the sampled step
-        # times when a backward pass computed its last gradient
+        # times when backward passes computed their last gradient
         self.computed: list[Reading] = []
-        self.position = "load", 0  # phase and step
-        # times of this rank's own work in recent steps, without waiting for other ranks
+        self.position = "load", 0  # current phase and step
+        # times of this rank's own work in recent steps, excluding waits for other ranks
         self.work: deque[list[tuple[Reading, Reading]]] = deque(maxlen=STEPS_JUDGED)
-        self.by_blocks = False  # whether blocks are timed one by one
+        self.by_blocks = False  # whether blocks are timed individually
         self.startup = 0.0
         self.to_first_step = 0.0
-        # startup milestones, in seconds since the command
+        # startup milestones, in seconds since the command started
         self.reached: dict[str, float] = {}
-        self.before = 0.0  # training seconds of earlier attempts that this attempt continues
-        self.last_stage = 0.0  # seconds of the latest stage
+        self.before = 0.0  # training seconds of the attempts that this one continues
+        self.last_stage = 0.0  # duration of the latest stage in seconds
         self.apart = {"validate": 0.0, "checkpoint": 0.0}
 
     def start_training(self, before: float) -> None:
@@ -87,7 +85,7 @@ class Stopwatch:
         self.reached["built"] = self.startup
 
     def begin(self, step: int, sampled: bool = False) -> None:
-        """Begins a step; the first step of an attempt may compile."""
+        """Marks the start of a step. An attempt's first step counts as compilation."""
         self.at_step(step)
         self.sampled, self.spans = sampled, []
         self.work.append([])
@@ -95,11 +93,10 @@ class Stopwatch:
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """Times a forward pass on the device's clock, because the host runs ahead and can't see a
-        slow device.
+        """Times a forward pass on the device clock and counts it as this rank's own work.
 
-        The pass counts as this rank's own work. If blocks wait for weights of other ranks, only the
-        times from `hear_blocks` count instead.
+        The host clock can't reveal a slow device, because the host runs ahead. If blocks wait for
+        weights from other ranks, only the times from `hear_blocks` count as own work.
         """
         began = self.clock()
         with record_function("forward") if self.sampled else nullcontext():
@@ -111,9 +108,9 @@ class Stopwatch:
             self._worked(began, ended)
 
     def hear_blocks(self, blocks: Iterable[nn.Module]) -> None:
-        """Counts only the time of blocks as own work, measured after their weights have arrived.
+        """Counts only the blocks' computation as own work, once their weights have arrived.
 
-        Call it after FSDP has registered its hooks, because they must run before these.
+        Call this after FSDP has registered its hooks, because FSDP's hooks must run first.
         """
         self.by_blocks = True
         for block in blocks:
@@ -130,7 +127,7 @@ class Stopwatch:
                 (begin, block.register_forward_pre_hook),
                 (end, block.register_forward_hook),
             ):
-                # hooks must stay outside the compiled code
+                # keep the hooks out of compiled code
                 register(disable(hook))  # type: ignore[no-untyped-call]
 
     def _worked(self, began: Reading, ended: Reading) -> None:
@@ -138,8 +135,9 @@ class Stopwatch:
             self.work[-1].append((began, ended))
 
     def tell(self) -> None:
-        """Reports the mean time of this rank's own work in recent steps to the heartbeat. The
-        device must have finished these steps.
+        """Reports the mean time of own work per recent step to the heartbeat.
+
+        The device must have finished these steps.
         """
         seconds = [sum(ended() - began() for began, ended in step) for step in self.work if step]
         self.work.clear()
@@ -148,8 +146,9 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times its body as a part of a sampled step, and labels it in profiles. Does nothing in
-        other steps.
+        """Times the `with` block as a part of a sampled step and labels it in profiles.
+
+        Does nothing in other steps.
         """
         if not self.sampled:
             yield
@@ -165,11 +164,10 @@ class Stopwatch:
         self.spans.append((name, began, ended))
 
     def hear(self, first: nn.Module) -> None:
-        """Registers a hook that records when the last gradient is computed. The rest of the
-        backward pass counts as communication.
+        """Counts the time after the last gradient of a backward pass as communication.
 
-        `first` must be the model's first module, because the gradient of its output is computed
-        last.
+        Registers a hook on `first`, which must be the model's first module, because the gradient of
+        its output is computed last.
         """
 
         def listen(_: nn.Module, __: object, output: Tensor) -> None:
@@ -179,7 +177,7 @@ class Stopwatch:
         first.register_forward_hook(listen)
 
     def fetch(self, batches: Iterator[Item]) -> Iterator[Item]:
-        """Yields the same batches; the wait for each one counts as `data`."""
+        """Yields the same batches and counts the wait for each one as `data`."""
         while True:
             with self.part("data"):
                 batch = next(batches, None)
@@ -188,7 +186,10 @@ class Stopwatch:
             yield batch
 
     def parts(self) -> dict[str, float]:
-        """Returns the seconds per part of the step if it was sampled. Waits for the device."""
+        """Returns the seconds per part of the latest step, or {} if it was not sampled.
+
+        Waits for the device.
+        """
         found: dict[str, float] = {}
         for name, began, ended in self.spans:
             found[name] = found.get(name, 0.0) + ended() - began()
@@ -201,11 +202,11 @@ class Stopwatch:
 
     def first_step(self) -> None:
         self.to_first_step = self.reached["first_step"] = self.total
-        self.work.clear()  # it includes compilation, which takes a different time on each rank
+        self.work.clear()  # exclude compilation, which takes a different time on each rank
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Counts the time of its body as stage `name` instead of training."""
+        """Counts the `with` block as stage `name` instead of training."""
         began, (phase, step) = time.time(), self.position
         self._at(name, step)
         yield
@@ -219,17 +220,18 @@ class Stopwatch:
 
     @property
     def training(self) -> float:
-        """Seconds of training in this attempt."""
+        """Training time of this attempt, in seconds."""
         return self.total - self.startup - sum(self.apart.values()) if self.startup else 0.0
 
     @property
     def trained(self) -> float:
-        """Seconds of training in all attempts, without the steps that were lost in a crash."""
+        """Training time of all attempts, in seconds, excluding steps lost in a crash."""
         return self.before + self.training
 
     def stages(self) -> dict[str, float]:
-        """Returns the seconds per stage of this attempt. The last one, `total`, also includes the
-        time after training.
+        """Returns the seconds per stage of this attempt.
+
+        `total` also includes the time after training.
         """
         return {
             "startup": self.startup or self.total,
@@ -240,24 +242,26 @@ class Stopwatch:
 
 
 class Slowest:
-    """Detector of the rank with the longest own work in recent steps.
+    """Detector of the rank that spends the most time on its own work in recent steps.
 
     It reads the heartbeats of all ranks (health/heartbeat_format.py), which are at most two seconds
     old.
     """
 
     def __init__(self, heart: Heart, ranks: int) -> None:
-        """Starts to read heartbeats. Requires that `heart` has joined the other ranks, because only
-        then is the attempt's number final.
+        """Starts reading heartbeats.
+
+        `heart` must already have joined the other ranks, because the attempt number may change
+        until then.
         """
         self.beats, self.ranks = Beats(heart.folder, heart.attempt.number), ranks
         self.known: dict[int, Beat] = {}
 
     def measure(self) -> Record:
-        """Returns the slowest rank, its work time and the median work time. Returns {} until the
-        heartbeats of all ranks are visible.
+        """Returns the slowest rank, its own work time and the median own work time, in seconds.
 
-        If nodes do not share the run folder, each node sees only its own ranks.
+        Returns {} until the heartbeats of all ranks are visible. If nodes do not share the run
+        folder, each node sees only its own ranks.
         """
         self.known |= self.beats.new()
         busy = {rank: beat.busy_seconds for rank, beat in self.known.items() if beat.busy_seconds}
@@ -272,8 +276,9 @@ class Slowest:
 
 
 class StepProfiler:
-    """Profiler for the steps `first-last` of a rank, if given. It writes trace.json.gz and
-    summary.json to a folder.
+    """Profiler for a range of steps, which writes trace.json.gz and summary.json to a folder.
+
+    `steps` has the form `first-last`. None disables the profiler.
     """
 
     def __init__(self, folder: Path, steps: str | None) -> None:
@@ -285,7 +290,7 @@ class StepProfiler:
     def at(self, step: int) -> None:
         """Starts or stops the profiler at the beginning of a step."""
         if step == self.first and self.first:
-            # profiles all activities that torch supports here, on the host and on devices
+            # all activities that torch supports on this machine, both host and devices
             self.profiler, self.began = (profile(), time.perf_counter())
             self.profiler.start()
         elif step == self.last + 1:
@@ -307,11 +312,10 @@ class StepProfiler:
 
 
 def summarize(events: Iterable[Any]) -> dict[str, Any]:
-    """Returns the profiled seconds, the seconds per part, the communication time and the most
-    expensive operations.
+    """Summarizes a profile: total time, time per part, communication, most expensive operations.
 
-    If a device did the work, counts its kernels, otherwise the host's operations without their
-    callees. Communication is hidden while any computation runs.
+    If a device did the work, only its kernels count. Otherwise, the host's operations count,
+    without their callees. Communication counts as hidden while any computation runs.
     """
     parts = {name: list[Span]() for name in PARTS}
     on_host, on_device = list[Any](), list[Any]()

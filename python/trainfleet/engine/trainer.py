@@ -28,8 +28,9 @@ COLLECT_EVERY = 100  # steps between garbage collections, which all ranks run at
 
 
 class Trainer:
-    """Training loop of one rank, starting from the newest checkpoint. All ranks do the same work;
-    only rank 0 has a recorder.
+    """Training loop of one rank, starting from the newest checkpoint.
+
+    All ranks do the same work, but only rank 0 has a recorder.
     """
 
     def __init__(
@@ -48,12 +49,12 @@ class Trainer:
             world.device,
         )
         self.precision = world.precision(self.train.precision)
-        # Each rank draws different random numbers, for example for dropout; the weights are the
-        # same on all ranks.
+        # Each rank draws different random numbers, for example for dropout. The weights are
+        # initialized identically on all ranks.
         torch.manual_seed(self.train.seed + world.rank)
         self.parts = arrange(config, world)
         self.parts.listen(watch)
-        # last, because it also restores the random number generators
+        # must come last, because it also restores the random number generators
         self.progress = checkpoints.resume(self.parts)
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
         self.scale = (
@@ -66,10 +67,12 @@ class Trainer:
         self.after_step = callback_of(self.train)
 
     def fit(self, recorder: Recorder | None, vote: Vote) -> str:
-        """Trains until the last step. Returns `finished`, or `stopped` if the ranks agreed to stop
-        earlier.
+        """Trains until the last step or until all ranks agree to stop.
+
+        Returns `finished` or `stopped`.
         """
-        gc.disable()  # collections at different times would make ranks wait for each other
+        # Ranks that collect garbage at different times would wait for each other.
+        gc.disable()
         first, last = self.progress.step + 1, self.train.steps
         self.watch.start_training(before=self.progress.seconds_trained)
         for step in range(first, last + 1):
@@ -95,8 +98,9 @@ class Trainer:
         return "finished"
 
     def advance(self, step: int) -> None:
-        """Runs one optimizer step, unless the guard skips it. The host does not wait for the
-        device.
+        """Runs one optimizer step, unless the guard skips it.
+
+        The host does not wait for the device.
         """
         loss = self.parts.train(self.watch.fetch(self.batches.of(step)), self.watch)
         with self.watch.part("optimizer"):
@@ -106,8 +110,9 @@ class Trainer:
         self.progress.advance(self.train)
 
     def validate(self) -> float | None:
-        """Returns the mean validation loss, which is the same for any number of ranks. Returns None
-        without validation data.
+        """Returns the mean validation loss, or None without validation data.
+
+        The loss does not depend on the number of ranks.
         """
         if not (count := batches.validation_count(self.samples, self.config)):
             return None
@@ -119,7 +124,10 @@ class Trainer:
             return float(self.world.sum(total) / (count * guesses))
 
     def log(self, recorder: Recorder | None, valid_loss: float | None) -> None:
-        """Logs a step's metrics. The host waits for the device only here and at checkpoints."""
+        """Logs the metrics of a step.
+
+        The host waits for the device only here and at checkpoints.
+        """
         skipped = self.guard.check(self.parts, self.config.name)
         loss, norm = self.guard.seen.tolist()
         if self.device.tells_time:
@@ -131,18 +139,16 @@ class Trainer:
     def save_if_due(
         self, step: int, decision: Decision, last: bool, recorder: Recorder | None
     ) -> None:
-        """Starts a checkpoint if one is due at this step, and records the results of finished
-        saves.
-        """
+        """Starts a checkpoint if one is due and records finished saves."""
         try:
             if self.checkpoints.due(step, decision) or last:
                 self.save(last)
-        finally:  # also report the previous save, and a failed save that ends the run
+        finally:  # record saves even if a failed one ends the run
             if recorder:
                 recorder.saved(self.checkpoints.news())
 
     def save(self, last: bool) -> None:
-        """Starts a checkpoint of this step. At the last step, waits until it is committed."""
+        """Starts a checkpoint of this step. If `last`, waits until it is committed."""
         self.guard.check(self.parts, self.config.name)
         if self.config.checkpoint.is_off:
             return
@@ -155,7 +161,9 @@ class Trainer:
 
 
 def callback_of(train: Train) -> Callable[[int, Trainer], object]:
-    """Returns the function in train.callback, or a no-op. An exception in it ends the run.
+    """Returns the function from `train.callback`, or a no-op if it is not set.
+
+    An exception in the callback ends the run.
 
     Raises:
         RunError: the file can't be loaded or does not define the function.
@@ -175,13 +183,11 @@ def callback_of(train: Train) -> Callable[[int, Trainer], object]:
 
 
 def due(step: int, every: int) -> bool:
-    """Returns whether an action that runs every `every` steps (0: never) is due at this step."""
+    """Returns whether an action that runs every `every` steps is due. 0 means never."""
     return every > 0 and step % every == 0
 
 
 def collect_garbage() -> None:
-    """Collects garbage, and excludes all surviving objects, such as the model, from later
-    collections.
-    """
+    """Collects garbage, then exempts survivors, such as the model, from later collections."""
     gc.collect()
     gc.freeze()

@@ -1,7 +1,10 @@
-"""Makes all ranks stop or save at the same step when any rank requests it, without delaying a step.
+"""Makes all ranks stop or save at the same step when any rank requests it.
+
+Votes run in the background, so they do not delay a step.
 
 One reason to stop is a spot interruption notice, which EC2 issues two minutes before it reclaims an
-instance. The notice is polled from the instance metadata service.
+instance. The instance metadata service exposes the notice.
+
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 """
 
@@ -24,22 +27,22 @@ import torch
 
 from .world import Tree
 
-# Signals from schedulers (SIGTERM of Slurm, SageMaker and Batch; Slurm's early SIGUSR1) and from
-# the terminal. Spot notices arrive through NoticePoller instead.
+# Signals that request a stop: SIGTERM from Slurm, SageMaker and AWS Batch; SIGUSR1, Slurm's early
+# warning; SIGINT from the terminal. Spot notices arrive through NoticePoller instead.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-# default of AWS_EC2_METADATA_SERVICE_ENDPOINT, which AWS's tools also read
+# default of AWS_EC2_METADATA_SERVICE_ENDPOINT, which AWS tools also read
 SERVICE = "http://169.254.169.254"
 EVERY = 5.0  # seconds between polls, as AWS recommends
-PATIENCE = 2.0  # timeout of a request in seconds
+PATIENCE = 2.0  # request timeout in seconds
 LIFE = 60  # token lifetime in seconds; each poll requests a new token
-# opener without proxies, because only the instance can reach this address
+# Bypasses proxies, because the service is reachable only from the instance.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A rank's requests after a step, except a stop."""
+    """One rank's requests after a step, other than a stop."""
 
     save: bool = False
     fail: bool = False
@@ -47,7 +50,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Decision:
-    """The merged requests of all ranks; the same on all ranks."""
+    """All ranks' requests combined, identical on every rank."""
 
     stop: bool = False
     save: bool = False
@@ -55,19 +58,21 @@ class Decision:
 
 
 class Vote:
-    """A vote after every step that gives all ranks the same decision.
+    """Vote after every step that gives all ranks the same decision.
 
-    Each call starts a sum over the ranks on the host network (world.Tree), and reads the sum of the
-    previous call. That sum is ready if the step took longer than a few messages. So a request takes
-    effect one step after the vote that contains it.
+    Each call to `agreed` starts a sum over all ranks (world.Tree) and reads the previous call's
+    sum. By then, that sum has usually arrived, because a step takes longer than a few messages. A
+    request therefore takes effect one step after its vote.
     """
 
     def __init__(self, file: Path | None, tree: Tree) -> None:
-        """Starts voting. If `file` exists, it requests a stop. Pass it only on ranks that must
-        check it.
+        """Starts listening for stop signals.
+
+        The rank also votes to stop if `file` exists. Pass None on ranks that should not check for
+        it.
         """
         self.file, self.tree = file, tree
-        # whether this rank must stop; set by a signal, by the file or by the owner of this vote
+        # whether this rank votes to stop: set by a signal, by the stop file or by the vote's owner
         self.heard = False
         self.votes = torch.zeros(3)
         self.under_way = False
@@ -78,7 +83,7 @@ class Vote:
         self.heard = True
 
     def agreed(self, proposal: Proposal) -> Decision:
-        """Returns the decision of all ranks after this step."""
+        """Starts this step's vote and returns the decision of the previous one."""
         decision = self.settle()
         self.heard = self.heard or (self.file is not None and self.file.exists())
         self.votes = torch.tensor([self.heard, proposal.save, proposal.fail], dtype=torch.float32)
@@ -87,8 +92,9 @@ class Vote:
         return decision
 
     def settle(self) -> Decision:
-        """Waits for the pending vote and returns its decision; returns an empty decision without a
-        pending vote.
+        """Waits for the vote in flight and returns its decision.
+
+        Returns an empty decision if no vote is in flight.
         """
         if not self.under_way:
             return Decision()
@@ -98,8 +104,9 @@ class Vote:
 
 
 class NoticePoller(threading.Thread):
-    """Daemon thread that polls for a spot notice and calls `on_notice` when there is one. Each
-    instance needs one thread.
+    """Daemon thread that polls for a spot notice and passes it to `on_notice`.
+
+    Each instance needs only one.
     """
 
     def __init__(self, on_notice: Callable[[str], None]) -> None:
@@ -118,7 +125,7 @@ class NoticePoller(threading.Thread):
             time.sleep(EVERY)
 
     def complain(self, trouble: str) -> None:
-        """Prints once that spot notices can't be read."""
+        """Warns once that spot notices can't be read."""
         if not self.trouble:
             print(
                 f"can't read spot notices from {service()}: {trouble}; with fleet.spot, this "
@@ -129,10 +136,10 @@ class NoticePoller(threading.Thread):
 
 
 def look() -> str:
-    """Returns the spot notice, such as `terminate at 2026-11-20T08:22:00Z`, or "" without a notice.
+    """Returns the spot notice, such as `terminate at 2026-11-20T08:22:00Z`, or "" if none exists.
 
     Raises:
-        OSError, HTTPException: the service did not respond, or its response was invalid.
+        OSError, HTTPException: the metadata service did not respond, or its response was invalid.
     """
     token = ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": str(LIFE)})
     try:
@@ -147,7 +154,7 @@ def look() -> str:
         notice = json.loads(text)
         return f"{notice['action']} at {notice['time']}"
     except (ValueError, KeyError, TypeError):
-        return text  # treat any other response as a notice
+        return text  # an unknown format is still a notice
 
 
 def ask(path: str, method: str, headers: dict[str, str]) -> str:

@@ -1,10 +1,12 @@
-"""Joins the ranks of a job into a process group, and reduces small values over them.
+"""Process group setup, and reductions of small values over all ranks.
 
-`Tree` sums values over all ranks on the host network, concurrently with training, in logarithmic
-time. Ranks of a node form groups of at most FAN ranks. The first ranks of these groups form the
-next level, and so on up to a single group. Values are added on the way up and broadcast on the way
-down. A ring, such as gloo's all-reduce, sends 2 (n - 1) messages in sequence; the tree sends about
-2 log n. tests/bench/LOG.md compares both, and the store.
+`Tree` sums values over the host network while training continues. It sends about 2 log n messages
+in sequence, whereas a ring, such as gloo's all-reduce, sends 2 (n - 1).
+
+Each node's ranks form groups of at most FAN. The first ranks of all groups form the next level, and
+so on up to a single group. Partial sums move up the tree, and the total is broadcast down.
+
+tests/bench/LOG.md compares the tree with a ring and with the store.
 """
 
 from __future__ import annotations
@@ -33,32 +35,34 @@ PRECISIONS = {
 }
 
 FAN = 16
-PATIENCE = timedelta(minutes=30)  # same as torch's; the watchdog detects hanging ranks
+PATIENCE = timedelta(minutes=30)  # torch's default timeout; the watchdog detects hung ranks
 
 
 @dataclass(frozen=True)
 class World:
-    """This process and its process group. `node` is the index of the machine. A world of one rank
-    needs no launcher.
+    """A rank's view of the job: rank, node index, device and process group.
+
+    A world of one rank needs no launcher.
     """
 
     rank: int
     size: int
     node: int
     device: Device
-    native_bf16: bool = False  # whether every rank's device has bf16 instructions
-    # process group of all ranks for host tensors; None if the default group supports them
+    native_bf16: bool = False  # whether all ranks' devices have bf16 instructions
+    # gloo group of all ranks for host tensors; None if the default group is gloo
     hosts: dist.ProcessGroup | None = None
-    native_fp16: bool = False  # the same for fp16
+    native_fp16: bool = False  # whether all ranks' devices have fp16 instructions
 
     @property
     def first(self) -> bool:
-        """Returns whether this rank writes files on behalf of all ranks."""
+        """Returns whether this is rank 0, which writes files for all ranks."""
         return self.rank == 0
 
     def precision(self, asked: str) -> torch.dtype:
-        """Returns the number format of forward and backward passes for `train.precision`. It is the
-        same on all ranks.
+        """Returns the number format of the forward and backward passes for `train.precision`.
+
+        `auto` selects the best format that all ranks support, so every rank gets the same one.
         """
         best = "bf16" if self.native_bf16 else "fp16" if self.native_fp16 else "fp32"
         return PRECISIONS[best if asked == "auto" else asked]
@@ -73,14 +77,15 @@ class World:
         return total
 
     def as_first_says(self, number: int) -> int:
-        """Returns rank 0's number on all ranks."""
+        """Broadcasts rank 0's number and returns it on every rank."""
         said = torch.tensor(number)
         dist.broadcast(said, src=0, group=self.hosts)
         return int(said)
 
     def tree(self, name: str) -> Tree:
-        """Creates a tree of all ranks, which they use for votes. All ranks must call it together
-        with an unused `name`.
+        """Creates a tree for sums over all ranks, such as vote counts.
+
+        Must be called on all ranks, with an unused `name`.
         """
         return Tree(
             self.rank, self.size, PrefixStore(name, dist.distributed_c10d._get_default_store())
@@ -89,33 +94,35 @@ class World:
 
 @contextmanager
 def join(device: Device) -> Iterator[World]:
-    """Joins the process group that torchrun's environment describes, and leaves it after the `with`
-    block.
+    """Joins the process group described by torchrun's environment variables.
+
+    Leaves the group after the `with` block unless the block raises.
 
     Host tensors always use gloo, so that ranks can agree on small values without waiting for an
     accelerator.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device.start()
-    store = HashStore() if size == 1 else None  # None: use torchrun's store
+    store = HashStore() if size == 1 else None  # None means torchrun's store
     dist.init_process_group(device.backend, store=store, rank=rank, world_size=size)
     device.joined(rank, size)
     hosts = None if device.backend == "gloo" else dist.new_group(backend="gloo")
     native = torch.tensor((device.native_bf16, device.native_fp16), dtype=torch.uint8)
-    # Use the minimum, because hosts of a fleet may have different CPU generations.
+    # Take the minimum, because a fleet's hosts may have different CPU generations.
     dist.all_reduce(native, dist.ReduceOp.MIN, group=hosts)
     bf16, fp16 = (bool(each) for each in native)
     yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bf16, hosts, fp16)
-    # Skipped after an error, because other ranks may be waiting in a collective.
+    # Skipped on errors, because other ranks may be blocked in a collective.
     dist.destroy_process_group()
 
 
 def first_to_say(key: str) -> bool:
-    """Returns whether this rank is the first to call it with this key. Used to print an error of
-    all ranks only once.
+    """Returns whether this rank is the first to report `key`.
+
+    Used to print an error that occurs on all ranks only once.
     """
     if not dist.is_initialized():
-        # Print it once per node, because other nodes may not have this error.
+        # No process group yet: report once per node, because other nodes may not have this error.
         return os.environ.get("LOCAL_RANK", "0") == "0"
     store = dist.distributed_c10d._get_default_store()
     try:
@@ -125,8 +132,9 @@ def first_to_say(key: str) -> bool:
 
 
 def levels(size: int, local: int) -> list[list[list[int]]]:
-    """Returns the groups of each tree level, from the leaves to the root. `local` consecutive ranks
-    share a node.
+    """Returns the groups of ranks at each tree level, from the leaves to the root.
+
+    Each block of `local` consecutive ranks shares a node.
     """
     found, members = [], list(range(size))
     while len(members) > 1:
@@ -147,23 +155,24 @@ def levels(size: int, local: int) -> list[list[list[int]]]:
 
 
 class Group(NamedTuple):
-    """A group of ranks that send to its first rank, and this rank's position in it."""
+    """Group of ranks in a tree, and this rank's position in the group. The first rank gathers."""
 
     size: int
     position: int
-    link: Any  # ProcessGroupGloo, but torch's stubs lack its methods
+    link: Any  # ProcessGroupGloo; torch's stubs lack its methods
 
     @classmethod
     def join(cls, ranks: list[int], rank: int, store: Store) -> Group:
-        """Joins a group of ranks. dist.new_group is unsuitable, because all ranks of the world
-        would have to call it together.
+        """Joins a group of ranks.
+
+        Unlike dist.new_group, this does not require a call on ranks outside the group.
         """
         position, own = ranks.index(rank), PrefixStore(f"{ranks[0]}-{ranks[-1]}", store)
         return cls(len(ranks), position, dist.ProcessGroupGloo(own, position, len(ranks), PATIENCE))
 
     def gather(self, numbers: Tensor) -> Tensor:
-        """Returns the sum of all ranks' tensors on the first rank, and an uninitialized tensor
-        elsewhere.
+        """Sums the group's tensors on its first rank. Returns an uninitialized tensor on other
+        ranks.
         """
         parts = [torch.empty_like(numbers) for _ in range(self.size)] if self.position == 0 else []
         self.link.gather([parts] if parts else [], [numbers]).wait()
@@ -171,8 +180,9 @@ class Group(NamedTuple):
 
 
 class Tree:
-    """This rank's groups in the tree. All ranks must create it together and request the same sums
-    in the same order.
+    """Tree of ranks that sums small tensors in the background.
+
+    Must be created on all ranks, and all ranks must start the same sums in the same order.
     """
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
@@ -191,17 +201,17 @@ class Tree:
             threading.Thread(target=self._run, name="votes", daemon=True).start()
 
     def begin(self, numbers: Tensor) -> None:
-        """Starts to replace `numbers` by their sum over all ranks, and returns immediately."""
+        """Starts an in-place sum of `numbers` over all ranks and returns immediately."""
         if not self.flat:
             self.asked.put(numbers)
         elif self.groups:
             self.under_way = self.groups[0].link.allreduce([numbers])
 
     def end(self) -> None:
-        """Waits for the pending sum.
+        """Waits for the sum in flight.
 
         Raises:
-            Exception: torch's error, if a rank has exited.
+            Exception: torch's error if another rank has exited.
         """
         if not self.flat:
             if error := self.answered.get():
@@ -215,7 +225,7 @@ class Tree:
             try:
                 numbers.copy_(self._sum(numbers))
                 self.answered.put(None)
-            except Exception as error:  # the training loop raises it
+            except Exception as error:  # `end` raises it in the training loop
                 self.answered.put(error)
 
     def _sum(self, numbers: Tensor) -> Tensor:

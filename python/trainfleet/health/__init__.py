@@ -1,3 +1,3 @@
-"""Liveness and progress of ranks, nodes and launchers: heartbeats, watchdog, lease, fence, and
+"""Liveness and progress of ranks, nodes and launchers: heartbeats, watchdog, lease, fencing, and
 kernel messages.
 """

@@ -1,5 +1,6 @@
-"""Fencing: only the newest attempt of a run may continue. Ranks of earlier attempts detect this on
-any host and exit.
+"""Fencing: only the newest attempt of a run may continue.
+
+On any host, ranks of earlier attempts detect the newer one and exit.
 
 heartbeats/attempts/<n>         attempt n: {order}, the number of the launcher's attempt to which n
                                 belongs. Written by the process that claims n (run/claims.py)
@@ -7,10 +8,10 @@ heartbeats/attempts/<n>.taken   ranks have started as attempt n
 heartbeats/newest               order and number of the newest attempt, for hosts that cache
                                 directory listings (run/claims.py)
 
-The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT, which is
-called their order. A scheduler that restarts the ranks (a Slurm requeue, the next attempt of an AWS
-Batch job) passes the same order again. Rank 0 therefore enters an attempt. If its order was taken
-before, it claims the next number, and the ranks of the previous start exit.
+The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT. The ranks
+call this number their order. A scheduler that restarts the ranks, as in a Slurm requeue or an AWS
+Batch retry, passes the same order again. Rank 0 therefore checks whether its order was already
+taken. If so, it claims the next number, and the ranks of the previous start exit.
 """
 
 from __future__ import annotations
@@ -38,17 +39,18 @@ BEFORE = "attempt"  # file of format 1, which contains only the number
 # seconds for ranks to exit; one rank per node checks once a second (health/heartbeat.py)
 TO_LEAVE = 3.0
 VARIABLE = "TRAINFLEET_ATTEMPT"  # environment variable with the order
-MOST = 4 * untrusted_input.KIBIBYTE  # largest size in bytes of an attempt's file
+MOST = 4 * untrusted_input.KIBIBYTE  # maximum size of an attempt's file in bytes
 NUMBER = re.compile("[0-9]{1,9}")
 Order = Annotated[int, Range(0, 10**9)]
-# environment variable with the scheduler's count of restarts, if available
+# environment variable with the scheduler's restart count, if available
 AGAIN = "TRAINFLEET_AGAIN"
 
 
 @dataclass(frozen=True, order=True)
 class Attempt:
-    """An attempt, with the launcher's order to which it belongs, and its number. Attempts are
-    sorted by order, then by number.
+    """Attempt of a run: the launcher's order that it belongs to, and its number.
+
+    Attempts sort by order, then by number.
     """
 
     order: int
@@ -56,34 +58,35 @@ class Attempt:
 
 
 class Fenced(RunError):
-    """Error for an attempt that a newer attempt has replaced."""
+    """Error for an attempt that has been replaced by a newer one."""
 
     exit_code = 75
 
 
 def begin(folder: Path) -> int:
-    """Begins a new attempt of the launcher and returns its number. Older ranks exit within two
-    heartbeats (heartbeat.EVERY).
+    """Begins a new attempt of the launcher and returns its number.
+
+    Older ranks exit within two heartbeats (heartbeat.EVERY).
     """
     before = current(folder)
     number = _claim(folder, before.number + 1, None)
-    # Ranks can't enter orders before the last one any more, so their files are removed.
+    # Ranks can no longer enter orders before the previous attempt's, so remove their files.
     for path in _folder(folder).iterdir():
         if NUMBER.fullmatch(path.stem) and int(path.stem) < before.order:
             path.unlink(missing_ok=True)
-    for path in (folder / BEATS).glob("*-*"):  # Beats of nodes, or of ranks in format 1.
+    for path in (folder / BEATS).glob("*-*"):  # beats of nodes, or of ranks in format 1
         path.unlink(missing_ok=True)
     return number
 
 
 def enter(folder: Path, order: int, least: int = 0) -> int:
-    """Starts an attempt under this order and returns its number. Rank 0 calls this before the ranks
-    meet.
+    """Starts an attempt under this order and returns its number.
 
-    If the order was started before, waits until the ranks of that start have had time to exit.
+    Rank 0 calls this before the ranks meet. If the order was started before, it waits until the
+    ranks of that start have had time to exit.
 
-    `least` is the number of restarts of this order that the scheduler reports. If each start finds
-    an empty folder, for example on a node's own disk, only this number distinguishes the starts.
+    `least` is the number of restarts of this order that the scheduler reports. Only this number
+    distinguishes the starts if each one finds an empty folder, for example on a node's local disk.
 
     Raises:
         Fenced: the launcher has begun a newer attempt.
@@ -105,8 +108,9 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
 
 
 def current(folder: Path) -> Attempt:
-    """Returns the newest attempt, or Attempt(0, 0) before the first one. Costs one directory
-    listing and reads a few small files.
+    """Returns the newest attempt, or Attempt(0, 0) before the first one.
+
+    Costs one directory listing and reads of a few small files.
     """
     newest = _newest(folder)
     with suppress(OSError):
@@ -122,8 +126,8 @@ def current(folder: Path) -> Attempt:
 
 
 def _newest(folder: Path) -> Attempt:
-    """Returns the attempt that was claimed last, according to heartbeats/newest. Returns Attempt(0,
-    0) if no attempt was claimed.
+    """Returns the attempt recorded in heartbeats/newest, or Attempt(0, 0) before the
+    first claim.
     """
     with suppress(OSError, InputError):
         words = untrusted_input.read_text(folder / BEATS / NEWEST, MOST).split()
@@ -145,14 +149,15 @@ def _read(folder: Path, number: int) -> Attempt:
 
 
 def _claim(folder: Path, number: int, order: int | None) -> int:
-    """Claims and returns the first free number, beginning with `number`. Without an `order`, the
-    number is also the order.
+    """Claims and returns the first free number, starting at `number`.
+
+    Without an `order`, the number is also the order.
     """
     while not claim(
         _folder(folder) / str(number), json.dumps({"order": number if order is None else order})
     ):
         number += 1
-    with suppress(OSError):  # The claim is valid without this file.
+    with suppress(OSError):  # the claim is valid without this file
         rewrite(folder / BEATS / NEWEST, f"{number if order is None else order} {number}")
     return number
 

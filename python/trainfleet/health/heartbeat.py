@@ -1,18 +1,19 @@
-"""Heartbeat of a rank: reports the rank's position once a second, and follows instructions in the
-run folder.
+"""Heartbeat of a rank: reports its position once a second, and follows instructions in the run
+folder.
 
-The ranks of a node write their beats to a folder in the node's memory. The first rank that finds
-the node's round overdue by a second does the round. It gathers all beats into the node's only file
-in the run folder (health/heartbeat_format.py), and reads the instructions to the ranks there. An
-instruction tells ranks that their attempt has ended (health/fence.py), that a stack dump is
-requested (`asked`), or that their launcher is gone (health/lease.py). The run folder therefore has
-one writer and one reader per node, even if a rank dies or hangs.
+The ranks of a node write their beats to a folder in the node's memory. Once a second, whichever
+rank is first does the node's round: it gathers all beats into the node's only file in the run
+folder (health/heartbeat_format.py), and reads the instructions to the ranks. The run folder
+therefore has one writer and one reader per node, even if a rank dies or hangs.
 
-A training loop only reports its position (`heart.at("step", 12)`), which is a single assignment.
-The stale part of a beat shows the kind of failure. A stale beat means that the process or its node
-is stopped or dead. If only the position is stale, the process runs but makes no progress.
+The instructions show whether the attempt has ended (health/fence.py), whether a stack dump is
+requested (`asked`), and whether the launcher is gone (health/lease.py).
 
-A launcher requests stack dumps of hanging ranks, and searches them for the rank that differs:
+The training loop only reports its position (`heart.at("step", 12)`), which is a single assignment.
+If a beat is stale, the process or its node is stopped or dead. If only the position is stale, the
+process runs but makes no progress.
+
+A launcher requests stack dumps from hung ranks, and searches the dumps for the rank that differs:
 
 heartbeats/dump            a new time in this file requests a dump from every rank
 logs/stacks-rank-<r>.txt   a rank's dump
@@ -46,32 +47,30 @@ from .fence import Attempt
 from .heartbeat_format import FOLDER, Beat, pack, parse, replace_file, write_beats
 from .lease import Vacancy, newest_holder
 
-EVERY = 1.0  # seconds between two beats
-FENCED = fence.Fenced.exit_code  # exit code of a rank after its attempt has ended
-LEASE_EVERY = 5.0  # seconds between two polls of the launcher's lease
+EVERY = 1.0  # seconds between beats
+FENCED = fence.Fenced.exit_code  # exit code of a rank that belongs to an earlier attempt
+LEASE_EVERY = 5.0  # seconds between polls of the launcher's lease
 TO_LEAVE = 900.0  # seconds for ranks without a launcher to save and exit
-MEMORY = Path("/dev/shm")  # file system in memory, if it exists
+MEMORY = Path("/dev/shm")  # in-memory file system, if it exists
 
 DUMP = "dump"
 _RANK = re.compile("[0-9]{1,9}")
-MOST = 1 << 16  # bytes read from the end of a dump, where the main thread is printed
+MOST = 1 << 16  # bytes to read from the end of a dump, where faulthandler prints the main thread
 
 
 @dataclass(frozen=True)
 class Instructions:
-    """The instructions to all ranks of a node that the node's last round read from the run
-    folder.
-    """
+    """Instructions to all ranks of a node, as last read from the run folder."""
 
     order: int = 0  # order of the newest attempt
     number: int = 0
-    stacks: str = ""  # time of the last request for stack dumps
+    stacks: str = ""  # time of the latest request for stack dumps
     lease: Vacancy = field(default_factory=Vacancy)
-    looked: float = 0.0  # monotonic time of the last poll of the lease
+    looked: float = 0.0  # monotonic time of the latest poll of the lease
 
 
 class NodeMemory:
-    """The files that the ranks of one node share in the node's memory. Each file is replaced
+    """Files that the ranks of a node share in the node's memory. Each file is replaced
     atomically.
     """
 
@@ -81,12 +80,13 @@ class NodeMemory:
         self.lock = file_systems.hold(self.shared)
 
     def leave(self, beat: Beat) -> None:
-        """Writes a rank's newest beat."""
+        """Writes a rank's latest beat."""
         replace_file(self.shared / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
 
     def is_due(self, name: str, seconds: float) -> bool:
-        """Tells whether no rank has done the task `name` for `seconds`. If so, the caller must do
-        the task.
+        """Returns whether no rank has done the task `name` for `seconds`.
+
+        If so, the caller must do the task.
         """
         turn = self.shared / name
         with suppress(FileNotFoundError):
@@ -96,7 +96,7 @@ class NodeMemory:
         return True
 
     def publish(self, attempt: int) -> list[Beat]:
-        """Copies the beats of all ranks on this node to the run folder, and returns them."""
+        """Copies the beats of all ranks on this node to the run folder and returns them."""
         found: list[Beat] = []
         for path in self.shared.glob("rank-*"):
             with suppress(FileNotFoundError):
@@ -106,7 +106,7 @@ class NodeMemory:
         return found
 
     def record_links(self, attempt: int) -> None:
-        """Records the state of this node's links in the run folder, if that is due."""
+        """Records this node's link statistics in the run folder, if they are due."""
         if self.is_due("links", tcp_stats.EVERY):
             tcp_stats.write_links(self.folder, self.number, attempt)
 
@@ -114,7 +114,7 @@ class NodeMemory:
         replace_file(self.shared / "orders", json.dumps(asdict(orders)).encode())
 
     def read_instructions(self) -> Instructions:
-        """Returns the instructions that the node's last round read."""
+        """Returns the instructions from the node's latest round."""
         try:
             return fit(
                 Instructions,
@@ -129,7 +129,7 @@ class NodeMemory:
 
 
 class Heart:
-    """A thread that sends a rank's heartbeat, from construction to `stop`."""
+    """Thread that sends a rank's heartbeat, from construction until `stop`."""
 
     def __init__(
         self, folder: Path, rank: int, node: int, order: int, patience: float = 0.0
@@ -137,10 +137,10 @@ class Heart:
         """Starts the thread.
 
         `order` is the launcher's number of this attempt. `patience` is the time in seconds without
-        a launcher until `alone` is called; 0 means that the rank needs no launcher.
+        a launcher after which `alone` is called; 0 means that the rank needs no launcher.
         """
         self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
-        # Until the ranks have met, the attempt may still get another number.
+        # Until the ranks have met, the attempt may still get a different number.
         self.met = False
         self.patience = patience
         self.alone: Callable[[float], None] = lambda seconds: None
@@ -150,7 +150,7 @@ class Heart:
         self._stacks = asked(folder)
         self._complained = self._orphaned = False
         self._end = threading.Event()
-        # Write a beat now, before another rank that finishes can conclude that all ranks have.
+        # Write a beat now. Otherwise another rank that finishes might conclude that all ranks have.
         self._try(self._leave)
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self._thread.start()
@@ -241,8 +241,9 @@ class Heart:
         os._exit(FENCED)
 
     def _try(self, do: Callable[[], object]) -> None:
-        """Calls a function that needs a disk, and reports only the first failure, because a lost
-        heartbeat must not end training.
+        """Calls a function that accesses the disk and reports only the first failure.
+
+        A lost heartbeat must not end training.
         """
         try:
             do()
@@ -254,8 +255,9 @@ class Heart:
 
 
 def _memory(folder: Path, node: int, order: int) -> Path:
-    """Returns the folder that the ranks of a node share. It is in memory and private to this user,
-    or else in the run folder.
+    """Returns the folder that the ranks of a node share.
+
+    It is in memory and private to this user. If that is impossible, it is in the run folder.
     """
     root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     own = root / f"trainfleet-{os.getuid()}"
@@ -271,8 +273,9 @@ def _memory(folder: Path, node: int, order: int) -> Path:
 
 
 def ask(folder: Path) -> None:
-    """Requests stack dumps. Every live rank writes a dump within two heartbeats
-    (heartbeat.EVERY).
+    """Requests stack dumps.
+
+    Every live rank writes a dump within two heartbeats (heartbeat.EVERY).
     """
     path = folder / FOLDER / DUMP
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -281,7 +284,7 @@ def ask(folder: Path) -> None:
 
 
 def asked(folder: Path) -> str:
-    """Returns the time of the last request for stack dumps as text, or "" before the first."""
+    """Returns the time of the latest request for stack dumps, or "" before the first."""
     try:
         return untrusted_input.read_text(folder / FOLDER / DUMP, untrusted_input.KIBIBYTE)
     except (FileNotFoundError, InputError):
@@ -289,7 +292,7 @@ def asked(folder: Path) -> str:
 
 
 def dump(folder: Path, rank: int) -> None:
-    """Writes the Python stacks of all threads of this process."""
+    """Writes the Python stacks of all threads in this process."""
     path = folder / "logs" / f"stacks-rank-{rank}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
@@ -297,7 +300,7 @@ def dump(folder: Path, rank: int) -> None:
 
 
 class Stacks:
-    """The stack dumps that ranks write after `since` (unix time). Each file is read once."""
+    """Stack dumps that ranks have written after `since` (Unix time). Each file is read once."""
 
     def __init__(self, folder: Path, since: float) -> None:
         self.folder, self.since = folder / "logs", since
@@ -328,8 +331,10 @@ def read_end(path: Path, most: int) -> str:
 
 
 def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
-    """Returns the only rank with a main thread at a different place from all others, and that
-    place. Returns None if there is not exactly one.
+    """Returns the only rank with a main thread in a different place from all others, and that
+    place.
+
+    Returns None unless exactly one rank differs.
     """
     frames = {rank: innermost(text) for rank, text in stacks.items()}
     counts = Counter(frames.values())
@@ -338,8 +343,9 @@ def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
 
 
 def innermost(stacks: str) -> str:
-    """Returns the main thread's innermost frame as `file.py:12 name`. faulthandler prints the main
-    thread last.
+    """Returns the main thread's innermost frame as `file.py:12 name`.
+
+    faulthandler prints the main thread last.
     """
     threads = stacks.split("most recent call first):\n")
     frame = threads[-1].strip().splitlines()[0] if len(threads) > 1 else ""

@@ -1,10 +1,9 @@
-"""Format of heartbeats: the content of a beat, and the file per node with the beats of all its
-ranks.
+"""Heartbeat format: the content of a beat, and the file with the beats of a node's ranks.
 
-heartbeats/node-<i>   a header and a row of numbers per rank; one of the node's ranks replaces the
+heartbeats/node-<i>   a header, and a row of numbers per rank; one of the node's ranks replaces the
                       file once a second (health/heartbeat.py)
 
-Numbers are binary, because a launcher reads the files of all nodes once a second
+The format is binary, because a launcher reads the files of all nodes once a second
 (tests/bench/bench_fleet.py).
 """
 
@@ -23,14 +22,15 @@ from ..trust import untrusted_input
 
 FOLDER = "heartbeats"
 MOST = 1 << 16  # maximum bytes to read from a node's file; a beat has 50
-RANKS = 1 << 20  # largest number of ranks of a run: fleet.nodes times fleet.ranks_per_node
-# A beat stores the index of its phase in this tuple.
+RANKS = 1 << 20  # maximum number of ranks per run: fleet.nodes times fleet.ranks_per_node
+# A beat stores its phase as an index into this tuple.
 PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end", "conclude")
 
 
 class Beat(NamedTuple):
-    """One rank's heartbeat. `phase_seconds` is the time at this step of this phase, by the rank's
-    clock.
+    """Heartbeat of one rank.
+
+    `phase_seconds` is the time spent in the current step and phase, by the rank's clock.
     """
 
     rank: int
@@ -41,9 +41,9 @@ class Beat(NamedTuple):
     step: int
     phase_seconds: float
     time: float
-    step_seconds: float = 0.0  # duration of the newest completed step
-    # Duration of the rank's own work on its device in a step, without waiting for other ranks. 0
-    # means unknown.
+    step_seconds: float = 0.0  # duration of the latest completed step
+    # Time per step that the rank spends on its own work, excluding waits for other ranks. 0 means
+    # unknown.
     busy_seconds: float = 0.0
 
 
@@ -53,13 +53,14 @@ ROW = struct.Struct("<IIHQ4d")  # rank, pid, phase, step, and the four times
 
 
 def stage(beat: Beat) -> str:
-    """Returns `step 12`, or the name of another phase."""
+    """Returns a beat's position as text: `step 12`, or the name of another phase."""
     return f"step {beat.step}" if beat.phase == "step" else beat.phase
 
 
 def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) -> None:
-    """Replaces a node's file atomically. Does not call fsync, because a heartbeat is useless after
-    a power failure.
+    """Replaces a node's heartbeat file atomically.
+
+    fsync is skipped, because heartbeats are useless after a power failure.
     """
     path = folder / FOLDER / f"node-{node}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,7 @@ def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) ->
 
 
 def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
-    """Packs the beats into bytes that `parse` reads."""
+    """Packs beats into the format that `parse` reads."""
     rows = (
         ROW.pack(beat.rank, beat.pid, PHASES.index(beat.phase), beat.step, *beat[6:])
         for beat in beats
@@ -76,7 +77,7 @@ def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file atomically for other processes. Several processes may do so at once."""
+    """Replaces a file atomically, even if several processes replace it at once."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(part, "xb", opener=untrusted_input.opener) as file:
@@ -89,10 +90,10 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def renew_file(path: Path, content: bytes) -> None:
-    """Replaces a heartbeat or lease file. On a full disk, overwrites the old file in place, which
-    needs no space.
+    """Replaces a heartbeat or lease file.
 
-    The content must have the same length, or be text that allows trailing blanks.
+    On a full disk, overwrites the file in place, which needs no space. The content must therefore
+    have the same length as before, or be text that allows trailing blanks.
     """
     try:
         replace_file(path, content)
@@ -102,22 +103,23 @@ def renew_file(path: Path, content: bytes) -> None:
 
 
 class Beats:
-    """A reader that polls the beats of one attempt. An unchanged file costs one stat call."""
+    """Reader that polls the beats of one attempt. An unchanged file costs one stat call."""
 
     def __init__(self, folder: Path, attempt: int) -> None:
         self.folder, self.attempt = folder / FOLDER, attempt
-        # time, size and inode of each file when it was read
+        # modification time, size and inode of each file when last read
         self.known: dict[str, tuple[int, int, int]] = {}
 
     def new(self) -> dict[int, Beat]:
-        """Returns the newest beats of the ranks on nodes whose file changed since the last call."""
+        """Returns the latest beats from the nodes' files that changed since the last call."""
         found: dict[int, Beat] = {}
         with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as opened:
             folder = untrusted_input.opener(str(self.folder), os.O_RDONLY | os.O_DIRECTORY)
             opened.callback(os.close, folder)
             for entry in opened.enter_context(os.scandir(folder)):
                 if entry.name.startswith("node-"):
-                    # The file is being replaced on a file system without atomic rename.
+                    # On a file system without atomic rename, the file may be missing while it is
+                    # replaced.
                     with suppress(OSError):
                         self._take(folder, entry, found)
         return found
@@ -128,7 +130,7 @@ class Beats:
         if self.known.get(entry.name) == stamp:
             return
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
-        # A file object would take three times as long.
+        # os.read takes a third of the time that a file object takes.
         descriptor = os.open(entry.name, flags, dir_fd=folder)
         try:
             beats = parse(os.read(descriptor, MOST), self.attempt)
@@ -140,8 +142,9 @@ class Beats:
 
 
 def parse(text: bytes, attempt: int) -> list[Beat]:
-    """Returns the beats in a node's file if they belong to this attempt. Returns [] for a damaged
-    file.
+    """Parses a node's heartbeat file.
+
+    Returns [] if the file is damaged or belongs to another attempt.
     """
     try:
         magic, node, found = HEAD.unpack_from(text)
@@ -157,7 +160,7 @@ def parse(text: bytes, attempt: int) -> list[Beat]:
 
 
 def newest_step(folder: Path, attempt: int) -> int:
-    """Returns the step of node 0's ranks at their last beat, or 0 before the first."""
+    """Returns the latest step of node 0's ranks, or 0 before the first step."""
     try:
         with open(folder / FOLDER / "node-0", "rb", opener=untrusted_input.opener) as file:
             return max(
@@ -169,5 +172,5 @@ def newest_step(folder: Path, attempt: int) -> int:
 
 
 def read_beats(folder: Path, attempt: int) -> dict[int, Beat]:
-    """Returns the newest beat of every rank of this attempt."""
+    """Returns the latest beat of every rank of an attempt."""
     return Beats(folder, attempt).new()

@@ -1,16 +1,16 @@
-"""Reader of a node's kernel messages about failures that a program can't report, such as out of
-memory or a lost device.
+"""Kernel messages about failures that a program can't report, such as an out-of-memory kill.
 
-Messages are read on the node at once, because the node may be gone a minute later. Not every user
-may read the kernel's log (Amazon Linux 2023 and Ubuntu restrict it). This module therefore tries
-/dev/kmsg, then dmesg with sudo without a password, then the journal. If all of these fail, it reads
-the node's counters and states, which every user may read. Standard library only.
+Messages are read on the node immediately, because the node may be gone a minute later. Some
+systems, such as Amazon Linux 2023 and Ubuntu, restrict the kernel log to privileged users. This
+module therefore tries /dev/kmsg, then dmesg with passwordless sudo, then the journal. If all of
+these fail, it reads the node's counters and states, which every user may read. Standard library
+only.
 
 Sources of the counters and states:
-- Files of sysfs: Documentation/ABI/testing (sysfs-bus-pci-devices-aer_stats, sysfs-devices-edac,
+- Files in sysfs: Documentation/ABI/testing (sysfs-bus-pci-devices-aer_stats, sysfs-devices-edac,
   sysfs-fs-ext4, sysfs-class-nvme), EFA's hw_counters (drivers/infiniband/hw/efa/efa_verbs.c), and
   Neuron's sysfs guide.
-- /proc/self/mounts and its mounted folders. An XFS that has shut down can't open files
+- /proc/self/mounts and the mounted folders. XFS can't open files after it has shut down
   (xfs_file_open in fs/xfs/xfs_file.c).
 - nvidia-smi, which reports GPUs that are lost or need a reset (nvmlDeviceGpuRecoveryAction_t).
 """
@@ -34,7 +34,7 @@ COMMANDS = (
     ("sudo", "-n", "dmesg"),
     ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-n", "2000"),
 )
-TIMEOUT = 5.0  # seconds for each command
+TIMEOUT = 5.0  # timeout per command in seconds
 TELLING = re.compile(
     r"NVRM:|Out of memory|oom-kill|Killed process|Lustre(Error)?:|infiniband|\befa[_ "
     r"]\d?|EXT4-fs error|Remounting filesystem"
@@ -46,7 +46,7 @@ TELLING = re.compile(
 LINES = 40
 _STAMPED = re.compile(r"(?:<\d+>)?\[ *(\d+\.\d+)\] (?:\S+ kernel: )?(.*)")
 
-COUNTS = (  # files that contain a count, or end with the sum of several counts
+COUNTS = (  # files that contain one count, or several counts followed by their sum
     ("edac", "sys/devices/system/edac/mc/mc*/ue_count"),
     ("pci", "sys/bus/pci/devices/*/aer_dev_fatal"),
     ("ext4", "sys/fs/ext4/*/errors_count"),
@@ -58,7 +58,7 @@ NVME = "sys/class/nvme/nvme*/state"
 MOUNTS = "proc/self/mounts"
 DEVICES, NVIDIA = "sys/bus/pci/devices/*", "sys/module/nvidia"
 SMI = ("nvidia-smi", "--query-gpu=pci.bus_id,gpu_recovery_action", "--format=csv,noheader")
-COUNTERS_TIMEOUT = 10.0  # seconds; nvidia-smi takes a few with many GPUs and no persistence mode
+COUNTERS_TIMEOUT = 10.0  # seconds; nvidia-smi is slow with many GPUs and no persistence mode
 MOST = 16  # maximum number of lines to report
 _LOST = re.compile(r"Unable to determine|is lost|requires reset|ERR!")
 _ACTION = re.compile(
@@ -70,24 +70,24 @@ _ACTION = re.compile(
 
 @dataclass(frozen=True)
 class Message:
-    """A kernel message and its unix time."""
+    """Kernel message and its Unix time."""
 
     time: float
     text: str
 
 
 class Kernel:
-    """The kernel messages since construction."""
+    """Kernel messages since construction."""
 
     def __init__(self) -> None:
-        # same clock as the kernel's time stamps
+        # kernel timestamps use the same clock
         self.began = time.clock_gettime(time.CLOCK_MONOTONIC)
         self.kills, self.kills_of_all = oom_kills(), all_oom_kills()
         self.counters = Counters()
 
     def words(self) -> list[Message]:
-        """Returns the relevant messages since construction, oldest first, and counts of
-        out-of-memory kills.
+        """Returns relevant messages since construction, oldest first, and counts of out-of-memory
+        kills.
         """
         apart = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
         messages = _messages()
@@ -117,9 +117,7 @@ class Kernel:
 
 
 def oom_kills() -> int:
-    """Returns the number of processes of this control group that were killed at its memory
-    limit.
-    """
+    """Returns the number of processes of this control group killed at its memory limit."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         group = next(
             line
@@ -131,8 +129,9 @@ def oom_kills() -> int:
 
 
 def all_oom_kills() -> int:
-    """Returns the number of processes of this node that were killed for memory since boot. Every
-    user may read this counter.
+    """Returns the number of out-of-memory kills on this node since boot.
+
+    Every user may read this counter.
     """
     return _count(VMSTAT)
 
@@ -146,8 +145,9 @@ def _count(counters: Path) -> int:
 
 
 def _messages() -> list[tuple[float, str]] | None:
-    """Returns seconds since boot and text of each record of the kernel's log, or None if this user
-    can't read the log.
+    """Returns the seconds since boot and the text of each record in the kernel log.
+
+    Returns None if this user can't read the log.
     """
     with contextlib.suppress(OSError):
         return _kmsg()
@@ -168,7 +168,7 @@ def _messages() -> list[tuple[float, str]] | None:
 
 
 def _parse(text: str) -> list[tuple[float, str]]:
-    """Parses records in the format of dmesg and journalctl: `[ 1234.567890] text`."""
+    """Parses dmesg or journalctl output, with records such as `[ 1234.567890] text`."""
     return [
         (float(match[1]), match[2])
         for line in text.splitlines()
@@ -204,15 +204,16 @@ def _kmsg() -> list[tuple[float, str]]:
 
 
 class Counters:
-    """Changes of the counters since construction. `root` is / except in tests."""
+    """Changes of counters and states since construction. `root` is / except in tests."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
         self.counts, self.states = _counts(root), _states(root)
 
     def words(self) -> list[str]:
-        """Returns counters that increased, states that got worse, and GPUs that did not start, are
-        lost or need a reset.
+        """Returns increased counters, worsened states, and failed GPUs.
+
+        GPUs have failed if they did not start, are lost or need a reset.
         """
         risen = [
             f"counters: {name}: {count - self.counts.get(name, count)} more"
@@ -224,7 +225,7 @@ class Counters:
 
 
 def _counts(root: Path) -> dict[str, int]:
-    """Returns each file's count by name (`pci 0000:17:00.0 aer_dev_fatal`)."""
+    """Returns the count in each file, keyed by a name such as `pci 0000:17:00.0 aer_dev_fatal`."""
     found = {}
     for kind, pattern in COUNTS:
         holder = pattern.split("/").index(next(part for part in pattern.split("/") if "*" in part))
@@ -237,9 +238,7 @@ def _counts(root: Path) -> dict[str, int]:
 
 
 def _states(root: Path) -> set[str]:
-    """Returns descriptions of disks that don't respond, and of file systems that are read-only or
-    have failed.
-    """
+    """Returns descriptions of unresponsive disks, and of read-only or failed file systems."""
     found = set()
     for path in root.glob(NVME):
         with contextlib.suppress(OSError):
@@ -256,7 +255,7 @@ def _states(root: Path) -> set[str]:
 
 
 def _is_broken(folder: Path) -> bool:
-    """Tells whether a mounted folder can't be opened because its file system has failed."""
+    """Returns whether a mounted folder can't be opened because its file system has failed."""
     try:
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
     except OSError as error:
@@ -265,8 +264,9 @@ def _is_broken(folder: Path) -> bool:
 
 
 def _without_driver(root: Path) -> list[str]:
-    """Returns lines about NVIDIA GPUs (class 0x03 of vendor 0x10de) that have no driver. Checks
-    only if NVIDIA's driver is loaded, because it has then failed on these GPUs.
+    """Returns a line for each NVIDIA GPU (class 0x03, vendor 0x10de) that has no driver.
+
+    Checks only if NVIDIA's driver is loaded, because it has then failed on these GPUs.
     """
     found = []
     for path in root.glob(DEVICES) if (root / NVIDIA).exists() else ():
@@ -278,8 +278,9 @@ def _without_driver(root: Path) -> list[str]:
 
 
 def _gpus() -> list[str]:
-    """Returns nvidia-smi's lines about GPUs that are lost or need a reset, or [] if nvidia-smi is
-    not installed.
+    """Returns nvidia-smi's lines about GPUs that are lost or need a reset.
+
+    Returns [] if nvidia-smi is not installed.
     """
     try:
         done = subprocess.run(

@@ -1,20 +1,22 @@
-"""Lease of a run's launcher, a file in the run folder that shows every machine which launcher is in
+"""Lease of a run's launcher: a file in the run folder that shows every machine which launcher is in
 charge.
 
 head.json              host, process, term and time of the launcher in charge, which rewrites the
                        file every second. From byte ROOM on: a launch without a launcher
                        (launch/launching.py), until a launcher's lease blanks it
-heartbeats/terms/<n>   the claimer of term n. Of several simultaneous claimers, one succeeds
-                       (run/claims.py)
-standby.json           the same for the host that stands by to take over (watch/standby.py)
+heartbeats/terms/<n>   the launcher that claimed term n. If several claim it at once, only one
+                       succeeds (run/claims.py)
+standby.json           the same for the standby host, which can take over (watch/standby.py)
 
 A launcher that has not renewed its lease for PATIENCE seconds has lost it, and its successor claims
 the next term. If the old launcher is still alive, it detects this and exits before it starts, ends
 or records anything else (`confirm`). A launcher that can neither read nor write the file for that
-long also exits if a host stands by. The successor fences the processes of the old launcher
-(backends), and these processes also fence themselves (health/fence.py). Without a successor, ranks
-save and exit (health/heartbeat.py). Locks are not used, because on NFS and Lustre the lock of a
-dead host persists for minutes.
+long also exits if there is a standby.
+
+The successor fences the old launcher's processes (backends), and these processes also fence
+themselves (health/fence.py). Without a successor, ranks save and exit (health/heartbeat.py).
+
+Locks are not used, because on NFS and Lustre, a dead host's lock persists for minutes.
 
 A process that checks a lease from another host waits for a change instead of comparing clocks. Both
 files are rewritten in place (run/claims.py), so that no host sees an old version.
@@ -43,36 +45,33 @@ from ..trust.validation import Count, Moment, Name, Range, fit
 
 FILE, STANDBY = "head.json", "standby.json"
 TERMS = "heartbeats/terms"
-MOST = 4 * untrusted_input.KIBIBYTE  # maximum bytes to read of these files
+MOST = 4 * untrusted_input.KIBIBYTE  # maximum bytes to read from these files
 EVERY = 1.0  # seconds between renewals
-PATIENCE = 9.0  # seconds without a renewal until the lease expires
-# Seconds for a launcher to take its lease. Imports are slow on a busy head, or with packages on a
-# remote file system.
+PATIENCE = 9.0  # seconds without a renewal after which the lease expires
+# Seconds for a launcher to take its lease. Imports are slow on a busy head or from a remote file
+# system.
 TO_BEGIN = 60.0
-# Seconds within which a running launcher renews its lease, for processes that only read it.
+# Seconds within which a running launcher renews its lease, as seen by processes that only read it.
 GLANCE = 3.0
-# Seconds without a launcher until ranks save and exit. A standby takes over long before that.
+# Seconds without a launcher after which ranks save and exit. A standby takes over long before that.
 ORPHANED_AFTER = 120.0
-# environment variable with the same limit, for ranks that must not continue without a launcher
+# Environment variable that sets this limit for ranks that must not continue without a launcher.
 VARIABLE = "TRAINFLEET_ORPHANED_AFTER"
-# environment variable of a launcher that a standby started: the last renewal of the previous
-# launcher
+# Environment variable of a launcher that a standby started: the previous launcher's last renewal.
 SUCCEEDS = "TRAINFLEET_SUCCEEDS"
-# environment variable of a standby: the number of its appointment, and the term before its
-# launcher's
+# Environment variable of a standby: its appointment number, and the term before its launcher's.
 APPOINTED = "TRAINFLEET_APPOINTED"
 LEFT = 76  # exit code of a launcher that has lost its lease
-VACATED = 0.0  # time of a lease that was given up
+VACATED = 0.0  # renewal time of a lease that was given up
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The launcher that holds the lease, and the host on standby according to this launcher ("" if
-    there is no standby).
+    """Launcher that holds the lease.
 
-    `code` is the launcher's exit code, or None until it ends. `tries` is the number of failed
-    takeovers before it.
+    `standby` is its standby host, or "" if it has none. `code` is its exit code, or None until it
+    exits. `tries` is the number of failed takeovers before it.
     """
 
     host: Name
@@ -85,13 +84,13 @@ class Holder:
 
     @property
     def renewal(self) -> str:
-        """Returns a unique name of this renewal."""
+        """Returns a unique identifier of this renewal."""
         return f"{self.term} {self.time}"
 
 
 @dataclass(frozen=True)
 class Standby:
-    """The host on standby, and the number of its appointment. The highest number is valid."""
+    """Host on standby, and its appointment number. The highest number is valid."""
 
     host: Name
     pid: Count
@@ -101,10 +100,10 @@ class Standby:
 
 @dataclass(frozen=True)
 class Launching:
-    """The first phase of a lease: a launch without a launcher, with its number of renewals.
+    """First phase of a lease: a launch without a launcher.
 
-    `words` contains the command, its user and its host. `process` identifies the launch's process.
-    `asked` tells whether the run was asked to stop since the launch.
+    `words` contains the command, its user and its host. `process` identifies the launch's process,
+    and `beat` counts the renewals. `asked` is whether the run was asked to stop since the launch.
     """
 
     words: Name
@@ -118,20 +117,24 @@ class Launching:
 
 
 def parse_launching(text: str) -> Launching | None:
-    """Returns the launch in the text of head.json, or None if there is no launch."""
+    """Parses the launch from the text of head.json.
+
+    Returns None if the file describes no launch.
+    """
     with suppress(InputError):
         return fit(Launching, untrusted_input.parse_line(text[ROOM:].strip().encode(), ""))
     return None
 
 
 def launching_text(launching: Launching | None) -> str:
-    """Returns the text of head.json from byte ROOM on, with or without a launch."""
+    """Returns the text of head.json from byte ROOM on, which is blank without a launch."""
     return (json.dumps(asdict(launching)) if launching else "").ljust(ROOM)
 
 
 def read_launching(run: Run) -> Launching | None:
-    """Returns the launch of a run in a folder that this machine sees, or None if there is no
-    launch.
+    """Returns a run's launch, or None if there is no launch.
+
+    The run folder must be visible to this machine.
     """
     with suppress(FileNotFoundError, InputError):
         found = parse_launching(untrusted_input.read_text(run.folder / FILE, MOST))
@@ -140,10 +143,10 @@ def read_launching(run: Run) -> Launching | None:
 
 
 def show_launching(run: Run, launching: Launching | None, obeyed: bool) -> None:
-    """Writes a launch to a folder that this machine sees, or removes the launch. Also removes the
-    folder if that is empty.
+    """Writes a launch to a run folder that is visible to this machine. With None, removes the
+    launch.
 
-    `obeyed` withdraws stop requests.
+    Also removes the folder if it is empty. `obeyed` withdraws stop requests.
     """
     path = run.folder / FILE
     try:
@@ -164,19 +167,22 @@ def show_launching(run: Run, launching: Launching | None, obeyed: bool) -> None:
 
 
 def read_holder(folder: Path) -> Holder | None:
-    """Returns the newest holder of a run's lease, or None before the first. Raises InputError for a
-    damaged file.
+    """Returns the latest holder of a run's lease, or None before the first.
+
+    Raises:
+        InputError: the file is damaged.
     """
     for _ in range(3):
-        with suppress(InputError):  # A writer may be replacing the file.
+        with suppress(InputError):  # a writer may be replacing the file
             return _read(Holder, folder / FILE)
         time.sleep(0.02)
     return _read(Holder, folder / FILE)
 
 
 def newest_holder(folder: Path) -> Holder | None:
-    """Returns the same as `read_holder`, but None if the file can't be read now. A live launcher
-    rewrites the file within a second.
+    """Returns the same as `read_holder`, or None if the file can't be read at the moment.
+
+    A live launcher rewrites the file within a second.
     """
     try:
         return read_holder(folder)
@@ -185,8 +191,9 @@ def newest_holder(folder: Path) -> Holder | None:
 
 
 def newest_standby(folder: Path) -> Standby | None:
-    """Returns the host that was last appointed as standby. Returns None if no host was appointed,
-    or if the file can't be read now.
+    """Returns the standby that was appointed last.
+
+    Returns None if no host was appointed, or if the file can't be read at the moment.
     """
     try:
         return _read(Standby, folder / STANDBY)
@@ -195,13 +202,13 @@ def newest_standby(folder: Path) -> Standby | None:
 
 
 def write_standby(folder: Path, standby: Standby) -> None:
-    """Writes the standby's file."""
+    """Writes standby.json."""
     rewrite(folder / STANDBY, json.dumps(asdict(standby)))
 
 
 def _read(kind: type[T], path: Path) -> T | None:
     try:
-        # The file size is not checked first, because a client may cache an old size.
+        # Do not check the file size first, because a file system client may cache an old size.
         text = untrusted_input.read_text(path, MOST)[:ROOM]
         return (
             fit(kind, require_object(untrusted_input.parse_json(text, str(path))))
@@ -218,15 +225,17 @@ def _read(kind: type[T], path: Path) -> T | None:
 
 
 def is_held(holder: Holder | None, now: float) -> bool:
-    """Tells whether a launcher holds the lease, by comparing clocks. `now` is the time of a clock
-    in the fleet. If that clock may be wrong, poll the lease instead (`is_renewed`).
+    """Returns whether a launcher holds the lease, by comparing clocks.
+
+    `now` is the time on a clock in the fleet. If that clock may be wrong, use `is_renewed` instead.
     """
     return holder is not None and holder.code is None and abs(now - holder.time) < PATIENCE
 
 
 def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
-    """Tells whether a launcher renews the lease within `seconds`. Does not use the clock of another
-    host.
+    """Returns whether a launcher renews the lease within `seconds`.
+
+    Clocks of other hosts are not used.
     """
     before, waited = newest_holder(folder), 0.0
     if before is None or before.code is not None or before.time == VACATED:
@@ -241,8 +250,9 @@ def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
 
 
 def require_vacant(folder: Path) -> None:
-    """Waits until it is certain that no launcher renews the lease. A launcher that a standby
-    started does not wait.
+    """Waits until it is certain that no launcher renews the lease.
+
+    A launcher that a standby started does not wait.
 
     Raises:
         BackendError: a launcher renews the lease.
@@ -265,25 +275,27 @@ def led_already(name: str, where: str) -> BackendError:
 
 @dataclass(frozen=True)
 class Vacancy:
-    """The time that a run has been without a launcher, measured by a process that polls the lease.
+    """Time that a run has been without a launcher, measured by a process that polls the lease.
 
-    Counts polls instead of comparing clocks, so a file system that pauses for a minute does not
-    look like a death. Only a lease with an observed renewal can become vacant, because an old
-    launcher's file proves nothing.
+    It counts polls instead of comparing clocks, so a file system that pauses for a minute does not
+    look like a dead launcher. Only a lease with an observed renewal can become vacant, because an
+    old launcher's file proves nothing.
     """
 
-    last: float | None = None  # holder's time at the last poll
+    last: float | None = None  # holder's renewal time at the last poll
     renewed: bool = False
-    silent: float = 0.0  # seconds
+    silent: float = 0.0  # seconds without a renewal
 
     @property
     def vacant(self) -> float:
-        """Returns the seconds without a launcher."""
+        """Returns the number of seconds without a launcher."""
         return self.silent if self.renewed else 0.0
 
     def look(self, holder: Holder | Standby | None, since: float) -> Vacancy:
-        """Returns the vacancy after another poll, `since` seconds after the previous poll. An
-        unreadable lease does not count as renewed.
+        """Returns the vacancy after another poll.
+
+        `since` is the number of seconds since the previous poll. An unreadable lease does not count
+        as renewed.
         """
         if holder is None or holder.time == self.last:
             return replace(self, silent=self.silent + since)
@@ -291,21 +303,26 @@ class Vacancy:
 
 
 class Lease:
-    """A context manager that holds the lease, with a thread that renews it. The constructor reads
-    the previous holder.
+    """Context manager that holds the lease, with a thread that renews it.
+
+    The constructor reads the previous holder.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.term = folder, 0  # term 0: no lease is held, as for local runs
+        self.folder, self.term = folder, 0  # term 0 means that no lease is held, as in local runs
         self.ended = threading.Event()
         self.code = 1
         self.left = False
         self.standby = ""  # host on standby; set by launch/failover.py
-        self.reached = time.monotonic()  # monotonic time when the file was last read or written
+        self.reached = time.monotonic()  # monotonic time of the last successful read or write
         self.before = read_holder(folder)
 
     def __enter__(self) -> Lease:
-        """Takes the lease. Raises BackendError if another launcher was faster."""
+        """Takes the lease.
+
+        Raises:
+            BackendError: another launcher was faster.
+        """
         make_folder(self.folder)
         self.term = self._claim()
         try:
@@ -332,21 +349,24 @@ class Lease:
 
     @property
     def predecessor(self) -> Holder | None:
-        """Returns the previous launcher if it died without recording an exit code."""
+        """Returns the previous launcher if it died without recording an exit code,
+        otherwise None.
+        """
         return self.before if self.before and self.before.code is None else None
 
     def leave(self) -> None:
-        """Makes the lease expire at the end of the block, as if the launcher were gone while its
-        job continues.
+        """Lets the lease expire at the end of the block, although the job continues.
+
+        Others then act as if the launcher had died.
         """
         self.left = True
 
     def confirm(self) -> None:
-        """Ends this process if another launcher has taken over, or probably has because the file is
-        unreachable and a host stands by.
+        """Exits this process if another launcher has taken over or probably has.
 
-        Call this before every action that would disturb another launcher's run, because this
-        process may have been frozen for an hour.
+        A takeover is probable if the file is unreachable and a host is on standby. Call this before
+        every action that would disturb another launcher's run, because this process may have been
+        frozen for an hour.
         """
         newest = newest_holder(self.folder) if self.term else None
         if newest and newest.term > self.term:
@@ -357,8 +377,9 @@ class Lease:
             _go(f"{self.folder / FILE} can't be read or written, so {self.standby} takes over")
 
     def _claim(self) -> int:
-        """Returns the term that this launcher claimed. Respects another launcher's claim until that
-        claim has clearly had no effect.
+        """Claims a term and returns it.
+
+        Respects another launcher's claim until that claim has clearly had no effect.
         """
         term = self.before.term + 1 if self.before else max(1, newest_term(self.folder))
         while not claim(self.folder / TERMS / str(term), f"{platform.node()} {os.getpid()}\n"):
@@ -369,8 +390,9 @@ class Lease:
         return term
 
     def _await(self, term: int) -> Holder | None:
-        """Returns the holder with this term or a later one, or None if no such holder appears in
-        time.
+        """Waits for a holder with this term or a later one.
+
+        Returns None if no such holder appears in time.
         """
         waited = 0.0
         while (
@@ -384,7 +406,7 @@ class Lease:
     def _renew(self) -> None:
         while not self.ended.wait(EVERY):
             self.confirm()
-            # The disk may be unavailable for a moment; a later renewal succeeds.
+            # The disk may be briefly unavailable. A later renewal then succeeds.
             with suppress(OSError):
                 self._write(None)
                 self.reached = time.monotonic()
@@ -397,7 +419,7 @@ class Lease:
 
 
 def _go(why: str) -> None:
-    with suppress(OSError):  # The log may be on the failing disk.
+    with suppress(OSError):  # the log may be on the failing disk
         print(f"{why}; this launcher exits", file=sys.stderr, flush=True)
     os._exit(LEFT)
 
@@ -411,8 +433,9 @@ def newest_term(folder: Path) -> int:
 
 
 def _is_tried_again(kind: type[BaseException]) -> bool:
-    """Tells whether a launcher ended without a verdict on its job, so that the standby that started
-    it will start another one.
+    """Returns whether a launcher ended without a verdict on its job.
+
+    In that case, the standby that started it starts another one.
     """
     return (
         SUCCEEDS in os.environ and issubclass(kind, Exception) and not issubclass(kind, JobFailed)

@@ -1,8 +1,8 @@
-"""Parser and validator of the output of Neuron's tools: neuron-monitor, neuron-ls and nccom-test.
+"""Parsers for the output of Neuron's tools: neuron-monitor, neuron-ls and nccom-test.
 
-Formats: awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools, SDK 2.32 (2026-08-21). A
-group that is missing from a report or null counts as empty. A group with another shape raises
-InputError.
+The formats are from awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools, SDK 2.32
+(2026-08-21). A group that is missing or null in a report counts as empty. A group of any other
+shape raises InputError.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class _Monitor(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Reading:
-    """A report of neuron-monitor about all processes of a node in one period.
+    """neuron-monitor report about all processes of a node in one period.
 
-    utilization   mean percentage of the cores in use; None if no core is in use
-    memory        bytes on the devices
+    utilization   mean percentage over the cores in use; None if no core is in use
+    memory        bytes used on the devices
     corrected, uncorrected   memory errors since the driver was loaded, on and off the chip
-    errors        executions that failed in the period, including time-outs of collectives
-    latency       seconds of the slowest process's median execution on the device; None if no
+    errors        executions that failed in the period, including timeouts of collectives
+    latency       median execution time on the device in seconds, of the slowest process; None if no
                   process ran
     """
 
@@ -97,7 +97,7 @@ class Reading:
     latency: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Returns the figures for a line of metrics."""
+        """Returns the reading's fields for a metrics line."""
         figures = {"core_utilization": self.utilization, "execution_seconds": self.latency}
         counts = {
             "device_bytes": self.memory,
@@ -112,7 +112,11 @@ class Reading:
 
 
 def read_monitor(line: bytes) -> Reading:
-    """Parses one line of neuron-monitor. Raises InputError if the line is not a report."""
+    """Parses one line of neuron-monitor output.
+
+    Raises:
+        InputError: the line is not a report.
+    """
     monitor = fit(_Monitor, untrusted_input.parse_line(line, "neuron-monitor"), "neuron-monitor")
     reports = [
         runtime.get("report") or _Report() for runtime in monitor.get("neuron_runtime_data") or []
@@ -177,8 +181,9 @@ class _Device(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class NeuronDevice:
-    """A Neuron device in neuron-ls, with its number, its logical cores, its bytes of memory, and
-    its users as `pid command`.
+    """Neuron device as listed by neuron-ls.
+
+    `cores` counts logical cores, `memory` is in bytes, and each user is `pid command`.
     """
 
     number: int
@@ -188,8 +193,10 @@ class NeuronDevice:
 
 
 def read_devices(text: str) -> tuple[NeuronDevice, ...]:
-    """Returns the devices of `neuron-ls --json-output`. Raises InputError if the text is not a list
-    of devices.
+    """Parses the output of `neuron-ls --json-output`.
+
+    Raises:
+        InputError: the text is not a list of devices.
     """
     listed = fit(list[_Device], untrusted_input.parse_json(text, "neuron-ls"), "neuron-ls")
     return tuple(sorted(map(_device, listed), key=lambda device: device.number))
@@ -210,7 +217,7 @@ def _device(listed: _Device) -> NeuronDevice:
 
 @dataclass(frozen=True)
 class Collective:
-    """A row of nccom-test: bytes, microseconds, and bus bandwidth in GB (10^9 bytes) per second."""
+    """Row of nccom-test: message size, time, and bus bandwidth in GB/s (10^9 bytes per second)."""
 
     bytes: int
     microseconds: float
@@ -224,10 +231,10 @@ ROW = re.compile(
 
 
 def read_collectives(lines: Iterable[str]) -> list[Collective]:
-    """Returns the rows of nccom-test's table. Converts bandwidths from GiB per second.
+    """Parses nccom-test's table and converts bandwidths from GiB/s to GB/s.
 
     Raises:
-        InputError: there are no rows; quotes the last line of the output.
+        InputError: there are no rows. The message quotes the last line of the output.
     """
     lines = list(lines)
     if rows := list(_rows(lines)):

@@ -1,13 +1,14 @@
-"""Measurement of the links between nodes, from the kernels' figures about TCP connections to other
-nodes. Sends no probes or traffic.
+"""Quality of the links between nodes, from the kernels' statistics about TCP connections.
+
+No probes or other traffic are sent.
 
 heartbeats/links-<i>   node i's addresses, and for each peer the round trip in milliseconds and the
                        packets sent and retransmitted. The rank that does the node's round writes
                        the file every EVERY seconds (health/heartbeat.py)
 
-The kernel reports the figures over netlink (sock_diag(7), tcp_info in linux/tcp.h, which only grows
-at its end). Traffic by EFA or InfiniBand bypasses the kernel and is not counted. Only Linux is
-supported; other systems record no figures. Standard library only.
+The kernel reports the statistics over netlink (sock_diag(7)). They are in tcp_info (linux/tcp.h),
+which only grows at its end. EFA and InfiniBand traffic bypasses the kernel and is not counted. On
+systems other than Linux, nothing is recorded. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..trust.errors import InputError
 from ..trust.validation import fit
 
 FOLDER, EVERY = "heartbeats", 5.0  # seconds between records
-PEERS = 64  # maximum number of peers of a node to record, those with the most packets
+PEERS = 64  # maximum number of peers recorded per node, those with the most packets
 # netlink's SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, NLMSG_DONE and NLMSG_ERROR
 DIAG, DUMP, DONE, ERROR = (20, 0x301, 3, 2)
 # INET_DIAG_INFO, TCP_ESTABLISHED as a bit mask, NETLINK_SOCK_DIAG
@@ -36,22 +37,21 @@ INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4
 # sizes of nlmsghdr, inet_diag_req_v2 and inet_diag_msg
 HEAD, ASKED, BODY = (struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72)
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # offsets in tcp_info: µs, segments, data segments
-MAPPED = "::ffff:"  # prefix of an IPv4 address in an IPv6 socket
+MAPPED = "::ffff:"  # prefix of IPv4 addresses in IPv6 sockets
 FEW = 20  # minimum number of packets for a conclusion
-# A link is slow above this multiple of the others' round trip, and this many milliseconds above it.
+# A link is slow if its round trip exceeds the other links' by both this factor and this many
+# milliseconds.
 SLOW_TIMES, SLOW_MS = (5.0, 5.0)
-# Limits for links that are bad on any network, even if no other sign shows that they are slow.
+# Thresholds for links that are bad on any network, even if the run is not slower.
 CLEARLY_SLOW_MS, CLEARLY_LOSSY = (100.0, 0.02)
-# A link is lossy above this multiple of the others' share of retransmitted packets, and above this
-# share.
+# A link is lossy if its share of retransmitted packets exceeds both this multiple of the other
+# links' share and this absolute share.
 LOSSY_TIMES, LOSSY = (5.0, 0.01)
 
 
 @dataclass(frozen=True)
 class PeerLink:
-    """One node's connections to one peer, with their median round trip in milliseconds, and their
-    packets so far.
-    """
+    """One node's connections to one peer: median round trip in milliseconds, and packet counts."""
 
     ms: float
     sent: int
@@ -60,7 +60,7 @@ class PeerLink:
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """A node's own addresses, and its links by peer address."""
+    """A node's addresses, and its links by peer address."""
 
     node: int
     attempt: int
@@ -68,12 +68,13 @@ class NodeLinks:
     peers: dict[str, PeerLink]
 
 
-Links = Mapping[int, NodeLinks]  # links of all nodes
+Links = Mapping[int, NodeLinks]  # links of all nodes, by node
 
 
 def write_links(folder: Path, node: int, attempt: int) -> None:
-    """Records the figures of this node's kernel. Writes no file if there is no connection to
-    another node.
+    """Records this node's TCP statistics.
+
+    Writes no file if there are no connections to other nodes.
     """
     found = list(connections())
     peers: dict[str, list[tuple[float, int, int]]] = {}
@@ -103,7 +104,7 @@ def write_links(folder: Path, node: int, attempt: int) -> None:
 
 
 def read_links(folder: Path, attempt: int) -> dict[int, NodeLinks]:
-    """Returns the records of an attempt, by node."""
+    """Returns the recorded links of an attempt, by node."""
     found = {}
     for path in sorted((folder / FOLDER).glob("links-*")):
         with suppress(OSError, InputError):
@@ -114,8 +115,10 @@ def read_links(folder: Path, attempt: int) -> dict[int, NodeLinks]:
 
 
 def connections() -> Iterator[tuple[str, str, float, int, int]]:
-    """Yields this machine's TCP connections to other machines: own address, peer address, round
-    trip in ms, packets sent, packets retransmitted.
+    """Yields this machine's TCP connections to other machines.
+
+    Each tuple contains own address, peer address, round trip in ms, packets sent, and packets
+    retransmitted.
     """
     if sys.platform != "linux":
         return
@@ -140,8 +143,9 @@ def _receive(asked: socket.socket, family: int) -> Iterator[tuple[str, str, floa
 
 
 def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | None:
-    """Returns the connection in a netlink message. Returns None for a local connection, or without
-    tcp_info.
+    """Returns the connection in a netlink message.
+
+    Returns None for a local connection or a message without tcp_info.
     """
     size = 4 if family == socket.AF_INET else 16
     own, peer = (
@@ -168,10 +172,12 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
 def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | None, str]:
     """Returns the nodes with links far worse than the others', and the reasons in words. Pure.
 
-    A bad link affects the figures of two nodes, so a node is to blame only if even its best pair is
-    bad. If there are only two nodes, a good link to another machine clears that node of blame.
-    Otherwise the key `None` is the link between the two nodes. `slower` tells whether the run is
-    slower than before. If it is not, only links that are bad on any network count.
+    A bad link affects the statistics of two nodes, so a node is to blame only if even its best link
+    is bad. If there are only two nodes, a good link to another machine clears a node of blame.
+    Otherwise, the key None stands for the link between the two nodes.
+
+    `slower` is whether the run has become slower. If not, only links that are bad on any network
+    count.
     """
     ms: dict[int, float] = {}
     lost: dict[int, float] = {}
@@ -197,8 +203,8 @@ def slow_nodes(before: Links, now: Links, slower: bool = True) -> dict[int | Non
 
 
 def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: bool) -> str:
-    """Describes the problem of links with this round trip and loss, compared with the usual
-    figures; "" if there is no problem.
+    """Describes the problem with links of this round trip and loss, or returns "" if
+    they are fine.
     """
     least_ms, least_lost = (SLOW_MS, LOSSY) if slower else (CLEARLY_SLOW_MS, CLEARLY_LOSSY)
     if lost >= max(least_lost, LOSSY_TIMES * usual_lost):
@@ -209,8 +215,9 @@ def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: b
 
 
 def _worse_of_two(a: int, b: int, now: Links) -> int | None:
-    """Returns which of two nodes has no good link to any other machine, such as a launcher or a
-    file server. Returns None if this is inconclusive.
+    """Returns which of two nodes has no good link to any other machine.
+
+    Other machines include launchers and file servers. Returns None if the links are inconclusive.
     """
     both = {address for node in (a, b) for address in now[node].addresses}
     good = [
@@ -230,8 +237,10 @@ def _is_good(link: PeerLink) -> bool:
 
 
 def _pairs(before: Links, now: Links) -> list[tuple[int, int, float, float]]:
-    """Returns each pair of nodes with traffic since `before`, with the milliseconds and the share
-    of retransmitted packets of its worse direction.
+    """Returns each pair of nodes with traffic since `before`, and the quality of its link.
+
+    The quality is the round trip in milliseconds and the share of retransmitted packets, both from
+    the worse direction.
     """
     nodes = {address: node for node, links in now.items() for address in links.addresses}
     pairs: dict[tuple[int, int], tuple[float, float]] = {}

@@ -1,13 +1,15 @@
-"""Watchdog that decides only from heartbeats whether the ranks make progress, and if not, which
-rank is to blame. Pure, except for reading files.
+"""Watchdog that detects from heartbeats whether the ranks make progress, and which rank is to blame
+if they do not.
 
-A rank is silent if its heartbeat is stale while no rank completes a step, so its process or node is
-stopped or dead. The ranks are stuck if all are alive and none makes progress; their stacks then
-show the odd rank. The time limit depends on the phase and on this run's step times. A stale file is
-not sufficient for an alarm, because a shared file system may pause for a minute during training.
+It is pure, except for reading files.
+
+A rank is silent if its heartbeat is stale while no rank completes a step: its process or node is
+stopped or dead. The ranks are stuck if all of them are alive but make no progress; their stacks
+then reveal the odd rank. Time limits depend on the phase and on the run's step times. A stale file
+is not enough for an alarm, because a shared file system may pause for a minute during training.
 
 A poll costs O(ranks), and almost nothing for ranks without a new heartbeat
-(tests/bench/bench_fleet.py). The watchdog runs wherever the run folder can be read: in the
+(tests/bench/bench_fleet.py). The watchdog runs wherever the run folder is readable: in the
 launcher, or on node 0 of a job that no launcher can see.
 """
 
@@ -26,41 +28,41 @@ from . import fence, tcp_stats
 from .heartbeat import EVERY, Stacks, ask, odd_one
 from .heartbeat_format import Beat, Beats, stage
 
-STEPS_KEPT = 256  # steps of all ranks to keep; the usual step is their median
-SLOWER = 1.5  # multiple of the other ranks' own work above which a rank is slow
-SLOW_SHARE = 0.2  # least share of a step that the extra time must take
-SLOW_LOOKS = 30  # slow beats in a row
-# Different readings among these beats. A reading is a mean and stays the same until the next step
-# is logged.
+STEPS_KEPT = 256  # number of recent steps to keep; their median is the usual step time
+SLOWER = 1.5  # a rank is slow above this multiple of the other ranks' own work time
+SLOW_SHARE = 0.2  # minimum share of a step that the extra time must take
+SLOW_LOOKS = 30  # consecutive slow beats before a rank counts as slow
+# Minimum number of distinct readings among those beats. A reading is a mean that stays the same
+# until the next step is logged.
 SLOW_READINGS = 3
-# The run is slow if its last RECENT steps take ITSELF times as long as at their best.
+# The run is slow if its last RECENT steps take over ITSELF times as long as at its best.
 RECENT, ITSELF = (32, 1.5)
-BUSY_SHARE = 0.2  # largest share of the time to spend on reading beats
+BUSY_SHARE = 0.2  # maximum share of the time to spend on reading beats
 HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds until an alarm, by phase. A step's limit also depends on the observed steps."""
+    """Seconds until an alarm, by phase. The limit of a step also depends on observed step times."""
 
-    silent: float = 8.0  # without a beat of a rank, while the others wait in a step
-    # The same while the rank starts, loads, compiles or writes a checkpoint.
+    silent: float = 8.0  # without a beat from a rank while the others wait in a step
+    # Without a beat from a rank while it starts, loads, compiles or writes a checkpoint.
     silent_elsewhere: float = 60.0
-    # If all ranks fall silent together, the file system is more likely at fault than the ranks.
+    # If all ranks fall silent at once, the file system is the likelier cause.
     silent_together: float = 120.0
-    start: float = 600.0  # until the first beat, with imports over a cold file system
+    start: float = 600.0  # until the first beat, including imports from a cold file system
     load: float = 1800.0
-    compile: float = 7200.0  # for the first step; neuronx-cc takes this long for large models
+    compile: float = 7200.0  # the first step; neuronx-cc takes this long for large models
     validate: float = 1800.0
     checkpoint: float = 1800.0
-    # Only rank 0 after the last step, which loads and writes a sample and closes the loggers.
+    # After the last step, rank 0 loads and writes a sample and closes the loggers.
     conclude: float = 1800.0
-    end: float = 30.0  # from the last rank's last beat to the end of its torchrun
-    step: float = 10.0  # minimum
-    steps: float = 10.0  # multiple of the usual step, if that is more than the minimum
+    end: float = 30.0  # from the last rank's last beat until its torchrun exits
+    step: float = 10.0  # minimum limit of a step
+    steps: float = 10.0  # multiple of the usual step time, if that exceeds the minimum
 
     def later(self, seconds: float) -> Limits:
-        """Returns the limits for a watcher that sees the ranks' state `seconds` late."""
+        """Returns limits for a watcher that sees the ranks' state `seconds` late."""
         return replace(
             self,
             silent=self.silent + seconds,
@@ -76,7 +78,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Alarm:
-    """The reason for ending an attempt, in words, and the rank and node to blame, if known."""
+    """Reason for ending an attempt, and the rank and node to blame if known."""
 
     words: str
     rank: int | None = None
@@ -85,8 +87,10 @@ class Alarm:
 
 @dataclass(slots=True)
 class Seen:
-    """The state of one rank: its newest beat, and the times when the beat and its position last
-    changed, by the watchdog's clock.
+    """State of one rank.
+
+    `heard` and `moved` are the times, on the watchdog's clock, when the rank's beat and position
+    last changed.
     """
 
     beat: Beat
@@ -94,13 +98,14 @@ class Seen:
     moved: float
     slow: int = 0
     readings: float = 0
-    read: float = 0.0  # newest reading
+    read: float = 0.0  # latest reading of the rank's own work time
 
 
 @dataclass
 class Watchdog:
-    """A watchdog for one attempt of `ranks` ranks. `began` and every `now` are seconds of the same
-    clock.
+    """Watchdog for one attempt of `ranks` ranks.
+
+    `began` and every `now` are seconds on the same clock.
     """
 
     ranks: int
@@ -110,11 +115,14 @@ class Watchdog:
     steps: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
     latest: Seen | None = None  # rank that moved last
     looked: float = 0.0
-    usual_step: float | None = None  # median of the observed steps; None before the first
+    usual_step: float | None = None  # median of the observed step times; None before the first step
     best: float = float("inf")  # lowest value of usual_step so far
 
     def look(self, beats: Mapping[int, Beat], now: float) -> Alarm | None:
-        """Reads beats, which may be unchanged. Returns an alarm if the job makes no progress."""
+        """Processes the ranks' latest beats and returns an alarm if the job makes no progress.
+
+        Beats may be unchanged since the previous call.
+        """
         gap, self.looked = now - (self.looked or now), now
         moved = self.hear(beats.values(), now)
         self.usual_step = median(self.steps) if self.steps else None
@@ -125,14 +133,16 @@ class Watchdog:
 
     @property
     def slower(self) -> float:
-        """Returns the ratio of recent to best step time, or 0 if the ratio is at most ITSELF."""
+        """Returns the ratio of recent to best step time, or 0 if it does not exceed ITSELF."""
         recent = list(self.steps)[-RECENT:]
         times = median(recent) / self.best if len(recent) == RECENT else 0.0
         return times if times > ITSELF else 0.0
 
     def slow(self) -> list[Beat]:
-        """Returns the newest beats of ranks with work that takes much longer than the others' for
-        many steps. Returns each rank once.
+        """Returns the latest beats of ranks that have been much slower than the others for many
+        steps.
+
+        Each rank is returned only once.
         """
         found = [
             seen
@@ -144,11 +154,11 @@ class Watchdog:
         return [seen.beat for seen in found]
 
     def hear(self, beats: Iterable[Beat], now: float) -> list[Seen]:
-        """Reads beats. Returns the ranks with a changed position."""
+        """Updates the ranks' states from beats. Returns the ranks that moved."""
         ranks, found = self.seen, []
         for beat in beats:
             rank, _, _, _, phase, step, phase_seconds, time, step_seconds, _ = (
-                beat  # This line runs for every rank.
+                beat  # unpacked at once, because this runs for every rank
             )
             seen, at = ranks.get(rank), now - phase_seconds
             if seen is None:
@@ -169,11 +179,11 @@ class Watchdog:
         return found
 
     def _find_slow(self, moved: Sequence[Seen]) -> None:
-        """Counts consecutive slow beats and slow readings of each rank with a changed position."""
+        """Counts the consecutive slow beats and distinct slow readings of the ranks that moved."""
         if not moved:
             return
         usual = sorted(seen.beat.busy_seconds for seen in self.seen.values())
-        # The median without one rank is not lower than this.
+        # lower bound of the median over the other ranks
         least = SLOWER * usual[max(0, (len(usual) - 1) // 2 - 1)]
         for seen in moved:
             if seen.beat.busy_seconds > least and is_slow(seen.beat, usual):
@@ -195,8 +205,9 @@ class Watchdog:
         return Alarm(f"{who} sent no heartbeat in {now - self.began:.0f} s", missing[0])
 
     def _silent(self, now: float, gap: float) -> Alarm | None:
-        """Returns an alarm for ranks with a stale heartbeat while no rank makes progress. `gap` is
-        the time since the last poll in seconds.
+        """Returns an alarm if a rank's heartbeat is stale while no rank makes progress.
+
+        `gap` is the number of seconds since the last poll.
         """
         if self.latest is None or len(self.seen) < self.ranks:
             return None
@@ -223,14 +234,15 @@ class Watchdog:
         return Alarm(words, rank, worst.beat.node)
 
     def _stuck(self) -> Alarm | None:
-        """Returns an alarm if all ranks are alive, but none has moved for longer than the phase may
-        take.
+        """Returns an alarm if all ranks are alive, but no rank has moved for longer than its phase
+        allows.
         """
         latest = self.latest
         if latest is None or len(self.seen) < self.ranks:
             return None
         limit = self.limits.of(latest.beat.phase, self.usual_step)
-        if latest.beat.phase == "end":  # A rank that is still busy is past the last step.
+        # Ranks that are still busy are past the last step.
+        if latest.beat.phase == "end":
             latest = max(
                 (seen for seen in self.seen.values() if seen.beat.phase != "end"),
                 key=MOVED,
@@ -247,8 +259,9 @@ class Watchdog:
         return Alarm(words, behind.rank if apart else None, behind.node if apart else None)
 
     def _over(self, now: float) -> Alarm | None:
-        """Returns an alarm if all ranks have ended but torchrun has not. One agent is stopped then,
-        and the others wait for it.
+        """Returns an alarm if all ranks have ended but torchrun is still running.
+
+        In that case, one of its agents is stopped, and the others wait for it.
         """
         latest = self.latest
         if latest is None or latest.beat.phase != "end" or len(self.seen) < self.ranks:
@@ -264,8 +277,9 @@ class Watchdog:
 
 
 def is_slow(beat: Beat, busy: Sequence[float]) -> bool:
-    """Tells whether a rank's own work takes much longer than the others'. `busy` contains the
-    sorted times of all ranks, including this one.
+    """Returns whether a rank's own work takes much longer than the others'.
+
+    `busy` contains all ranks' times, including this rank's, in ascending order.
     """
     if len(busy) < 2 or beat.phase != "step":
         return False
@@ -287,10 +301,9 @@ def median_without(ordered: Sequence[float], left_out: int) -> float:
 
 
 class Sentry:
-    """A watchdog that reads the heartbeat files of a run folder, for one of the launcher's
-    attempts.
+    """Watchdog that reads a run folder's heartbeats, for one of the launcher's attempts.
 
-    If a scheduler restarts the ranks (health/fence.py), the watchdog starts over with the newest
+    If a scheduler restarts the ranks (health/fence.py), the watchdog starts over with the latest
     start.
     """
 
@@ -316,11 +329,12 @@ class Sentry:
         )
 
     def look(self) -> Alarm | None:
-        """Returns an alarm, if any. If heartbeats don't show the rank to blame, its stacks may
-        identify it. Limits its own polling rate.
+        """Polls the heartbeats and returns an alarm if the job makes no progress.
 
-        Polls less often on a slow file system or with many nodes, so that reading takes at most
-        BUSY_SHARE of the time.
+        If heartbeats do not show which rank is to blame, stack dumps may identify it.
+
+        Polling is rate-limited, so a call may return without polling. Polls are less frequent on a
+        slow file system or with many nodes, so that reading takes at most BUSY_SHARE of the time.
         """
         now = time.monotonic()
         if now - self.looked < self.pause:
@@ -334,8 +348,9 @@ class Sentry:
         return self._blame(alarm) if alarm else None
 
     def alive(self, within: float) -> frozenset[int]:
-        """Returns the nodes with a new beat in the last `within` seconds, by this machine's
-        clock.
+        """Returns the nodes with a new beat in the last `within` seconds.
+
+        Only this machine's clock is used.
         """
         now = time.monotonic()
         self.dog.hear(self._beats().values(), now)
@@ -344,25 +359,26 @@ class Sentry:
         )
 
     def _beats(self) -> dict[int, Beat]:
-        """Returns the new beats of ranks that belong to the job."""
+        """Returns the new beats of the job's ranks."""
         return {rank: beat for rank, beat in self.beats.new().items() if 0 <= rank < self.ranks}
 
     def newly_slow(self) -> list[Beat]:
-        """Returns the ranks that became slow since the last call."""
+        """Returns the latest beats of ranks that have become slow since the last call."""
         return self.dog.slow()
 
     @property
     def slower(self) -> bool:
-        """Tells whether the run is slower than before."""
+        """Returns whether the run has become slower."""
         return bool(self.dog.slower)
 
     def slow_links(self) -> dict[int | None, str]:
-        """Returns the nodes with bad links and the reasons. Returns each node once per attempt, and
-        once more if the run also becomes slower.
+        """Returns nodes with bad links, and the reasons.
 
-        Two consecutive comparisons must find a node, because on busy cores the round trip of a
-        single packet may be long on any node. None is the link between two nodes if neither node is
-        to blame.
+        Each node is returned once per attempt, and once more if the run also becomes slower. The
+        key None is the link between two nodes if neither node is to blame.
+
+        A node must be found in two consecutive comparisons, because on busy cores, the round trip
+        of a single packet may be long on any node.
         """
         now, slower = time.monotonic(), self.slower
         if now - self.asked < 2 * tcp_stats.EVERY:
@@ -383,7 +399,7 @@ class Sentry:
         left = Stacks(self.folder, time.time() - 1)
         ask(self.folder)
         deadline = time.monotonic() + 3 * EVERY
-        answering = len(self.dog.seen) - (alarm.rank is not None)  # A silent rank does not answer.
+        answering = len(self.dog.seen) - (alarm.rank is not None)  # a silent rank writes no dump
         while len(stacks := left.read()) < answering and time.monotonic() < deadline:
             time.sleep(EVERY / 10)
         if alarm.rank is not None:

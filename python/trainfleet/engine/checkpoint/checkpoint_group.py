@@ -1,7 +1,7 @@
-"""Runs the collectives of a checkpoint on a separate gloo group.
+"""Checkpoint collectives, on a separate gloo group.
 
-A save can communicate in the background, independently of training's collectives. A failure on one
-rank is raised on all ranks with the same message, so no rank waits in a collective forever.
+A save can therefore communicate in the background, independently of training's collectives. If one
+rank fails, all ranks raise the same error, so no rank waits in a collective forever.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import torch.distributed as dist
 from ...run.run_folder import unwritable
 from ...trust.errors import RunError, TrainfleetError
 
-# Timeout for slow disks; a dead rank is detected at once because its connections close.
+# Long enough for slow disks. A dead rank is detected immediately, because its connections close.
 PATIENCE = timedelta(hours=1)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """The reason why a checkpoint operation failed on a rank."""
+    """Failure of a checkpoint operation on one rank."""
 
     rank: int
     what: str
     why: str
     full: bool  # whether the disk is full
-    next: str = ""  # command that the user should type, if the disk is not the cause
+    next: str = ""  # command for the user; defaults to advice about the disk
 
 
 class CheckpointError(RunError):
-    """A failed checkpoint operation; every rank raises it."""
+    """Error of a failed checkpoint operation, raised on every rank."""
 
     def __init__(self, failures: list[RankFailure]) -> None:
         first = failures[0]
@@ -50,7 +50,7 @@ class CheckpointError(RunError):
 
 
 class Peers:
-    """All ranks of the job; rank 0 coordinates them."""
+    """All ranks of the job, coordinated by rank 0."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -61,31 +61,30 @@ class Peers:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Gathers the values of all ranks on rank 0, in rank order. Returns an empty list on other
-        ranks.
-        """
+        """Gathers all ranks' values on rank 0, in rank order. Other ranks get an empty list."""
         values: list[Any] | None = [None] * self.size if self.first else None
         dist.gather_object(value, values, dst=0, group=self.group)
         return values or []
 
     def scatter(self, values: list[T]) -> T:
-        """Returns this rank's value from the list on rank 0."""
+        """Scatters rank 0's list and returns this rank's element."""
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, values or None, src=0, group=self.group)
         return mine[0]  # type: ignore[no-any-return]
 
     def tell(self, value: T) -> T:
-        """Broadcasts rank 0's value."""
+        """Broadcasts rank 0's value and returns it on every rank."""
         values: list[Any] = [value]
         dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]  # type: ignore[no-any-return]
 
     def all(self, what: str, work: Callable[[], T]) -> list[T]:
-        """Runs `work` on every rank. Returns the results in rank order on rank 0. When it returns,
-        all ranks are done.
+        """Runs `work` on every rank and returns when all ranks are done.
+
+        Rank 0 gets all results in rank order. Other ranks get an empty list.
 
         Raises:
-            CheckpointError: `work` failed on any rank; raised on every rank.
+            CheckpointError: `work` failed on any rank. Every rank raises it.
         """
         result, failure = attempt(self.rank, what, work)
         gathered = self.gather((result, failure))
@@ -94,7 +93,7 @@ class Peers:
         return [result for result, _ in gathered]  # type: ignore[misc]
 
     def one(self, what: str, work: Callable[[], T]) -> T:
-        """Runs `work` on rank 0. Every rank returns its result or raises CheckpointError."""
+        """Runs `work` on rank 0. Every rank returns the result or raises CheckpointError."""
         result, failure = self.tell(attempt(0, what, work) if self.first else (None, None))
         if failure:
             raise CheckpointError([failure])
@@ -102,7 +101,7 @@ class Peers:
 
 
 def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, RankFailure | None]:
-    """Runs `work`. Returns its result, or the reason why it failed."""
+    """Runs `work` and returns its result or its failure."""
     try:
         return work(), None
     except OSError as error:
@@ -119,5 +118,5 @@ def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, Rank
         return None, RankFailure(
             rank, what, f"{error.head}: {error.why}" if error.why else error.head, False, error.next
         )
-    except Exception as error:  # report any other error too, so that no rank waits for this one
+    except Exception as error:  # report any error, so that no rank waits for this one
         return None, RankFailure(rank, what, f"{type(error).__name__}: {error}", False)

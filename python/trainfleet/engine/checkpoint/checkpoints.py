@@ -1,7 +1,7 @@
-"""Saves and resumes a run for the training loop.
+"""Interface for saving and resuming in the training loop.
 
-Checkpoint files contain the model, the optimizer's moments and the random number generators of
-every rank. The marker file stores the progress; the learning rate and the next samples follow from
+Checkpoint files contain the model, the optimizer's moments and every rank's random number
+generators. The marker file stores the progress. The learning rate and the next samples follow from
 the step. Optimizer settings come from the config and are never saved.
 """
 
@@ -32,9 +32,7 @@ from .saving import Save, Snapshot
 
 @dataclass
 class TrainingProgress:
-    """Progress of training: steps, samples, tokens, and seconds over all attempts. Also the state
-    of the step guard and the loss scale.
-    """
+    """Training progress over all attempts, with the state of the step guard and loss scale."""
 
     step: int = 0
     samples: int = 0
@@ -44,7 +42,7 @@ class TrainingProgress:
     scale: tuple[float, ...] = ()
 
     def advance(self, train: Train) -> None:
-        """Counts one step."""
+        """Adds one step."""
         self.step += 1
         self.samples += train.global_batch_size
         self.tokens += train.global_batch_size * train.sequence_length
@@ -52,7 +50,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class Saved:
-    """The result of a save: committed at `address`, or failed with `error`."""
+    """Result of a save: committed at `address`, or failed with `error`."""
 
     step: int
     address: str
@@ -61,12 +59,13 @@ class Saved:
 
 
 class Checkpoints:
-    """The training loop's interface for background saves and resuming. All ranks must call every
-    method together.
+    """Background saves and resuming, for the training loop.
+
+    Every method must be called on all ranks.
     """
 
     def __init__(self, run: Run, config: Config, dataset: str, world: World) -> None:
-        """Sets up saving; `dataset` identifies the training tokens."""
+        """Sets up saving. `dataset` identifies the training tokens."""
         self.run, self.config, self.dataset, self.world = run, config, dataset, world
         self.policy = config.checkpoint
         self.store = store_of(run, self.policy.path)
@@ -75,8 +74,8 @@ class Checkpoints:
         self.under_way: Save | None = None
         self.failed: RunError | None = None  # error of the last save
         self.done: list[Saved] = []
-        self.began = time.monotonic()  # when the last save or this attempt began
-        self.asked = False  # whether checkpoint.every_seconds has already requested a save
+        self.began = time.monotonic()  # when the last save or this attempt started
+        self.asked = False  # whether checkpoint.every_seconds has already triggered a save
 
     @property
     def stops(self) -> bool:
@@ -84,8 +83,9 @@ class Checkpoints:
         return self.policy.on_failure == "stop"
 
     def proposal(self) -> Proposal:
-        """Returns this rank's requests after a step. The vote merges them into the same decision on
-        all ranks.
+        """Returns this rank's requests after a step.
+
+        The vote merges all ranks' requests into one decision.
         """
         self._look()
         late = self.world.first and 0 < self.policy.every_seconds <= time.monotonic() - self.began
@@ -105,14 +105,14 @@ class Checkpoints:
         )
 
     def save(self, parts: Parts, progress: TrainingProgress, loss: float) -> None:
-        """Starts to save the current state. Training may modify the state once this returns.
+        """Starts saving the current state. Training may modify the state after this returns.
 
-        If the previous save is still running, waits for it, so checkpoint intervals also hold on a
-        slow disk.
+        If the previous save is still running, waits for it, so that every due checkpoint is saved
+        even on a slow disk.
 
         Raises:
-            RunError: the previous save failed and checkpoint.on_failure is "stop"; raised on all
-                ranks.
+            RunError: the previous save failed and checkpoint.on_failure is "stop". All ranks raise
+                it.
         """
         self._wait()
         if self.failed and self.stops:
@@ -140,18 +140,19 @@ class Checkpoints:
             raise self.failed
 
     def news(self) -> list[Saved]:
-        """Returns the results of all saves that ended since the last call."""
+        """Returns the results of all saves that finished since the last call."""
         self._look()
         done, self.done = self.done, []
         return done
 
     def resume(self, parts: Parts) -> TrainingProgress:
-        """Loads the newest valid checkpoint, or the weights of `train.init_from` if the run has no
-        checkpoint. Returns the progress.
+        """Loads the newest valid checkpoint and returns the training progress.
+
+        If the run has no checkpoint, loads the weights of `train.init_from`, if set.
 
         Raises:
-            RunError: every checkpoint is damaged, or they belong to a different run than the
-                config's.
+            RunError: all checkpoints are damaged, or they belong to a different run than the
+                config.
         """
         self.peers.one("can't remove leftovers of unfinished saves", self.store.sweep)
         found, passed = resuming.find(self.peers, self.store, self.config, self.dataset)
@@ -232,7 +233,7 @@ class Checkpoints:
         self._look()
 
     def _look(self) -> None:
-        """Records the result of the current save if it has ended."""
+        """Records the result of the current save if it has finished."""
         save = self.under_way
         if save is None or save.is_alive():
             return

@@ -1,4 +1,4 @@
-"""Reads and writes the files of a checkpoint in a store, in the safetensors format.
+"""Checkpoint files in safetensors format, in a store.
 
 Each rank writes one file. torch.distributed.checkpoint plans which parts each rank writes and
 reads.
@@ -49,7 +49,7 @@ def write(
 ) -> FileSum:
     """Writes a file of an uncommitted checkpoint. The file is durable when this returns.
 
-    Returns the size and the checksum, computed in memory before the write.
+    Returns the file's size and checksum, both computed in memory before the write.
     """
     size = crc = 0
     with store.create(step, name) as stream:
@@ -62,7 +62,10 @@ def write(
 def write_tensors(
     store: CheckpointStore, step: int, name: str, parts: CheckpointIndex, data: Mapping[str, Tensor]
 ) -> FileSum:
-    """Writes pieces of tensors to a file, each under its tensor's name. Behaves like `write`."""
+    """Writes tensor pieces to a file, each under its tensor's name.
+
+    The file is durable when this returns.
+    """
     return write(store, step, name, (index.header(parts), *(bytes_of(data[key]) for key in parts)))
 
 
@@ -72,7 +75,11 @@ def bytes_of(tensor: Tensor) -> memoryview | bytes:
 
 
 def read_piece(stream: BinaryIO, dtype: torch.dtype, piece: TensorPiece) -> Tensor:
-    """Reads a piece directly into its tensor. Raises ValueError if the file is too short."""
+    """Reads a piece directly into a new tensor.
+
+    Raises:
+        ValueError: the file is too short.
+    """
     found = torch.empty(math.prod(piece.shape) * dtype.itemsize, dtype=torch.uint8)
     stream.seek(piece.begins)
     if found.numel() and stream.readinto(found.numpy().data) != found.numel():  # type: ignore[attr-defined]
@@ -81,8 +88,9 @@ def read_piece(stream: BinaryIO, dtype: torch.dtype, piece: TensorPiece) -> Tens
 
 
 class Reader(FileSystemReader):
-    """Reader for a committed checkpoint with a verified marker. It treats the files as untrusted
-    data and never executes them.
+    """Reader for a committed checkpoint with a verified marker.
+
+    The files are treated as untrusted data and are never executed.
     """
 
     def __init__(self, store: CheckpointStore, commit: Commit) -> None:
@@ -91,7 +99,7 @@ class Reader(FileSystemReader):
 
     @cached_property
     def index(self) -> CheckpointIndex:
-        """The checkpoint's index.
+        """Index of the checkpoint.
 
         Raises:
             Broken: the index is unreadable or inconsistent.
@@ -100,7 +108,7 @@ class Reader(FileSystemReader):
 
     @cached_property
     def pieces(self) -> dict[tuple[str, Sizes], TensorPiece]:
-        """Pieces by tensor name and offsets in the tensor."""
+        """Pieces, keyed by tensor name and offsets in the tensor."""
         return {
             (name, piece.offsets): piece
             for name, tensor in self.index.items()
@@ -108,8 +116,9 @@ class Reader(FileSystemReader):
         }
 
     def room(self, name: str) -> Tensor | None:
-        """Returns an empty tensor of the shape and type in the checkpoint. Returns None if the
-        checkpoint has no tensor of that name.
+        """Returns an uninitialized tensor with the checkpoint's shape and type.
+
+        Returns None if the checkpoint has no tensor of that name.
         """
         found = self.index.get(name)
         return None if found is None else torch.empty(found.shape, dtype=DTYPES[found.dtype])

@@ -1,5 +1,6 @@
-"""Resumes from the newest valid checkpoint, after verifying all its checksums. Also saves, restores
-and seeds the random number generators of a rank.
+"""Resumes from the newest valid checkpoint, after verifying all its checksums.
+
+Also saves, restores and seeds a rank's random number generators.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from ..parallel.rank_model import Parts, State
 from .checkpoint_group import Peers
 from .files import Reader
 
-# Size in bytes of the serialized state without torch's generators, which contains 1,249 numbers of
-# at most ten digits.
+# Padded size of the serialized state in bytes, excluding torch's generators. The state contains
+# 1,249 numbers of at most ten digits.
 WIDTH = 2**14
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged checkpoint that was skipped, and the reason."""
+    """Damaged checkpoint that was skipped, and the reason."""
 
     step: int
     address: str
@@ -52,7 +53,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint to resume from, and the config keys that changed since it was saved."""
+    """Checkpoint to resume from, and the config keys that changed since it was saved."""
 
     commit: Commit
     changed: dict[str, tuple[Any, Any]]
@@ -61,11 +62,12 @@ class ResumePoint:
 def find(
     peers: Peers, store: CheckpointStore, config: Config, dataset: str
 ) -> tuple[ResumePoint | None, list[Damage]]:
-    """Finds the newest valid checkpoint (None if there is no checkpoint) and the newer damaged
-    ones. All ranks must call it together.
+    """Finds the newest valid checkpoint and the damaged ones that are newer.
+
+    Must be called on all ranks. Returns None in place of the valid one if there are no checkpoints.
 
     Raises:
-        RunError: every checkpoint is damaged, or the config belongs to a different run.
+        RunError: all checkpoints are damaged, or the config belongs to a different run.
     """
     passed: list[Damage] = []
     for step in reversed(peers.one("can't list the checkpoints", store.steps)):
@@ -97,10 +99,12 @@ def set_aside(store: CheckpointStore, passed: list[Damage]) -> None:
 
 
 def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
-    """Returns a checkpoint's marker after the ranks have verified the checksums of all files. Each
-    rank verifies its share.
+    """Verifies the checksums of a checkpoint's files and returns its marker.
 
-    Raises Broken on all ranks if any file is damaged.
+    Each rank verifies a share of the files.
+
+    Raises:
+        Broken: any file is damaged. All ranks raise it.
     """
     text, address = (
         peers.one("can't read a checkpoint", lambda: store.marker(step)),
@@ -118,11 +122,11 @@ def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
 
 
 def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, device: Device) -> bool:
-    """Loads this rank's part of a checkpoint, which any layout may have written. Returns whether
-    the random number generators were restored, too.
+    """Loads this rank's part of a checkpoint, which any layout may have written.
 
-    They are restored only for the same number of ranks and kind of device, because their states are
-    specific to both. Otherwise the caller must seed them.
+    Returns whether the random number generators were also restored. They are restored only for the
+    same number of ranks and kind of device, because their states are specific to both. Otherwise,
+    the caller must seed them.
     """
     state, rank = parts.state(), str(peers.rank)
     same = found.world_size == peers.size
@@ -139,7 +143,7 @@ def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, devi
 
 
 def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
-    """Loads the weights from the checkpoint or folder in `train.init_from`. Returns its address."""
+    """Loads the weights of the checkpoint or folder in `train.init_from`. Returns its address."""
     if found := peers.one(
         "can't check train.init_from for a platform's checkpoint",
         lambda: platforms.checkpoint_at(address),
@@ -163,8 +167,9 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
 
 
 def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> None:
-    """Loads the weights of another platform's checkpoint. If it has a config.json, checks the
-    model's shape against it.
+    """Loads the weights of another platform's checkpoint.
+
+    If the checkpoint has a config.json, the model's shape must match it.
     """
     platform = platforms.named(name)
     for folder in platform.described(checkpoint):
@@ -173,8 +178,9 @@ def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> N
 
 
 def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None:
-    """Verifies a checkpoint's checksums and loads the entire model. It works in one process,
-    without collectives.
+    """Verifies a checkpoint's checksums and loads the entire model.
+
+    Runs in one process, without collectives.
     """
     if faults := [
         fault
@@ -188,8 +194,9 @@ def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None
 
 
 def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
-    """Returns the store and step of the run's newest checkpoint that appears complete, or None if
-    the run has no checkpoint.
+    """Returns the store and step of the run's newest checkpoint that appears complete.
+
+    Returns None if the run has no checkpoint.
 
     Raises:
         Broken: the run has checkpoints, but all are incomplete.
@@ -220,10 +227,10 @@ def fill(state: State, reader: Reader) -> None:
     Raises:
         Broken: the checkpoint is damaged, or lacks a tensor of `state`.
     """
-    reader.read_metadata()  # read it first, because torch would wrap its error in another one
+    reader.read_metadata()  # read first, because torch would wrap its error in another one
     try:
         with warnings.catch_warnings():
-            # This load needs no collectives, because each rank knows which tensors it needs.
+            # No collectives are needed, because each rank knows which tensors it needs.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load_parts(state, storage_reader=reader, no_dist=True)
     except (
@@ -248,11 +255,12 @@ Load = Callable[[dict[str, torch.Size]], dict[str, torch.Tensor]]
 
 
 def load_folder(address: str, parts: Parts, shape: Model) -> None:
-    """Loads the weights of a Hugging Face folder. Each rank reads the tensors that its parameters
-    need.
+    """Loads the weights of a Hugging Face folder.
+
+    Each rank reads only the tensors that its parameters need.
 
     Raises:
-        RunError: the shape differs, or a file or weight is missing; the message names it.
+        RunError: the shape differs, or a file or weight is missing. The message names it.
     """
     folder = folder_of(address, weights=True)
     require_shape(folder, shape)
@@ -260,7 +268,7 @@ def load_folder(address: str, parts: Parts, shape: Model) -> None:
 
 
 def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
-    """Loads this rank's parameters, each tied parameter once."""
+    """Loads this rank's parameters. Tied parameters are loaded once."""
     tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_word_embeddings else set()
     named: dict[str, Any] = {
         name: tensor for name, tensor in parts.weights().items() if name not in tied
@@ -270,9 +278,9 @@ def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
 
 
 def read(device: Device) -> Tensor:
-    """Serializes the state of all generators of this rank as JSON text.
+    """Serializes the state of this rank's generators as JSON text.
 
-    The size is always the same, because the save is planned only once.
+    The size is constant, because the save is planned only once.
     """
     state: dict[str, Any] = {
         "device": device.kind,
@@ -291,8 +299,9 @@ def read(device: Device) -> Tensor:
 
 
 def restore(text: Tensor, device: Device) -> bool:
-    """Restores all generators from the output of `read`. Returns False and changes nothing if a
-    different kind of device wrote it.
+    """Restores all generators from the output of `read`.
+
+    Returns False and changes nothing if a different kind of device wrote the state.
 
     Raises:
         RunError: the text is not a valid generator state.
@@ -306,7 +315,7 @@ def restore(text: Tensor, device: Device) -> bool:
             return False
         version, words, gauss = state["python"]
         kind, key, position, *rest = state["numpy"]
-        # NumPy accepts any position without a check, so check it here.
+        # NumPy does not validate the position, so check it here.
         if kind != "MT19937" or len(key) != 624 or not 0 <= position <= 624:
             raise ValueError("NumPy's state has an unexpected format")
         random.setstate((version, tuple(words), gauss))
@@ -320,7 +329,7 @@ def restore(text: Tensor, device: Device) -> bool:
         AttributeError,
         RuntimeError,
         OverflowError,
-    ) as error:  # including RecursionError
+    ) as error:  # RuntimeError includes RecursionError
         raise RunError(
             "can't read the state of the random number generators",
             why=str(error),
@@ -330,7 +339,7 @@ def restore(text: Tensor, device: Device) -> bool:
 
 
 def seed_all(device: Device, seed: int, step: int, rank: int) -> None:
-    """Seeds all generators, with a different seed per run seed, step and rank."""
+    """Seeds all generators. The seed depends on the run's seed, the step and the rank."""
     sequence = np.random.SeedSequence((seed, step, rank)).generate_state(2)
     random.seed(int(sequence[0]))
     np.random.seed(int(sequence[0]))

@@ -1,5 +1,7 @@
-"""Copies a rank's part of the state to the host between two steps. Then writes and commits it in a
-background thread while training continues.
+"""Background checkpoint saves.
+
+A rank's part of the state is copied to the host between two steps. A background thread then writes
+and commits it while training continues.
 
 At the first save, all ranks plan together which rank writes which part. If several ranks have the
 same tensor, only one of them copies and writes it. Later saves reuse the host buffers of the first
@@ -31,16 +33,16 @@ from . import files
 from .checkpoint_group import CheckpointError, Peers, attempt
 
 NICE = 10  # niceness of the writer thread, which shares the CPU cores with training
-ROOM = 1.02  # free bytes that a save requires per byte of tensors
+ROOM = 1.02  # free bytes required per byte of tensors
 
 PLANNING = "can't plan a checkpoint"
 
 
 class Save(threading.Thread):
-    """A background save. `error` is its exception, if it failed.
+    """Background save. `error` is its exception if it failed.
 
-    The thread is a daemon, unlike those of an executor. So it never keeps the process alive, even
-    while it waits for another rank.
+    Unlike an executor's threads, this one is a daemon. It never keeps the process alive, even while
+    it waits for another rank.
     """
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
@@ -62,12 +64,13 @@ class Save(threading.Thread):
 def write(
     peers: Peers, store: CheckpointStore, snapshot: Snapshot, commit: Commit, policy: Checkpoint
 ) -> None:
-    """Writes and commits a snapshot, then removes old checkpoints by the retention policy. All
-    ranks must call it together.
+    """Writes and commits a snapshot, then removes old checkpoints by the retention policy.
+
+    Must be called on all ranks.
 
     Raises:
-        CheckpointError: on all ranks. Either the new checkpoint is invisible and earlier ones are
-            unchanged, or it is committed but an old one could not be removed.
+        CheckpointError: raised on all ranks. Either the new checkpoint is invisible and earlier
+            ones are unchanged, or it is committed but an old one could not be removed.
     """
     step = commit.step
     try:
@@ -92,8 +95,10 @@ def write(
 
 
 def begin(store: CheckpointStore, step: int, size: int) -> None:
-    """Creates the folder of a checkpoint. Raises OSError if the disk is too full, before anything
-    is written.
+    """Creates a checkpoint's folder.
+
+    Raises:
+        OSError: the disk has too little free space. Raised before any file is written.
     """
     store.begin(step)
     free, needed = store.free(), int(size * ROOM)
@@ -120,11 +125,11 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Total bytes of all tensors; only correct on rank 0."""
+        """Total size of all tensors in bytes. Valid only on rank 0."""
         return sum(tensor.bytes_of(tensor.shape) for tensor in self.index.values())
 
     def take(self, state: State, device: Device) -> None:
-        """Copies this rank's part to the host. Training may modify the state once this returns."""
+        """Copies this rank's part to the host. Training may modify the state after this returns."""
         self.planner.set_up_planner(state)
         for item in self.items:
             found, name = self.planner.resolve_data(item), item.index.fqn
@@ -136,7 +141,8 @@ class Snapshot:
         device.synchronize()
 
     def write(self, store: CheckpointStore, step: int) -> dict[str, FileSum]:
-        """Writes this rank's file to the uncommitted checkpoint, unless the rank has no part.
+        """Writes this rank's file to the uncommitted checkpoint, unless the rank has nothing to
+        write.
 
         The file is durable when this returns.
         """
@@ -147,14 +153,17 @@ class Snapshot:
     def write_index(
         self, store: CheckpointStore, step: int, parts: list[dict[str, FileSum]]
     ) -> dict[str, FileSum]:
-        """Writes the index of all parts; called on rank 0. Returns all files of the checkpoint."""
+        """Writes the index of all parts and returns all of the checkpoint's files. Rank 0 only."""
         written = {name: file for part in parts for name, file in part.items()}
         text = index.render(self.index)
         return written | {index.FILE: files.write(store, step, index.FILE, [text])}
 
 
 def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[CheckpointIndex, SavePlan]:
-    """Returns the index of the entire state (empty except on rank 0), and this rank's save plan."""
+    """Returns the index of the entire state and this rank's save plan.
+
+    The index is empty except on rank 0.
+    """
     plans = peers.gather(planner.create_local_plan())
     made, failure = (
         attempt(0, PLANNING, lambda: whole_plan(planner, plans)) if peers.first else (None, None)
@@ -168,7 +177,7 @@ def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[CheckpointIndex, S
 def whole_plan(
     planner: DefaultSavePlanner, plans: list[SavePlan]
 ) -> tuple[list[SavePlan], CheckpointIndex]:
-    """Merges the plans. Returns each rank's final plan and the index of the entire state."""
+    """Merges all ranks' plans. Returns each rank's final plan and the index of the entire state."""
     shares, _ = planner.create_global_plan(plans)
     whole: dict[str, IndexedTensor] = {}
     for rank, share in enumerate(shares):
@@ -179,16 +188,19 @@ def whole_plan(
 
 
 def parts_of(share: SavePlan, rank: int) -> CheckpointIndex:
-    """Returns the pieces in a rank's file, largest number format first, so that every piece is
-    aligned.
+    """Returns the pieces in a rank's file.
+
+    They are sorted by bytes per number, largest first, so that every piece is aligned.
     """
     parts = {item.index.fqn: part_of(item, index.file_of(rank)) for item in share.items}
     return dict(sorted(parts.items(), key=lambda entry: -NUMBERS[entry[1].dtype]))
 
 
 def part_of(item: WriteItem, file: str) -> IndexedTensor:
-    """Returns the piece that a rank writes for an item. Raises TypeError if the item is not a
-    tensor or has an unsupported format.
+    """Returns the piece that a rank writes for an item.
+
+    Raises:
+        TypeError: the item is not a tensor, or its number format is not supported.
     """
     data = item.tensor_data
     if data is None or data.properties.dtype not in files.NAMES:

@@ -1,7 +1,7 @@
-"""Reads every number of one checkpoint: `python -m trainfleet.engine.checkpoint.verify ADDRESS`.
+"""Checks every number of one checkpoint: `python -m trainfleet.engine.checkpoint.verify ADDRESS`.
 
-`make verify` checks the checksums first. This checks that the index covers every tensor completely,
-that torch can read each tensor, and that all numbers are finite.
+`make verify` checks the checksums first. This module checks that the index covers every tensor
+completely, that torch can read each tensor, and that all numbers are finite.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def main(arguments: list[str]) -> int:
 
 
 def tensors(reader: Reader) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor with its name, one at a time, because a checkpoint may exceed this
-    machine's memory.
+    """Yields every tensor with its name.
+
+    Reads only one tensor at a time, because a checkpoint may exceed this machine's memory.
     """
     for name in reader.index:
         if (tensor := reader.room(name)) is not None:
@@ -61,7 +62,7 @@ def tensors(reader: Reader) -> Iterator[tuple[str, Tensor]]:
 
 
 def kind_of(name: str) -> str:
-    """Returns the category of a tensor in the summary."""
+    """Returns a tensor's category for the summary, such as `weights`."""
     last = name.rsplit(".", 1)[-1]
     first, _, _ = name.partition(".")
     return KINDS.get(first, KINDS.get(last, last))

@@ -1,14 +1,14 @@
-"""Splits a model over ranks, and runs training steps on the parts.
+"""Splits a model across ranks and runs training steps on the parts.
 
-rank_model  interface of all layouts; DDP, which keeps the entire model on every rank
-parallelize  all other layouts, built in order: slices, stages, weights, recomputation, fp8,
-             compilation, shards
-tensor      tensor and sequence parallelism by DTensor; context parallelism
-pipeline    pipeline stages and their schedule
-blocks      per-block transformations: initial weights, fp8, recomputation, compilation, shards
-gradients   device mesh; gradient norm and clipping in every layout
+rank_model   interface of a rank's part of the model; DDP
+parallelize  all other layouts: tensor slices, pipeline stages, initial weights, recomputation, fp8,
+             compilation and sharding, applied in this order
+tensor       tensor and sequence parallelism with DTensor; context parallelism
+pipeline     pipeline stages and their schedule
+blocks       per-block transformations: initial weights, fp8, recomputation, compilation, sharding
+gradients    device mesh; gradient norm and clipping in every layout
 
-The platform of a lazy device implements its layouts itself (config/platforms.py).
+A lazy device's platform implements its own layouts (config/platforms.py).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["Parts", "Replicas", "arrange"]
 
 
 def arrange(config: Config, world: World) -> Parts:
-    """Creates this rank's model and optimizer. All ranks must call it together.
+    """Creates this rank's part of the model and its optimizer. Must be called on all ranks.
 
     Uses DDP if the layout does not split the model and ranks compute with fp32 weights. DDP is then
-    the fastest, by far on CPUs (tests/bench/LOG.md).
+    the fastest layout, by far on CPUs (tests/bench/LOG.md).
     """
     if world.device.lazy:
         parts: Parts = platforms.arrange(world.device.kind, config, world)

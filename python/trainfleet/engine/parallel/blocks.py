@@ -1,9 +1,11 @@
-"""Transforms a model block by block: initial weights, fp8, recomputation, compilation, sharding.
+"""Block-by-block transformations: initial weights, fp8, recomputation, compilation, sharding.
 
-With fp8, torchao computes the matrix products of the blocks, forward and backward. Inputs and
+With fp8, torchao computes the blocks' matmuls in the forward and backward passes. Inputs and
 weights are rounded to e4m3, gradients to e5m2 (Micikevicius et al. 2022, arXiv:2209.05433). Each
 tensor is scaled by its current maximum. Parameters and checkpoints are the same as without fp8.
-Attention, norms, the embedding and the output layer stay in bf16; the last two lose most from fp8.
+
+Attention, norms, the embedding and the output layer stay in bf16. The last two lose the most
+accuracy in fp8.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ from ...trust.errors import RunError
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
-# the fp8 instructions require multiples of this for both sides of a matrix (torch._scaled_mm)
+# Both dimensions of an fp8 matrix must be multiples of this (torch._scaled_mm).
 MULTIPLE = 16
 
 
 def recompute(blocks: Iterable[nn.Module], how: str | float, device: Device) -> None:
     """Reduces the activations that blocks keep for the backward pass.
 
-    `full` keeps only a block's input; `selective` also keeps results that are expensive to compute.
-    A number is a memory budget, which `compile_blocks` applies.
+    `full` keeps only a block's input. `selective` also keeps results that are expensive to
+    recompute. A number is a memory budget, which `compile_blocks` applies instead.
     """
     if how not in ("full", "selective"):
         return
@@ -61,8 +63,9 @@ def keep(
     *arguments: object,
     **named: object,
 ) -> CheckpointPolicy:
-    """Returns the policy for an operation in selective recomputation, which keeps expensive results
-    such as products and attention.
+    """Returns the policy for an operation under selective recomputation.
+
+    Results of expensive operations, such as matmuls and attention, are kept.
     """
     return CheckpointPolicy.MUST_SAVE if operation in costly else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -70,11 +73,13 @@ def keep(
 def compile_blocks(
     model: Network, blocks: Iterable[nn.Module], how: str | float, device: Device, loss: bool = True
 ) -> None:
-    """Compiles each block separately, so that blocks of the same shape share code. Also compiles
-    the loss if `loss` is true.
+    """Compiles each block separately, so that blocks of the same shape share code.
+
+    Also compiles the loss if `loss` is true.
 
     If `how` is a number, a block keeps at most that fraction of the activations that the compiler
     would keep for speed. The loss keeps all of them, because its backward pass follows immediately.
+
     Compiled code is cached in the project's folder for later runs.
     """
     # torch's default cache folder, which is local to this machine
@@ -82,10 +87,10 @@ def compile_blocks(
     if os.environ.get(CACHE, own).startswith(own):
         os.environ[CACHE] = str(COMPILED.absolute())
     for block in blocks:
-        # A batch of another size, like the last one of validation, is compiled separately.
+        # Batches of a different size, such as the last validation batch, are compiled separately.
         compiled = device.compiled(block._call_impl)
         if not isinstance(how, str):
-            # The budget is read at compile time, when the first batch arrives.
+            # The compiler reads the budget when the first batch arrives.
             compiled = functorch.patch(activation_memory_budget=float(how))(compiled)
         block._compiled_call_impl = compiled
     if loss:
@@ -100,27 +105,30 @@ def shard(
     precision: torch.dtype,
     device: Device,
 ) -> None:
-    """Shards the weights over the ranks of a mesh and averages gradients over them (Zhao et al.
-    2023, FSDP).
+    """Shards the weights over a mesh and averages gradients over its ranks (Zhao et al. 2023,
+    FSDP).
 
     With ZeRO 3 (`frees`), a block's weights are freed after its forward pass and gathered again for
-    its backward pass. The last block keeps its weights, because its backward pass comes next. With
-    ZeRO 1, and in a pipeline, weights stay gathered from the first forward pass of a step to its
-    last backward pass. Then only the optimizer's state and the weights that it updates are sharded.
+    its backward pass. The last block keeps its weights, because its backward pass comes next.
+
+    With ZeRO 1, and in a pipeline, weights stay gathered from a step's first forward pass to its
+    last backward pass. In that case, only the optimizer's state and the weights that it updates are
+    sharded.
     """
     # Imported late, because the import is slow and DDP does not need it.
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=device.gradient_sums)
     for block in blocks:
-        again = frees and block is not blocks[-1]  # gathered again for the backward pass
+        again = frees and block is not blocks[-1]  # gather weights again for backward
         fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
     fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
 
 
 def convert(blocks: Iterable[nn.Module], device: Device) -> None:
-    """Converts the linear layers of the blocks to fp8 products if their sizes allow it. The
-    parameter objects stay the same.
+    """Converts the blocks' linear layers to fp8 matmuls if their sizes allow it.
+
+    The parameter objects stay the same.
 
     Raises:
         RunError: the device does not support fp8, or torchao is not installed.
@@ -155,10 +163,10 @@ def is_taken(module: nn.Module, name: str) -> bool:
 
 @torch.no_grad()
 def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> None:
-    """Allocates the model's parameters on the device in a number format, and initializes them.
+    """Allocates the model's parameters on the device and initializes them.
 
-    The values do not depend on the layout. For a slice of a matrix, the rank draws the entire
-    matrix and keeps only its slice. So a rank needs memory for its part and for one entire matrix.
+    The values do not depend on the layout. To initialize a slice, the rank draws the entire matrix
+    and keeps only the slice. Peak memory is therefore the rank's part plus one entire matrix.
     """
     made: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules():
@@ -174,7 +182,7 @@ def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> Non
 
 
 def slice_of(values: Tensor, parameter: Tensor) -> Tensor:
-    """Returns this rank's slice of an entire tensor, with the layout of `parameter`."""
+    """Returns this rank's slice of `values`, sharded in the same way as `parameter`."""
     if not isinstance(parameter, DTensor):
         return values
     mesh, placements = parameter.device_mesh, parameter.placements

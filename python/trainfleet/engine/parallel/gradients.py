@@ -1,6 +1,4 @@
-"""Creates the device mesh, and computes scale, global norm and clipping of gradients that are
-divided over ranks.
-"""
+"""Device mesh, and scaling, norm and clipping of gradients that are sharded across ranks."""
 
 from __future__ import annotations
 
@@ -15,19 +13,22 @@ from torch.distributed.tensor import DTensor
 from ...config import Config
 from ...devices import Device
 
-# Dimensions from the slowest to the fastest links: `tensor` ranks share a node, pipeline stages are
-# on different nodes.
+# Dimensions from the slowest to the fastest links. Ranks in `tensor` share a node; ranks in
+# `pipeline` are on different nodes.
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 
 
 def scaled(loss: Tensor, scale: Tensor | None) -> Tensor:
-    """Returns the loss multiplied by the loss scale, if there is one, for the backward pass."""
+    """Returns the loss for the backward pass, multiplied by the loss scale if there is one."""
     return loss if scale is None else loss * scale
 
 
 @torch.no_grad()
 def unscale(parameters: Iterable[Tensor], scale: Tensor) -> None:
-    """Divides the gradients by the loss scale, which is exact for a power of two."""
+    """Divides all gradients by the loss scale.
+
+    The division is exact if the scale is a power of two.
+    """
     torch._foreach_mul_(
         [local(parameter) for parameter in parameters if parameter.grad is not None], 1 / scale
     )
@@ -37,12 +38,13 @@ def unscale(parameters: Iterable[Tensor], scale: Tensor) -> None:
 def clip(
     parameters: Iterable[Tensor], limit: float, mesh: Mesh, copies: frozenset[int] = frozenset()
 ) -> Tensor:
-    """Returns the global gradient norm as a device tensor. Scales gradients down to `limit` if the
-    norm is larger; a limit of 0 disables clipping.
+    """Clips gradients to the global norm `limit` and returns the norm before clipping.
 
-    Every element counts exactly once: partial norms are summed over the ranks that shard a
-    parameter. Parameters with ids in `copies` are skipped, because another rank counts them. The
-    host never waits for the device.
+    The norm is a device tensor, and the host never waits for the device. A limit of 0 disables
+    clipping.
+
+    Each element counts exactly once in the norm: partial norms are summed over the ranks that shard
+    a parameter. Parameters with ids in `copies` are excluded, because another rank counts them.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     total = norm(parameters, mesh, copies)
@@ -83,24 +85,26 @@ def divided(parameter: Tensor) -> tuple[str, ...]:
 
 
 def local(parameter: Tensor) -> Tensor:
-    """Returns this rank's part of a parameter's gradient, sharing its memory."""
+    """Returns this rank's part of a parameter's gradient, without a copy."""
     gradient = parameter.grad
     assert gradient is not None
     if not isinstance(gradient, DTensor):
         return gradient
     assert isinstance(parameter, DTensor)
-    # With sequence parallelism, a norm's gradient is a partial sum, so it must still be reduced.
+    # With sequence parallelism, a norm layer's gradient is a partial sum, so it must still be
+    # reduced.
     if gradient.placements != parameter.placements:
         parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
     return gradient.to_local()
 
 
 class Mesh:
-    """The grid of ranks, pipeline x replicate x shard x tensor, and this rank's position in it. All
-    ranks must create it together.
+    """Grid of ranks, pipeline x replicate x shard x tensor, and this rank's position in it.
 
-    Context ranks are neighbours in `shard`. They have the same weights and different tokens, so
-    they share everything that data-parallel ranks share.
+    Must be created on all ranks.
+
+    Context-parallel ranks are adjacent in `shard`. They have the same weights but different tokens,
+    so FSDP treats them like data-parallel ranks.
     """
 
     def __init__(self, config: Config, device: Device) -> None:
@@ -115,17 +119,18 @@ class Mesh:
         )
         self.stage, replica, shared, _ = (int(index) for index in self.grid.get_coordinate() or ())
         self.context = shared % layout.context
-        # index of this rank's part among the `ways` parts of a batch
+        # index of this rank's share among the `ways` shares of the global batch
         self.data = replica * layout.fsdp + shared // layout.context
         self.context_group = self._context_group()
 
     def group(self, dimension: str) -> dist.ProcessGroup:
-        """Returns the group of ranks that differ from this one only in that dimension."""
+        """Returns the group of ranks that differ from this one only in the given dimension."""
         return self.grid.get_group(dimension)
 
     def sharing(self) -> DeviceMesh:
-        """Returns the mesh of the ranks with the same part of the model. It has one dimension, or
-        two if shards are replicated.
+        """Returns the mesh of ranks with the same part of the model.
+
+        It has one dimension, or two if shards are replicated.
         """
         if self.grid["replicate"].size() == 1:
             return self.grid["shard"]

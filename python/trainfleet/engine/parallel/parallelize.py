@@ -1,4 +1,4 @@
-"""Splits a model over ranks by the configured layout, and runs batches through it."""
+"""Splits a model across ranks by the configured layout and runs batches through the parts."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .rank_model import TorchParts
 
 
 def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
-    """Creates this rank's part of the model. All ranks must call it together.
+    """Creates this rank's part of the model. Must be called on all ranks.
 
-    The order matters: matrices are sliced before anything wraps a block. Recomputation and fp8 are
-    applied before compilation, sharding after it. No rank ever holds the entire model.
+    The order matters: matrices are sliced before anything wraps a block. Recomputation and fp8 come
+    before compilation, and sharding comes after it. No rank ever holds the entire model.
     """
     train, layout, mesh = config.train, config.train.parallelism, Mesh(config, device)
     format_ = PRECISIONS[train.param_dtype]
@@ -54,7 +54,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     blocks.recompute(blocks_of(model), train.recomputation, device)
     if precision == PRECISIONS["fp8"]:
         blocks.convert(blocks_of(model), device)
-        precision = torch.bfloat16  # format of everything that is not in fp8
+        precision = torch.bfloat16  # format of everything outside the fp8 matmuls
     if train.compile:
         blocks.compile_blocks(
             model,
@@ -64,7 +64,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
             loss=layout.tensor * layout.pipeline == 1,
         )
     if mesh.sharing().size() > 1 or precision != format_:
-        # In a pipeline, ZeRO 3 would free and gather weights again for every micro-batch.
+        # In a pipeline, ZeRO 3 would free and regather weights for every micro-batch.
         frees = layout.zero_stage == 3 and layout.pipeline == 1
         for stage in stages:
             blocks.shard(stage, blocks_of(stage), mesh.sharing(), frees, precision, device)
@@ -72,7 +72,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Returns the blocks on this rank, in order."""
+    """Returns this rank's blocks in order."""
     part = module.part if isinstance(module, StageModule) else module
     assert isinstance(part, Network)
     return [
@@ -89,7 +89,7 @@ def tied_names(model: nn.Module) -> list[str]:
 
 
 class Division(TorchParts):
-    """This rank's part of a divided model. Parameters keep their names from the entire model."""
+    """This rank's part of a split model. Parameters keep their names from the entire model."""
 
     model: Network
     whole = None
@@ -104,8 +104,10 @@ class Division(TorchParts):
         tied: list[str],
         precision: torch.dtype,
     ) -> None:
-        """Creates the part. `tied` lists parameters that embedding and head share; `precision` is
-        the number format of matrix products.
+        """Creates this rank's part.
+
+        `tied` lists parameters shared by embedding and head. `precision` is the matmul number
+        format.
         """
         super().__init__(
             model,
@@ -118,7 +120,7 @@ class Division(TorchParts):
         self.micro_batches = config.train.global_batch_size // (
             mesh.ways * config.train.micro_batch_size
         )
-        self.like: MicroBatch | None = None  # latest batch
+        self.like: MicroBatch | None = None  # latest batch, used as a template for padding
         self.tie: Tie | None = None
         self.pipeline: Pipeline | None = None
         if mesh.layout.pipeline > 1:
@@ -126,8 +128,8 @@ class Division(TorchParts):
             self.tie = Tie(model, tied, mesh) if tied else None
 
     def listen(self, watch: Stopwatch) -> None:
-        # In a pipeline, passes of several micro-batches overlap, so there is no last gradient to
-        # observe.
+        # In a pipeline, passes of several micro-batches overlap, so no single gradient is the last
+        # one.
         if self.mesh.grid.size() > 1 and not self.pipeline:
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
         if self.mesh.sharing().size() > 1 and not self.pipeline:
@@ -145,7 +147,7 @@ class Division(TorchParts):
                     loss += self._pass(batch, left, watch)
         if self.tie:
             self.tie.settle()
-        # Only the last stage has a loss, so multiply to correct the mean over all ranks.
+        # Only the last stage has a loss. This factor makes the mean over all ranks correct.
         return loss * self.mesh.layout.pipeline
 
     def _pass(self, batch: MicroBatch, left: int, watch: Stopwatch) -> Tensor:
@@ -161,11 +163,12 @@ class Division(TorchParts):
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """Returns the loss on the last stage, and 0 on the others. Tensor-parallel ranks compute
-        the same loss, so each returns an equal share.
+        """Returns this rank's share of the summed loss, which is 0 except on the last stage.
 
-        All ranks must run the model equally often. A rank with fewer than `most` sequences adds
-        blank ones, which do not count.
+        Tensor-parallel ranks compute the same loss, so each returns an equal share of it.
+
+        All ranks must run the model the same number of times. A rank with fewer than `most`
+        sequences adds padding, which does not count.
         """
         total = torch.zeros((), dtype=self.device.loss_sums, device=self.device.torch_device)
         self.model.eval()
@@ -184,16 +187,14 @@ class Division(TorchParts):
         return total / self.mesh.layout.tensor
 
     def _reshard(self) -> None:
-        """Frees weights gathered for a forward pass, because no backward pass frees them."""
+        """Frees weights gathered for a forward pass that has no backward pass."""
         for stage in self.stages:
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
     def _fill(self, batches: Iterable[MicroBatch], most: int) -> Iterator[MicroBatch]:
-        """Yields the batches padded to the micro-batch size, then batches that contain only
-        padding.
-        """
+        """Yields the batches padded to the micro-batch size, then padding-only batches."""
         passes = -(-most // self.size)
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
         assert self.like, "validation needs a training step first"
@@ -205,14 +206,12 @@ class Division(TorchParts):
         )
 
     def part(self, batch: MicroBatch) -> MicroBatch:
-        """Returns the part of a batch at this rank's positions in the sequence."""
+        """Restricts a batch to this rank's positions in the sequence."""
         positions, self.like = self.model.positions, batch
         if self.mesh.context_group is None or positions is None:
             return batch
         return batch.each(lambda tokens: tokens.index_select(1, positions))
 
     def _sliced(self) -> AbstractContextManager[None]:
-        """Returns a context in which forward and backward of the loss use vocabulary-sharded
-        logits.
-        """
+        """Returns a context in which the loss is computed on vocabulary-sharded logits."""
         return loss_parallel() if self.mesh.layout.tensor > 1 else nullcontext()

@@ -1,4 +1,4 @@
-"""Implements pipeline parallelism: cuts the blocks into stages, and schedules the micro-batches."""
+"""Pipeline parallelism: divides the blocks into stages, and schedules the micro-batches."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from .tensor import find_tied
 
 
 class Absent(nn.Module):
-    """Placeholder for a module of another stage; returns its first argument."""
+    """Placeholder for a module of another stage. It returns its first argument."""
 
     def forward(self, x: Tensor, *others: object) -> Tensor:
         return x
 
 
 class StageModule(nn.Module):
-    """A pipeline stage as a module. Maps tokens or a hidden state to a hidden state, or to features
-    in the last stage.
+    """Pipeline stage as a module.
+
+    Maps tokens or a hidden state to a hidden state, or to features in the last stage.
     """
 
     def __init__(self, part: Network) -> None:
@@ -39,8 +40,7 @@ class StageModule(nn.Module):
 
 
 def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
-    """Removes all blocks from the model except those of the stages in `kept`. Returns a module per
-    kept stage.
+    """Reduces the model to the stages in `kept` and returns one module per kept stage.
 
     Parameters keep their names, so checkpoints do not depend on the cut.
     """
@@ -65,8 +65,9 @@ def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
 
 
 def spare_of(model: Network) -> tuple[str, ...]:
-    """Returns the modules of the first stage that the last stage does not need, because they share
-    no weights with it.
+    """Returns the first stage's modules that the last stage does not need.
+
+    The last stage still needs modules with weights tied to its own.
     """
     owners = {owner for owner, _ in find_tied(model).values()}
     found = []
@@ -82,8 +83,9 @@ def spare_of(model: Network) -> tuple[str, ...]:
 
 
 def _bounds(model: Network, stage: int, stages: int) -> tuple[int, int]:
-    """Returns the range of block indices of a stage, as start and end. Stage sizes differ by at
-    most one block.
+    """Returns a stage's range of block indices as (start, end).
+
+    Stage sizes differ by at most one block.
     """
     count = len(model.get_submodule(model.plan.blocks))  # type: ignore[arg-type]
     return count * stage // stages, count * (stage + 1) // stages
@@ -106,12 +108,13 @@ def _remove(model: Network, names: tuple[str, ...]) -> None:
 
 
 class Linked(PipelineStage):
-    """Pipeline stage with two fixes for torch's. It sends and receives setup data in the same
-    number format. Its first step draws as many random numbers as later steps.
+    """Pipeline stage with workarounds for two torch bugs.
 
-    torch 2.9 sends int64 and receives fp32 at setup, so gloo aborts the process (8 bytes instead of
-    4). torch 2.9 to 2.11 also run a stage once, with dropout, to infer shapes. Without the fix, a
-    resumed run would continue with different random numbers.
+    torch 2.9 sends int64 but receives fp32 at setup, so gloo aborts the process (8 bytes instead of
+    4). This class uses fp32 for both.
+
+    torch 2.9 to 2.11 also run a stage once, with dropout, to infer shapes. That would give a
+    resumed run different random numbers, so this class restores the generators afterwards.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class Linked(PipelineStage):
 
 
 class Pipeline:
-    """The stages on this rank, and the schedule of an entire step through all stages."""
+    """This rank's stages, and the schedule that runs a step through all stages."""
 
     def __init__(
         self, stages: list[StageModule], mesh: Mesh, micro_batches: int, device: Device
@@ -153,7 +156,7 @@ class Pipeline:
         self.reduction = "mean"
         self.scale: Tensor | None = None
         # Without this option, torch keeps the outputs of all micro-batches until the step ends.
-        # torch 2.9 lacks the option and always keeps them.
+        # torch 2.9 lacks the option.
         self.lean: dict[str, Any] = (
             {"return_outputs": False}
             if "return_outputs" in signature(Schedule1F1B.step).parameters
@@ -170,8 +173,9 @@ class Pipeline:
             )
 
     def train(self, inputs: Tensor, targets: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Computes the gradients, multiplied by `scale`. Returns the mean loss on the last stage,
-        and 0 on the others.
+        """Computes the gradients, multiplied by `scale`.
+
+        Returns the mean loss on the last stage and 0 on other stages.
         """
         self.reduction, self.scale, losses = "mean", scale, list[Tensor]()
         self.schedule.step(
@@ -184,7 +188,7 @@ class Pipeline:
         return total if scale is None else total / scale
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the summed loss on the last stage, and 0 on the others."""
+        """Returns the summed loss on the last stage and 0 on other stages."""
         self.reduction, self.scale, losses = "sum", None, list[Tensor]()
         self.schedule.eval(
             *([inputs] if self.first else []), target=targets if self.last else None, losses=losses
@@ -204,24 +208,26 @@ class Pipeline:
 
 
 def numbers_of(mesh: Mesh) -> list[int]:
-    """Returns this rank's stage numbers. With interleaving there are several, `pipeline` stages
-    apart (Narayanan et al. 2021).
+    """Returns the numbers of this rank's stages.
+
+    With interleaving, a rank has several stages, which are `pipeline` stages apart (Narayanan et
+    al. 2021).
     """
     return [mesh.stage + turn * mesh.layout.pipeline for turn in range(mesh.layout.virtual_stages)]
 
 
 class Tie:
-    """Weights shared by the first and last stage. Both receive the sum of both gradients."""
+    """Weights shared by the first and last stage. Each stage gets the sum of both gradients."""
 
     def __init__(self, model: Network, names: list[str], mesh: Mesh) -> None:
-        """Creates the process groups. All ranks must call it together."""
+        """Creates the process groups. Must be called on all ranks."""
         for line in mesh.grid.mesh.flatten(1).T.tolist():
             group = dist.new_group([line[0], line[-1]])
             if dist.get_rank() in (line[0], line[-1]):
                 self.group = group
         held = dict(model.named_parameters())
         self.shared = [held[name] for name in names if name in held]
-        # The norm counts shared weights once, on the first stage.
+        # The gradient norm counts shared weights once, on the first stage.
         self.copies = frozenset(id(parameter) for parameter in self.shared if mesh.stage > 0)
 
     def settle(self) -> None:

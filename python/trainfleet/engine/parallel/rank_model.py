@@ -1,6 +1,4 @@
-"""Defines the interface of a rank's model in every layout, and the common code of torch's layouts.
-Also implements DDP, with the entire model on every rank.
-"""
+"""Interface of a rank's part of the model, base class for torch layouts, and DDP."""
 
 from __future__ import annotations
 
@@ -30,80 +28,87 @@ from ..world import World
 from . import blocks, gradients
 
 State = dict[str, Any]
-# Moments are keyed by parameter name, so ranks with different parameters, like pipeline stages, can
-# save and load together.
+# Optimizer state is keyed by parameter name, so that ranks with different parameters, such as
+# pipeline stages, can save and load together.
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 MOMENTS = "state."  # prefix of optimizer entries that are state, not settings
 
 
 class Parts(Protocol):
-    """A rank's part of the model, and its optimizer. All ranks must call every method together,
-    except `broken`.
+    """A rank's part of the model and its optimizer.
+
+    Every method must be called on all ranks, except `broken`.
     """
 
-    data: int  # index of this rank's part among the `ways` parts of a global batch
+    data: int  # index of this rank's share among the `ways` shares of the global batch
     ways: int
     # fp16 loss scale (engine/step_guard.py); gradients are divided by it before clipping
     scale: Tensor | None
 
     @property
     def whole(self) -> Network | None:
-        """The entire model if this rank has it, otherwise None."""
+        """Entire model, or None if this rank has only a part of it."""
         ...
 
     def listen(self, watch: Stopwatch) -> None:
-        """Registers a hook that records when a backward pass computes its last gradient, if the
-        layout can observe that.
+        """Registers a hook that records when a backward pass computes its last gradient.
+
+        Does nothing if the layout can't observe that.
         """
         ...
 
     def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
-        """Computes the gradients of the global batch's mean loss. Returns this rank's share of the
-        loss.
+        """Computes the gradients of the global batch's mean loss and returns this rank's share of
+        it.
 
-        `batches` yields this rank's micro-batches, each with the number of micro-batches after it.
-        The loss is the mean of all ranks' shares.
+        `batches` yields this rank's micro-batches, each with the number of remaining ones. The
+        global loss is the mean of all ranks' shares.
         """
         ...
 
     def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
-        """Runs one optimizer step with gradients clipped to `train.gradient_clip`, then frees the
-        gradients.
+        """Runs one optimizer step, then frees the gradients.
 
-        `skips` receives the global gradient norm before clipping. It returns 1.0 if the step must
-        change nothing, otherwise 0.0. Both values stay on the device.
+        Gradients are clipped to `train.gradient_clip`. `skips` maps the global gradient norm before
+        clipping to 1.0 if the step must be skipped, otherwise to 0.0. Both values stay on the
+        device.
         """
         ...
 
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """Returns this rank's share of the summed loss over all ranks' batches. The shares add up
-        to the sum. `most` is the maximum number of sequences on any rank.
+        """Returns this rank's share of the loss, summed over the batches of all ranks.
+
+        All ranks' shares add up to the total. `most` is the maximum number of sequences on any
+        rank.
         """
         ...
 
     def state(self) -> State:
-        """Returns the live tensors of the model and optimizer, under names that are the same in
-        every layout.
+        """Returns the live tensors of the model and optimizer.
+
+        Their names do not depend on the layout.
         """
         ...
 
     def restore(self, state: State) -> None:
-        """Loads a state with the structure of `state()`, filled from a checkpoint."""
+        """Loads a state that has the same structure as `state()`."""
         ...
 
     def weights(self) -> State:
-        """Returns the live tensors of the model by name."""
+        """Returns the model's live tensors by name."""
         ...
 
     def set_weights(self, weights: Mapping[str, Tensor], whole: bool = False) -> None:
-        """Loads tensors with the structure of `weights()`. If `whole`, the tensors are complete and
-        each rank takes its slices.
+        """Loads tensors with the same structure as `weights()`.
+
+        If `whole`, the tensors are complete, and each rank takes its slices.
         """
         ...
 
     def broken(self) -> list[str]:
-        """Returns the names of this rank's parameters with non-finite numbers. Waits for the
-        device.
+        """Returns the names of this rank's parameters with non-finite values.
+
+        Waits for the device.
         """
         ...
 
@@ -116,12 +121,16 @@ class TorchParts:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, limit: float = 0.0
     ) -> None:
-        """Wraps a model and optimizer. `limit` is the gradient norm for clipping; 0 disables it."""
+        """Wraps a model and optimizer.
+
+        `limit` is the maximum gradient norm; 0 disables clipping.
+        """
         self.model, self.optimizer, self.limit = model, optimizer, limit
 
     def clip(self, limit: float) -> Tensor:
-        """Scales gradients down to `limit` if their global norm is larger; 0 disables it. Returns
-        the norm before clipping.
+        """Clips gradients to the global norm `limit` and returns the norm before clipping.
+
+        A limit of 0 disables clipping.
         """
         return updates.clip(self.model.parameters(), limit)
 
@@ -143,8 +152,9 @@ class TorchParts:
         }
 
     def restore(self, state: State) -> None:
-        """Loads the weights and the moments, but not optimizer settings such as weight decay, which
-        come from the config.
+        """Loads the weights and moments.
+
+        Optimizer settings, such as weight decay, come from the config instead.
         """
         self.set_weights(state["model"])
         settings = get_optimizer_state_dict(self.model, self.optimizer, options=BY_NAME)
@@ -168,8 +178,9 @@ class TorchParts:
 
 
 class Replicas(TorchParts):
-    """The entire model on every rank. Gradients are averaged over ranks in buckets during the
-    backward pass.
+    """Data-parallel layout (DDP) with the entire model on every rank.
+
+    Gradients are averaged in buckets during the backward pass.
     """
 
     model: models.Network
@@ -177,7 +188,7 @@ class Replicas(TorchParts):
     def __init__(
         self, config: Config, world: World, precision: torch.dtype = torch.float32
     ) -> None:
-        """Creates the model; `precision` is the autocast format of matrix products."""
+        """Creates the model. `precision` is the autocast format of matmuls."""
         self.device, train = world.device, config.train
         self.precision = precision
         self.data, self.ways = world.rank, world.size
@@ -194,8 +205,8 @@ class Replicas(TorchParts):
         if world.size > 1:
             self.shared = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self._settle_buckets()
-        # Compile after the two-token pass; otherwise that pass would be compiled first, and later
-        # code for dynamic shapes.
+        # Compile only after `_settle_buckets`. Otherwise torch would compile for its two tokens
+        # first, then for dynamic shapes.
         if train.compile:
             blocks.compile_blocks(self.model, parts, train.recomputation, self.device)
 
@@ -208,12 +219,12 @@ class Replicas(TorchParts):
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
 
     def _settle_buckets(self) -> None:
-        """Makes DDP rebuild its buckets now, by a backward pass of two tokens with discarded
+        """Makes DDP rebuild its buckets now, using a two-token backward pass with discarded
         gradients.
 
         DDP rebuilds its buckets after the first backward pass, and gloo's summation order depends
-        on a gradient's position in a bucket. Without this, the first step of a resumed run differs
-        in the last bits from an uninterrupted run (seen with 4 ranks).
+        on a gradient's position in its bucket. Without this, the first step after a resume differs
+        in the last bits from an uninterrupted run (observed with 4 ranks).
         """
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device.torch_device)
         self.shared(tokens, targets=tokens).backward()

@@ -1,10 +1,9 @@
-"""Applies a model's plan for tensor and sequence parallelism with DTensor, and adds context
-parallelism.
+"""Tensor and sequence parallelism with DTensor, and context parallelism.
 
-With context parallelism, each rank has a part of every sequence. For attention, it gathers the keys
-and values of the other ranks. Llama 3 was trained this way (Grattafiori et al. 2024,
-arXiv:2407.21783, section 3.3.2). With grouped-query attention, keys and values are small compared
-to the queries. The method supports any attention and needs only an all-gather.
+With context parallelism, each rank has a part of every sequence. For attention, it gathers the
+other ranks' keys and values. With grouped-query attention, these are small compared to the queries.
+The method supports any kind of attention and requires only an all-gather. Llama 3 was trained this
+way (Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.2).
 """
 
 from __future__ import annotations
@@ -34,21 +33,23 @@ PART, WHOLE = Shard(1), Replicate()  # placements along the sequence, dimension 
 
 
 def split(model: Network, mesh: DeviceMesh) -> None:
-    """Slices every matrix for this rank. Between modules, the hidden state contains only the rank's
-    part of the sequence.
+    """Slices every matrix for tensor parallelism.
+
+    Between modules, each rank's hidden state covers only its part of the sequence.
     """
     tied = find_tied(model)
     for module in model.modules():
         if isinstance(module, Total):
             module.register_forward_hook(lambda _, inputs, loss: whole(loss))
     parallelize_module(model, mesh, styles(model.plan))
-    for module, (owner, name) in tied.items():  # parallelize_module has sliced each one separately
+    for module, (owner, name) in tied.items():  # retie, because parallelize_module sliced each copy
         module._parameters[name] = owner._parameters[name]
 
 
 def styles(plan: ParallelPlan) -> dict[str, ParallelStyle]:
-    """Returns the parallel style of each module. Only the logits stay a DTensor, because the loss
-    is computed on vocabulary slices.
+    """Returns the parallel style of each module.
+
+    Only the logits remain a DTensor, because the loss is computed on vocabulary slices.
     """
     found: dict[str, ParallelStyle] = {}
     for name in plan.embeddings:
@@ -73,11 +74,10 @@ def styles(plan: ParallelPlan) -> dict[str, ParallelStyle]:
 
 
 class GatherInput(ParallelStyle):
-    """Style that gathers a module's first input along the sequence. The backward pass
-    reduce-scatters its gradient.
+    """Parallel style that gathers a module's first input along the sequence.
 
-    A replicated module (`alike`) receives a plain tensor, so that each rank computes its entire
-    gradient.
+    The backward pass reduce-scatters the input's gradient. A replicated module (`alike`) receives a
+    plain tensor instead of a DTensor, so that each rank computes its entire gradient.
     """
 
     def __init__(self, alike: bool = False) -> None:
@@ -97,9 +97,7 @@ class GatherInput(ParallelStyle):
 
 
 def find_tied(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
-    """Returns the modules with tied parameters, each with the owning module and the parameter's
-    name.
-    """
+    """Returns the owning module and the parameter name for each module with a tied parameter."""
     owners: dict[int, nn.Module] = {}
     found = {}
     for module in model.modules():
@@ -111,10 +109,10 @@ def find_tied(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
 
 
 def positions(length: int, rank: int, ranks: int) -> Tensor:
-    """Returns a rank's positions in a sequence. Of 2 R pieces, rank r has the r-th from the start
-    and the r-th from the end.
+    """Returns a rank's token positions in a sequence.
 
-    This balances the work of the ranks, because later pieces cost more in causal attention.
+    A sequence is cut into 2 R pieces. Rank r has the r-th piece from the start and the r-th from
+    the end. This balances the load, because later pieces cost more in causal attention.
     """
     pieces = torch.arange(length).chunk(2 * ranks)
     return torch.cat((pieces[rank], pieces[2 * ranks - 1 - rank]))
@@ -123,8 +121,9 @@ def positions(length: int, rank: int, ranks: int) -> Tensor:
 def spread(
     model: Network, length: int, rank: int, group: dist.ProcessGroup, device: torch.device
 ) -> None:
-    """Replaces the model's attention modules by context-parallel ones, and gives this rank its
-    `positions` of every sequence.
+    """Replaces the model's attention modules with context-parallel ones.
+
+    Also restricts the model to this rank's positions in each sequence.
     """
     ranks = group.size()
     model.positions, model.parts = positions(length, rank, ranks).to(device), ranks
@@ -138,7 +137,7 @@ def spread(
 
 
 class GatheredAttend(nn.Module):
-    """Attention of this rank's queries to the keys of all ranks."""
+    """Context-parallel attention: this rank's queries attend to the keys of all ranks."""
 
     def __init__(self, whole: Attend, rank: int, group: dist.ProcessGroup, order: Tensor) -> None:
         super().__init__()
@@ -146,8 +145,9 @@ class GatheredAttend(nn.Module):
         self.rank, self.group, self.order = rank, group, order
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None = None) -> Tensor:
-        """Maps q, k, v [B, heads, T / R, E] to [B, H, T / R, E]. `mask` is unused:
-        config/cross_checks.py rejects configs that need one.
+        """Returns the attention output [B, H, T / R, E] for q, k and v [B, heads, T / R, E].
+
+        `mask` is unused, because config/cross_checks.py rejects configs that need one.
         """
         gathered = [GatherSequence.apply(part, self.group) for part in (k, v)]  # type: ignore[no-untyped-call]
         k, v = (part.index_select(2, self.order) for part in gathered)
@@ -156,7 +156,7 @@ class GatheredAttend(nn.Module):
         pieces, size = (self.rank, 2 * self.group.size() - 1 - self.rank), q.shape[2] // 2
         outs = []
         for piece, part in zip(pieces, q.chunk(2, dim=2), strict=True):
-            end = (piece + 1) * size  # a piece attends to all earlier ones, and causally to itself
+            end = (piece + 1) * size  # a piece attends to earlier pieces, and causally to itself
             outs.append(
                 self._attend(part, k[:, :, :end], v[:, :, :end], causal_lower_right(size, end))
             )
@@ -170,8 +170,9 @@ class GatheredAttend(nn.Module):
 
 
 class GatherSequence(torch.autograd.Function):
-    """All-gather of [B, K, T / R, E] to [B, K, T, E], in rank order. The backward pass
-    reduce-scatters the gradient.
+    """All-gather of [B, K, T / R, E] to [B, K, T, E] in rank order, with autograd support.
+
+    The backward pass reduce-scatters the gradient.
     """
 
     @staticmethod
