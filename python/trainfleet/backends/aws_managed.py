@@ -188,7 +188,7 @@ class Hosted(Backend):
 
     @abstractmethod
     def look(self, handle: Handle) -> Status:
-        """Queries the job's status from the service. Returns ENDED if the service has no such job."""
+        """Queries the job's status from the service. Returns ENDED if the job does not exist."""
 
     @abstractmethod
     def end(self, handle: Handle) -> str:

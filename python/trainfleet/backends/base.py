@@ -132,7 +132,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Prospect:
-    """Preview of `make setup`: the changes it would make, and the information available before it runs.
+    """Preview of `make setup`: the changes it would make, and what a plan can show before it runs.
 
     lines    readable description of the changes and their cost
     changes  the exact requests

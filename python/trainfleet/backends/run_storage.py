@@ -35,8 +35,8 @@ class Place(Protocol):
     words       text after "is not running", such as " on this machine" or " on the fleet"
     pace        minimum useful interval between refreshes, in seconds
     lag         maximum staleness of the local copy of the ranks' state, in seconds
-    lead        makes this process the run's launcher, so that each refresh uploads its files; raises
-                BackendError if another launcher leads
+    lead        makes this process the run's launcher, so that each refresh uploads its files;
+                raises BackendError if another launcher leads
     refresh     updates the local run folder; raises BackendError if no machine with the run folder
                 responds
     supplement  downloads the scheduler's logs of nodes that have no log, into the folder of the run

@@ -43,7 +43,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Input:
-    """How nodes read the dataset.
+    """Input mode: the way nodes read the dataset.
 
     `mode` is a value of fleet.sagemaker.input_mode, and `seconds` is the time to the first batch.
     """
@@ -54,8 +54,8 @@ class Input:
 
 
 def input_of(config: Config, size: int | None) -> Input:
-    """Selects the input mode for a dataset of `size` bytes. `size` is None if the dataset does not
-    exist yet or its size is unknown.
+    """Selects the input mode for a dataset of `size` bytes, or None if the size is unknown or the
+    dataset does not exist yet.
     """
     asked, copying = config.fleet.sagemaker.input_mode, (size or 0) / COPIES
     words = {
