@@ -133,7 +133,7 @@ def ask_here(
     Raises:
         BackendError: the command does not exist, or times out.
     """
-    if HEAD in os.environ:  # this process has no login shell, whose profile would add Slurm to PATH
+    if HEAD in os.environ:  # this process has no login shell, so no profile has added Slurm to PATH
         words = ["bash", "-lc", as_asked(words, 'exec "$@"'), "bash", *words]
     elif shutil.which(words[0]) is None:
         why = "fleet.backend slurm needs Slurm's commands here, or on a machine in fleet.hosts"
