@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def told(config: Config, kind: type[T]) -> T:
-    """Returns the options as an instance of `kind`, whose annotations and defaults define them.
+    """Returns the options as an instance of `kind`, a dataclass that defines them.
 
     Raises:
         InputError: an option is unknown, missing, duplicated, or has a value of the wrong type.

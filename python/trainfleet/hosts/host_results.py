@@ -171,7 +171,7 @@ def number(value: object, least: float, most: float) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """Problem with a host, or with the entire fleet if `host` is None.
+    """Problem with a host. A `host` of None means the entire fleet.
 
     `blames_host` quarantines the host. It is set for hardware failures and slow links, but not for
     problems that `make setup` fixes.
