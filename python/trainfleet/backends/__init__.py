@@ -84,9 +84,8 @@ def terms_of(name: str) -> BackendTerms:
 
 
 def terms_to_examine(name: str) -> BackendTerms:
-    """Returns the config validation rules without the check for unknown accelerators.
-
-    `make doctor` uses these rules because detecting the accelerators is its job.
+    """Returns the validation rules without the check for unknown accelerators. `make doctor` uses
+    them, because it detects the accelerators.
     """
     here = BACKENDS[name].is_here
     return BackendTerms(_node_here if here else _node_elsewhere, _refuse_known, here)
@@ -100,7 +99,7 @@ def is_guest(config: Config) -> bool:
 
 
 def shared(config: Config) -> Config:
-    """Returns a config whose runs use this config's machines under other run names."""
+    """Returns a config that keeps using this config's machines even if its name is changed."""
     from .supported_keys import honours
 
     if not honours(config, "fleet.aws.share_fleet_of"):

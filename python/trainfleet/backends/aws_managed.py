@@ -40,7 +40,7 @@ from .node_script import values_of
 from .run_storage import Place
 from .s3_run import bucket_of, unpacked, unshared
 
-LONGEST = 4096  # maximum size of a standard-tier SSM parameter, in bytes
+LONGEST = 4096  # maximum size of a standard-tier SSM parameter in bytes
 
 
 def folder(config: Config) -> str:
@@ -103,7 +103,7 @@ class Console:
 
 @dataclass
 class Consoles:
-    """Downloads the console output of nodes that have no log in S3. Each call fetches only new
+    """Downloader of console output for nodes that have no log in S3. Each call fetches only new
     lines.
     """
 
@@ -111,10 +111,9 @@ class Consoles:
     tokens: dict[str, str] = field(default_factory=dict)  # stream name → read position
 
     def bring(self, console: Console | None, folder: Path, address: str) -> None:
-        """Appends new console lines to the node logs in `folder`, which is the local copy of
-        `address` in S3.
+        """Downloads new console lines of nodes without a log in S3 to the engine logs in `folder`.
 
-        `folder` is a run folder or a dataset folder.
+        `folder` is a run folder or dataset folder, and the local copy of `address` in S3.
 
         Raises:
             CloudError, S3Error: a service does not respond or denies access.

@@ -221,15 +221,15 @@ class JobSteps(Protocol):
     def guard(self, folder: Path, remove: str) -> str:
         """Returns a shell script that cancels the jobs of `folder` when its stdin closes.
 
-        It also runs `remove`, unless it has read a word from stdin.
+        The script also runs `remove`, unless it read a line from stdin before that.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Harm:
-    """Access of a rehearsal to the processes that it disrupts: over SSH, through scheduler steps,
-    or otherwise on this machine.
+    """Means by which a rehearsal reaches the processes that it disrupts: SSH, scheduler steps, or
+    otherwise this machine.
     """
 
     head: Head | None = None
@@ -256,10 +256,10 @@ class Backend(Protocol):
     name: str
     can: frozenset[Can]
     is_here: bool  # whether this machine simulates the nodes
-    # Source of the nodes' ranks, and of the scheduler's rules for them (node/placements/).
+    # Source of each node's placement, and of the scheduler's rules for nodes (node/placements/).
     placement: PlacementSource
     tried_on: str  # what the tests run against, real or fake, for the support table
-    # Capabilities that are tested only against a fake, for the support table.
+    # Capabilities that the tests cover only with a fake, for the support table.
     pretended: Mapping[Can, str] = MappingProxyType({})
     # Whether jobs are launched by another machine, which also runs the commands typed here.
     hands_over: bool = False

@@ -27,7 +27,7 @@ ABSENT = 69  # exit code if a node never reached the barrier (node/barrier.py)
 KILLED = 137  # exit code after SIGKILL from the OOM killer or a user
 # The container's share of node memory. The rest is for the operating system and the ECS agent.
 SHARE = 0.92
-MARGIN = 10.0  # seconds reserved at the end of a node for its last log lines
+MARGIN = 10.0  # seconds reserved before a node ends, for its last log lines
 MOST_SHARED = 64  # maximum size of /dev/shm, in GiB
 DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks per device file (/dev/neuron<i>)
 MIB_A_GIB = 1024
@@ -74,8 +74,7 @@ def held(config: Config) -> Body:
 def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
     """Returns the container properties of every node, without the command.
 
-    The container gets all memory, CPUs and devices of its machine, except for the memory that SHARE
-    reserves.
+    The container gets the entire machine, including all devices, except for a share of the memory.
     """
     row, batch = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], config.fleet.batch
     shared = batch.shared_memory_gib or min(MOST_SHARED, row.memory_gib // 4)
@@ -143,8 +142,8 @@ def retries(attempts: int) -> Body:
     """Returns the Batch retry strategy: retries after machine failures, but never after errors that
     would recur.
 
-    In a multi-node job, the main node's exit code decides. If another node is lost, the main node's
-    ranks fail too, and it exits with AGAIN (watch/node_verdict.py).
+    Batch evaluates only the exit code of a multi-node job's main node. If another node is lost, the
+    main node's ranks fail too, and the main node exits with AGAIN (watch/node_verdict.py).
     """
     again = [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},

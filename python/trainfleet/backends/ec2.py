@@ -48,7 +48,9 @@ TIMEOUT = 300.0  # timeout in seconds for sealing a node
 
 
 class Baking(Bake):
-    """Builds images (base.py) from one of the stack's nodes, which it reaches through `head`."""
+    """Image builder (base.py) that uses one of the stack's nodes. It reaches the nodes through
+    `head`.
+    """
 
     def __init__(self, cloud: FleetStack, head: Head) -> None:
         self.cloud, self.head = cloud, head
@@ -173,7 +175,7 @@ USER = "ubuntu"  # default user of the images in the stack lock
 
 
 class StackHosts(Head):
-    """Hosts that currently exist in the stack returned by `cloud`."""
+    """Hosts that currently exist in the stack that `cloud` returns."""
 
     def __init__(self, config: Config, cloud: Callable[[], FleetStack]) -> None:
         super().__init__(config)

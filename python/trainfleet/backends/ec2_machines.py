@@ -3,8 +3,9 @@ gone.
 
 Host keys come from AWS, never from the SSH connection that they authenticate. cloud-init prints
 them to the console between two marker lines, but the console text can lag by minutes (EC2 user
-guide, "Instance console output"). Otherwise, the SSM agent, which our images include, reports them.
-With the Session Manager plugin, SSH itself can also run through SSM.
+guide, "Instance console output"). If the console has no keys yet, they are read through the SSM
+agent, which our images include. With the Session Manager plugin, SSH itself can also run through
+SSM.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def keys_in(text: str) -> list[str]:
     return list(dict.fromkeys(f"{kind} {key}" for kind, key in KEY.findall(text)))
 
 
-# Final resource event → final state on the progress board.
+# Final resource event → final state on the status board.
 STATES = {"made": "ok", "changed": "changed", "deleted": "changed", "kept": "ok", "done": "ok"}
 KEYS_IN = 600.0  # maximum seconds to wait for all host keys
 AGAIN = 10.0
@@ -343,7 +344,7 @@ def prove_gone(
 ) -> None:
     """Verifies with two independent searches that only the resources in `stay` remain.
 
-    Lists the remaining resources that contain data.
+    Lists the kept resources that contain data.
 
     Raises:
         BackendError: other resources remain, and the message includes their cost. Also raised if

@@ -2,8 +2,8 @@
 machines.
 
 This module runs in two places. On a user's machine, launch/remote_launch.py forwards commands to
-the head. On the head, it connects to the other hosts. There, TRAINFLEET_HEAD is set and the working
-directory is the shared folder. `Hosts` is the Place of a run for machines that can't mount the
+the head. On the head, where TRAINFLEET_HEAD is set, it connects to the other hosts, and the working
+directory is the shared folder. `Hosts` is the Place of a run for machines that can't access the
 fleet's disk.
 """
 
@@ -188,8 +188,8 @@ class Hosts:
         return answer.stdout
 
     def _first(self) -> Host:
-        """Returns the last host that responded. If it is unknown, tries the first FEW hosts and
-        defaults to the first.
+        """Returns the last host that responded. If there is none yet, tries the first FEW hosts,
+        and falls back to the first.
         """
         if self.entry is None:
             few = self.transport.hosts[:FEW]
@@ -291,7 +291,7 @@ class Head:
 
     @property
     def located(self) -> Config:
-        """Returns the config with the hosts that exist, which defaults to the configured hosts."""
+        """Returns the config with the hosts that exist. Defaults to the configured hosts."""
         return self.config
 
     @property
@@ -341,7 +341,7 @@ class Head:
         return host_commands.mark_of(self.folder, self.config.name)
 
     def place(self, run: Run) -> Hosts:
-        """Returns the run's Place, for a machine without access to the hosts' disk."""
+        """Returns the run's Place for a machine without access to the hosts' disk."""
         return Hosts(self.transport, self.located, self.interpreter, self.code, run)
 
     def survey(

@@ -1,4 +1,4 @@
-"""Reads the starts of a Slurm job from the run folder.
+"""Reads what the starts of a Slurm job recorded in the job's folder. Each requeue is a new start.
 
 nodes/<token> contains the job ID, and nodes/slurm-<id>-<start>/ contains the nodes' exit codes.
 """
@@ -68,18 +68,18 @@ def lengths(start: Path) -> dict[Path, int]:
 
 
 def facts_of(start: Path, node: int) -> Path:
-    """Returns the start's file that contains the node's facts."""
+    """Returns the file that contains the node's facts, in the start's folder."""
     return start / f"facts-{node}"
 
 
 def preflight_folder(start: Path) -> Path:
-    """Returns the start's folder for the preflight bandwidth test."""
+    """Returns the folder of the preflight's bandwidth test, in the start's folder."""
     return start / "gate"
 
 
 def why_cancelled(folder: Path, job: str, start: int) -> str:
-    """Returns why Slurm cancelled a start, from slurmstepd's message on the first node, or "" if it
-    did not.
+    """Returns why Slurm cancelled a start, from slurmstepd's message on the first node, or "" if
+    Slurm did not.
     """
     words = rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO [A-Z, ]+)? \*\*\*"
     said = re.findall(rf"(?m)^slurmstepd\S*: error: ({words})$", _said(folder, job, start))
@@ -89,8 +89,8 @@ def why_cancelled(folder: Path, job: str, start: int) -> str:
 def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
     """Derives an exit code for each node that wrote none, from srun's messages.
 
-    Defaults to KILLED. If srun terminated all nodes because one failed (--kill-on-bad-exit),
-    defaults to ENDED.
+    Nodes without a message get KILLED, or ENDED if srun terminated all nodes because one failed
+    (--kill-on-bad-exit).
     """
     text, ending, _ = _said(folder, job, start).partition(f"Terminating StepId={job}.")
     codes: dict[int, int] = {}

@@ -1,11 +1,12 @@
 """Local backend: this machine simulates all nodes. Each node is a torchrun agent with a separate
 log, and the agents rendezvous on 127.0.0.1.
 
-Tested: everything, for real. The hostname does not have to resolve, because it is never used.
+Tested: everything, with real processes. The hostname does not have to resolve, because it is never
+used.
 
 All processes die with the launcher, even if it crashes. While the launcher is alive, other
-processes can query and stop its jobs. They find each node's process through its file in the run
-folder's nodes/ subfolder.
+processes can query and stop its jobs. They find each node's process through its file in the nodes/
+subfolder of the job's folder.
 """
 
 from __future__ import annotations
@@ -240,7 +241,7 @@ class Local(Backend):
     def find(self, run: Run) -> Handle:
         """Returns the newest job in the run folder.
 
-        All processes of a job die with its launcher, so no job can be running elsewhere.
+        All of a job's processes die with its launcher, so no job can be running elsewhere.
         """
         nodes = sorted(contents.NODE.at(run.folder, node=0).parent.glob("node-*[0-9]"))
         token = process_in(nodes[0])[2] if nodes else ""

@@ -42,9 +42,9 @@ def node_script(
 ) -> Artifact:
     """Returns the script that starts a node.
 
-    The script exports the placement, from which the node builds its torchrun command. For readers,
-    a comment shows that command. `platform` is the image's platform, and is used only for jobs with
-    an image. Even then, the code comes from the launcher, through the nodes' shared folder.
+    The script exports the placement, from which the node builds its torchrun command. A comment in
+    the script shows that command. `platform` is the image's platform, for jobs with an image. The
+    code always comes from the launcher, through the nodes' shared folder.
     """
     log = run_folder.node_log(job.folder, placement.node)
     heading = [

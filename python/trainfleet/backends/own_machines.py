@@ -1,5 +1,5 @@
-"""Existing machines: this machine, and the user's hosts. Setup repairs the hosts, but no command
-shuts them down.
+"""Existing machines: this machine, and the user's hosts. Setup installs missing components on the
+hosts, but no command shuts them down.
 
 `make clean PURGE=1` lists the files that setup and runs left on the hosts, except runs and
 datasets. PURGE=all deletes these files. Drivers, EFA, Lustre and packages are neither listed nor
@@ -99,7 +99,9 @@ WORDS = {
 
 
 class OwnHosts(Machines):
-    """Hosts (base.py) that the user owns. Setup repairs them, but no command shuts them down."""
+    """Hosts (base.py) that the user owns. Setup installs missing components, but no command shuts
+    the hosts down.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -188,8 +190,8 @@ def read(text: str) -> list[str]:
 
 
 def remove(shared: str, is_root: bool) -> str:
-    """Returns a command that deletes all leftover files. The user's SSH key, which this connection
-    uses, stays.
+    """Returns a command that deletes all leftover files. Keeps the user's own SSH key, because this
+    connection uses it.
     """
     sudo = "" if is_root else "sudo -n "
     removal = "rm -rf --one-file-system --"

@@ -20,7 +20,7 @@ from ..config import Config
 from ..hardware import node_types
 from ..trust.errors import CloudError
 
-PACE = 30.0  # polling interval of a queue in seconds
+PACE = 30.0  # polling interval per queue in seconds
 CODES = {
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": (
         "EC2 has no free capacity for this instance type; try another zone or a reservation"

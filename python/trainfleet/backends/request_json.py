@@ -24,7 +24,7 @@ from ..trust import untrusted_input
 from ..trust.redaction import NAMES
 
 # Network interface in the container. Batch gives each container of a multi-node job a separate
-# interface (awsvpc). For SageMaker, this name is documented.
+# interface (awsvpc). SageMaker documents this name.
 CARD = "eth0"
 TOKEN = r"[0-9a-f]{16}"
 Body = dict[str, Any]

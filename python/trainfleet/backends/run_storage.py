@@ -150,8 +150,8 @@ class Shared(Here):
 def _is_alive(run: Run, holder: Holder) -> bool:
     """Returns whether a live launcher holds the lease.
 
-    If the launcher runs on this machine, its process must exist. The lease must also be fresh, or
-    be renewed within the wait.
+    A launcher on this machine counts as dead if its process does not exist. If the lease is not
+    fresh, waits for its renewal.
     """
     if holder.host == platform.node() and holder.pid != os.getpid() and not identity(holder.pid):
         return False

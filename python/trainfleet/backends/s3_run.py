@@ -1,5 +1,5 @@
-"""Runs whose folder is in S3, because their nodes share no disk. Any machine with access to the
-bucket can read and stop them.
+"""Stores runs in S3 if their nodes share no disk. Any machine with access to the bucket can read
+and stop them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from ..trust.untrusted_input import show
 
 # Files that both the launcher and ranks write, at different times.
 SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")
-VACANT = 15.0  # seconds since the last lease renewal in S3 after which another launcher may lead
-SILENT = 6 * SIGN  # seconds since any node's last sign of life after which the run counts as ended
+VACANT = 15.0  # seconds without a lease renewal in S3 after which another launcher may lead
+# seconds without a sign of life from any node after which the run counts as ended
+SILENT = 6 * SIGN
 
 
 class BucketPlace:
@@ -214,7 +215,7 @@ def _as_backend() -> Iterator[None]:
 
 
 def unpacked(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields an error if the config has no image. For backends that only run images."""
+    """Yields an error if the config has no image. Used by backends that only run images."""
     if config.fleet.container == "none":
         yield (
             "fleet.container",
@@ -223,8 +224,8 @@ def unpacked(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def unshared(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields an error for each configured folder that is not in S3. For backends whose nodes share
-    no disk.
+    """Yields an error for each configured folder that is not in S3. Used by backends whose nodes
+    share no disk.
     """
     for key, value, what in (
         ("fleet.shared_folder", config.fleet.shared_folder, "the run's small files"),

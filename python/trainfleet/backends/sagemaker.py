@@ -171,7 +171,8 @@ class SageMaker(Hosted):
         except CloudError as error:
             if error.code != "ResourceInUse":
                 raise
-            # if the job exists, an earlier try of this request succeeded, but its response was lost
+            # if the job exists, an earlier attempt at this request succeeded, but its response was
+            # lost
             if self._described(name) is None:
                 why, then = (
                     error.why,
@@ -268,7 +269,9 @@ class SageMaker(Hosted):
 
 
 def size_of(config: Config) -> int | None:
-    """Returns the size of the stored dataset in bytes, or None if the dataset does not exist."""
+    """Returns the size of the stored dataset in bytes, or None if the dataset does not exist or S3
+    can't be read.
+    """
     manifest = None
     with suppress(S3Error):  # the plan works without the size
         manifest = find(config.data)

@@ -2,7 +2,7 @@
 
 Sources: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html. For
 the input modes: https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html and
-the article that the README's table follows.
+the AWS article that docs/start/sagemaker.md follows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .request_json import Body, environment
 
 GIB = 2**30
 CHANNEL = "dataset"
-# Assumed throughput of a File mode copy from S3 to a node's disk, in bytes/s. At this rate, the few
-# hundred GB in the article take minutes.
+# Assumed throughput of a File mode copy from S3 to a node's disk, in bytes/s. At this rate, copying
+# a few hundred GB takes minutes.
 COPIES = 1.0e9
 PATIENCE = 60.0  # maximum seconds that accelerators may wait for a copy, unless input_mode is set
 LEAST_DISK, MOST_DISK = 100, 16384  # GiB

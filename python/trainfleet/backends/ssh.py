@@ -2,9 +2,9 @@
 on the first host.
 
 This module runs in two places. A user's machine plans a job and sends it to the fleet's head
-(launch/remote_launch.py). The head starts, monitors and stops the nodes' processes. There,
-TRAINFLEET_HEAD is set and the working directory is the shared folder. Any machine that can reach
-the hosts can query and stop a job with its handle.
+(launch/remote_launch.py). The head, where TRAINFLEET_HEAD is set, starts, monitors and stops the
+nodes' processes. Its working directory is the shared folder. Any machine that can reach the hosts
+can query and stop a job with its handle.
 
 Tested with real network links, sshd, torchrun, kills and reboots (tests/drills). Not tested: EFA
 and Lustre.
@@ -94,7 +94,7 @@ class Ssh(Backend):
         self.config, self.fleet = config, config.fleet
         self._head = head or Head(config)
         self.hands_over = self._head.hands_over
-        self._looks: dict[str, Looks] = {}  # by token
+        self._looks: dict[str, Looks] = {}  # token → last known state
 
     def head(self) -> Head:
         return self._head
@@ -342,8 +342,9 @@ class Ssh(Backend):
         return self._head.place(run) if self.hands_over else OnHead(run)
 
     def learn(self, run: Run) -> None:
-        """Records the host problems of a run. Only the user's machine does so, because it plans the
-        next launch.
+        """Records the host problems that a run found.
+
+        Only the user's machine records them, because it plans the next launch.
         """
         if self.hands_over:
             self._head.quarantine.learn(run.read_events(), self._head.known)
@@ -471,7 +472,7 @@ def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) ->
 
 
 def pull_words(image: str, registry: str) -> str:
-    """Returns a shell command that inspects the image, after pulling it if it is missing."""
+    """Returns a shell command that inspects the image, pulling it first if it is missing."""
     look, pull = (
         f"{LOOK} {shlex.quote(image)}",
         f"docker pull --quiet {shlex.quote(image)} > /dev/null",

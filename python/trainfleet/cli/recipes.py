@@ -51,7 +51,8 @@ def config(variables: Variables, started: float) -> int:
 
 
 def linked(text: str, path: Path) -> str:
-    """Points a recipe's editor line to the schema, by a path relative to the folder of `path`.
+    """Adjusts the schema path in a recipe's editor comment, so that it is relative to the folder of
+    `path`.
 
     Uses the schema in the current folder, or else the one that comes with trainfleet.
     """

@@ -76,10 +76,10 @@ def watch(variables: Variables, started: float) -> int:
 
 
 def served(run: Run, port: int) -> Server:
-    """Returns the report server. It listens on `port`, or on the default port or any free port if
-    `port` is 0.
+    """Returns the report server.
 
-    Raises ConfigError if the port can't be used.
+    The server listens on `port`. If `port` is 0, it uses the default port or any free one. Raises
+    ConfigError if the port can't be used.
     """
     from ..report.server import Server
 
@@ -257,8 +257,8 @@ def _read(name: str) -> tuple[list[LogLine], int]:
 
 
 def stop(variables: Variables, started: float) -> int:
-    """Asks the launcher, on whichever machine it runs, for a clean stop. Waits until all processes
-    have exited.
+    """Asks the launcher for a clean stop, no matter which machine it runs on. Waits until all
+    processes have exited.
     """
     from ..launch import launching, run_location
     from ..launch.command import run_named

@@ -108,7 +108,7 @@ def _read_words(
     for before, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if not equals:
-            # Otherwise, the word is an option's value, such as the 5 in `--steps 5`.
+            # A word after an option is its value, such as the 5 in `--steps 5`.
             if "=" in before or word[:1] == "-" or before[:2] != "--":
                 fault = f"{show(word)} {_stranger(word, allowed, following)}"
                 problems.append(Problem(0, f"make {verb}", "", fault))
@@ -249,7 +249,7 @@ def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
 def flag(variables: Variables, name: str, other: str = "", default: bool = False) -> bool:
     """Returns whether a boolean variable is on.
 
-    1, true, yes and `other` mean on; 0, false and no mean off. Raises ConfigError for any other
+    1, true, yes and `other` mean on. 0, false and no mean off. Raises ConfigError for any other
     value.
     """
     value = variables.get(name, "").lower()

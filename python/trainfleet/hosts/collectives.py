@@ -1,5 +1,5 @@
-"""Runs nccom-test, AWS's benchmark of NeuronCore links: first on each node, and afterwards over EFA
-across all nodes.
+"""Runs nccom-test, AWS's benchmark of NeuronCore links: first on each node, then over EFA across
+all nodes.
 
 Documentation: awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools/nccom-test (SDK 2.32,
 2026-08-21). The multi-node benchmark starts its workers through MPI, so the first node needs
@@ -101,7 +101,7 @@ def try_collectives(
 
 
 def read(answer: Result | HostFailure | None) -> Collective | str:
-    """Parses a benchmark's last measurement. Returns why there is no result if it failed."""
+    """Returns the last measurement in a benchmark's output, or the reason why it has no result."""
     if not isinstance(answer, Result):
         return answer.message if answer else "no answer"
     try:

@@ -48,8 +48,8 @@ class Space:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about one node. Empty values mean absent. Versions are formatted as the tools print
-    them.
+    """Facts about one node. Empty values mean absent. Version strings are as printed by the
+    tools.
     """
 
     hostname: str = ""
@@ -82,8 +82,8 @@ class Facts:
     infiniband: tuple[str, ...] = ()  # RDMA adapters of any type
     ports: tuple[Port, ...] = ()  # ports of the RDMA adapters
     speeds: dict[str, int] = field(default_factory=dict)  # network card → Mbit/s
-    topology: Topology | None = None  # GPU topology; requires --links
-    slices: int = 0  # number of MIG slices; requires --links
+    topology: Topology | None = None  # GPU topology; read only with --links
+    slices: int = 0  # number of MIG slices; read only with --links
     uverbs: bool = False
     efa: str = ""  # EFA installer version
     fi_info: int = -1  # number of endpoints listed by `fi_info -p efa`, or -1 if fi_info is missing
@@ -120,7 +120,8 @@ class Facts:
     def address(self, host: Host) -> str:
         """Returns the address at which other nodes can reach this one.
 
-        If fleet.hosts contains a public address, this is the corresponding card's private address.
+        If fleet.hosts contains a public address, returns the private address of the corresponding
+        card.
         """
         card = self.card(host)
         own = [
@@ -134,7 +135,7 @@ class Facts:
 def read(
     transport: Transport, config: Config, hosts: Iterable[Host] | None = None, links: bool = False
 ) -> dict[Host, Facts | HostFailure]:
-    """Reads the facts of every host. Returns an error for each host where this failed.
+    """Reads the facts of every host. Returns a failure for each host that can't be read.
 
     With `links`, also reads the GPU topology, which takes an extra second.
     """

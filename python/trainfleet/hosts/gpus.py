@@ -38,7 +38,7 @@ class Topology:
     """Links between a node's GPUs.
 
     `fewest` and `most` are the minimum and maximum number of NVLinks per GPU pair. `near` lists the
-    network cards that are only PCIe switches away from a GPU.
+    network cards connected to a GPU through PCIe switches only.
     """
 
     fewest: int

@@ -135,7 +135,8 @@ class FleetHead:
         self._start(host, "launcher", "launcher", launcher.words, launcher, {})
 
     def appoint(self, host: Host, launcher: Launcher, number: int, term: int) -> None:
-        """Starts a standby on a host, which takes over if the launcher dies in term `term`.
+        """Starts a standby on a host, which takes over if the launcher fails. `term` is the term of
+        the previous launcher.
 
         If several standbys have been appointed, the one with the highest `number` wins.
         """

@@ -83,7 +83,7 @@ def _only_ours(folder: str) -> str:
 
 
 def read_left(text: str, folders: Iterable[str]) -> list[str]:
-    """Parses the list of files that `remove` kept in these folders.
+    """Parses the list of files that `remove` kept in `folders`.
 
     Raises Implausible if a file is outside the folders, or if there are more than MOST files per
     folder.

@@ -12,7 +12,7 @@ from ..config.host_list import Host as Host
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
 
-MANY = 4  # minimum number of hosts with the same message that share a line
+MANY = 4  # minimum number of hosts for grouping the same message into one line
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ def main(config: Config, whole: bool = True) -> int:
     wanted = replace(wanted_of(config), whole=whole)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
-        # The first round may only show the jump host's key. The hosts behind it show theirs in the
-        # next round.
+        # At first, only a jump host may show its key. The hosts behind it show theirs in the next
+        # round.
         while meet(transport, found.findings, is_agreed):
             found = survey(transport, config, wanted)
         with Board(transport.hosts) as board:

@@ -106,7 +106,7 @@ class Wanted:
 
     @property
     def interpreter(self) -> str:
-        """Returns the path of the nodes' Python interpreter with torch."""
+        """Returns the path of the nodes' Python interpreter, which has torch installed."""
         return self.fleet.python or f"{self.fleet.shared_folder}/{self.environment}/bin/python"
 
     @property
@@ -220,8 +220,8 @@ def neuron_step(platform: PinnedPlatform, why: str) -> InstallStep:
 
 
 def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Yields the step that installs the EFA kernel module and libfabric, and loads ib_uverbs, which
-    may be missing.
+    """Yields the step that installs the EFA kernel module and libfabric, and loads ib_uverbs if it
+    is missing.
     """
     if wanted.fabric != "efa" or not wanted.platform.efa:
         return

@@ -246,7 +246,7 @@ Advance = Callable[[int], object]
 
 
 def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str, int]:
-    """Downloads the folder `there`, and returns file → bytes.
+    """Downloads the folder `there`, and returns file → size in bytes.
 
     `here` must not exist. It is created once all files are complete.
 
@@ -287,7 +287,7 @@ def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
 
 
 def read_listing(text: str) -> dict[str, int]:
-    """Parses the output of `find` into file → bytes.
+    """Parses the output of `find` into file → size in bytes.
 
     Raises Implausible for malformed lines, unexpected names, or too many files or bytes.
     """

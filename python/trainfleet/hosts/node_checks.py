@@ -96,8 +96,8 @@ def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Yields findings about nodes that a scheduler allocated. Unlike `flaws`, omits what the
-    cluster's administrators are responsible for.
+    """Yields findings about nodes allocated by a scheduler. Runs only those checks in `flaws` that
+    apply if others administer the nodes.
     """
     for check in (
         disk,
@@ -403,7 +403,9 @@ def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that a node has Neuron devices, as many as the other nodes, with free NeuronCores."""
+    """Checks a node's number of Neuron devices and NeuronCores, that neuron-ls works, and that no
+    other program uses the NeuronCores.
+    """
     row = wanted.type
     if row is None or row.kind != "neuron":
         return

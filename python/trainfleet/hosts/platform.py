@@ -1,4 +1,4 @@
-"""Reads a platform's pinned versions, including those below Python, from
+"""Reads a platform's pinned versions, including drivers and system packages, from
 docker/platforms.lock.yaml.
 """
 
@@ -86,7 +86,7 @@ def load_platform(name: str) -> PinnedPlatform:
 
 
 def load_system(name: str) -> System:
-    """Returns the operating system with ParallelCluster's name `name`."""
+    """Returns an operating system by the name that ParallelCluster uses for it."""
     row = _read()["systems"][name]
     return System(row["python"], row["apt"])
 

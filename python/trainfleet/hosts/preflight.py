@@ -44,7 +44,8 @@ from .transport import GRACE, Transport
 # bandwidth test port, one below torchrun's default so that a running job does not block it
 PORT = 29399
 CONNECT_SECONDS = 10
-FABRIC_SECONDS = 150.0  # mostly for importing torch on all nodes concurrently
+# timeout in seconds; importing torch on all nodes concurrently takes most of it
+FABRIC_SECONDS = 150.0
 BANDWIDTH = "== bandwidth "
 SLOW_SHARE = 0.5  # share of the other nodes' bandwidth below which a node is reported as slow
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
@@ -199,7 +200,7 @@ def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> 
     return [Finding(host, "port", message, remedy) for host in shut]
 
 
-# Each node only opens and closes one TCP connection.
+# Scripts for the port check. Each node opens and closes only one TCP connection.
 LISTEN = """
 import socket, sys
 port, count, seconds = map(int, sys.argv[1:])
@@ -340,8 +341,8 @@ def speed_words(wanted: Wanted) -> tuple[str, ...]:
 
 
 def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]) -> list[Finding]:
-    """Returns findings about slow nodes. If no bandwidth is expected, compares the nodes with each
-    other. Pure.
+    """Returns findings about slow nodes. If the expected bandwidth is unknown, compares the nodes
+    with each other. Pure.
     """
     if least is not None and found.gbs >= least:
         return []

@@ -58,7 +58,7 @@ class Quarantine:
             ) from error
 
     def held(self, hosts: Iterable[Host]) -> dict[Host, QuarantineEntry]:
-        """Returns the entries of those given hosts that are quarantined."""
+        """Returns host → entry for the given hosts that are quarantined."""
         entries = self.entries()
         return {host: entries[host.identity] for host in hosts if host.identity in entries}
 

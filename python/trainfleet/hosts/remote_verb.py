@@ -24,7 +24,7 @@ from ..trust.errors import InputError
 ALONE = 130  # exit code of a verb whose user disconnected
 WORD = "-"  # placeholder argument; the verb is read from stdin instead
 PREFIX = "trainfleet-errand-"
-# variables whose effect is already in the config that is sent
+# variables that the sent config already reflects
 OURS = ("CONFIG", "RUN", "SET", "NODES")
 
 

@@ -351,8 +351,8 @@ class KnownHosts:
     def of(cls, ssh: SshConfig) -> KnownHosts:
         """Returns the known hosts for a config.
 
-        They come from the file in the config. It defaults to the fleet's and the user's known_hosts
-        files.
+        They come from the known_hosts file in the config, or otherwise from the fleet's and the
+        user's files.
         """
         if ssh.known_hosts:
             return cls(expanded(ssh.known_hosts, "fleet.ssh.known_hosts"), (), ssh.fingerprints)

@@ -6,8 +6,8 @@ The transport guarantees:
 - A dead link is detected within DEAD_AFTER + KEEPALIVE seconds. If a keepalive packet is not
   acknowledged, the kernel closes the connection (TCP_USER_TIMEOUT). paramiko would wait for
   minutes.
-- Behind a jump host, where TCP only reaches the jump host, a keepalive request that requires a
-  response detects dead links.
+- With a jump host, the TCP connection ends at the jump host, so dead links beyond it are detected
+  by a keepalive request that requires a response.
 - `timeout` is enforced on the node, even if the link is lost.
 - Secrets are sent through stdin, because all users of a node can see command lines in the process
   list.
@@ -82,7 +82,7 @@ class Transport:
         self._jump: Connection | None = None
         self._jump_failed: JumpFailed | None = None
         self._jump_tried = 0.0
-        self._took: list[float] = []  # durations of past connection attempts in seconds
+        self._took: list[float] = []  # seconds that successful connections took to open
 
     def __enter__(self) -> Transport:
         return self

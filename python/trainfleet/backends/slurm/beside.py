@@ -15,8 +15,8 @@ from ...trust.errors import ConfigError
 from ..base import LINKS, OWN_HEAD, Handle, JobSteps
 from .client import SlurmClient
 
-# Waits for a line on stdin, and cancels the folder's jobs when stdin closes. If no line arrived,
-# the guarded process died, so the script also removes the folder. A failed squeue is retried,
+# Script that cancels the folder's jobs when it reads a line from stdin or stdin closes. Without a
+# line, the guarded process died, so the script also removes the folder. A failed squeue is retried,
 # because it does not prove that no jobs remain.
 GUARD = """read -r over
 for _ in $(seq 180); do

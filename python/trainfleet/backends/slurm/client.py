@@ -127,8 +127,8 @@ Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
 def ask_here(
     words: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None
 ) -> Said:
-    """Runs a Slurm command on this machine, with `environment` or this process's environment.
-    Variables that match SAID are dropped.
+    """Runs a Slurm command on this machine. `environment` defaults to this process's environment.
+    Drops the variables whose prefix is in SAID.
 
     Raises:
         BackendError: the command does not exist, or times out.
@@ -166,7 +166,7 @@ def ask_here(
 
 
 def as_asked(words: Sequence[str], command: str) -> str:
-    """Returns the bash command that runs `words` without the variables that match SAID.
+    """Returns the bash command that runs `words` without the variables whose prefix is in SAID.
 
     `env` is the exception, because its purpose is to print these variables.
     """
@@ -233,7 +233,7 @@ class SlurmClient:
         return said.out
 
     def sbatch(self, words: Sequence[str], script: str, environment: Mapping[str, str]) -> Said:
-        """Runs sbatch with a script. Submissions and tests get the same environment."""
+        """Runs sbatch with a script, in the same environment for submissions and --test-only."""
         given = {name: os.environ[name] for name in (*GIVEN, CLUSTERS) if name in os.environ}
         return self.ask(["sbatch", *words], script, {**given, **environment})
 
@@ -283,7 +283,8 @@ class SlurmClient:
         said = self.ask(
             ["squeue", "--noheader", "--states=all", *which, f"--Format={form}"], "", None
         )
-        # squeue fails for a single purged job, but not if several jobs are requested.
+        # squeue fails if the only requested job has been purged, but not if several jobs are
+        # requested.
         if said.code and not FORGOTTEN.search(said.error):
             raise refused("squeue", said.error)
         return parse(said.out)
@@ -310,7 +311,7 @@ class SlurmClient:
         return self.nodes
 
     def _whole(self, job: SlurmJob) -> SlurmJob:
-        """Adds the user who cancelled the job, which only accounting records."""
+        """Adds the name of the user who cancelled a job, which only accounting records."""
         known = self.jobs.get(job.id)
         if job.state != CANCELLED or job.reason != NO_REASON:
             return job
@@ -367,7 +368,7 @@ def refused(command: str, said: str) -> BackendError:
 
 @dataclass(frozen=True)
 class Partition:
-    """Partition as reported by scontrol show partition."""
+    """Partition as reported by `scontrol show partition`."""
 
     name: str
     is_default: bool

@@ -184,7 +184,7 @@ def require_private(engine: SlurmClient) -> None:
 
 
 WAIT = 5.0  # connection timeout in seconds; a machine's kernel responds even under load
-AT_ONCE = 64  # maximum number of concurrent connections
+AT_ONCE = 64  # maximum concurrent connections
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}"
 # scontrol shows a port only if it differs from the default. Free text by an administrator comes
 # after all of these fields.

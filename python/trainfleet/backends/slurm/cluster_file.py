@@ -32,7 +32,7 @@ from ...plan.job import Artifact
 from ...process.install_paths import ROOT
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
-HEAD = "c5.4xlarge"  # head node instance type in the article
+HEAD = "c5.4xlarge"  # head node instance type in the AWS article that the recipe follows
 # Allowed SSH source if only Session Manager has access. ParallelCluster's default is all addresses.
 NOBODY = "127.0.0.1/32"
 # operating systems whose Python version is covered by the package lock
@@ -46,8 +46,8 @@ BOUGHT = {
     "block": "CAPACITY_BLOCK",
 }
 CHANGES = ["NEW", "CHANGED", "DELETED"]
-# Kind of NVIDIA kernel modules that ParallelCluster's images lack. Since version 3.8, they contain
-# only the open modules.
+# Type of NVIDIA kernel modules that ParallelCluster's images lack. Since version 3.8, the images
+# contain only the open modules.
 CLOSED = "proprietary"
 # Mount points that ParallelCluster rejects (its ReservedMountDirValidator).
 RESERVED = {

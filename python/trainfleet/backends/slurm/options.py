@@ -69,7 +69,7 @@ OURS = {  # option → config key that sets it, or "" if trainfleet hard-codes i
     ),
     **dict.fromkeys(("clusters", "no-kill", "uid", "gid", "ignore-pbs"), ""),
 }
-# Memory options. With fleet.exclusive, trainfleet sets them, because the job gets all of a node's
+# Memory options. With fleet.exclusive, trainfleet sets them so that a job gets all of a node's
 # memory.
 WHOLE_NODES = ("mem", "mem-per-cpu", "mem-per-gpu")
 
@@ -100,7 +100,7 @@ NAMED = {  # environment variable → option, if their names differ
     "SBATCH_TIMELIMIT": "time",
     "SLURM_HINT": "hint",
 }
-# Options that a site may set. All other variables either set an option of trainfleet or do not
+# Options that a site may set. All other variables either set one of trainfleet's options or do not
 # affect where and how a job runs.
 KNOWN = re.compile(
     "account|acctg-freq|batch|bb|cluster-constraint|constraint|core-spec|cpu-freq|cpus-per-gpu|delay-boot|distribution|gpu-bind|"

@@ -342,8 +342,8 @@ class Cluster(Machines):
         return state.instance if self.config.fleet.aws.ssm_only else state.address
 
     def left(self) -> list[str]:
-        """Returns one line for the cluster, and one with the cost of each resource with this
-        config's tag.
+        """Returns one line for the cluster, and one line with the cost of each resource that has
+        this config's tag.
         """
         state = self.look()
         if state and state.maker not in ("", self.config.fleet_name):

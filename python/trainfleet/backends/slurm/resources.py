@@ -28,7 +28,7 @@ from .client import SlurmClient, read_partitions
 COLUMNS = "%D|%c|%m|%R|%N|%G|%f"
 MOST_ROWS = 1000
 FREE_WITHIN = (
-    20  # seconds to wait for a free node to examine; if none is free, sinfo's report must suffice
+    20  # seconds to wait for a free node to examine; without one, only sinfo's report is used
 )
 LOOK_MINUTES = 2
 
@@ -83,8 +83,8 @@ def describe(rows: list[Nodes]) -> Iterator[str]:
 
 
 def devices_of(rows: list[Nodes]) -> Devices | None:
-    """Derives fleet.accelerator from the gres and features in sinfo's report. Returns None unless
-    exactly one accelerator model matches.
+    """Derives fleet.accelerator from the gres and features in sinfo's report, or returns None
+    unless exactly one accelerator model matches.
     """
     gpus = {found for row in rows if (found := gpus_of(row.gres))}
     if len(gpus) != 1:
