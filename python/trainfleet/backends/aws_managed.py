@@ -137,7 +137,7 @@ class Consoles:
     def _spoke(self, console: Console, address: str) -> set[int]:
         """Returns the nodes whose logs in S3 have grown since the containers started."""
         found = s3.list_objects(f"{address}/logs/node-")
-        since = int(console.began)  # S3 timestamps have a resolution of one second
+        since = int(console.began)  # S3 timestamps have one-second resolution
         return {
             int(match[1])
             for one in found

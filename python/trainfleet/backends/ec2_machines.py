@@ -163,7 +163,7 @@ ROUNDS = 3  # removal attempts; the first can miss resources that were just crea
 
 @contextlib.contextmanager
 def told_of(what: str, then: str) -> Iterator[None]:
-    """Warns on Ctrl-C that AWS continues the operation, because Ctrl-C ends only this program."""
+    """Warns on Ctrl-C that AWS may still be working, because Ctrl-C ends only this program."""
     try:
         yield
     except KeyboardInterrupt:
@@ -243,7 +243,7 @@ class Stacked(Machines):
                 )
 
             self.cloud.make(self.bad(), show, board.say)
-        self.__dict__.pop("foreseen", None)  # stale after this update
+        self.__dict__.pop("foreseen", None)  # the cached plan is stale after this update
 
     def apply(self) -> int:
         self.make()

@@ -100,7 +100,7 @@ class Hosts:
         self.folder = config.fleet.shared_folder or ""
         self.head = FleetHead(transport, config, python, code)
         self.mirror = Mirror(transport, self.folder, code, python, run.folder)
-        self.now = 0.0  # fleet time at the last refresh
+        self.now = 0.0  # time on the fleet's clock at the last refresh
         self.entry: Host | None = None  # host that responded last
         # Stale heartbeats: they did not change while `is_running` waited.
         self.silent: tuple[Holder | None, Standby | None] = (None, None)
@@ -188,8 +188,8 @@ class Hosts:
         return answer.stdout
 
     def _first(self) -> Host:
-        """Returns the last host that responded. If there is none yet, tries the first FEW hosts,
-        and falls back to the first.
+        """Returns the last host that responded. If it is unknown, tries the first FEW hosts, and
+        falls back to the first.
         """
         if self.entry is None:
             few = self.transport.hosts[:FEW]

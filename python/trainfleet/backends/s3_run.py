@@ -1,5 +1,5 @@
-"""Stores runs in S3 if their nodes share no disk. Any machine with access to the bucket can read
-and stop them.
+"""Place of runs that are stored in S3, because their nodes share no disk. Any machine with access
+to the bucket can read and stop these runs.
 """
 
 from __future__ import annotations

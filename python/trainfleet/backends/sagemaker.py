@@ -73,7 +73,7 @@ WORDS = {
 AGAIN = ("Interrupted", "Restarting")
 EXIT = re.compile(r"exit code:? ([0-9]{1,9})\b", re.IGNORECASE)
 NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
-STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
+STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # log stream name: <job>/algo-<host>-<seconds>
 STOP = "StopTrainingJob"
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
@@ -218,7 +218,7 @@ class SageMaker(Hosted):
         )
 
     def end(self, handle: Handle) -> str:
-        with passing("ValidationException"):  # the job ended in the meantime
+        with passing("ValidationException"):  # raised if the job has already ended
             self.calls("sagemaker", STOP, TrainingJobName=handle.id)
         return f"aws sagemaker describe-training-job --training-job-name {handle.id}"
 

@@ -28,7 +28,7 @@ CHANNEL = "dataset"
 # a few hundred GB takes minutes.
 COPIES = 1.0e9
 PATIENCE = 60.0  # maximum seconds that accelerators may wait for a copy, unless input_mode is set
-LEAST_DISK, MOST_DISK = 100, 16384  # GiB
+LEAST_DISK, MOST_DISK = 100, 16384  # minimum and maximum disk size in GiB
 LONGEST = 672  # maximum hours: 28 days, SageMaker's limit
 # maximum characters of an argument, and of an environment variable's value
 WORDS, VALUES = 256, 512

@@ -127,7 +127,7 @@ class Ssh(Backend):
             yield "fleet.nodes", f"one head can't watch {fleet.nodes} nodes over SSH: {most}"
         try:
             hosts = parse_hosts(fleet.hosts)
-        except ValueError:  # config validation reports this error
+        except ValueError:  # config validation reports malformed hosts
             return
         # A fleet without hosts can be planned, but not launched (hosts/fleet.py).
         if 0 < len(hosts) < fleet.nodes:

@@ -152,7 +152,7 @@ def _end(place: Place, run: Run, variables: Variables, sure: bool) -> None:
         raise ConfigError.of(str(run.folder), "is running; nothing was changed", next=then)
     if running or (begun and not launching.cancel(place, run, begun)):
         run_location.stop(place, run, variables)
-    run_location.end(variables)  # even if the run ignored the stop request
+    run_location.end(variables)  # kill the run if it ignored the stop request
 
 
 def _require_consent(machines: Machines) -> None:

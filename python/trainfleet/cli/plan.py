@@ -40,7 +40,7 @@ def plan(variables: Variables, started: float) -> int:
     whole = flag(variables, "VERBOSE", default=whole)
     plan, changes = _planned(config, derived, bill, prospect, whole)
     if compiles_ahead(config):
-        from ..launch import compiling  # importing this module loads the trainer
+        from ..launch import compiling  # deferred, because it loads the trainer
 
         print("\n".join(compiling.outlook(config)), end="")
     if out:

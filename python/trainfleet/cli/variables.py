@@ -61,8 +61,8 @@ SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE", "O
 Variables = dict[str, str]
 TEXTS = ("PROMPT", "SET")  # variables of unlimited length
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
-LEAST, MOST = 1e-9, 1e18  # bounds of a numeric amount
-LARGEST = 10**18 - 1  # maximum integer
+LEAST, MOST = 1e-9, 1e18  # bounds of numeric variables
+LARGEST = 10**18 - 1  # maximum value of integer variables
 # Maximum characters of a value, as for a path. A longer value is probably the contents of a file.
 LONGEST = 4096
 # Variables that may be empty, because the verbs validate them.
@@ -197,9 +197,9 @@ def typed(variables: Variables) -> str:
     """
     words = {name: variables[name] for name in ("CONFIG", "SET", "NODES") if name in variables}
     if "RUN" in variables:
-        # more verbs accept CONFIG than RUN
+        # pass CONFIG, because more verbs accept it than RUN
         words["CONFIG"] = str(run_of(variables["RUN"]).document)
-    if whole(words.get("NODES", "")) is None:  # make scaling accepts several numbers
+    if whole(words.get("NODES", "")) is None:  # only make scaling accepts several node counts
         words.pop("NODES", None)
     return "".join(f" {name}={shlex.quote(value)}" for name, value in words.items())
 
@@ -239,7 +239,7 @@ def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
     """Suggests a SET= argument if a word such as STEPS, --steps or train.steps matches a config
     key. Returns "" otherwise.
     """
-    from ..config.schema import key_named  # loads YAML
+    from ..config.schema import key_named  # deferred, because it loads YAML
 
     key = key_named(word.lstrip("-").lower().replace("-", "_")) if "SET" in allowed else ""
     plain = re.fullmatch(r"[\w.,:/+-]+", value)

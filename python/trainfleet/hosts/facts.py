@@ -53,7 +53,7 @@ class Facts:
     """
 
     hostname: str = ""
-    os: str = ""  # for example `ubuntu 22.04`
+    os: str = ""  # distribution and version, for example `ubuntu 22.04`
     kernel: str = ""
     machine: str = ""
     boot_id: str = ""
@@ -61,14 +61,14 @@ class Facts:
     root: bool = False  # whether the user is root or has passwordless sudo
     cores: int = 0
     memory_kib: int = 0
-    memlock: str = ""  # KiB, or `unlimited`
+    memlock: str = ""  # limit on locked memory: KiB, or `unlimited`
     nofile: int = 0
     disk: Space | None = None
     shared: Space | None = None  # file system that contains, or will contain, fleet.shared_folder
     shared_folder: str = ""  # "writable", "read-only", or "" if it does not exist
     owner: str = ""  # owner of fleet.shared_folder
     has: tuple[str, ...] = ()  # existing files, out of those that setup creates or requires
-    lacks: tuple[str, ...] = ()  # missing programs
+    lacks: tuple[str, ...] = ()  # programs that are not installed
     authorized: bool = False  # whether authorized_keys contains the head's key
     # types of the PCI devices (nvidia, efa, neuron ...), one entry per device
     bus: tuple[str, ...] = ()

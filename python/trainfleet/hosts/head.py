@@ -30,9 +30,9 @@ from .transport import Transport
 TIMEOUT = 60.0
 # file in the run folder that contains the launcher's requests, next to launch.yaml
 ORDER = "launch.json"
-# in the run folder, because runs can have different hosts
+# known_hosts file in the run folder, because runs can have different hosts
 KNOWN_HOSTS = "{}/known_hosts"
-KEY = "~/.ssh/id_trainfleet"  # also created by scripts/head_key.sh
+KEY = "~/.ssh/id_trainfleet"  # the head's SSH key, which scripts/head_key.sh can also create
 ADMIT = r"""umask 077
 f=~/.ssh/authorized_keys
 mkdir -p ~/.ssh && touch "$f"

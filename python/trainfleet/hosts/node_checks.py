@@ -26,10 +26,10 @@ from .install_steps import ON_NODES, Wanted, steps
 FleetFacts = Mapping[Host, Facts]
 Check = Callable[[FleetFacts, Wanted], Iterator[Finding]]
 
-LEAST_DISK_GB = 5.0  # enough for logs, caches and a core dump, or for a driver build
-# seconds; a larger offset breaks TLS certificates, make and the order of log lines
+LEAST_DISK_GB = 5.0  # enough space for logs, caches and a core dump, or for a driver build
+# Maximum clock offset in seconds. A larger one breaks TLS certificates, make and the log order.
 CLOCK_TOLERANCE = 2.0
-# A host is slow if it takes 5 times as long as the median and more than 2 s.
+# A host is slow if it takes more than 5 times the median, and more than 2 s.
 SLOW_FACTOR, SLOW_SECONDS = 5.0, 2.0
 MEMORY_SHARE = 0.9  # minimum share of an instance type's memory; the kernel reserves a few percent
 SUPPORTED = ("ubuntu 22.04", "ubuntu 24.04", "amzn 2023", "debian 12")
@@ -167,7 +167,7 @@ def exposed(facts: FleetFacts) -> Iterator[str]:
     authentication.
     """
     head = next(iter(facts), None)
-    with suppress(ValueError):  # a hostname is not an IP address
+    with suppress(ValueError):  # ignore hostnames, which are not IP addresses
         if head and len(facts) > 1 and ip_address(address := facts[head].address(head)).is_global:
             yield (
                 f"warning: the rendezvous address {address} is public: anyone who can reach "

@@ -30,7 +30,7 @@ SECONDS, DAY = 3.0, 86400.0
 MOST = 1 << 24  # maximum bytes per page; Neuron's package list is about 100 KB
 EFA = "https://efa-installer.amazonaws.com/aws-efa-installer-{}.tar.gz"
 APT = "https://apt.repos.neuron.amazonaws.com/dists/{}/main/binary-amd64/Packages"
-DRIVER = "aws-neuronx-dkms"  # host driver, which images do not need
+DRIVER = "aws-neuronx-dkms"  # driver package that only hosts need, not images
 IMAGE = "ubuntu2404"  # operating system of the Docker base images
 DOCKER = "https://registry-1.docker.io/v2/{}/manifests/{}"
 # URL that issues the token required to read a manifest:

@@ -47,7 +47,7 @@ class PinnedPlatform:
     nvidia: str = ""  # driver branch to install on nodes without a driver
     nvidia_least: str = ""  # minimum driver version in a machine image
     nvidia_below: str = "-"  # first driver version that is too new, or - if there is no upper bound
-    kernel_modules: str = ""  # open or proprietary
+    kernel_modules: str = ""  # type of NVIDIA kernel modules: open or proprietary
     efa: str = ""  # EFA installer version
     efa_least: str = ""  # minimum EFA installer version in a machine image
     ofi_nccl: str = ""  # minimum version of the NCCL plugin for EFA

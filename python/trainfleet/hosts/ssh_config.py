@@ -215,7 +215,7 @@ def _lines(path: Path, seen: set[Path]) -> Iterator[ConfigLine]:
     Relative includes are below ~/.ssh (ssh_config(5)).
     """
     seen.add(path)
-    home = f"~{host_marker.user()}"  # ssh ignores HOME
+    home = f"~{host_marker.user()}"  # ssh ignores $HOME
     for number, text in enumerate(
         untrusted_input.read_bytes(path, LARGEST).decode().split("\n"), 1
     ):
@@ -226,7 +226,7 @@ def _lines(path: Path, seen: set[Path]) -> Iterator[ConfigLine]:
             whole = Path(
                 home, ".ssh", re.sub("^~(?=/)", home, name) if name[:1] == "~" else name
             ).expanduser()
-            for found in map(Path, sorted(glob.glob(str(whole)))):  # noqa: PTH207 - `**` is no more than `*`, as for glob(3)
+            for found in map(Path, sorted(glob.glob(str(whole)))):  # noqa: PTH207 - `**` means `*`, as in glob(3)
                 yield from _lines(found, seen) if found not in seen else ()
 
 
@@ -305,7 +305,7 @@ def fits(pattern: str, host: str) -> bool:
 def read_lines(path: Path) -> Iterator[KnownKey]:
     """Yields the lines of a known_hosts file. Skips malformed lines, as ssh does."""
     for text in path.read_bytes().decode(errors="replace").split("\n"):
-        with suppress(ValueError):  # the key is not valid base64
+        with suppress(ValueError):  # skip keys that are not valid base64
             if match := LINE.fullmatch(text.strip()):
                 line = KnownKey(match[1] or "", match[2], match[3], base64.b64decode(match[4]))
                 if line.key[4:].startswith(line.kind.encode()):

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 Sink = Callable[[bytes], object]
 # Marks the beginning of the output, because a login shell may print a greeting before it.
 OUTPUT_BEGINS = b"== trainfleet\n"
-GREETING = 1 << 20  # maximum bytes before the mark
+GREETING = 1 << 20  # maximum size of a greeting before the mark, in bytes
 
 
 def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> int:

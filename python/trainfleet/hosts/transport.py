@@ -367,7 +367,7 @@ def bounded(command: str, timeout: float) -> str:
     which sh decodes.
     """
     mark = f"echo '{OUTPUT_BEGINS.decode().strip()}'"
-    marked = f"{mark}\n{mark} >&2\n{command}"  # separates the output from a login shell's greeting
+    marked = f"{mark}\n{mark} >&2\n{command}"  # separates a login shell's greeting from the output
     encoded = base64.b64encode(marked.encode()).decode()
     # If the node has no base64, the command must fail instead of doing nothing.
     decoded = f"echo {encoded} | base64 -d || echo exit 127"
@@ -381,7 +381,7 @@ def end_when_dead(link: socket.socket) -> None:
     if sys.platform == "linux":
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_AFTER * 1000))
     else:
-        # TCP_RXT_CONNDROPTIME in Darwin's netinet/tcp.h
+        # 0x80 is TCP_RXT_CONNDROPTIME in Darwin's netinet/tcp.h.
         link.setsockopt(socket.IPPROTO_TCP, 0x80, int(DEAD_AFTER))
 
 

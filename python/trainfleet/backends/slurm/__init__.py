@@ -128,7 +128,7 @@ class Login(Head):
 
     @property
     def leads(self) -> bool:
-        return False  # Slurm jobs need no launcher
+        return False  # no standby, because Slurm jobs need no launcher
 
     def known(self, name: str) -> Host | None:
         return as_slurm_says(name)
@@ -368,7 +368,7 @@ class Slurm(Backend):
             return Status(phase, self._why_waiting(job), job.restarts + 1)
         exits = exits if start == job.restarts else {}
         if len(exits) == handle.nodes or any(exits.values()):
-            self.engine.wake()  # Slurm's state will change soon
+            self.engine.wake()  # poll soon, because Slurm's state is about to change
         if phase is Phase.RUNNING and handle.token in self._asked:
             phase = Phase.STOPPING
         words = STARTS.get(job.state) or (

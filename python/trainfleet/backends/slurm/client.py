@@ -100,7 +100,10 @@ SILENT = 60.0  # maximum polling interval in seconds while slurmctld does not re
 # Reason and Comment are free text, which can contain `|`. Therefore Reason is the last field, and
 # `submit` writes no `|` to the comment.
 FIELDS = ("JobID", "State", "RestartCnt", "NodeList", "Dependency", "Comment", "Reason")
-CANCELLED, NO_REASON = "CANCELLED", "None"  # values in squeue's output
+CANCELLED, NO_REASON = (
+    "CANCELLED",
+    "None",
+)  # squeue's values for a cancelled job and no reason
 GONE = "GONE"  # state of a job that neither squeue nor sacct lists
 FORGOTTEN = re.compile(r"(?i)invalid job id")
 COMMENT = "trainfleet"
@@ -120,7 +123,7 @@ class Said:
 SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
 # Environment variables that every job inherits from this process.
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
-CLUSTERS = "SLURM_CLUSTERS"  # applies to all Slurm commands
+CLUSTERS = "SLURM_CLUSTERS"  # environment variable that applies to all Slurm commands
 Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
 
 
@@ -186,7 +189,7 @@ class SlurmJob:
     reason: str = ""
     restarts: int = 0
     nodes: str = ""
-    dependency: str = ""  # for example afterok:7(unfulfilled)
+    dependency: str = ""  # squeue's dependency, for example afterok:7(unfulfilled)
     comment: str = ""
 
 
@@ -332,7 +335,7 @@ class SlurmClient:
         rows = [line.split("|") for line in said.out.splitlines() if line.startswith(f"{number}|")]
         if said.code or not rows:  # the cluster has no accounting
             return SlurmJob(number, GONE)
-        state, _, by = rows[-1][1].partition(" ")  # for example CANCELLED by 1000
+        state, _, by = rows[-1][1].partition(" ")  # the state may be `CANCELLED by 1000`
         return SlurmJob(number, state, by, 0, rows[-1][2] if len(rows[-1]) > 2 else "")
 
 

@@ -232,7 +232,7 @@ def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress
     try:
         usual = PORT.search(engine.run("scontrol", "show", "config"))
         rows = engine.run("scontrol", "--oneliner", "show", "node", ",".join(asked)).splitlines()
-    except BackendError:  # slurmctld is restarting
+    except BackendError:  # slurmctld is restarting, so the addresses are unknown
         return {}
     found = [match for row in rows if (match := NODE.match(row)) and match[1] in asked]
     ports = [untrusted_input.whole(match[3] or (usual[1] if usual else "")) for match in found]

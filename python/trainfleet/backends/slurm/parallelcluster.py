@@ -108,7 +108,7 @@ class Cluster(Machines):
 
         Returns an empty tuple if everything is up to date.
         """
-        state = self.look() if is_there() else None  # planning works without pcluster
+        state = self.look() if is_there() else None  # a plan does not require pcluster
         return self._all(state, self._cluster(state) if is_there() else self._wanted(None))
 
     def _all(
@@ -368,7 +368,7 @@ class Cluster(Machines):
         except BackendError:
             Sweep(
                 self.calls, own.stack, say
-            ).end_instances()  # stops their cost even if pcluster fails
+            ).end_instances()  # stop paying for instances even if pcluster fails
             raise
         stay = own.remove(purge, say)
         prove_gone(
