@@ -7,8 +7,8 @@ only the service has its output. That output goes to logs/engine-<i>.log.
 
 Secrets are passed by reference, because requests must not contain secret values. If
 fleet.secret_arns maps a name in fleet.secrets to an ARN, the job uses that ARN. All other values
-are read on the launching machine and stored in SSM as the SecureString /trainfleet/<config>/<NAME>,
-until `make clean` deletes them.
+are read on the launching machine and stored in SSM as the SecureString /trainfleet/<config>/<NAME>.
+`make clean` deletes them.
 """
 
 from __future__ import annotations

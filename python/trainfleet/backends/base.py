@@ -333,14 +333,14 @@ class Backend(Protocol):
         """Records the host problems that the run's latest launch found."""
 
     def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
-        """Returns node → reason for each of these machines that does not respond.
+        """Returns node → reason for each machine in `hosts` that does not respond.
 
         Returns an empty mapping if `status` already reports unreachable nodes.
         """
         return {}
 
     def cut_off(self, handle: Handle) -> str:
-        """Returns this machine's name if it can't reach any other host of the job and another host
+        """Returns this machine's name if it is cut off from the job's other hosts and another host
         can lead, or "" otherwise.
         """
         return ""

@@ -54,8 +54,8 @@ class Input:
 
 
 def input_of(config: Config, size: int | None) -> Input:
-    """Selects the input mode for a dataset of `size` bytes, or None if the size is unknown or the
-    dataset does not exist yet.
+    """Selects the input mode for a dataset of `size` bytes. A `size` of None means that it is
+    unknown, or that the dataset does not exist yet.
     """
     asked, copying = config.fleet.sagemaker.input_mode, (size or 0) / COPIES
     words = {

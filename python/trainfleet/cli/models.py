@@ -157,8 +157,8 @@ def eval(variables: Variables, started: float) -> int:
 
 
 def export(variables: Variables, started: float) -> int:
-    """Exports the latest checkpoint to the folder OUT, in Hugging Face format or in the NxD Core
-    format that FORMAT specifies.
+    """Exports the latest checkpoint to the folder OUT. FORMAT selects Hugging Face (the default) or
+    NxD Core.
     """
     from ..config import platforms
 

@@ -1,9 +1,9 @@
 """Preflight: time-limited tests that nodes must pass before a multi-node job starts.
 
 First, the nodes' facts are checked (node_checks.py). The remaining tests run on the hosts that
-passed: all must see the same shared folder, and be able to connect to the head. An all-reduce must
-reach the bandwidth expected for the instance type. If it does not, the nodes are tested in pairs to
-find the slow one.
+passed. All of these hosts must see the same shared folder, and be able to connect to the head. An
+all-reduce must reach the bandwidth expected for the instance type. If it does not, the nodes are
+tested in pairs to find the slow one.
 """
 
 from __future__ import annotations

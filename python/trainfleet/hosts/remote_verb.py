@@ -1,8 +1,8 @@
-"""Sends a verb as one line of JSON to a machine with access to the run folder, where `python -m
-trainfleet -` runs it.
+"""Sends a verb as one line of JSON to a machine with access to the run folder. `python -m
+trainfleet -` runs the verb there.
 
 Values that must not appear on a command line, such as prompts and configs, are sent through stdin.
-stdin stays open while the user waits. When it closes, the process and its children exit.
+It stays open while the user waits. When it closes, the process and its children exit.
 """
 
 from __future__ import annotations

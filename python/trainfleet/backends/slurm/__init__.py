@@ -2,9 +2,9 @@
 and where jobs run.
 
 This package runs in two places. A machine with sbatch, such as a login node, plans, submits,
-follows and stops jobs, in a folder that all nodes see. Any other machine forwards its commands to
-the machine with sbatch in fleet.hosts (launch/remote_launch.py), as the ssh backend does to its
-head.
+follows and stops jobs. Its working directory must be visible to all nodes. Any other machine
+forwards its commands to the machine with sbatch in fleet.hosts (launch/remote_launch.py). The ssh
+backend forwards commands to its head in the same way.
 
 A job continues without its launcher. Slurm requeues it after a node failure or preemption. The
 batch script requeues it at the time limit, or after a failure that is worth a retry (sbatch.py).

@@ -1,5 +1,5 @@
-"""Checks whether a cluster can run a job before it is submitted, because sbatch would otherwise
-reject it or leave it pending forever.
+"""Checks whether a cluster can run a job before it is submitted. Otherwise, sbatch might reject the
+job, or leave it pending forever.
 
 While a job runs, also checks whether its nodes respond, because Slurm detects a dead node only
 after SlurmdTimeout. Each check opens a TCP connection to slurmd's port on the node. A refused

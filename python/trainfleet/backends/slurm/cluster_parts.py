@@ -90,11 +90,12 @@ PORTS = (988, 1023)  # range of Lustre's TCP ports
 
 
 def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") -> Row | None:
-    """Returns the file system that an earlier cluster of this config left.
+    """Returns the file system that an earlier cluster of this config left, or None if it does not
+    exist.
 
-    Returns None if it does not exist, if the config needs no file system, or if the existing
-    cluster already created one. `maker` is the config that created the existing cluster, and
-    `stack` is the ARN of that cluster's stack.
+    Also returns None if the config needs no file system, or if the existing cluster already created
+    one. `maker` is the config that created the existing cluster, and `stack` is the ARN of that
+    cluster's stack.
     """
     if not makes_file_system(config):
         return None
