@@ -116,8 +116,9 @@ def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Yields an obstacle if the queue does not accept jobs or has no compute environment for the
-    config's nodes.
+    """Checks whether the job queue accepts jobs and has a compute environment for the config's nodes.
+
+    Yields an obstacle for each problem.
     """
     found = calls("batch", "DescribeJobQueues", jobQueues=[name]).get("jobQueues", ())
     if not found:

@@ -100,10 +100,8 @@ SILENT = 60.0  # maximum polling interval in seconds while slurmctld does not re
 # Reason and Comment are free text, which can contain `|`. Therefore Reason is the last field, and
 # `submit` writes no `|` to the comment.
 FIELDS = ("JobID", "State", "RestartCnt", "NodeList", "Dependency", "Comment", "Reason")
-CANCELLED, NO_REASON = (
-    "CANCELLED",
-    "None",
-)  # squeue's values for a cancelled job and no reason
+# squeue's state of a cancelled job, and its value for a missing reason
+CANCELLED, NO_REASON = "CANCELLED", "None"
 GONE = "GONE"  # state of a job that neither squeue nor sacct lists
 FORGOTTEN = re.compile(r"(?i)invalid job id")
 COMMENT = "trainfleet"
