@@ -116,7 +116,7 @@ def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Checks whether the job queue accepts jobs and has a compute environment for the config's nodes.
+    """Checks whether the job queue accepts jobs and has a compute environment for the nodes.
 
     Yields an obstacle for each problem.
     """
