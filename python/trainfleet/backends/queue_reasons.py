@@ -99,12 +99,10 @@ def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
 
 
 def enabling(queue: str) -> str:
-    """Returns the command that enables the queue."""
     return f"aws batch update-job-queue --job-queue {queue} --state ENABLED"
 
 
 def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the queue's compute environments."""
     names = [entry["computeEnvironment"] for entry in queue.get("computeEnvironmentOrder", ())]
     if not names:
         return []

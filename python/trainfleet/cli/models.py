@@ -64,7 +64,6 @@ def checkpoints(variables: Variables, started: float) -> int:
 
 
 def row(entry: ListedCheckpoint) -> tuple[str, ...]:
-    """Returns a checkpoint's table row."""
     from ..report.history import decimal, layout, moment, size
 
     commit, state = entry.commit, f"broken: {entry.fault}" if entry.fault else "good"

@@ -96,6 +96,5 @@ def _planned(
 
 
 def _say(lines: Iterable[str]) -> None:
-    """Prints the lines, if any."""
     if text := "\n".join(lines):
         print(text)

@@ -12,7 +12,7 @@ from ..config.host_list import Host as Host
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
 
-MANY = 4  # minimum number of hosts for grouping the same message into one line
+MANY = 4  # minimum number of hosts that are grouped if they have the same message
 
 
 @dataclass(frozen=True)

@@ -403,7 +403,6 @@ class Slurm(Backend):
         return words
 
     def _is_of(self, token: str, folder: Path, number: str) -> bool:
-        """Returns whether the Slurm job has this token."""
         if claimant := job_starts.number(folder, token):
             return claimant == number
         job = self.engine.mine().get(number)
