@@ -1,5 +1,5 @@
-"""Backends: the places where jobs run. Only this package and launch/ know which backend a config
-names and what that backend can do.
+"""Backends that run jobs. Only this package and launch/ know which backend a config uses and what
+it supports.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ OURS = {
 
 
 class Backends(Mapping[str, type[Backend]]):
-    """Mapping from backend name to class, including backends of installed packages
+    """Mapping from backend name to class, including backends from installed packages
     (process/plugins.py).
 
-    A class is imported on first use, because importing all of them takes 0.06 s.
+    Each class is imported on first access, because importing all of them takes 0.06 s.
     """
 
     def __getitem__(self, name: str) -> type[Backend]:
@@ -74,32 +74,32 @@ BACKENDS = Backends()
 
 @functools.cache
 def backend_of(config: Config) -> Backend:
-    """Returns the config's backend. The instance is cached because it keeps connections open."""
+    """Returns the config's backend. The instance is cached because it holds open connections."""
     return BACKENDS[config.fleet.backend](config)
 
 
 def terms_of(name: str) -> BackendTerms:
-    """Returns the rules that a backend adds to config validation."""
+    """Returns the backend's config validation rules."""
     return replace(terms_to_examine(name), refuse=_refuse)
 
 
 def terms_to_examine(name: str) -> BackendTerms:
-    """Returns the rules of `terms_of` without the check for unknown accelerators. `make doctor`
-    uses them because it identifies the accelerators.
+    """Returns the validation rules without the check for unknown accelerators. `make doctor` uses
+    them, because it detects the accelerators.
     """
     here = BACKENDS[name].is_here
     return BackendTerms(_node_here if here else _node_elsewhere, _refuse_known, here)
 
 
 def is_guest(config: Config) -> bool:
-    """Tells whether the machines belong to another config. Only that config creates, changes and
-    removes them.
+    """Returns whether this config uses machines that another config owns. Only the owning config
+    creates, changes and removes them.
     """
     return config.fleet_name != config.name and Can.MACHINES in BACKENDS[config.fleet.backend].can
 
 
 def shared(config: Config) -> Config:
-    """Returns a config for runs under other names that use this config's machines."""
+    """Returns a config that keeps using this config's machines even if its name is changed."""
     from .supported_keys import honours
 
     if not honours(config, "fleet.aws.share_fleet_of"):
@@ -113,7 +113,7 @@ def shared(config: Config) -> Config:
 
 
 def _node_here(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
-    """Returns the node that the local backend simulates: an equal share of this machine's
+    """Returns the simulated node of the local backend: an equal share of this machine's
     accelerators.
     """
     if row is None or not row.owned:
@@ -136,8 +136,8 @@ def _node_elsewhere(row: node_types.NodeType | None, nodes: int) -> node_types.N
 
 
 def _refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the settings that the backend refuses or does not support, and an error if the nodes'
-    accelerators are unknown.
+    """Yields an error for each setting that the backend rejects, and one if the nodes' accelerators
+    are unknown.
     """
     fleet = config.fleet
     if (
@@ -151,7 +151,7 @@ def _refuse(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
-    """Like `_refuse`, without the check for unknown accelerators."""
+    """Yields the same errors as `_refuse`, except for unknown accelerators."""
     backend, own = BACKENDS[config.fleet.backend], config.fleet.accelerator
     yield from backend.refuse(config)
     if config.fleet.options and backend.name in OURS and not backend.is_here:
@@ -162,7 +162,7 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
         counts = f"the {backend.name} backend uses AWS prices"
         yield "fleet.accelerator.usd_per_hour", f"{own.usd_per_hour:g}: {counts}; remove it"
     if config.fleet.on_slow_node == "replace" and Can.LEAVE_OUT not in backend.can:
-        # Only built-in backends: a backend of an installed package may fail to import.
+        # List only built-in backends, because importing a third-party backend can fail.
         able = ", ".join(name for name in OURS if Can.LEAVE_OUT in BACKENDS[name].can)
         yield (
             "fleet.on_slow_node",
@@ -172,8 +172,8 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_arm(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the settings that need x86-64 builds, if the nodes have ARM processors (GB200 or
-    GH200).
+    """Yields an error for each setting that requires x86-64 builds if the nodes have ARM CPUs
+    (GB200 or GH200).
     """
     fleet, kind, backend = config.fleet, config.fleet.node_type, BACKENDS[config.fleet.backend]
     if kind is None or kind.accelerator is None or not kind.accelerator.arm:

@@ -1,13 +1,14 @@
-"""Common part of the AWS Batch and SageMaker backends, which poll a job and stop it by an API
-request.
+"""Shared base of the AWS Batch and SageMaker backends, which poll and stop jobs through the
+service's API.
 
-The entrypoint's log in S3 is preferred, because it is complete, only seconds old, and next to the
-checkpoints. If a node died before its entrypoint started or could not write to S3, only the service
-has its output. Those lines go to logs/engine-<i>.log.
+The entrypoint writes its log to S3, next to the checkpoints. That log is preferred because it is
+complete and only seconds old. If a node fails before its entrypoint starts, or can't write to S3,
+only the service has its output. That output goes to logs/engine-<i>.log.
 
-Secrets are passed by reference, because no request may contain a value. A name in fleet.secrets
-with an ARN in fleet.secret_arns refers to that secret. Every other value is read on the launching
-machine and stored in SSM as the SecureString /trainfleet/<config>/<NAME> until `make clean`.
+Secrets are passed by reference, because requests must not contain secret values. If
+fleet.secret_arns maps a name in fleet.secrets to an ARN, the job uses that ARN. All other values
+are read on the launching machine and stored in SSM as the SecureString /trainfleet/<config>/<NAME>.
+`make clean` deletes them.
 """
 
 from __future__ import annotations
@@ -39,25 +40,24 @@ from .node_script import values_of
 from .run_storage import Place
 from .s3_run import bucket_of, unpacked, unshared
 
-LONGEST = 4096  # most bytes of an SSM parameter in the standard tier
+LONGEST = 4096  # maximum size of a standard-tier SSM parameter in bytes
 
 
 def folder(config: Config) -> str:
-    """Returns the prefix of a config's SSM parameters."""
+    """Returns the name prefix of the config's SSM parameters."""
     return f"/trainfleet/{config.fleet_name}"
 
 
 def references(config: Config, names: Iterable[str]) -> dict[str, str]:
-    """Returns the address of each secret's value by name. `keep` writes the values that are not
-    stored yet.
-    """
+    """Maps each secret to its ARN or SSM parameter name. `keep` creates the SSM parameters."""
     given = dict(entry.split("=", 1) for entry in config.fleet.secret_arns)
     return {name: given.get(name) or f"{folder(config)}/{name}" for name in names}
 
 
 def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
-    """Writes the values of secrets without an ARN to SSM. Raises BackendError if a value is not set
-    here or is too long.
+    """Stores all secrets without an ARN in SSM.
+
+    Raises BackendError if a value is not set on this machine or is too long.
     """
     own = {
         name: where for name, where in references(config, names).items() if where.startswith("/")
@@ -79,20 +79,20 @@ def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
             Overwrite=True,
         )
         marks = pairs(own_tags(config.fleet_name))
-        # PutParameter does not accept tags together with Overwrite.
+        # PutParameter rejects Tags in combination with Overwrite.
         calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)
 
 
-PATIENCE = 30.0  # seconds after a container's start before its console is read
+PATIENCE = 30.0  # seconds after container start before reading the service's console output
 OBJECT = re.compile(r".+/node-(\d{1,9})\.log(?:/[^/]+)?")
 
 
 @dataclass(frozen=True)
 class Console:
-    """The service's record of the containers' output: a CloudWatch Logs group with one stream per
+    """Location of the containers' output in CloudWatch Logs: one log group, with one stream per
     node.
 
-    `began` is the Unix time at which the containers of the newest attempt started.
+    `began` is the Unix time at which the containers of the latest attempt started.
     """
 
     began: float
@@ -103,17 +103,20 @@ class Console:
 
 @dataclass
 class Consoles:
-    """Downloader of console lines for nodes without a log. Each call downloads only new lines."""
+    """Downloader of console output for nodes that have no log in S3. Each call fetches only new
+    lines.
+    """
 
     calls: Calls
-    tokens: dict[str, str] = field(default_factory=dict)  # read position of each stream
+    tokens: dict[str, str] = field(default_factory=dict)  # stream name → read position
 
     def bring(self, console: Console | None, folder: Path, address: str) -> None:
-        """Downloads new lines to `folder`, which is at `address` in S3. The folder is the run's or
-        the dataset's.
+        """Downloads new console lines of nodes without a log in S3 to the engine logs in `folder`.
+
+        `folder` is a run folder or dataset folder, and the local copy of `address` in S3.
 
         Raises:
-            CloudError, S3Error: a service does not answer, or denies access.
+            CloudError, S3Error: a service does not respond or denies access.
         """
         if console is None or not (console.ended or s3.clock(address) - console.began > PATIENCE):
             return
@@ -132,9 +135,9 @@ class Consoles:
                 sync_rules.write(folder, str(log.relative_to(folder)), size, text.encode())
 
     def _spoke(self, console: Console, address: str) -> set[int]:
-        """Returns the nodes with logs in S3 that have grown since the containers started."""
+        """Returns the nodes whose logs in S3 have grown since the containers started."""
         found = s3.list_objects(f"{address}/logs/node-")
-        since = int(console.began)  # S3's timestamps have whole seconds
+        since = int(console.began)  # S3 timestamps have one-second resolution
         return {
             int(match[1])
             for one in found
@@ -142,25 +145,27 @@ class Consoles:
         }
 
 
-# prefix of a status reason: a user asked the service to end the job
+# prefix of the status reason if a user asked the service to terminate the job
 ON_REQUEST = "ended on request"
-PACE = 3.0  # seconds between two polls of a job
+PACE = 3.0  # polling interval in seconds
 
 
 class Hosted(Backend):
-    """Backend for a managed service that runs jobs in an image, on nodes without a shared disk. The
-    run folder is in S3 (s3_run.py).
+    """Base class for managed services that run jobs in a container image, on nodes without a shared
+    disk.
+
+    The run folder is in S3 (s3_run.py).
     """
 
     name: str
     title: str  # AWS's name for the service
-    gone: float  # seconds for a job to end after a stop request
+    gone: float  # maximum seconds from a stop request until the job ends
     can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
     is_here, tried_on = False, "real nodes, fake AWS"
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        # time and result of the last poll, by token
+        # token → time and result of the last poll
         self._seen: dict[str, tuple[float, Status]] = {}
         self._has_job: tuple[float, bool] = (0.0, False)
 
@@ -170,7 +175,7 @@ class Hosted(Backend):
 
     @classmethod
     def lacks(cls, config: Config) -> Iterator[tuple[str, str]]:
-        """Yields the settings that both services refuse."""
+        """Yields an error for each setting that neither service supports."""
         yield from supported_keys.refuse(config)
         yield from unshared(config)
         yield from unpacked(config)
@@ -182,22 +187,23 @@ class Hosted(Backend):
 
     @abstractmethod
     def look(self, handle: Handle) -> Status:
-        """Returns the job's status from the service; ENDED if the service has no such job."""
+        """Queries the job's status from the service. Returns ENDED if the job does not exist."""
 
     @abstractmethod
     def end(self, handle: Handle) -> str:
-        """Asks the service to stop the job, which sends SIGTERM to the job's nodes. Returns a
-        command that shows the job's state.
+        """Asks the service to stop the job, which sends SIGTERM to its nodes.
+
+        Returns a command that shows the job's state.
         """
 
     @abstractmethod
     def console(self, handle: Handle) -> Console | None:
-        """Returns the service's record of the containers' output; None before the containers
-        start.
+        """Returns the location of the containers' output, or None if the containers have not
+        started.
         """
 
     def status(self, handle: Handle) -> Status:
-        """Returns the job's status from the service, at most `pace` seconds old."""
+        """Returns the job's status, which is at most `pace` seconds old."""
         when, status = self._seen.get(handle.token, (0.0, None))
         if status and (status.ended or 0 <= clock.now() - when < self.pace(handle)):
             return status
@@ -206,15 +212,16 @@ class Hosted(Backend):
         return status
 
     def pace(self, handle: Handle) -> float:
-        """Returns the seconds between two polls of a job."""
+        """Returns the job's polling interval in seconds."""
         return PACE
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Makes the service send SIGTERM to all nodes, so that ranks save and exit, and later
-        SIGKILL to the remaining processes. With `at_once`, waits for the job to end.
+        """Stops the job. The service sends SIGTERM so that ranks can save, and later SIGKILL.
+
+        With `at_once`, waits until the job has ended.
 
         Raises:
-            BackendError: the job has not ended after `gone` seconds.
+            BackendError: the job is still active after `gone` seconds.
         """
         if not handle.id or self.look(handle).ended:
             return
@@ -233,7 +240,7 @@ class Hosted(Backend):
             clock.sleep(PACE / 4)
 
     def has_job(self, run: Run) -> bool:
-        """Tells whether the service has an unfinished job of the run, from a poll at most PACE
+        """Returns whether the run has an active job in the service. The result is at most PACE
         seconds old.
         """
         when, seen = self._has_job
@@ -243,7 +250,9 @@ class Hosted(Backend):
         return seen
 
     def require(self, config: Config, job: Job, *chosen: Check) -> None:
-        """Raises CloudError if the job could not run, or if a bucket is in another region."""
+        """Raises CloudError if the job could not run, for example because a bucket is in another
+        region.
+        """
         sized = replace(config, fleet=replace(config.fleet, nodes=job.nodes))
         inputs = known(config, self.calls, self.name)[0]
         what = "the job can't run with this config"
@@ -251,11 +260,11 @@ class Hosted(Backend):
 
     @abstractmethod
     def costs(self, config: Config, prices: Prices) -> Spending:
-        """Returns the cost of a job on the config's nodes."""
+        """Returns the cost of running a job on the config's nodes."""
 
     def stopping(self, grace: float) -> list[str]:
-        """Returns lines for `make plan` that report whether ranks can save within `grace` seconds
-        if the service ends the job.
+        """Returns `make plan` lines that compare the checkpoint save time with the `grace` seconds
+        before SIGKILL.
         """
         saving, every = saving_of(self.config), self.config.checkpoint.every
         leaves = (
@@ -271,8 +280,10 @@ class Hosted(Backend):
         ]
 
     def bill(self) -> Bill | None:
-        """Returns the bill, priced from the built-in table or, for other machines, from the Pricing
-        API if it answers.
+        """Returns the bill, or None if no price is known.
+
+        Prices come from the built-in table. The Pricing API is queried for machines that the table
+        lacks.
         """
         return self._whole(self.config)
 

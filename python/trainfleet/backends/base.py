@@ -1,23 +1,22 @@
-"""The backend interface: a few small classes and the declared capabilities. The rest of the program
-depends on nothing else.
+"""Backend interface and its declared capabilities. Code outside this package uses backends only
+through this interface.
 
-refuse(config)           → (key, message) for each setting that the backend does not support; pure
-plan(job, without)       → Request: named artifacts that a user can read and run; excludes the hosts
-                         in `without`
-submit(request)          → Handle: the only call that starts anything; submitting the same token
-                         twice starts one job
-status(handle)           → Status: cheap and cached; the backend polls at its own pace, so callers
-                         may call it several times a second
-stop(handle, at_once)    idempotent. Not at once: asks the nodes to finish critical work and exit.
-                         At once: returns when no process of the job runs on any reachable node
-find(run)                → Handle of any job that may still run under the run's name; checks the
-                         nodes, not local state
-place(run)               → Place: how the run's folder reaches this machine (run_storage.py)
-bill()                   → Bill: the cost of a run from set-up to teardown; None if unknown
-machines()               → Machines: sets up and tears down the machines that jobs run on
+    refuse(config)        → (key, message) per unsupported setting; pure
+    plan(job, without)    → Request: named artifacts that a user can read and run; excludes the
+                            hosts in `without`
+    submit(request)       → Handle: the only call that starts jobs; idempotent per request token
+    status(handle)        → Status: cached; the backend sets the polling interval, so callers can
+                            call it several times per second
+    stop(handle, at_once) idempotent. By default, asks the nodes to finish critical work and exit.
+                          With `at_once`, returns when no reachable node runs a process of the job
+    find(run)             → Handle of any job that may still be running for the run; queries the
+                            nodes instead of local state
+    place(run)            → Place: gives this machine access to the run folder (run_storage.py)
+    bill()                → Bill: the run's cost from setup to teardown; None if unknown
+    machines()            → Machines: provisions and tears down the machines that jobs run on
 
-An optional ability is an object, or None if the backend lacks it: head(), harm(), purchase(),
-bake(), probe().
+Optional capabilities return an object, or None if the backend lacks them: head(), harm(),
+purchase(), bake(), probe().
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from .run_storage import Place
 if TYPE_CHECKING:
     from .head import Head
 
-# Requirements of injected faults: network links that carry only the job, and a head.
+# Requirements of injected faults: network links used only by the job, and a dedicated head.
 LINKS, OWN_HEAD = ("links", "head")
-# Files in the run folder with the handle and the request of the submitted job.
+# Files in the run folder that store the submitted job's handle and request.
 HANDLE, REQUEST = ("handle.json", "request.json")
 
 
 class Can(Enum):
-    """Capabilities of a backend. The support table in docs/evidence is generated from them."""
+    """Backend capabilities. The support table in docs/evidence is generated from them."""
 
     SHARED = "its nodes share the run folder; other backends use s3://"
     LEAVE_OUT = "hosts can be excluded from an attempt"
@@ -64,7 +63,7 @@ class Can(Enum):
 
 
 class Phase(Enum):
-    """Phase of a job. From RUNNING on, the job costs money and is watched."""
+    """Phase of a job. It costs money and is monitored from RUNNING on."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -75,15 +74,15 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Status:
-    """State of a job, as its backend reports it.
+    """State of a job, as reported by its backend.
 
-    reason    the scheduler's message about this state, most useful while the job is queued
-    attempt   number of the scheduler's attempt, from 1
-    exits     node → exit code in this attempt; empty while the scheduler will retry
+    reason    scheduler message that explains this state, mainly while the job is queued
+    attempt   number of the scheduler's attempt, starting at 1
+    exits     node → exit code in this attempt; empty if the scheduler will retry the job
     lost      node → why the node is unreachable
     hosts     machine of each node, if known
-    leaves    whether another attempt can exclude some of these hosts by name
-    ended_by  the request with which a user made the scheduler end the job, if no exit code shows
+    leaves    whether a retry can exclude some of these hosts by name
+    ended_by  user request that made the scheduler end the job, if the exit codes do not show
               whether the ranks saved
     silent    lost nodes that may still be running; the heartbeats of their ranks decide
     """
@@ -109,11 +108,11 @@ class Status:
 
 @dataclass(frozen=True)
 class Handle:
-    """A submitted job as plain data. Any process with access to the run folder or the account can
-    query, follow and stop the job.
+    """Submitted job as plain data. Any process that can access the run folder or the account can
+    use it to query, follow and stop the job.
 
-    `id` is the scheduler's identifier, and `token` the request's. `hosts` lists the machine of each
-    node if the plan chose the machines.
+    `id` is the scheduler's job ID, and `token` identifies the request. `hosts` lists the machine of
+    each node if the plan selected the machines.
     """
 
     backend: Name
@@ -125,7 +124,7 @@ class Handle:
 
 @dataclass(frozen=True)
 class Probe:
-    """Findings about the nodes: readable lines, and the facts of the examined nodes by name."""
+    """Hardware report: readable lines, and facts by node name."""
 
     lines: tuple[str, ...]
     facts: Mapping[str, Facts]
@@ -133,15 +132,15 @@ class Probe:
 
 @dataclass(frozen=True)
 class Prospect:
-    """Changes that `make setup` would make, and what a plan can know before setup.
+    """Preview of `make setup`: the changes it would make, and what a plan can show before it runs.
 
     lines    readable description of the changes and their cost
     changes  the exact requests
-    awaited  whether setup must still create the service's resources, or credentials to check for
+    awaited  whether the service's resources do not exist yet, or the credentials to check for
              them are missing
-    unasked  whether setup would create machines in an account that can't be queried, so no machine
-             is known
-    exact    whether a job's request names no machine, so the request is known before setup
+    unasked  whether setup would create machines in an account that can't be queried, so the
+             machines are unknown
+    exact    whether job requests name no machines, so they are known before setup
     """
 
     lines: tuple[str, ...] = ()
@@ -152,20 +151,20 @@ class Prospect:
 
 
 class Machines(Protocol):
-    """The machines that jobs run on.
+    """Machines that jobs run on.
 
-    made           whether setup creates the machines, so they cost money until they are removed
-    system         their operating system, if setup installs software on machines that it creates
-                   (docker/platforms.lock.yaml)
-    changes()      returns the changes that `apply` would make now, as artifacts; empty if none
-    apply()        creates what is missing; returns the exit code of `make setup`
-    left()         returns one line for each resource of this config; finds them only by tag
-    costing()      returns one line for each resource that costs money and that a removal without
-                   `purge` deletes, then a line with their dollars per hour
-    remove(purge)  removes the resources; with `purge`, also those that hold data. Then `left` must
-                   be empty
-    prospect()     returns what setup would do, for `make plan`, given the run's hours and its
-                   tokens per second if known
+    made            whether setup creates the machines, so they cost money until they are removed
+    system          operating system of created machines, if setup installs software on them
+                    (docker/platforms.lock.yaml)
+    changes()       returns the changes that `apply` would make now, as artifacts
+    apply()         creates all missing resources; returns the exit code of `make setup`
+    left()          returns one line per remaining resource of this config; searches by tag only
+    costing()       returns one line per resource that costs money and is deleted without
+                    `purge`, and a last line with the total dollars per hour
+    remove(purge)   removes the resources; `purge` includes those that contain data. `left` must
+                    return an empty list afterwards
+    prospect()      previews setup for `make plan`, given the run's hours and throughput (tokens
+                    per second), if known
     """
 
     made: bool = False
@@ -184,18 +183,20 @@ class Machines(Protocol):
 
 
 class Purchase(Protocol):
-    """Capacity that is bought in advance."""
+    """Capacity that can be purchased in advance."""
 
     def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """Buys the capacity if `may_buy`. Returns lines that describe it, and whether it is usable
-        now.
+        """Purchases the capacity if `may_buy` is set.
+
+        Returns lines that describe the capacity, and whether it is usable now.
         """
         ...
 
 
 class JobSteps(Protocol):
-    """Interface to a scheduler that can run commands next to a job's ranks. `lacking` maps each
-    fault requirement that the scheduler can't meet to the reason.
+    """Interface to a scheduler that can run commands next to a job's ranks.
+
+    `lacking` maps each fault requirement that the scheduler can't meet to the reason.
     """
 
     folder: str
@@ -204,28 +205,31 @@ class JobSteps(Protocol):
     lacking: Mapping[str, str]
 
     def require(self) -> None:
-        """Raises ConfigError if this machine can't run such commands."""
+        """Raises ConfigError if this machine can't run commands next to a job."""
         ...
 
     def run_beside(self, handle: Handle, node: int, words: Sequence[str]) -> str | None:
-        """Returns a command's output on a node of a job; None if the job has no such node."""
+        """Runs a command on one of the job's nodes. Returns its output, or None if the job has no
+        such node.
+        """
         ...
 
     def jobs_in(self, folder: Path) -> list[str]:
-        """Returns the jobs in the queue that belong to a folder."""
+        """Returns the queued and running jobs that belong to `folder`."""
         ...
 
     def guard(self, folder: Path, remove: str) -> str:
-        """Returns a shell script that cancels the folder's jobs when its standard input ends. The
-        script then runs `remove`, unless it has read a word from its input.
+        """Returns a shell script that cancels the jobs of `folder` when its stdin closes.
+
+        The script also runs `remove`, unless it read a line from stdin before that.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Harm:
-    """Access of a rehearsal to the processes that it disrupts: over SSH, through a scheduler's
-    steps, or else on this machine.
+    """Means by which a rehearsal reaches the processes that it disrupts: SSH, scheduler steps, or
+    otherwise this machine.
     """
 
     head: Head | None = None
@@ -233,37 +237,36 @@ class Harm:
 
 
 class Bake(Protocol):
-    """Machines that can be turned into an image for later machines."""
+    """Machines that can be saved as an image for future machines."""
 
     def make(self) -> int:
-        """Creates the image unless one with these versions exists. Returns the exit code of `make
-        image`.
+        """Creates the image unless an image with these versions exists. Returns the exit code of
+        `make image`.
         """
         ...
 
 
 class Backend(Protocol):
-    """Interface through which launch/ and watch/ run jobs. The module's docstring describes each
-    call.
+    """Interface that launch/ and watch/ use to run jobs. The module docstring describes each
+    method.
 
-    Backends subclass it. Optional abilities return None here by default.
+    Backends subclass it. Optional capabilities return None by default.
     """
 
     name: str
     can: frozenset[Can]
     is_here: bool  # whether this machine simulates the nodes
-    # How nodes learn their placement, and how the scheduler treats them (node/placements/).
+    # Source of each node's placement, and of the scheduler's rules for nodes (node/placements/).
     placement: PlacementSource
-    tried_on: str  # what the tests run it on, real or fake, for the support table
+    tried_on: str  # what the tests run against, real or fake, for the support table
     # Capabilities that the tests cover only with a fake, for the support table.
     pretended: Mapping[Can, str] = MappingProxyType({})
-    # Whether another machine launches the jobs and takes over commands typed here.
+    # Whether jobs are launched by another machine, which also runs the commands typed here.
     hands_over: bool = False
-    owned: bool = False  # whether the user owns the machines, so only the config can describe them
-    inherits: tuple[
-        str, ...
-    ] = ()  # variables that a job inherits from the environment that submits it
-    image_arguments: tuple[tuple[str, str], ...] = ()  # build arguments of images for the nodes
+    # whether the user owns the machines, so that only the config describes them
+    owned: bool = False
+    inherits: tuple[str, ...] = ()  # environment variables that a job inherits from its submitter
+    image_arguments: tuple[tuple[str, str], ...] = ()  # build arguments of the node images
 
     def __init__(self, config: Config) -> None: ...
 
@@ -289,64 +292,69 @@ class Backend(Protocol):
 
     @property
     def terms(self) -> Terms:
-        """Returns how the scheduler treats a job's nodes."""
+        """Returns the scheduler's rules for a job's nodes."""
         return self.placement.terms
 
     @property
     def lingers(self) -> bool:
-        """Tells whether a run may be active on the nodes; False while there are no nodes."""
+        """Returns whether a run may be active on the nodes. False if there are no nodes."""
         return True
 
     def head(self) -> Head | None:
-        """Returns the hosts that are reached over SSH and the head that takes over commands; None
-        if the backend has no such hosts.
+        """Returns the SSH hosts and the head that runs forwarded commands, or None if the backend
+        has no SSH hosts.
         """
         return None
 
     def harm(self) -> Harm | None:
-        """Returns how a rehearsal reaches a job's processes; None if it can't reach them."""
+        """Returns how a rehearsal reaches a job's processes, or None if it can't reach them."""
         return None
 
     def purchase(self) -> Purchase | None:
-        """Returns the object that buys machines in advance; None if the backend buys none."""
+        """Returns the interface for purchasing capacity, or None if the backend does not support
+        purchases.
+        """
         return None
 
     def bake(self) -> Bake | None:
-        """Returns the object that makes an image of a node; None if machines are not created from
+        """Returns the interface for creating node images, or None if machines are not created from
         images.
         """
         return None
 
     def probe(self) -> Probe | None:
-        """Returns the hardware that the nodes report. None if no node can be queried, or if make
-        doctor queries each node itself.
+        """Returns the hardware that the nodes report.
+
+        Returns None if no node can be queried, or if `make doctor` queries each node over SSH.
         """
         return None
 
     def learn(self, run: Run) -> None:
-        """Records the problems with hosts that a run's newest launch found."""
+        """Records the host problems that the run's latest launch found."""
 
     def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
-        """Returns node → reason for each node on these machines that does not answer now. Empty if
-        `status` already reports them.
+        """Returns node → reason for each machine in `hosts` that does not respond.
+
+        Returns an empty mapping if `status` already reports unreachable nodes.
         """
         return {}
 
     def cut_off(self, handle: Handle) -> str:
-        """Returns this machine's name if it reaches no other host of the job and another host can
-        lead instead; else "".
+        """Returns this machine's name if it is cut off from the job's other hosts and another host
+        can lead, or "" otherwise.
         """
         return ""
 
 
 def save_job(run: Run, handle: Handle, request: Request) -> None:
-    """Writes the job to the run folder, so that other processes can query, follow and stop it."""
+    """Writes the job to the run folder, where other processes can query, follow and stop it."""
     run_folder.write_json(run.folder / REQUEST, request.record())
     run_folder.write_json(run.folder / HANDLE, asdict(handle))
 
 
 def load_job(run: Run) -> tuple[Handle, Request] | None:
-    """Returns the run's most recently submitted job, running or not; None before the first.
+    """Returns the run's latest submitted job, whether active or ended, or None if no job was
+    submitted.
 
     Raises:
         RunError: the files are malformed.

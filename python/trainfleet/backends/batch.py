@@ -1,12 +1,12 @@
 """AWS Batch backend: runs each job as one multi-node parallel job, on nodes without a shared disk.
 The run folder is in S3 (s3_run.py).
 
-SubmitJob has no client token, so a request with a lost answer is sent again. The job's name
-therefore includes the request's token, and a submission looks for that name before and after it
-submits. Any machine that has the config can query and stop a job.
+SubmitJob has no client token, so retrying it after a lost response could start a second job. The
+job name therefore contains the request token, and `submit` searches for that name before and after
+SubmitJob. Any machine with the config can query and stop a job.
 
-Tested: requests against botocore's models, and a fake of Batch with containers that really run
-(tests/aws/batch.py). Not tested: Batch itself, EFA in its containers, the ECS agent.
+Tested: requests against botocore's models, and a fake of Batch that runs real containers
+(tests/aws/batch.py). Not tested: Batch itself, EFA in containers, and the ECS agent.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from .managed_machines import ManagedMachines, filled
 from .queue_reasons import QueueReasons
 from .request_json import TOKEN, artifact, bodies, pairs
 
-GROUP = "/aws/batch/job"  # Batch's default CloudWatch Logs group
-# Keys of fleet.aws that have no effect on the user's own queue.
+GROUP = "/aws/batch/job"  # Batch's default CloudWatch log group
+# Keys of fleet.aws that have no effect if the user provides the queue.
 OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "ami")
-# Container role → the policy statements that a run needs from it. The user may provide the role.
+# IAM role of the container → policy statements that the role needs. Users can provide their own
+# roles.
 ROLES = {"jobRoleArn": statements, "executionRoleArn": scheduler_template.of_a_start}
-AT_ONCE = 100  # most jobs in one DescribeJobs request
-GONE = 60.0  # seconds for a terminated job to end: SIGTERM, 30 s, SIGKILL, and ECS's report
+AT_ONCE = 100  # maximum number of jobs per DescribeJobs request
+GONE = 60.0  # seconds for a terminated job to end: SIGTERM, 30 s, SIGKILL, and the ECS report
 PHASES = {
     "SUBMITTED": Phase.QUEUED,
     "PENDING": Phase.QUEUED,
@@ -59,7 +60,7 @@ JobRecord = dict[str, Any]
 
 
 class Batch(Hosted):
-    """Backend that runs jobs on AWS Batch (base.py)."""
+    """Backend for AWS Batch (base.py)."""
 
     name, title, gone, placement = "batch", "AWS Batch", GONE, PLACEMENT
 
@@ -73,7 +74,9 @@ class Batch(Hosted):
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Returns the queue, and the tokenizing queue if the config has machines for tokenizing."""
+        """Returns the training queue, followed by the tokenizing queue if the config has separate
+        tokenizing machines.
+        """
         return (
             (self.queue, tokenizing_queue(self.config))
             if self.config.data.tokenize_instance_type
@@ -111,8 +114,9 @@ class Batch(Hosted):
             yield "fleet.batch.priority", "applies only within a share; set fleet.batch.share"
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns a job definition and its submission. `without` has no effect, because Batch
-        chooses the machines.
+        """Returns the requests that register the job definition and submit the job.
+
+        Ignores `without`, because Batch selects the machines.
         """
         secrets, config = (
             aws_managed.references(self.config, job.secrets),
@@ -129,11 +133,12 @@ class Batch(Hosted):
         )
 
     def submit(self, request: Request) -> Handle:
-        """Returns the existing job with the request's token, or submits one after checking that it
-        can run.
+        """Submits a job after checking that it can run.
+
+        If a job with the request's token exists, returns that job instead.
 
         Raises:
-            BackendError: the job can't run. The message has the reason.
+            BackendError: the job can't run. The message contains the reason.
         """
         name = self._name(request)
         if there := self._named(name):
@@ -156,7 +161,7 @@ class Batch(Hosted):
         return self._handle(request, self._named(name) or [made])
 
     def _require(self, job: Job, container: Mapping[str, Any]) -> None:
-        """Raises CloudError if Batch could not run a job in this container."""
+        """Raises CloudError if Batch could not run the job in this container."""
         roles = [
             partial(checks.role, arn, "ecs-tasks.amazonaws.com", allowed)
             for key, allowed in ROLES.items()
@@ -169,7 +174,7 @@ class Batch(Hosted):
         return f"{slug(self.config.name, 60)}-{request.job.kind}-{request.token}"
 
     def _named(self, name: str) -> list[JobRecord]:
-        """Returns the jobs with this name, the oldest first. A trailing * in the name matches any
+        """Returns the jobs with this name, oldest first. A trailing * in `name` matches any
         suffix.
         """
         return sorted(
@@ -187,11 +192,11 @@ class Batch(Hosted):
             )
         except CloudError as error:
             if error.code == "ClientException" and "not found" in error.why:
-                return []  # a missing queue has no jobs
+                return []  # a nonexistent queue has no jobs
             raise
 
     def _handle(self, request: Request, jobs: list[JobRecord]) -> Handle:
-        """Returns the handle of the oldest job. Terminates the others, which a repeated request
+        """Returns the handle of the oldest job. Terminates the duplicates that a retried request
         started.
         """
         for job in jobs[1:]:
@@ -204,28 +209,28 @@ class Batch(Hosted):
         return Handle(self.name, str(jobs[0]["jobId"]), request.token, request.job.nodes)
 
     def pace(self, handle: Handle) -> float:
-        # A DescribeJobs request takes at most AT_ONCE jobs, so larger jobs are polled less often.
+        # A DescribeJobs request accepts at most AT_ONCE jobs, so larger jobs are polled less often.
         return aws_managed.PACE * max(1.0, handle.nodes / AT_ONCE)
 
     def look(self, handle: Handle) -> Status:
         jobs = self._described(handle)
         job = jobs.get(handle.id)
         if job is None or not str(job["jobName"]).endswith(handle.token):
-            return Status(Phase.ENDED)  # Batch deletes the record a week after the job's end
+            return Status(Phase.ENDED)  # Batch deletes job records a week after the job ends
         parts = {
             node: part for node in range(handle.nodes) if (part := jobs.get(f"{handle.id}#{node}"))
         }
         return status_of(job, parts, self._why(job))
 
     def _why(self, job: JobRecord) -> str:
-        """Returns why the job waits, according to its queue."""
+        """Returns why the job is still queued, as reported by its queue."""
         queue = next(
             (queue for queue in self.queues if str(job.get("jobQueue")).endswith(queue)), self.queue
         )
         return self._waiting[queue].why(job)
 
     def _described(self, handle: Handle) -> dict[str, JobRecord]:
-        """Returns the records of the job and of its nodes, by id."""
+        """Returns the records of the job and its nodes, by ID."""
         ids = (
             [handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))]
             if handle.id
@@ -264,7 +269,7 @@ class Batch(Hosted):
         return f"aws batch describe-jobs --jobs {handle.id}"
 
     def find(self, run: Run) -> Handle:
-        """Returns the run's newest unfinished job, or the newest job if all have ended."""
+        """Returns the run's newest active job, or its newest job if none is active."""
         named = rf"{re.escape(slug(run.name, 60))}-(train|tokenize)-{TOKEN}"
         mine = [
             job
@@ -299,7 +304,7 @@ class Batch(Hosted):
 
 
 def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the settings that do not apply to the user's own queue."""
+    """Yields an error for each setting that does not apply to a user-provided queue."""
     region = config.fleet.aws.region
     if ":" in queue and region and queue.split(":")[3] != region:
         yield (
@@ -319,10 +324,10 @@ def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:
-    """Returns a job's status from DescribeJobs' records of the job and its nodes. `waits` explains
-    why the job has not started.
+    """Converts the DescribeJobs records of a job and its nodes to a status.
 
-    Ignores the exit codes of an attempt that Batch will retry.
+    `waits` explains why the job is still queued. Exit codes are omitted if Batch will retry the
+    job.
     """
     phase, attempts = PHASES[job["status"]], len(job.get("attempts", ()))
     addresses = [part.get("container", {}).get("networkInterfaces", []) for part in parts.values()]
@@ -345,7 +350,7 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
     if exits.get(0) in (ELSEWHERE, AGAIN) and (
         lost or any(code for node, code in exits.items() if node)
     ):
-        exits[0] = 0  # the main node only reports another node's failure
+        exits[0] = 0  # the main node only propagates another node's failure
     if job["status"] == "FAILED" and not any(exits.values()) and not lost and not _asked(job):
         exits[0] = 1
     why = (
@@ -360,8 +365,9 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
 
 
 def _exit(part: JobRecord) -> int:
-    """Returns a node's exit code. For a node that never ran, returns 0 unless Batch itself failed
-    it.
+    """Returns a node's exit code.
+
+    A node that never ran gets 0, or 1 if Batch marked it as failed.
     """
     code = part.get("container", {}).get("exitCode")
     return (

@@ -1,7 +1,7 @@
-"""Builds requests to AWS Batch: multi-node job definitions and job submissions. Pure.
+"""Builds AWS Batch requests: multi-node job definitions and job submissions. Pure.
 
-One node range contains all nodes. Batch allows at most five ranges, so one range per node would
-limit jobs to five nodes
+All nodes are in one node range. Batch allows at most five ranges, so one range per node would limit
+jobs to five nodes
 (https://docs.aws.amazon.com/batch/latest/userguide/create-multi-node-job-definition.html, and
 pytorch/torchx #700).
 """
@@ -23,20 +23,21 @@ from .managed_machines import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP
 from .node_script import entrypoint_words
 from .request_json import Body, environment, pairs
 
-ABSENT = 69  # exit code: a node never reached the barrier (node/barrier.py)
-KILLED = 137  # exit code after SIGKILL, sent by the kernel when memory runs out, or by a person
-# Share of a node's memory for the container. The system and the ECS agent use the rest.
+ABSENT = 69  # exit code if a node never reached the barrier (node/barrier.py)
+KILLED = 137  # exit code after SIGKILL from the OOM killer or a user
+# The container's share of node memory. The rest is for the operating system and the ECS agent.
 SHARE = 0.92
-MARGIN = 10.0  # seconds that are reserved for a node's last log lines before its end
-MOST_SHARED = 64  # most GiB of /dev/shm
-DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks per device file /dev/neuron<i>
+MARGIN = 10.0  # seconds reserved before a node ends, for its last log lines
+MOST_SHARED = 64  # maximum size of /dev/shm, in GiB
+DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks per device file (/dev/neuron<i>)
 MIB_A_GIB = 1024
 PERMISSIONS = ["READ", "WRITE", "MKNOD"]
 
 
 def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str]) -> Body:
-    """Returns the body of RegisterJobDefinition. The name contains a hash of the other fields, so
-    an existing definition is not registered again.
+    """Returns the RegisterJobDefinition request body.
+
+    The name contains a hash of the other fields, so identical definitions are registered only once.
     """
     body: Body = {
         "type": "multinode",
@@ -71,8 +72,9 @@ def held(config: Config) -> Body:
 
 
 def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
-    """Returns each node's container, without its command. The container gets the entire machine
-    with all devices.
+    """Returns the container properties of every node, without the command.
+
+    The container gets the entire machine, including all devices, except for a share of the memory.
     """
     row, batch = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], config.fleet.batch
     shared = batch.shared_memory_gib or min(MOST_SHARED, row.memory_gib // 4)
@@ -95,7 +97,7 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
                 for path in devices(row)
             ],
         },
-        # EFA registers the memory that it reads and writes, and registered memory is locked.
+        # EFA locks the memory that it registers for RDMA, so memlock must be unlimited.
         "ulimits": [
             {"name": name, "softLimit": most, "hardLimit": most}
             for name, most in (("memlock", -1), ("nofile", 65535))
@@ -103,14 +105,17 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
         "secrets": [{"name": name, "valueFrom": where} for name, where in sorted(secrets.items())],
         **mounts(config),
     }
-    # The stack's own role may write to the stack's log group, which is deleted with the stack.
+    # Only the stack's execution role may write to the stack's log group, which is deleted with the
+    # stack.
     if not batch.execution_role:
         body["logConfiguration"] = {"logDriver": "awslogs", "options": {"awslogs-group": LOG_GROUP}}
     return {name: value for name, value in body.items() if value}
 
 
 def devices(row: node_types.NodeType) -> list[str]:
-    """Returns the device files that a container needs, except GPUs, which Batch adds."""
+    """Returns the device files to map into the container. GPUs are excluded because Batch adds
+    them.
+    """
     found = [f"/dev/infiniband/uverbs{number}" for number in range(row.efa)]
     if row.accelerator and row.accelerator.kind == "neuron":
         found += [
@@ -121,7 +126,9 @@ def devices(row: node_types.NodeType) -> list[str]:
 
 
 def mounts(config: Config) -> Body:
-    """Returns the mount of the FSx file system. The launch template mounts it on the node."""
+    """Returns the bind mount for the FSx file system, which the launch template mounts on the
+    node.
+    """
     if config.fleet.fsx.dns_name is None:
         return {}
     folder = config.fleet.fsx.mount_point
@@ -132,11 +139,11 @@ def mounts(config: Config) -> Body:
 
 
 def retries(attempts: int) -> Body:
-    """Returns the conditions under which Batch retries the job: after machine failures, but never
-    after errors that would recur.
+    """Returns the Batch retry strategy: retries after machine failures, but never after errors that
+    would recur.
 
-    The main node of a multi-node job decides. If another node is lost, the main node's ranks fail
-    as a consequence, and its exit code is AGAIN (watch/node_verdict.py).
+    Batch evaluates only the exit code of a multi-node job's main node. If another node is lost, the
+    main node's ranks fail too, and the main node exits with AGAIN (watch/node_verdict.py).
     """
     again = [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
@@ -147,14 +154,17 @@ def retries(attempts: int) -> Body:
 
 
 def grace(config: Config) -> float:
-    """Returns the seconds that ranks get to save when Batch ends a node. Instances that setup has
-    prepared give ranks more time.
+    """Returns the seconds that ranks have to save when Batch stops a node.
+
+    Machines created by setup allow more time than those of a user-provided queue.
     """
     return PLACEMENT.terms.grace if config.fleet.batch.queue else STOPS - MARGIN
 
 
 def submission(config: Config, job: Job, queue: str, definition: str) -> Body:
-    """Returns the body of SubmitJob, without the job's name and the environment of its attempt."""
+    """Returns the SubmitJob request body, without the job name and the attempt's environment
+    variables.
+    """
     batch = config.fleet.batch
     words = entrypoint_words(job, PLACEMENT)
     variables = environment(config, job) | ({} if batch.queue else {GRACE: f"{grace(config):g}"})

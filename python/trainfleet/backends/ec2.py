@@ -1,14 +1,12 @@
-"""EC2 backend: an SSH fleet of instances that a CloudFormation stack creates. The instances are
-found by tag.
+"""EC2 backend: an SSH fleet whose instances are created by a CloudFormation stack and found by tag.
 
-A node is identified by its instance id, also in quarantine, because AWS may later give its address
-to another machine. Its host key comes from AWS (ec2_machines.py). The head does not query AWS,
-because the config that it received contains the hosts and the file system.
+A node's identity is its instance ID, even in quarantine, because AWS can reassign its address to
+another machine. Host keys come from AWS (ec2_machines.py). The head does not query AWS, because the
+config it receives contains the hosts and the file system.
 
-`make image` seals one idle node of a fleet that is set up. It then makes an image of the node for
-later machines.
+`make image` seals one idle, fully set-up node and creates an image of it for future machines.
 
-Tested: everything that SSH does runs for real, on nodes in namespaces; AWS is a mock account
+Tested: all SSH operations run for real, on nodes in network namespaces, with a mock AWS account
 (tests/aws). Not tested: EFA, FSx, and AWS itself.
 """
 
@@ -45,22 +43,24 @@ from .ec2_machines import Instances, keep_keys, require_plugin, say, told_of
 from .head import HEAD, Head
 from .ssh import Ssh
 
-SEALED = "/run/trainfleet-seal.sh"  # copy of scripts/seal.sh that undoes the sealing
-TIMEOUT = 300.0  # seconds for sealing
+SEALED = "/run/trainfleet-seal.sh"  # copy of scripts/seal.sh on the node, used for unsealing
+TIMEOUT = 300.0  # timeout in seconds for sealing a node
 
 
 class Baking(Bake):
-    """Image builder (base.py) for one node of a stack. `head` reaches the nodes."""
+    """Image builder (base.py) that uses one of the stack's nodes. It reaches the nodes through
+    `head`.
+    """
 
     def __init__(self, cloud: FleetStack, head: Head) -> None:
         self.cloud, self.head = cloud, head
 
     def make(self) -> int:
-        """Makes the image.
+        """Creates the image.
 
         Raises:
-            BackendError, CloudError: no node is healthy and idle, the node can't be sealed, or EC2
-                can't make an image of it.
+            BackendError, CloudError: no node is healthy and idle, sealing fails, or EC2 can't
+                create the image.
         """
         return _bake(self.head, Oven(self.head.config, self.cloud.calls))
 
@@ -88,7 +88,7 @@ def _bake(head: Head, oven: Oven) -> int:
 
 
 def _baked(head: Head, oven: Oven) -> str:
-    """Returns the id of a new image of one node. The image may not be available yet."""
+    """Returns the ID of a new image of one node. The image may still be pending."""
     if head.by_agent:
         require_plugin()
     host, facts = _at_rest(head)
@@ -101,11 +101,12 @@ def _baked(head: Head, oven: Oven) -> str:
 
 
 def _at_rest(head: Head) -> tuple[Host, Facts]:
-    """Returns an idle node that is set up and has passed its checks. Chooses the last such node,
-    because the first node leads runs.
+    """Returns an idle node that is set up and has passed its checks.
+
+    Selects the last such node, because the first node leads runs.
 
     Raises:
-        BackendError: there is no such node. Lists each node's problem.
+        BackendError: no node qualifies. The message lists each node's problem.
     """
     transport = head.transport
     report = preflight.examine(transport, head.located, fabric=False)
@@ -139,8 +140,8 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
 
 @contextmanager
 def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
-    """Seals a node for the duration of the `with` block: its disk then has no files that must not
-    be in an image.
+    """Seals a node for the duration of the `with` block. A sealed disk contains no files that must
+    stay out of an image, such as keys.
     """
     transport, sudo = head.transport, "" if facts.user == "root" else "sudo -n "
     folder, failed = send_scripts(transport, [host])
@@ -182,8 +183,8 @@ class StackHosts(Head):
 
     @functools.cached_property
     def located(self) -> Config:
-        """Returns the config with AWS's current state: the running nodes in order, their SSH
-        settings, and the file system.
+        """Returns the config with values from AWS: the running nodes in order, their SSH settings,
+        and the file system.
         """
         if not self.hands_over:
             return self.config
@@ -225,7 +226,7 @@ class StackHosts(Head):
 
     @property
     def by_agent(self) -> bool:
-        """Tells whether SSH goes through SSM Session Manager because no port is open."""
+        """Returns whether SSH connections use SSM Session Manager because no port is open."""
         return self.hands_over and self.fleet.aws.ssm_only
 
     def address(self, node: StackNode) -> str:
@@ -237,7 +238,7 @@ class StackHosts(Head):
 
 
 class Ec2(Ssh):
-    """Backend that runs jobs on the instances of the config's stack (base.py)."""
+    """Backend for EC2 instances in the config's stack (base.py)."""
 
     name = "ec2"
     can = Ssh.can | {Can.MACHINES}
@@ -248,13 +249,14 @@ class Ec2(Ssh):
 
     @functools.cached_property
     def cloud(self) -> FleetStack:
-        """Returns the stack and its resources."""
+        """Returns the config's stack and its resources."""
         return FleetStack(self.ahead.placed() if self.ahead else self.config)
 
     @functools.cached_property
     def ahead(self) -> Blocks | None:
-        """Returns the capacity block that make setup finds, buys and uses. None on the head, and if
-        the config requests no block.
+        """Returns the capacity block that `make setup` finds, purchases and uses.
+
+        Returns None on the head, or if the config does not request a block.
         """
         hours = self.fleet.aws.block_hours
         if hours is None or not self.hands_over:
@@ -263,7 +265,7 @@ class Ec2(Ssh):
 
     @functools.cached_property
     def paid(self) -> Paid:
-        """Returns the advance payment for each node."""
+        """Returns the prepaid amount per node."""
         return (
             self.ahead.paid()
             if self.ahead
@@ -274,24 +276,26 @@ class Ec2(Ssh):
         return self if self.ahead else None
 
     def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """Buys the capacity block if `may_buy`, and returns its state."""
+        """Purchases the capacity block if `may_buy` is set. Returns lines that describe it, and
+        whether it is usable now.
+        """
         if self.ahead is None:
             return [], True
         found = self.ahead.obtain(may_buy, self._whole())
-        for name in ("cloud", "paid"):  # cached values that depend on the purchased capacity
+        for name in ("cloud", "paid"):  # these cached values depend on the purchased capacity
             self.__dict__.pop(name, None)
         self._head.look_again()
         return found
 
     def _whole(self) -> Bill | None:
-        """Returns the bill without advance payments."""
+        """Returns the bill before subtracting prepaid amounts."""
         return spending.of_ec2(self.config).bill(self.fleet.nodes)
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield from Ssh.refuse(config)
         yield from unsupported.refuse(config)
-        if config.fleet.hosts and HEAD not in os.environ:  # the head's config lists the hosts
+        if config.fleet.hosts and HEAD not in os.environ:  # on the head, the config lists the hosts
             yield (
                 "fleet.hosts",
                 "the ec2 backend creates its own machines; for existing hosts, set "
@@ -299,8 +303,8 @@ class Ec2(Ssh):
             )
 
     def extras(self, job: Job) -> dict[str, str]:
-        """Returns variables that tell nodes where to send their logs, and whether to copy the
-        dataset to their disks first.
+        """Returns environment variables for the nodes: the log destination, and whether to copy the
+        dataset to local disk first.
         """
         logs = {LOGS: f"{region_of(self.config)} {log_group(self.config)}"}
         return logs | (

@@ -1,10 +1,11 @@
-"""Machines of the EC2 backend: make setup creates a stack, and make clean checks that all of its
-resources are gone.
+"""EC2 machines: `make setup` creates the stack, and `make clean` verifies that its resources are
+gone.
 
-SSH uses host keys that come from AWS itself, never from the connection that they secure.
-Alternatively, the Session Manager plug-in provides SSH through SSM. cloud-init prints the keys on
-the console between two marker lines. The console's text may appear minutes later (EC2 user guide,
-"Instance console output"). SSM needs its agent, which our images have.
+Host keys come from AWS, never from the SSH connection that they authenticate. cloud-init prints
+them to the console between two marker lines, but the console text can lag by minutes (EC2 user
+guide, "Instance console output"). If the console has no keys yet, they are read through the SSM
+agent, which our images include. With the Session Manager plugin, SSH itself can also run through
+SSM.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ KEY = re.compile(
     r"([A-Za-z0-9+/]{40,2000}={0,3})(?![A-Za-z0-9+/=])"
 )
 PRINT = "cat /etc/ssh/ssh_host_*_key.pub"
-POLL_EVERY, ANSWERS = 2.0, 15  # seconds between polls for SSM's answer, and most polls
+# polling interval for SSM responses in seconds, and maximum number of polls
+POLL_EVERY, ANSWERS = 2.0, 15
 
 
 def require_plugin() -> None:
-    """Raises BackendError if this machine lacks a program for SSH through SSM."""
+    """Raises BackendError if a program that SSH over SSM requires is not installed."""
     for lack in checks.programs():
         raise BackendError(lack.what, next=lack.next)
 
@@ -60,9 +62,10 @@ def require_plugin() -> None:
 def keep_keys(
     fleet: FleetStack, nodes: Sequence[StackNode], by_agent: bool
 ) -> tuple[Path, set[str]]:
-    """Returns the known_hosts file of these nodes, and the ids of the nodes in it.
+    """Writes the nodes' host keys to a known_hosts file.
 
-    Keys are fetched once per instance, and are written under the instance's current address.
+    Returns the file, and the IDs of the nodes with known keys. Each instance's keys are fetched
+    once and written under its current address.
     """
     folder = STATE / fleet.stack.name
     keys = read_keys(folder / "keys.json")
@@ -93,8 +96,10 @@ def read_keys(path: Path) -> dict[str, list[str]]:
 
 
 def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
-    """Returns instance id → host keys in known_hosts format, for the instances with keys that AWS
-    reports.
+    """Fetches host keys from AWS.
+
+    Returns instance ID → keys in known_hosts format. Instances whose keys AWS does not report yet
+    are omitted.
     """
     found = {}
     for id_ in ids:
@@ -104,7 +109,9 @@ def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
 
 
 def from_console(calls: Calls, id_: str) -> list[str]:
-    """Returns the host keys on the console; empty until they appear."""
+    """Returns the host keys printed on the console, or an empty list if they have not appeared
+    yet.
+    """
     text = ""
     with passing("InvalidInstanceID.NotFound", "UnsupportedOperation", "UnauthorizedOperation"):
         text = str(calls("ec2", "GetConsoleOutput", InstanceId=id_).get("Output", ""))
@@ -112,7 +119,9 @@ def from_console(calls: Calls, id_: str) -> list[str]:
 
 
 def from_agent(calls: Calls, id_: str) -> list[str]:
-    """Returns the host keys from the instance's SSM agent; empty if the agent does not answer."""
+    """Returns the host keys reported by the instance's SSM agent, or an empty list if the agent
+    does not respond.
+    """
     with passing(
         "InvalidInstanceId", "AccessDenied", "AccessDeniedException", "InvocationDoesNotExist"
     ):
@@ -141,20 +150,20 @@ def from_agent(calls: Calls, id_: str) -> list[str]:
 
 
 def keys_in(text: str) -> list[str]:
-    """Returns each public key in a text once, as `ssh-ed25519 AAAA...`."""
+    """Returns the distinct public keys in `text`, formatted as `ssh-ed25519 AAAA...`."""
     return list(dict.fromkeys(f"{kind} {key}" for kind, key in KEY.findall(text)))
 
 
-# Final event of a resource → final state on the progress board.
+# Final resource event → final state on the status board.
 STATES = {"made": "ok", "changed": "changed", "deleted": "changed", "kept": "ok", "done": "ok"}
-KEYS_IN = 600.0  # most seconds to wait for all host keys
+KEYS_IN = 600.0  # maximum seconds to wait for all host keys
 AGAIN = 10.0
-ROUNDS = 3  # rounds of a removal; the first one may miss resources that were just created
+ROUNDS = 3  # removal attempts; the first can miss resources that were just created
 
 
 @contextlib.contextmanager
 def told_of(what: str, then: str) -> Iterator[None]:
-    """Reports on Ctrl-C that AWS continues, because Ctrl-C ends only this program."""
+    """Warns on Ctrl-C that AWS may still be working, because Ctrl-C ends only this program."""
     try:
         yield
     except KeyboardInterrupt:
@@ -167,25 +176,23 @@ def told_of(what: str, then: str) -> Iterator[None]:
 
 
 def policies(config: Config, inputs: Inputs) -> Iterator[Artifact]:
-    """Yields IAM policies that are sufficient to create, use and remove the config's machines."""
+    """Yields IAM policies sufficient to create, use and remove the config's machines."""
     for number, found in enumerate(permissions.documents(permissions.policy(config, inputs)), 1):
         name = "policy.json" if number == 1 else f"policy-{number}.json"
         yield Artifact(name, json.dumps(found, indent=2) + "\n")
 
 
 class Stacked(Machines):
-    """Machines (base.py) in a CloudFormation stack. Handles everything except the work on existing
-    instances.
-    """
+    """Machines (base.py) in a CloudFormation stack. Subclasses set up the instances."""
 
     made = True
-    paid = NOTHING  # advance payments for the nodes
+    paid = NOTHING  # prepaid amount for the nodes
 
     def __init__(self, cloud: FleetStack) -> None:
         self.cloud = cloud
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """Returns the changes, their cost, and obstacles."""
+        """Returns the planned changes, their cost, and anything that would prevent them."""
         lines = plan_text.describe(
             self.cloud.config, self.cloud, self.foreseen, hours, speed, self.paid
         )
@@ -193,13 +200,13 @@ class Stacked(Machines):
 
     @functools.cached_property
     def foreseen(self) -> Foreseen:
-        """Returns the planned requests. The cache ensures that a plan shows the same requests that
-        it writes.
+        """Returns the planned requests. They are cached so that a plan displays the same requests
+        that it writes to files.
         """
         return self.cloud.foresee(self.bad())
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Returns the exact requests that would create or change the stack, and a policy that
+        """Returns the exact requests that would create or update the stack, and an IAM policy that
         allows them.
         """
         planned = self.foreseen.requests
@@ -214,11 +221,11 @@ class Stacked(Machines):
         return (*stack, *requests, *policies(self.cloud.config, self.foreseen.inputs))
 
     def bad(self) -> set[str]:
-        """Returns the ids of instances to replace."""
+        """Returns the IDs of the instances to replace."""
         return set()
 
     def make(self) -> None:
-        """Creates or changes the stack, and shows the progress."""
+        """Creates or updates the stack and displays progress."""
         with (
             told_of(
                 "AWS is still working on the stack",
@@ -236,7 +243,7 @@ class Stacked(Machines):
                 )
 
             self.cloud.make(self.bad(), show, board.say)
-        self.__dict__.pop("foreseen", None)  # now outdated
+        self.__dict__.pop("foreseen", None)  # the cached plan is stale after this update
 
     def apply(self) -> int:
         self.make()
@@ -250,11 +257,12 @@ class Stacked(Machines):
 
     @told_of("some resources still exist", "run make clean again")
     def remove(self, purge: bool) -> None:
-        """Removes all resources, reports those that stay because they hold data, and checks that no
-        others are left.
+        """Removes all resources except those that contain data, and verifies that no others remain.
+
+        With `purge`, also removes resources that contain data.
 
         Raises:
-            BackendError: other resources are left. The message has their cost.
+            BackendError: other resources remain. The message includes their cost.
         """
         for _ in range(ROUNDS):
             stay = self.cloud.remove(purge, say)
@@ -270,7 +278,7 @@ class Stacked(Machines):
 
 
 class Instances(Stacked):
-    """The EC2 backend's machines: instances that make setup creates and sets up."""
+    """EC2 instances that `make setup` creates and configures."""
 
     system = "ubuntu2404"
 
@@ -281,11 +289,11 @@ class Instances(Stacked):
         self.head, self.paid, self.ahead = head, paid, ahead
 
     def bad(self) -> set[str]:
-        """Returns the ids of instances in quarantine."""
+        """Returns the IDs of the quarantined instances."""
         return set(self.head.quarantine.entries())
 
     def apply(self) -> int:
-        """Creates the stack, waits for its nodes, and sets them up."""
+        """Creates or updates the stack, waits for its nodes, and sets them up."""
         if self.head.by_agent:
             require_plugin()
         bad = self.bad()
@@ -297,8 +305,8 @@ class Instances(Stacked):
         return host_setup.main(self.head.located)
 
     def await_keys(self, nodes: list[StackNode]) -> None:
-        """Waits until AWS reports every node's host key. Raises BackendError if AWS does not report
-        one in time.
+        """Waits until AWS has reported every node's host key. Raises BackendError after KEYS_IN
+        seconds.
         """
         deadline, said = clock.now() + KEYS_IN, False
         while missing := sorted(
@@ -334,12 +342,13 @@ def prove_gone(
     calls: Calls,
     troubles: Mapping[str, str],
 ) -> None:
-    """Reports the resources of a config that were kept because they hold data. Checks with two
-    agreeing queries that no others are left.
+    """Verifies with two independent searches that only the resources in `stay` remain.
+
+    Lists the kept resources that contain data.
 
     Raises:
-        BackendError: other resources are left, and the message has their cost; or the credentials
-            may not list every kind of resource.
+        BackendError: other resources remain, and the message includes their cost. Also raised if
+            the credentials can't list every resource type.
     """
     kept = list(weighed(calls, [one for one in found if one.id in stay]))
     for one in kept:
@@ -347,7 +356,7 @@ def prove_gone(
             say(f"kept {one.line()}")
     if kept:
         say(f"the kept resources cost {total(kept)}; make clean PURGE=1 removes them too")
-    # An entry without an id is a kind of resource that could not be queried.
+    # An entry without an ID is a resource type that could not be queried.
     left = [one for one in found if one.id not in stay]
     if any(one.id for one in left):
         raise _left(left, calls, troubles)
@@ -359,7 +368,7 @@ def prove_gone(
 
 
 def _left(left: list[OwnedResource], calls: Calls, troubles: Mapping[str, str]) -> BackendError:
-    """Returns the error with the remaining resources, the reasons, and their cost."""
+    """Returns an error that lists the remaining resources, the reasons and the total cost."""
     rows = [f"  {one.line()}{f': {why}' if (why := troubles.get(one.id)) else ''}" for one in left]
     rows += [f"  {line}" for line in strangers(calls, left)]
     there = [one for one in left if one.id]

@@ -1,10 +1,10 @@
-"""Hosts that are reached over SSH, and the head of a fleet: the first host, which launches commands
-typed elsewhere.
+"""SSH hosts of a fleet, and its head: the first host, which runs commands that users type on other
+machines.
 
-This code runs in two places. On the machine where a command is typed, the head is another machine,
-and launch/remote_launch.py hands the command to it. On the head itself (TRAINFLEET_HEAD is set and
-the current folder is the shared one), it reaches the other hosts. `Hosts` is the Place of a fleet's
-run for machines that do not share the fleet's disk.
+This module runs in two places. On a user's machine, launch/remote_launch.py forwards commands to
+the head. On the head, where TRAINFLEET_HEAD is set, it connects to the other hosts, and the working
+directory is the shared folder. `Hosts` is the Place of a run for machines that can't access the
+fleet's disk.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ from ..run.claims import ROOM
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 
-# Timeout in seconds of a query about a launch; number of hosts to try.
+# Timeout in seconds for launch queries, and number of hosts to try.
 NOTICE, FEW = (20.0, 4)
-REMOVAL = 600.0  # seconds; checkpoints have many large files
-LARGEST = 1 << 20  # most bytes of a config
-# Shell scripts that read and write a launch in head.json (health/lease.py).
+REMOVAL = 600.0  # timeout in seconds; checkpoints consist of many large files
+LARGEST = 1 << 20  # maximum config size in bytes
+# Shell scripts that read and write the launch record in head.json (health/lease.py).
 LOOK = f"""cd -- {{folder}} 2> /dev/null || exit 0
 [ -e stop ] && ! grep -qs ^engine: stop && echo asked || echo -
 cat {FILE} 2> /dev/null || true"""
@@ -73,12 +73,13 @@ SHOW = f"""mkdir -p -- {{folder}} && cd -- {{folder}} && {{obey}} || exit
 dd of={FILE} bs={ROOM} seek=1 conv=notrunc 2> /dev/null || exit
 grep -q '{{{{' {FILE} || rm -f {FILE}
 rmdir -- {{folder}} 2> /dev/null || true"""
-HANDED = ".handed-"  # prefix of the temporary folder for an exported model
+HANDED = ".handed-"  # name prefix of temporary export folders
 
 
 def _sweep(made: str) -> str:
-    """Returns the command that removes a downloaded export, and exports older than a day that lost
-    connections left behind.
+    """Returns a command that removes a downloaded export.
+
+    The command also removes exports older than a day, which interrupted downloads left behind.
     """
     parent = quote(made.rpartition("/")[0])
     old = f"find {parent} -mindepth 1 -maxdepth 1 -name '{HANDED}*' -mmin +1440 -exec rm -rf {{}} +"
@@ -86,8 +87,8 @@ def _sweep(made: str) -> str:
 
 
 class Hosts:
-    """A fleet's run, for a machine without the fleet's disk. Mirrors the run's small files from any
-    host.
+    """Place of a fleet's run, for machines without access to the fleet's disk. Mirrors the run's
+    small files from any reachable host.
     """
 
     words, pace, lag = " on the fleet", 1.0, 0.0
@@ -99,9 +100,9 @@ class Hosts:
         self.folder = config.fleet.shared_folder or ""
         self.head = FleetHead(transport, config, python, code)
         self.mirror = Mirror(transport, self.folder, code, python, run.folder)
-        self.now = 0.0  # the fleet's clock at the last refresh
-        self.entry: Host | None = None  # the host that answered last
-        # Heartbeats that did not change while `is_running` waited for newer ones.
+        self.now = 0.0  # time on the fleet's clock at the last refresh
+        self.entry: Host | None = None  # host that responded last
+        # Stale heartbeats: they did not change while `is_running` waited.
         self.silent: tuple[Holder | None, Standby | None] = (None, None)
 
     def __enter__(self) -> Self:
@@ -110,7 +111,7 @@ class Hosts:
     def __exit__(self, *error: object) -> None:
         self.transport.close()
 
-    def lead(self) -> None: ...  # does nothing, because the fleet's head leads the run
+    def lead(self) -> None: ...  # no-op, because the fleet's head leads the run
 
     def refresh(self) -> None:
         failures: dict[Host, HostFailure] = {}
@@ -122,13 +123,13 @@ class Hosts:
             failures[host] = answer
             if answer.kind == "exit":
                 self.entry = host
-                break  # The host answers but lacks the folder, so the other hosts lack it too
+                break  # the host responds but has no run folder, so the others have none either
         if any(failure.kind == "exit" for failure in failures.values()):
             return
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
 
     def read(self, name: str) -> str:
-        """Returns the text of a file in the run's folder on the fleet; "" if the file does not
+        """Returns the text of a file in the fleet's run folder, or "" if the file does not
         exist.
         """
         path = quote(f"{self.folder}/runs/{self.run.name}/{name}")
@@ -137,8 +138,10 @@ class Hosts:
     def supplement(self, folder: Path) -> None: ...
 
     def is_running(self) -> bool:
-        """Tells whether a launcher leads the run or a standby is about to. Answers at once if the
-        lease is fresh by the fleet's clock; otherwise waits up to GLANCE for a renewal.
+        """Returns whether a launcher leads the run, or a standby is about to.
+
+        Returns immediately if the lease is fresh by the fleet's clock. Otherwise, waits up to
+        GLANCE seconds for a renewal.
         """
         found = self._beats()
         if is_held(found[0], self.now):
@@ -164,14 +167,17 @@ class Hosts:
         return replace(found, asked=asked == "asked") if found else None
 
     def show(self, launching: Launching | None, obeyed: bool = False) -> None:
-        """Does nothing if no host answers or the shared folder is not writable. The launch itself
-        reports these errors by host.
+        """Writes or clears the launch record on the fleet.
+
+        Does nothing if no host responds or the shared folder is read-only, because the launch
+        itself reports these errors per host.
         """
         self._said(SHOW, launching_text(launching), "rm -f stop" if obeyed else ":")
 
     def _said(self, script: str, stdin: str = "", obey: str = "") -> str:
-        """Returns the output of a script that reads or writes a launch. If the host does not
-        answer, returns "" and lets the next call choose another host.
+        """Runs a script that reads or writes the launch record, and returns its output.
+
+        If the host does not respond, returns "", and the next call selects another host.
         """
         folder = quote(f"{self.folder}/runs/{self.run.name}")
         command = script.format(folder=folder, obey=obey)
@@ -182,8 +188,8 @@ class Hosts:
         return answer.stdout
 
     def _first(self) -> Host:
-        """Returns the host that answered last, or else one of the first few that answers. If none
-        answers, returns the first host.
+        """Returns the last host that responded. If it is unknown, tries the first FEW hosts, and
+        falls back to the first.
         """
         if self.entry is None:
             few = self.transport.hosts[:FEW]
@@ -215,7 +221,7 @@ class Hosts:
             raise BackendError(str(implausible(error, "find output")), where=where) from error
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """Runs the verb in the shared folder on the first host that answers. After an export,
+        """Runs the verb on the first host that responds, in the shared folder. After an export,
         downloads the model.
         """
         host = self._answering()
@@ -237,7 +243,7 @@ class Hosts:
     def _send(
         self, host: Host, verb: str, config: Config, variables: dict[str, str], out: Sink
     ) -> int:
-        """Runs a verb on a host, shows its errors here, and returns its exit code."""
+        """Runs the verb on a host, forwards its stderr, and returns its exit code."""
         code = send_code(self.transport, self.config.fleet, [host])
         command, order = (
             remote_verb.command(self.head.python, code, self.folder),
@@ -249,7 +255,7 @@ class Hosts:
         return ended
 
     def _answering(self) -> Host:
-        """Returns the first host that answers; raises BackendError if none does."""
+        """Returns the first host that responds. Raises BackendError if no host responds."""
         failures: dict[Host, HostFailure] = {}
         for host in self.transport.hosts:
             if not (failure := reason(self.transport.ask(host, "true", timeout=20))):
@@ -258,7 +264,7 @@ class Hosts:
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
 
     def _at_the_door(self, command: str) -> str:
-        """Returns the output of a command on the host that answered last."""
+        """Runs a command on the host that responded last and returns its output."""
         host = self.entry or self.transport.hosts[0]
         answer = settled(self.transport.ask(host, command, timeout=REMOVAL))
         if isinstance(answer, HostFailure):
@@ -266,13 +272,13 @@ class Hosts:
         return answer.stdout
 
 
-HEAD = "TRAINFLEET_HEAD"  # variable that is set for processes on the head
+HEAD = "TRAINFLEET_HEAD"  # environment variable that marks processes on the head
 PLAIN = "ssh"  # name of the backend that uses existing hosts unchanged
 FENCE_TIMEOUT = 20.0
 
 
 class Head:
-    """The hosts in fleet.hosts, with their connections and facts. Finds the hosts that can take a
+    """Hosts in fleet.hosts, with their connections and facts. Determines which hosts can run a
     job.
     """
 
@@ -285,41 +291,39 @@ class Head:
 
     @property
     def located(self) -> Config:
-        """Returns the config with the hosts that exist. For this class, these are the configured
-        hosts.
-        """
+        """Returns the config with the hosts that exist. Defaults to the configured hosts."""
         return self.config
 
     @property
     def by_agent(self) -> bool:
-        """Tells whether SSH goes through the SSM agent, because the hosts open no port."""
+        """Returns whether SSH connections use the SSM agent because the hosts open no ports."""
         return False
 
     @property
     def ends(self) -> float | None:
-        """Returns the Unix time at which all machines are reclaimed; None if they are never
-        reclaimed.
-        """
+        """Returns the Unix time at which all machines are reclaimed, or None if they never are."""
         return None
 
     @property
     def leads(self) -> bool:
-        """Tells whether this machine is a head that a standby host can replace."""
+        """Returns whether this machine is a head that a standby can replace."""
         return not self.hands_over
 
     @functools.cached_property
     def transport(self) -> Transport:
-        """Returns the transport to all hosts, which connects on first use."""
+        """Returns the transport to all hosts. It connects on first use."""
         return open_fleet(self.located)
 
     def look_again(self) -> None:
-        """Discards the cached hosts and connections after make setup has changed the hosts."""
+        """Drops the cached hosts and connections. Call it after `make setup` has changed the
+        hosts.
+        """
         for name in ("located", "transport"):
             self.__dict__.pop(name, None)
 
     @property
     def code(self) -> str:
-        """Returns the nodes' folder with exactly this version of the code."""
+        """Returns the folder on the nodes that contains this exact version of the code."""
         return (
             f"{self.folder}/code/{content_hash(code_files(self.fleet.backend))}"
             if self.hands_over
@@ -328,7 +332,7 @@ class Head:
 
     @property
     def interpreter(self) -> str:
-        """Returns the nodes' Python interpreter."""
+        """Returns the path of the nodes' Python interpreter."""
         return wanted_of(self.config).interpreter
 
     @property
@@ -337,17 +341,16 @@ class Head:
         return host_commands.mark_of(self.folder, self.config.name)
 
     def place(self, run: Run) -> Hosts:
-        """Returns a mirror of the run's folder, for a machine without the hosts' disk."""
+        """Returns the run's Place for a machine without access to the hosts' disk."""
         return Hosts(self.transport, self.located, self.interpreter, self.code, run)
 
     def survey(
         self, hosts: Iterable[Host], again: bool = False
     ) -> tuple[list[Host], dict[Host, str]]:
-        """Returns the hosts that can take a job, in order, and the reason why each other host
-        can't.
+        """Returns the hosts that can run a job, in order, and why each other host can't.
 
-        Facts are read once per host. With `again`, known hosts are checked only for an answer and a
-        writable shared folder.
+        Facts are read once per host. With `again`, hosts with known facts are only checked for a
+        response and a writable shared folder.
         """
         hosts = tuple(hosts)
         unsound = {
@@ -366,7 +369,7 @@ class Head:
             host: str(answer) for host, answer in answers.items() if isinstance(answer, HostFailure)
         }
         file = f"{quote(self.folder)}/.token.$$"
-        # Writes a file, because a stale client cache may still show a folder that is gone.
+        # Write a file, because a stale client cache can still list a deleted folder.
         look = f": > {file} && rm -f {file}"
         unsound |= {
             host: str(why)
@@ -375,15 +378,15 @@ class Head:
         return [host for host in hosts if host not in unsound], unsound
 
     def known(self, name: str) -> Host | None:
-        """Returns the fleet's host of this name, or None."""
+        """Returns the fleet's host with this name, or None."""
         return next((host for host in self.transport.hosts if host.name == name), None)
 
     def name_of(self, host: Host) -> str:
-        """Returns the name that a host reports, or its configured name if its facts are unknown."""
+        """Returns the host's reported hostname, or its configured name if its facts are unknown."""
         return self.facts[host].hostname if host in self.facts else host.name
 
     def refuse_other_runs(self, hosts: Iterable[Host]) -> None:
-        """Raises BackendError if another run has processes on one of these hosts, unless
+        """Raises BackendError if another run has processes on these hosts. Does nothing if
         fleet.exclusive is false.
         """
         if not self.fleet.exclusive:
@@ -406,6 +409,8 @@ class Head:
 
 
 def hours_alone(config: Config) -> Bill | None:
-    """Returns the bill for the user's own hosts, which counts only their hourly price."""
+    """Returns the bill for the user's own hosts, based only on their hourly price. None if no price
+    is configured.
+    """
     price = list_price(config)
     return None if price is None else Bill(price)

@@ -1,5 +1,6 @@
-"""Reads the starts of a Slurm job from the job's folder. nodes/<token> identifies the job, and
-nodes/slurm-<id>-<start>/ contains the nodes' exit codes.
+"""Reads what the starts of a Slurm job recorded in the job's folder. Each requeue is a new start.
+
+nodes/<token> contains the job ID, and nodes/slurm-<id>-<start>/ contains the nodes' exit codes.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ from ..run import contents, run_folder
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 
-# Exit codes for nodes that wrote none: killed, or ended by the scheduler together with others.
+# Default exit codes for nodes that wrote none: killed, or terminated along with another node.
 KILLED, ENDED = (137, 143)
-LARGEST = 1 << 20  # most bytes to read from a file
+LARGEST = 1 << 20  # maximum number of bytes to read per file
 
 
 def claim(folder: Path, token: str) -> Path:
-    """Returns the file that identifies a token's job. The submitter or the token's first job writes
-    it (sbatch.py).
+    """Returns the file that maps a token to its job ID. The submitter or the token's first job
+    writes it (sbatch.py).
     """
     return contents.CLAIM.at(folder, token=token or "-")
 
 
 def number(folder: Path, token: str) -> str:
-    """Returns the job id in a token's claim file; "" without a claim."""
+    """Returns the job ID in a token's claim file, or "" if there is no valid claim."""
     text = _text(claim(folder, token)).strip()
     return text if untrusted_input.whole(text) else ""
 
 
 def exits(folder: Path, job: str) -> tuple[int, dict[int, int]]:
-    """Returns the number of a job's newest start and the exit codes of its nodes; -1 before the
-    first start.
+    """Returns the number of the job's newest start and its nodes' exit codes. The number is -1
+    before the first start.
     """
     started = contents.START.at(folder, job=job, start="*")
     names = [path.name.rpartition("-")[2] for path in started.parent.glob(started.name)]
@@ -42,7 +43,7 @@ def exits(folder: Path, job: str) -> tuple[int, dict[int, int]]:
 
 
 def exits_of(start: Path) -> dict[int, int]:
-    """Returns node → exit code for the nodes of a start that have ended."""
+    """Returns node → exit code for the start's nodes that have ended."""
     codes = {
         path.stem.removeprefix("node-"): untrusted_input.whole(_text(path).strip(), 255)
         for path in start.glob("node-*.exit")
@@ -55,8 +56,8 @@ def exits_of(start: Path) -> dict[int, int]:
 
 
 def lengths(start: Path) -> dict[Path, int]:
-    """Returns the size of each log at the beginning of a start, as the batch script recorded it (wc
-    -c).
+    """Returns log → size in bytes at the beginning of the start, as recorded by the batch script
+    (wc -c).
     """
     found = {}
     for line in _text(start / "logs").splitlines():
@@ -67,18 +68,18 @@ def lengths(start: Path) -> dict[Path, int]:
 
 
 def facts_of(start: Path, node: int) -> Path:
-    """Returns the file with a node's facts in the folder of a start."""
+    """Returns the file that contains the node's facts, in the start's folder."""
     return start / f"facts-{node}"
 
 
 def preflight_folder(start: Path) -> Path:
-    """Returns the folder of the preflight's bandwidth test in the folder of a start."""
+    """Returns the folder of the preflight's bandwidth test, in the start's folder."""
     return start / "gate"
 
 
 def why_cancelled(folder: Path, job: str, start: int) -> str:
-    """Returns why Slurm ended a start of a job, from slurmstepd's message on the first node; "" if
-    Slurm did not end it.
+    """Returns why Slurm cancelled a start, from slurmstepd's message on the first node, or "" if
+    Slurm did not.
     """
     words = rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO [A-Z, ]+)? \*\*\*"
     said = re.findall(rf"(?m)^slurmstepd\S*: error: ({words})$", _said(folder, job, start))
@@ -86,11 +87,10 @@ def why_cancelled(folder: Path, job: str, start: int) -> str:
 
 
 def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
-    """Returns an exit code for each node that wrote none, from srun's messages. The code is KILLED
-    if srun reports none.
+    """Derives an exit code for each node that wrote none, from srun's messages.
 
-    If srun ended the other nodes because one failed (--kill-on-bad-exit), nodes without a code get
-    ENDED.
+    Nodes without a message get KILLED, or ENDED if srun terminated all nodes because one failed
+    (--kill-on-bad-exit).
     """
     text, ending, _ = _said(folder, job, start).partition(f"Terminating StepId={job}.")
     codes: dict[int, int] = {}
@@ -106,8 +106,8 @@ def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
 
 
 def _said(folder: Path, job: str, start: int) -> str:
-    """Returns Slurm's messages about a start of a job; "" before the first start. The log also
-    contains the messages of other jobs.
+    """Returns Slurm's messages since a start began, or "" before the first start. The log also
+    contains other jobs' messages.
     """
     if start < 0:
         return ""
@@ -116,7 +116,7 @@ def _said(folder: Path, job: str, start: int) -> str:
 
 
 def _text(path: Path, offset: int = 0) -> str:
-    """Returns a file's text from `offset` on; "" if it can't be read."""
+    """Returns a file's text from `offset` on, or "" if it can't be read."""
     try:
         with untrusted_input.open_regular(path) as file:
             file.seek(offset)

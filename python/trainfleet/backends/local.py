@@ -1,10 +1,12 @@
-"""Local backend: this machine simulates every node. Each node is a torchrun agent with a separate
-log, and all agents rendezvous on 127.0.0.1.
+"""Local backend: this machine simulates all nodes. Each node is a torchrun agent with a separate
+log, and the agents rendezvous on 127.0.0.1.
 
-Tested: the tests run all of it for real. The host name need not resolve, because it is never used.
-Every process dies with the launcher, however the launcher dies. While the launcher lives, other
-processes can query and stop its jobs. They find each node's process in a file in nodes/ of the
-job's folder.
+Tested: everything, with real processes. The hostname does not have to resolve, because it is never
+used.
+
+All processes die with the launcher, even if it crashes. While the launcher is alive, other
+processes can query and stop its jobs. They find each node's process through its file in the nodes/
+subfolder of the job's folder.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from .node_script import node_script, values_of
 from .own_machines import ThisMachine
 from .run_storage import Here, Place
 
-KILL_GRACE = 5.0  # seconds for SIGKILLed processes to end
+KILL_GRACE = 5.0  # seconds for SIGKILLed processes to exit
 MOST_NODES = 64
 WSL = Path("/dev/dxg")  # device file of the Windows GPU under WSL
 
@@ -59,7 +61,7 @@ class Local(Backend):
     def __init__(self, config: Config | None = None) -> None:
         self.nodes = config.fleet.nodes if config else 1
         self._bill = Bill((list_price(config) if config else None) or 0.0)
-        self._started: dict[int, subprocess.Popen[bytes]] = {}  # child processes to reap, by pid
+        self._started: dict[int, subprocess.Popen[bytes]] = {}  # pid → child process to reap
         self._asked: set[str] = set()
 
     @staticmethod
@@ -92,8 +94,7 @@ class Local(Backend):
             )
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns a script for each node. `without` has no effect, because every node is this
-        machine.
+        """Returns one script per node. Ignores `without`, because every node is this machine.
 
         Raises:
             BackendError: the configured port is in use, or there are more ranks than accelerators.
@@ -125,7 +126,7 @@ class Local(Backend):
         return node_script(job, placement, Path.cwd(), sys.executable, environment)
 
     def submit(self, request: Request) -> Handle:
-        """Starts every node; stops all of them if one can't be started."""
+        """Starts all nodes. If one fails to start, stops the others."""
         handle = Handle(
             self.name, str(request.job.folder.absolute()), request.token, request.job.nodes
         )
@@ -160,7 +161,8 @@ class Local(Backend):
         script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
         exit_file.unlink(missing_ok=True)
         replace_file(script, artifact.text.encode())
-        # Output that the node prints before its log exists, or outside its log.
+        # Captures output that the node does not write to its log, for example before the log
+        # exists.
         with open(said_file(file), "wb", opener=untrusted_input.opener) as said:
             process = subprocess.Popen(
                 ["/bin/sh", str(script)],
@@ -195,14 +197,14 @@ class Local(Backend):
         )
 
     def _exit(self, handle: Handle, file: Path) -> int | None:
-        """Returns a node's exit code, or None while the node runs. A dead node without an exit code
+        """Returns a node's exit code, or None if it is running. A dead node without an exit code
         counts as killed.
         """
         if not _is_of(handle, file):
             return 137
         pid, said, _ = process_in(file)
         if pid in self._started:
-            self._started[pid].poll()  # reaps the process if it has ended
+            self._started[pid].poll()  # reap the process if it has exited
         alive = identity(pid) == said
         code = read(file.with_name(f"{file.name}.exit"))
         return (
@@ -210,15 +212,16 @@ class Local(Backend):
         )
 
     def _code_of(self, pid: int) -> int:
-        """Returns the exit code of a node that wrote no exit file: the shell's code. If a signal
-        killed the shell or its code is unknown, returns 137.
+        """Returns the exit code of a node that wrote no exit file.
+
+        This is the shell's exit code, or 137 if the code is unknown or a signal killed the shell.
         """
         code = self._started[pid].returncode if pid in self._started else None
         return 137 if code is None or code < 0 else code
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Sends SIGTERM, or SIGKILL if `at_once`, to every node. A supervisor's command dies with
-        the supervisor.
+        """Sends SIGTERM to every node, or SIGKILL if `at_once` is set. A supervisor's command dies
+        with its supervisor.
         """
         self._asked.add(handle.token)
         files = [
@@ -236,8 +239,9 @@ class Local(Backend):
                     process.wait(KILL_GRACE)
 
     def find(self, run: Run) -> Handle:
-        """Returns the newest job in the run's folder. Its processes end with its launcher, so no
-        job can run elsewhere.
+        """Returns the newest job in the run folder.
+
+        All of a job's processes die with its launcher, so no job can be running elsewhere.
         """
         nodes = sorted(contents.NODE.at(run.folder, node=0).parent.glob("node-*[0-9]"))
         token = process_in(nodes[0])[2] if nodes else ""
@@ -256,8 +260,8 @@ class Local(Backend):
         return Harm()
 
     def probe(self) -> Probe | None:
-        """Returns this machine's hardware; None if it can't be read, for example on systems other
-        than Linux.
+        """Returns this machine's hardware, or None if it can't be read, for example on systems
+        other than Linux.
         """
         try:
             found = reading.read_here()
@@ -274,7 +278,7 @@ def _file(handle: Handle, node: int) -> Path:
 
 
 def _read_said(handle: Handle, node: int) -> str:
-    """Returns the output that a node printed outside its log; "" if it can't be read."""
+    """Returns the output that a node printed outside its log, or "" if it can't be read."""
     with suppress(OSError, InputError):
         return read(said_file(_file(handle, node)))
     return ""
@@ -285,14 +289,15 @@ def _is_of(handle: Handle, file: Path) -> bool:
 
 
 def _alive(file: Path) -> int:
-    """Returns the pid of a node's process; 0 if the process is not running."""
+    """Returns the PID of a node's process, or 0 if it is not running."""
     pid, said, _ = process_in(file)
     return pid if pid and identity(pid) == said else 0
 
 
 def _other(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the settings of fleet.accelerator that contradict this machine's drivers. Skips WSL,
-    because drivers leave no files to read there.
+    """Yields an error for each fleet.accelerator setting that contradicts this machine's drivers.
+
+    Skipped under WSL, where the drivers expose no device files to check.
     """
     kind, devices, row = (
         config.fleet.node_type,
@@ -322,7 +327,9 @@ def _other(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _accelerators(job: Job, node: int) -> dict[str, str]:
-    """Returns CUDA_VISIBLE_DEVICES for a node; empty if the machine has no accelerators."""
+    """Returns CUDA_VISIBLE_DEVICES for a node, or an empty dict if the machine has no
+    accelerators.
+    """
     devices = node_types.local_accelerators()
     if not devices or not job.torchrun:
         return {}
@@ -339,8 +346,9 @@ def _accelerators(job: Job, node: int) -> dict[str, str]:
 
 
 def _loopback() -> str:
-    """Returns the name of the loopback interface (`lo`, or `lo0` on macOS). Without it, gloo would
-    resolve the host name.
+    """Returns the name of the loopback interface: `lo`, or `lo0` on macOS.
+
+    Without an explicit interface, gloo resolves the hostname, which can fail.
     """
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 

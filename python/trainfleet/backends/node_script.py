@@ -1,4 +1,4 @@
-"""Builds a node's script, and reads the values of secrets, which no script contains."""
+"""Builds node scripts, and reads the values of secrets. No script contains a secret."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ..run import run_folder
 from ..trust.errors import BackendError
 from ..trust.redaction import NAMES
 
-# Variables that a node gets in addition to those in its script.
+# Environment variables passed to nodes in addition to those in the script.
 PASSED = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)
 # Passes the devices that exist when the container starts, because their number depends on the
-# instance type. Also passes the node's disk if the dataset is copied to it (run_folder.COPY). The
+# instance type. Mounts the node's local disk if the dataset is copied to it (run_folder.COPY). The
 # container runs as the user who trains, so that user owns the files.
 RUN = (
     'for device in /dev/neuron[0-9]* /dev/infiniband; do [ -e "$device" ] && set -- '
@@ -40,11 +40,11 @@ def node_script(
     host: str = "",
     platform: str = "",
 ) -> Artifact:
-    """Returns a node's script. It exports the placement, from which the node builds its torchrun
-    command. A comment shows that command.
+    """Returns the script that starts a node.
 
-    `platform` is the image's platform, if the job has an image. The code still comes from the
-    launcher, through the nodes' shared folder.
+    The script exports the placement, from which the node builds its torchrun command. A comment in
+    the script shows that command. `platform` is the image's platform, for jobs with an image. The
+    code always comes from the launcher, through the nodes' shared folder.
     """
     log = run_folder.node_log(job.folder, placement.node)
     heading = [
@@ -65,7 +65,7 @@ def node_script(
 
 
 def entrypoint_words(job: Job, engine: PlacementSource) -> list[str]:
-    """Returns the arguments of `python -m` that start every node of a job, on hosts and in
+    """Returns the arguments to `python -m` that start each node of a job, on hosts and in
     images.
     """
     ranks = ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
@@ -85,8 +85,9 @@ def entrypoint_words(job: Job, engine: PlacementSource) -> list[str]:
 
 
 def values_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns the secrets' values from this process's environment. Also returns their names, so
-    that the supervisor masks the values in its logs.
+    """Reads the values of secrets from this process's environment.
+
+    Also sets the variable NAMES to their names, so that the supervisor can mask the values in logs.
 
     Raises:
         BackendError: a variable is not set.
@@ -106,12 +107,12 @@ def values_of(names: Iterable[str]) -> dict[str, str]:
 def container_words(
     image: str, folder: str, platform: str, names: Iterable[str], words: Sequence[str]
 ) -> list[str]:
-    """Returns the command that runs `python -m words` in an image, with `folder` of the host as
-    working folder.
+    """Returns the command that runs `python -m words` in a container, with the host's `folder` as
+    its working directory.
 
-    The container gets the variables in `names`, but the command does not contain their values. The
-    container uses the host's network and shared memory, and may lock memory without limit, because
-    EFA and NCCL need that. Docker forwards signals to the container.
+    The container inherits the variables in `names`, so the command does not contain their values.
+    EFA and NCCL require the host's network, the host's shared memory and unlimited locked memory.
+    Docker forwards signals to the container.
     """
     own = [
         "--rm",

@@ -1,9 +1,9 @@
-"""Existing machines: this one, and the user's own hosts. Setup fixes the hosts, and no command
-takes them down.
+"""Existing machines: this machine, and the user's hosts. Setup installs missing components on the
+hosts, but no command shuts them down.
 
-make clean PURGE=1 lists the files that setup and runs left on the hosts, except runs and datasets.
-PURGE=all removes those files. Drivers, EFA, Lustre and packages are neither listed nor removed,
-because other programs may use them by now.
+`make clean PURGE=1` lists the files that setup and runs left on the hosts, except runs and
+datasets. PURGE=all deletes these files. Drivers, EFA, Lustre and packages are neither listed nor
+removed, because other programs may now depend on them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .base import Machines
 
 
 class Standing(Machines):
-    """Machines (base.py) that already exist. Setup only prints them, and make clean has nothing to
+    """Existing machines (base.py). Setup only prints them, and `make clean` has nothing to
     remove.
     """
 
@@ -59,8 +59,8 @@ class ThisMachine(Standing):
         self.nodes = nodes
 
     def apply(self) -> int:
-        """Prints the devices to train on. Raises BackendError if simulated nodes could not reach
-        each other.
+        """Prints the devices available for training. Raises BackendError if the simulated nodes
+        could not connect to each other.
         """
         if fault := unlinked():
             raise BackendError(fault, next=LINK)
@@ -84,11 +84,11 @@ class ThisMachine(Standing):
         return 0
 
 
-REMOVAL = 600.0  # seconds; the folders may be large
+REMOVAL = 600.0  # timeout in seconds; the folders can be large
 IN_SHARED = tuple(kind.name.rstrip("/") for kind in contents.kinds(contents.SHARED))
 HOME = "~/.trainfleet"
 KEYS = "~/.ssh/authorized_keys"
-OURS = " trainfleet head "  # part of the comment in a head's SSH key
+OURS = " trainfleet head "  # part of the comment in a head's public SSH key
 WORDS = {
     "shared": "{what} in the shared folder",
     "key": f"{KEY}, the SSH key of a head",
@@ -99,15 +99,15 @@ WORDS = {
 
 
 class OwnHosts(Machines):
-    """Machines (backends/base.py) that the user owns. Setup fixes them, and no command takes them
-    down.
+    """Hosts (base.py) that the user owns. Setup installs missing components, but no command shuts
+    the hosts down.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Returns the script with each host's missing steps."""
+        """Returns one script per host with its missing setup steps."""
         from ..hosts.host_setup import commands
 
         return (
@@ -117,15 +117,15 @@ class OwnHosts(Machines):
         )
 
     def apply(self) -> int:
-        """Reads the hosts again, because they change, and runs the missing steps."""
+        """Rereads the hosts, because they may have changed since the plan, and runs the missing
+        setup steps.
+        """
         from ..hosts import host_setup
 
         return host_setup.main(self.config)
 
     def left(self) -> list[str]:
-        """Returns the files that setup and runs left on the hosts, by host. Excludes runs and
-        datasets.
-        """
+        """Returns the files that setup and runs left on the hosts, except runs and datasets."""
         if not self.config.fleet.hosts:
             return []
         with open_fleet(self.config) as transport:
@@ -150,7 +150,7 @@ class OwnHosts(Machines):
 
 
 def _traces(answer: Result | HostFailure) -> list[str]:
-    """Returns a host's list of leftover files, or why it is unknown."""
+    """Returns a host's leftover files, or a line that explains why they are unknown."""
     if isinstance(answer, HostFailure):
         return [f"unknown: {answer}"]
     try:
@@ -160,8 +160,9 @@ def _traces(answer: Result | HostFailure) -> list[str]:
 
 
 def find(shared: str = "") -> str:
-    """Returns the command that prints the kind and name of each leftover file, one per line. Only
-    one host checks `shared`.
+    """Returns a command that prints one `kind name` line per leftover file or folder.
+
+    `shared` is set on only one host, because all hosts see the same folder.
     """
     names = " ".join(IN_SHARED)
     look = f"""cd {shlex.quote(shared)} 2> /dev/null && for name in {names}; do
@@ -176,7 +177,9 @@ for path in {HARDENING} {LIMITS}; do [ ! -e "$path" ] || echo "file $path"; done
 
 
 def read(text: str) -> list[str]:
-    """Parses the output of `find` into readable lines; raises Implausible for any other text."""
+    """Parses the output of the `find` command into readable lines. Raises Implausible if it is
+    malformed.
+    """
     found = []
     for line in filter(None, text.split("\n")):
         kind, _, what = line.partition(" ")
@@ -187,8 +190,8 @@ def read(text: str) -> list[str]:
 
 
 def remove(shared: str, is_root: bool) -> str:
-    """Returns the command that removes all leftover files, except the user's own key that this
-    connection uses.
+    """Returns a command that deletes all leftover files. Keeps the user's own SSH key, because this
+    connection uses it.
     """
     sudo = "" if is_root else "sudo -n "
     removal = "rm -rf --one-file-system --"

@@ -1,7 +1,9 @@
-"""Explains why a Batch job waits, or would wait forever. Uses Batch's reason for the first job of
-the queue, or else the state of the queue and its compute environment.
+"""Explains why a Batch job is still queued, or why it would be queued forever.
 
-Codes and their causes:
+Uses the status reason that Batch reports for the first job in the queue. Otherwise, checks the
+state of the queue and its compute environments.
+
+Reason codes and their causes:
 https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
 """
 
@@ -18,7 +20,7 @@ from ..config import Config
 from ..hardware import node_types
 from ..trust.errors import CloudError
 
-PACE = 30.0  # seconds between two polls of a queue
+PACE = 30.0  # polling interval per queue in seconds
 CODES = {
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": (
         "EC2 has no free capacity for this instance type; try another zone or a reservation"
@@ -47,14 +49,16 @@ CODES = {
 
 
 class QueueReasons:
-    """Reasons why the jobs of a queue wait. The queue is polled at most every PACE seconds."""
+    """Reasons why a queue's jobs have not started. Polls the queue at most once per PACE
+    seconds.
+    """
 
     def __init__(self, calls: Callable[[], Calls], queue: str) -> None:
         self.calls, self.queue = calls, queue
         self.found, self.when = "", -PACE
 
     def why(self, job: dict[str, Any]) -> str:
-        """Returns why a job has not started; "" if it has."""
+        """Returns why a job has not started, or "" if it has."""
         if job["status"] not in ("SUBMITTED", "PENDING", "RUNNABLE"):
             return ""
         said = str(job.get("statusReason") or "")
@@ -74,7 +78,7 @@ class QueueReasons:
 
 
 def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
-    """Yields the reasons that keep a queue's jobs waiting, the likeliest first."""
+    """Yields the obstacles that keep the queue's jobs from starting, most likely first."""
     queues = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues") or [{}]
     if queues[0].get("state") == "DISABLED":
         yield f"the queue {queue} is disabled; run {enabling(queue)}"
@@ -95,12 +99,10 @@ def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
 
 
 def enabling(queue: str) -> str:
-    """Returns the command that enables a queue."""
     return f"aws batch update-job-queue --job-queue {queue} --state ENABLED"
 
 
 def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the compute environments of a queue."""
     names = [entry["computeEnvironment"] for entry in queue.get("computeEnvironmentOrder", ())]
     if not names:
         return []
@@ -112,8 +114,9 @@ def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Yields obstacles if the queue does not accept jobs, or has no compute environment for the
-    config's nodes.
+    """Checks whether the job queue accepts jobs and has a compute environment for the nodes.
+
+    Yields an obstacle for each problem.
     """
     found = calls("batch", "DescribeJobQueues", jobQueues=[name]).get("jobQueues", ())
     if not found:
@@ -129,7 +132,7 @@ def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[O
 
 
 def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[Obstacle]:
-    """Yields an obstacle if no compute environment can run the job on the config's number of
+    """Yields an obstacle if no compute environment can run the job on the configured number of
     nodes.
     """
     unfit = [(one, unfitness(config, one)) for one in found]
@@ -154,8 +157,8 @@ def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[O
 
 
 def unfitness(config: Config, environment: dict[str, Any]) -> str:
-    """Returns why a compute environment can't run a multi-node job on the config's instance type;
-    "" if it can.
+    """Returns why a compute environment can't run a multi-node job on the config's instance type,
+    or "" if it can.
 
     https://docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html
     """

@@ -1,8 +1,8 @@
-"""Request bodies for AWS Batch and SageMaker, as artifacts, so that a plan prints the exact
-requests.
+"""Represents AWS Batch and SageMaker request bodies as artifacts, so that a plan shows the exact
+requests. Pure.
 
-Three values are unknown until a body is sent: the job's name, which contains the request's token;
-the environment of the attempt; and the job's number in its launch. Pure.
+Three values are added only when a request is sent: the job name (which contains the request token),
+the attempt's environment variables, and the job's number in its launch.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..storage.s3_sync_agent import BUCKET, RUN
 from ..trust import untrusted_input
 from ..trust.redaction import NAMES
 
-# Network interface of a container. Batch gives each container of a multi-node job a separate
-# interface (awsvpc), and SageMaker documents this name.
+# Network interface in the container. Batch gives each container of a multi-node job a separate
+# interface (awsvpc). SageMaker documents this name.
 CARD = "eth0"
 TOKEN = r"[0-9a-f]{16}"
 Body = dict[str, Any]
 
 
 def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
-    """Returns a body as a file. `aws <service> <operation> --cli-input-json` accepts the file once
-    it has a job's name.
+    """Returns the request body as a file. `aws <service> <operation> --cli-input-json` accepts it
+    after a job name is added.
     """
     return Artifact(
         f"requests/{number:02}-{service}-{operation}.json",
@@ -41,7 +41,7 @@ def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
 
 
 def bodies(request: Request) -> tuple[Body, ...]:
-    """Returns the bodies of a request, in the order in which they are sent."""
+    """Returns the request bodies in the order in which they are sent."""
     return tuple(
         require_object(untrusted_input.parse_json(artifact.text, artifact.name))
         for artifact in request.artifacts
@@ -49,7 +49,7 @@ def bodies(request: Request) -> tuple[Body, ...]:
 
 
 def environment(config: Config, job: Job) -> dict[str, str]:
-    """Returns the variables that every node of a job gets, regardless of its placement."""
+    """Returns the environment variables that all nodes of a job have in common."""
     row = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""]
     own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
     if job.torchrun:
@@ -66,5 +66,5 @@ def environment(config: Config, job: Job) -> dict[str, str]:
 
 
 def pairs(environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns an environment in the format of AWS Batch."""
+    """Converts an environment to the list of name-value pairs that AWS Batch expects."""
     return [{"name": name, "value": value} for name, value in sorted(environment.items())]

@@ -1,5 +1,5 @@
-"""Access to a run's folder from this machine. All traffic of a run between machines goes through a
-Place.
+"""Access to run folders from this machine. All data that a run exchanges between machines passes
+through a Place.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ from ..run.run_folder import Run, is_locked
 
 
 class Place(Protocol):
-    """Location of a run's folder, as a context manager that closes its connections. The local run
-    folder has the state of the last `refresh`.
+    """Location of a run folder. As a context manager, it closes its connections on exit.
 
-    words         " on this machine", " on the fleet": printed after "is not running"
-    pace          seconds between two useful refreshes
-    lag           most seconds by which the local copy of the ranks' state may be old
-    lead          makes this process the run's launcher, so that each refresh sends its files to the
-                  nodes; raises BackendError if another launcher leads
-    refresh       updates the local run folder; raises BackendError if no machine that has the
-                  run's folder answers
-    supplement    copies the scheduler's record of nodes without a log into a folder, the run's or
-                  its dataset's; raises BackendError if the scheduler does not answer
-    is_running    tells whether a launcher led the run at the last refresh
-    launching     returns the launch that is recorded there now, or None
-    show          records there that a launch has begun, or that no launch is active; with `obeyed`,
-                  also withdraws stop requests
-    ask_to_stop   writes the stop request, which ranks check at every step
-    folders       returns the run's folders that are not on this machine: folder → bytes
-    remove        deletes those folders, but of a dataset only the program's files; returns the
-                  remaining files of others
-    forward       runs a verb where the run's files are, and shows its output here; returns its
-                  exit code, or None if the files are here. `config` is the run's
+    The local run folder reflects the last `refresh`.
+
+    words       text after "is not running", such as " on this machine" or " on the fleet"
+    pace        minimum useful interval between refreshes, in seconds
+    lag         maximum staleness of the local copy of the ranks' state, in seconds
+    lead        makes this process the run's launcher, so that each refresh uploads its files;
+                raises BackendError if another launcher leads
+    refresh     updates the local run folder; raises BackendError if no machine with the run folder
+                responds
+    supplement  downloads the scheduler's logs of nodes that have no log, into the folder of the run
+                or its dataset; raises BackendError if the scheduler does not respond
+    is_running  returns whether a launcher led the run at the last refresh
+    launching   returns the launch record at this location, or None
+    show        writes the launch record, or clears it if no launch is active; with `obeyed`, also
+                clears the stop request
+    ask_to_stop writes the stop request, which ranks check at every step
+    folders     returns the run's folders on other machines: folder → bytes
+    remove      deletes these folders, but in a dataset only the program's files; returns the files
+                that remain
+    forward     runs a verb where the run's files are, and prints its output here; returns its exit
+                code, or None if the files are on this machine. `config` is the run's config
     """
 
     words: str
@@ -71,7 +72,7 @@ class Place(Protocol):
 
 
 class Here:
-    """A run with its only copy on this machine."""
+    """Run whose only copy is on this machine."""
 
     words, pace, lag = " on this machine", 0.3, 0.0
 
@@ -112,8 +113,8 @@ class Here:
 
 
 class OnHead(Here):
-    """A run on the head of a fleet, in the folder that all hosts share. Any host may lead it, one
-    at a time (health/lease.py).
+    """Run on the head of a fleet, in the folder that all hosts share. Any host can lead it, one at
+    a time (health/lease.py).
     """
 
     def lead(self) -> None:
@@ -124,11 +125,11 @@ class OnHead(Here):
 
 
 class Shared(Here):
-    """A run in the shared folder. `has_job` tells whether the scheduler has an unfinished job of
-    the run.
+    """Run in a Slurm cluster's shared folder. `has_job` returns whether the scheduler has an active
+    job of the run.
     """
 
-    # Lustre and NFS show other machines' writes with a delay of some seconds.
+    # Lustre and NFS can take several seconds to show writes by other machines.
     words, pace, lag = (" on the cluster", 1.0, 5.0)
 
     def __init__(self, run: Run, has_job: Callable[[], bool]) -> None:
@@ -136,7 +137,7 @@ class Shared(Here):
         self.has_job = has_job
 
     def lead(self) -> None:
-        """Raises BackendError while another launcher, on any machine, leads the run."""
+        """Raises BackendError if another launcher on any machine leads the run."""
         holder = read_holder(self.run.folder)
         if holder and _is_alive(self.run, holder):
             raise led_already(self.run.name, f"{self.run.folder}, launched on {holder.host}")
@@ -147,8 +148,10 @@ class Shared(Here):
 
 
 def _is_alive(run: Run, holder: Holder) -> bool:
-    """Tells whether a launcher holds the lease. Checks its process if it runs on this machine, then
-    the age of the lease or its next renewal.
+    """Returns whether a live launcher holds the lease.
+
+    A launcher on this machine counts as dead if its process does not exist. If the lease is not
+    fresh, waits for its renewal.
     """
     if holder.host == platform.node() and holder.pid != os.getpid() and not identity(holder.pid):
         return False

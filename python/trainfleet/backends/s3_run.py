@@ -1,5 +1,5 @@
-"""A run with its folder in S3, because its nodes share no disk. Any machine with access to the
-bucket can read and stop the run.
+"""Place of runs that are stored in S3, because their nodes share no disk. Any machine with access
+to the bucket can read and stop these runs.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from ..storage.s3_sync_agent import NODES, SIGN, is_asked, is_node_s
 from ..trust.errors import BackendError, S3Error
 from ..trust.untrusted_input import show
 
-# Files that both the launcher and ranks write, in turn.
+# Files that both the launcher and ranks write, at different times.
 SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")
-VACANT = 15.0  # seconds without a lease renewal in S3 until another launcher may lead
-SILENT = 6 * SIGN  # seconds without a sign of life from any node until the run counts as ended
+VACANT = 15.0  # seconds without a lease renewal in S3 after which another launcher may lead
+# seconds without a sign of life from any node after which the run counts as ended
+SILENT = 6 * SIGN
 
 
 class BucketPlace:
-    """A run below `root` (s3://bucket/prefix). Its folder is <root>/runs/<name>, and its dataset's
-    logs are below <root>/data/.
+    """Run below `root` (s3://bucket/prefix), in <root>/runs/<name>. The dataset's logs are below
+    <root>/data/.
 
-    The dataset is in <store>/<dataset>. `others` lists the run's other addresses in S3, where its
-    checkpoints are. `has_job` tells whether the service has an unfinished job of the run, which may
-    be queued. `consoles` copies the service's record of nodes without a log into a local folder.
-    Its arguments are that folder and the folder's address.
+    The dataset itself is in <store>/<dataset>. `others` lists further S3 addresses of the run, such
+    as its checkpoints. `has_job` returns whether the service has an active job of the run, queued
+    or running. `consoles` downloads the service's logs of nodes that have no log. Its arguments are
+    a local folder and the folder's address in S3.
     """
 
     words, pace, lag = " in its bucket", 2.0, 30.0
@@ -81,7 +82,7 @@ class BucketPlace:
         config that nodes read.
 
         Raises:
-            BackendError: another launcher leads, or S3 does not answer.
+            BackendError: another launcher leads, or S3 does not respond.
         """
         holder = read_holder(self.run.folder)
         if holder and self._is_led():
@@ -89,11 +90,12 @@ class BucketPlace:
         self.leads = True
 
     def refresh(self) -> None:
-        """Downloads the files of nodes and launcher, unless a launcher on this machine already does
-        so.
+        """Downloads the files written by nodes and the launcher.
+
+        Does nothing if a launcher on this machine already downloads them.
 
         Raises:
-            BackendError: S3 does not answer.
+            BackendError: S3 does not respond.
         """
         if not self.leads and is_locked(self.run.folder):
             return
@@ -108,22 +110,24 @@ class BucketPlace:
             self.consoles(folder, f"{self.root}/{folder}")
 
     def _is_wanted(self, name: str) -> bool:
-        """Tells whether to download a file. An existing config is kept, because it describes the
-        run on this machine.
+        """Returns whether to download a file. An existing local config is kept, because it
+        describes the run on this machine.
         """
         if name.endswith(".yaml") and (self.run.folder / name).exists():
             return False
         return bool(SHARED.fullmatch(name)) or not (self.leads and _is_launcher_s(name))
 
     def is_running(self) -> bool:
-        """Tells whether a launcher or a node is alive by S3's clock, or the service has a job."""
+        """Returns whether a launcher or node is alive by S3's clock, or the service has an active
+        job.
+        """
         return self._is_led() or self._is_new(f"{NODES}/", SILENT) or self.has_job()
 
     def _is_led(self) -> bool:
-        """Tells whether a launcher leads the run, according to the lease at the last refresh."""
+        """Returns whether a launcher leads the run, according to the lease at the last refresh."""
         holder = read_holder(self.run.folder)
-        # A recorded launch means that no launcher leads yet, because a launcher's next renewal
-        # would clear the record.
+        # A launch record means that no launcher leads yet: a launcher's lease renewal clears the
+        # record.
         led = holder is not None and holder.code is None and not read_launching(self.run)
         return led and self._is_new(FILE, VACANT)
 
@@ -139,8 +143,10 @@ class BucketPlace:
         return replace(found, asked=asked) if (found := parse_launching(text)) else None
 
     def show(self, launching: Launching | None, obeyed: bool = False) -> None:
-        """Does nothing if another machine writes at the same time, because the next query shows
-        that write.
+        """Writes or clears the launch record in S3.
+
+        Does nothing if another machine writes concurrently, because the next query returns that
+        machine's record.
         """
         address = f"{self.address}/{FILE}"
         with _as_backend():
@@ -158,7 +164,7 @@ class BucketPlace:
             s3.write(f"{self.address}/asked/stop", str(time.time()).encode())
 
     def folders(self) -> dict[str, int]:
-        """Returns the bytes of the run's folder, and of the run's other addresses in S3."""
+        """Returns the size in bytes of the run folder and of each other S3 address of the run."""
         with _as_backend():
             sizes = {
                 address: sum(found.size for found in s3.list_objects(f"{address}/"))
@@ -184,8 +190,9 @@ class BucketPlace:
         return [object_ for object_, name in named.items() if name in strange]
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """Returns None, because the files are in S3. If this machine has not seen the run,
-        downloads the run's small files first.
+        """Returns None, because any machine can read the files in S3.
+
+        If this machine has no copy of the run yet, downloads its small files first.
         """
         if not self.run.config.exists():
             self.refresh()
@@ -193,14 +200,14 @@ class BucketPlace:
 
 
 def _is_launcher_s(name: str) -> bool:
-    """Tells whether the launcher writes this file."""
+    """Returns whether the launcher writes this file."""
     owned = name.startswith(("events/launcher", "logs/launcher")) or not is_node_s(name)
     return owned or is_asked(name) or bool(SHARED.fullmatch(name))
 
 
 @contextmanager
 def _as_backend() -> Iterator[None]:
-    """Converts an S3Error into a BackendError, so that a poll may use the last state."""
+    """Converts S3Error to BackendError, so that pollers can continue with the last known state."""
     try:
         yield
     except S3Error as error:
@@ -208,7 +215,7 @@ def _as_backend() -> Iterator[None]:
 
 
 def unpacked(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (key, message) if the config has no image, for backends that run only images."""
+    """Yields an error if the config has no image. Used by backends that only run images."""
     if config.fleet.container == "none":
         yield (
             "fleet.container",
@@ -217,8 +224,8 @@ def unpacked(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def unshared(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (key, message) for each folder of the config that is not in S3. This is for backends
-    with nodes that share no disk.
+    """Yields an error for each configured folder that is not in S3. Used by backends whose nodes
+    share no disk.
     """
     for key, value, what in (
         ("fleet.shared_folder", config.fleet.shared_folder, "the run's small files"),
@@ -236,7 +243,7 @@ def unshared(config: Config) -> Iterator[tuple[str, str]]:
 def bucket_of(
     config: Config, run: Run, has_job: Callable[[], bool], consoles: Callable[[Path, str], None]
 ) -> BucketPlace:
-    """Returns the place of a run with a config that `unshared` accepts."""
+    """Returns the run's Place. The config must have passed `unshared`."""
     fleet, data, checkpoint = config.fleet, config.data, config.checkpoint
     others = [f"{(checkpoint.path or '').rstrip('/')}/{run.name}"]
     return BucketPlace(

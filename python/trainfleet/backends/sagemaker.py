@@ -1,12 +1,13 @@
 """SageMaker backend: runs each job as one training job, on hosts without a shared disk. The run
 folder is in S3 (s3_run.py).
 
-The job's name contains the request's token. SageMaker accepts a name only once, so submitting twice
-starts one job. SageMaker reports a single exit code. So the entrypoint writes the failed host and
-the reason to /opt/ml/output/failure, which becomes FailureReason.
+The job name contains the request token. SageMaker rejects duplicate names, so submitting a request
+twice starts only one job. SageMaker reports one exit code per job. The entrypoint therefore writes
+the failed host and the reason to /opt/ml/output/failure, which SageMaker reports as FailureReason.
 
-Tested: requests against botocore's models, and a fake of SageMaker with containers that really run
-(tests/aws/sagemaker.py). Not tested: SageMaker itself, EFA in its containers, managed spot.
+Tested: requests against botocore's models, and a fake of SageMaker that runs real containers
+(tests/aws/sagemaker.py). Not tested: SageMaker itself, EFA in containers, and managed spot
+training.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from .managed_machines import JOB_ROLE, ManagedMachines, filled
 from .request_json import TOKEN, artifact, bodies
 
 GONE = 180.0  # seconds for a stopped job to end: SIGTERM, 120 s, SIGKILL, and the upload
-NAME = 46  # most characters of a run's name in a job's name, which has at most 63
+NAME = 46  # maximum characters of the run name in a job name, which is limited to 63
 PHASES = {
     "Pending": Phase.QUEUED,
     "Starting": Phase.QUEUED,
@@ -72,36 +73,38 @@ WORDS = {
 AGAIN = ("Interrupted", "Restarting")
 EXIT = re.compile(r"exit code:? ([0-9]{1,9})\b", re.IGNORECASE)
 NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
-STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
+STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # log stream name: <job>/algo-<host>-<seconds>
 STOP = "StopTrainingJob"
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
 class SageMaker(Hosted):
-    """Backend that runs jobs as SageMaker training jobs (base.py)."""
+    """Backend for SageMaker training jobs (base.py)."""
 
     name, title, gone, placement = "sagemaker", "SageMaker", GONE, PLACEMENT
-    # Only root may write to /opt/ml, SageMaker's folder for input and output.
+    # Only root can write to /opt/ml, SageMaker's folder for input and output.
     image_arguments = (("RUN_AS", "root"),)
 
     @functools.cached_property
     def ahead(self) -> TrainingPlans | None:
-        """Returns the training plan that make setup finds, buys and uses; None if the config
-        requests no plan.
+        """Returns the training plan that `make setup` finds, purchases and uses, or None if the
+        config requests none.
         """
         hours = self.config.fleet.sagemaker.plan_hours
         return None if hours is None else TrainingPlans(self.config, self.calls, hours)
 
     @property
     def placed(self) -> Config:
-        """Returns the config with the training plan that was bought for it, if any."""
+        """Returns the config, including the training plan if one was purchased for it."""
         return self.ahead.placed() if self.ahead else self.config
 
     def purchase(self) -> Purchase | None:
         return self if self.ahead else None
 
     def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """Buys the training plan if `may_buy`, and returns its state."""
+        """Purchases the training plan if `may_buy` is set. Returns lines that describe it, and
+        whether it is usable now.
+        """
         return (
             self.ahead.obtain(may_buy, self._whole(self.ahead.paid_config()))
             if self.ahead
@@ -121,8 +124,8 @@ class SageMaker(Hosted):
         yield from sagemaker_request.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns the request for the training job. `without` has no effect, because SageMaker
-        chooses the machines.
+        """Returns the request that creates the training job. Ignores `without`, because SageMaker
+        selects the machines.
         """
         secrets = aws_managed.references(self.config, job.secrets)
         role = self.config.fleet.sagemaker.role or JOB_ROLE
@@ -132,11 +135,12 @@ class SageMaker(Hosted):
         return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
 
     def submit(self, request: Request) -> Handle:
-        """Returns the existing job with the request's token, or submits one after checking that it
-        can run.
+        """Submits a job after checking that it can run.
+
+        If a job with the request's token exists, returns that job instead.
 
         Raises:
-            BackendError: the job can't run. The message has the reason.
+            BackendError: the job can't run. The message contains the reason.
         """
         if self.ahead and not self.ahead.held:
             why = (
@@ -167,7 +171,8 @@ class SageMaker(Hosted):
         except CloudError as error:
             if error.code != "ResourceInUse":
                 raise
-            # otherwise this request succeeded, but its answer was lost
+            # if the job exists, an earlier attempt at this request succeeded, but its response was
+            # lost
             if self._described(name) is None:
                 why, then = (
                     error.why,
@@ -179,7 +184,7 @@ class SageMaker(Hosted):
         return handle
 
     def _described(self, name: str) -> dict[str, Any] | None:
-        """Returns SageMaker's description of a job; None if it has no job of that name."""
+        """Returns SageMaker's record of a job, or None if the job does not exist."""
         try:
             return self.calls("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
         except CloudError as error:
@@ -203,7 +208,7 @@ class SageMaker(Hosted):
         newest: dict[int, str] = {}
         for name in streams(self.calls, LOGS, f"{handle.id}/algo-"):
             if match := STREAM.fullmatch(name):
-                # The stream of a restart has a later number.
+                # After a restart, the newer stream has the higher number.
                 newest[int(match[1]) - 1] = max(name, newest.get(int(match[1]) - 1, ""))
         return Console(
             record["TrainingStartTime"].timestamp(),
@@ -213,13 +218,15 @@ class SageMaker(Hosted):
         )
 
     def end(self, handle: Handle) -> str:
-        with passing("ValidationException"):  # the job has ended in the meantime
+        with passing("ValidationException"):  # raised if the job has already ended
             self.calls("sagemaker", STOP, TrainingJobName=handle.id)
         return f"aws sagemaker describe-training-job --training-job-name {handle.id}"
 
     def find(self, run: Run) -> Handle:
-        """Returns the run's newest job. Skips jobs of this name with another run folder, which
-        belong to other users.
+        """Returns the run's newest job.
+
+        Ignores jobs with the run's name but a different run folder, because they belong to other
+        users.
         """
         start = slug(run.name, NAME)
         newest = {"NameContains": start, "SortBy": "CreationTime", "SortOrder": "Descending"}
@@ -249,12 +256,12 @@ class SageMaker(Hosted):
         return ManagedMachines(self.config, self.name, needed, costs, self._notes, self.ahead)
 
     def costs(self, config: Config, prices: Prices) -> Spending:
-        """Returns the cost with the smallest disk, because the size of the dataset is unknown."""
+        """Returns the cost with the smallest disk, because the dataset size is unknown."""
         return of_sagemaker(config, prices, sagemaker_request.disk_gib(config, None))
 
     def _notes(self) -> list[str]:
-        """Returns lines for `make plan` about how nodes get the dataset, and how a stopped job
-        ends.
+        """Returns `make plan` lines that explain how nodes read the dataset and how a job is
+        stopped.
         """
         channel = sagemaker_request.input_of(self.config, size_of(self.config))
         data = f"  {channel.mode}, about {channel.seconds:.0f} s to the first batch: {channel.why}"
@@ -262,17 +269,17 @@ class SageMaker(Hosted):
 
 
 def size_of(config: Config) -> int | None:
-    """Returns the bytes of the config's dataset in its store; None if the dataset does not
-    exist.
+    """Returns the size of the stored dataset in bytes, or None if the dataset does not exist or S3
+    can't be read.
     """
     manifest = None
-    with suppress(S3Error):  # a plan also works without the size
+    with suppress(S3Error):  # the plan works without the size
         manifest = find(config.data)
     return None if manifest is None else manifest.tokens * ITEM_BYTES[manifest.dtype]
 
 
 def status_of(record: dict[str, Any], nodes: int) -> Status:
-    """Returns the status of a job, from DescribeTrainingJob."""
+    """Converts a DescribeTrainingJob response to a status."""
     state, second = record["TrainingJobStatus"], record.get("SecondaryStatus", "")
     transitions = record.get("SecondaryStatusTransitions", ())
     attempt = 1 + sum(entry["Status"] in AGAIN for entry in transitions)
@@ -294,6 +301,8 @@ def status_of(record: dict[str, Any], nodes: int) -> Status:
 
 
 def exits_of(reason: str) -> dict[int, int]:
-    """Returns node → exit code from a failure's reason. Uses node 0 if the reason names no node."""
+    """Parses node → exit code from a failure reason. Defaults to node 0 if the reason names no
+    node.
+    """
     node, code = NODE.search(reason), EXIT.search(reason)
     return {int(node[1]) if node else 0: int(code[1]) or 1 if code else 1}

@@ -1,8 +1,8 @@
-"""Builds the body of CreateTrainingJob, and decides how nodes get the dataset. Pure.
+"""Builds CreateTrainingJob requests, and selects how nodes read the dataset. Pure.
 
-Sources: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html; for
-the input modes, https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html and
-the article that the README's table follows.
+Sources: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html. For
+the input modes: https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html and
+the AWS article that docs/start/sagemaker.md follows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from .request_json import Body, environment
 
 GIB = 2**30
 CHANNEL = "dataset"
-# Assumed bytes/s at which File mode copies from S3 to a node's disk. At this rate, the few hundred
-# GB of the article take minutes.
+# Assumed throughput of a File mode copy from S3 to a node's disk, in bytes/s. At this rate, copying
+# a few hundred GB takes minutes.
 COPIES = 1.0e9
-PATIENCE = 60.0  # most seconds that accelerators may wait for a copy, unless input_mode is set
-LEAST_DISK, MOST_DISK = 100, 16384  # GiB
-LONGEST = 672  # hours: 28 days, SageMaker's limit
-WORDS, VALUES = 256, 512  # most characters of an argument, and of an environment variable's value
-# Regular expressions by which CloudWatch reads the job's metrics from the steps in a node's log
+PATIENCE = 60.0  # maximum seconds that accelerators may wait for a copy, unless input_mode is set
+LEAST_DISK, MOST_DISK = 100, 16384  # minimum and maximum disk size in GiB
+LONGEST = 672  # maximum hours: 28 days, SageMaker's limit
+# maximum characters of an argument, and of an environment variable's value
+WORDS, VALUES = 256, 512
+# Regular expressions that CloudWatch uses to extract the job's metrics from the node logs
 # (engine/record.py).
 METRICS = {
     "loss": r"step [0-9,]+  loss ([0-9.]+)",
@@ -42,8 +43,9 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Input:
-    """Method by which nodes get the dataset. `mode` is one of fleet.sagemaker.input_mode, and
-    `seconds` is the time until the first batch.
+    """Input mode: the way nodes read the dataset.
+
+    `mode` is a value of fleet.sagemaker.input_mode, and `seconds` is the time to the first batch.
     """
 
     mode: str
@@ -52,8 +54,8 @@ class Input:
 
 
 def input_of(config: Config, size: int | None) -> Input:
-    """Returns how the nodes of a training job get a dataset of `size` bytes. None means that the
-    size is unknown or the dataset does not exist yet.
+    """Selects the input mode for a dataset of `size` bytes. A `size` of None means that it is
+    unknown, or that the dataset does not exist yet.
     """
     asked, copying = config.fleet.sagemaker.input_mode, (size or 0) / COPIES
     words = {
@@ -98,7 +100,7 @@ def input_of(config: Config, size: int | None) -> Input:
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (key, message) for invalid combinations of fleet.sagemaker's keys."""
+    """Yields (key, message) for each invalid combination of fleet.sagemaker keys."""
     own, row = config.fleet.sagemaker, config.fleet.node_type
     if row and not row.owned and not row.sagemaker:
         yield (
@@ -168,7 +170,7 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_purchase(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the settings that prevent the purchase of a training plan."""
+    """Yields an error for each setting that prevents the purchase of a training plan."""
     own, kind, key = (
         config.fleet.sagemaker,
         config.fleet.instance_type,
@@ -196,11 +198,10 @@ def _refuse_purchase(config: Config) -> Iterator[tuple[str, str]]:
 def body(
     config: Config, job: Job, image: str, references: Mapping[str, str], role: str, size: int | None
 ) -> Body:
-    """Returns the body of CreateTrainingJob, without the job's name and the environment of its
-    attempt.
+    """Returns the CreateTrainingJob request body, without the job name and the attempt's
+    environment variables.
 
-    `references` has the address of each secret's value by name. `size` is the dataset's size in
-    bytes.
+    `references` maps each secret to the address of its value. `size` is the dataset size in bytes.
 
     Raises:
         BackendError: SageMaker does not accept an argument or a value.
@@ -257,8 +258,8 @@ def body(
 
 
 def disk_gib(config: Config, size: int | None) -> int:
-    """Returns a machine's disk size in GiB: twice the bytes that File mode copies of a dataset of
-    `size` bytes.
+    """Returns the disk size per machine in GiB: twice what File mode copies of a dataset of `size`
+    bytes.
     """
     copied = (size or 0) if input_of(config, size).mode == "file" else 0
     return config.fleet.sagemaker.volume_gib or min(
@@ -269,7 +270,8 @@ def disk_gib(config: Config, size: int | None) -> int:
 def _machines(config: Config, job: Job, disk: int) -> Body:
     own = config.fleet.sagemaker
     row = config.fleet.node_type
-    # NVMe disks have their own keys, so VolumeKmsKeyId is only for other machines.
+    # NVMe disks are encrypted with their own keys, so VolumeKmsKeyId is valid only for other
+    # machines.
     return {
         "InstanceType": f"ml.{config.fleet.instance_type}",
         "InstanceCount": job.nodes,
@@ -285,7 +287,7 @@ def _machines(config: Config, job: Job, disk: int) -> Body:
 
 
 def _inputs(config: Config, channel: Input) -> Body:
-    """Returns the dataset's input channel; empty if the ranks read from S3 directly."""
+    """Returns the dataset's input channel, or an empty body if ranks read from S3 directly."""
     if channel.mode == "stream":
         return {}
     address = f"{(config.data.tokenized_path or '').rstrip('/')}/{config.data.name}/"

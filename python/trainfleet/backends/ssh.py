@@ -1,13 +1,13 @@
-"""SSH backend: starts a torchrun agent on each of the user's hosts and leaves it running. The
-agents rendezvous on the first host.
+"""SSH backend: starts a detached torchrun agent on each of the user's hosts. The agents rendezvous
+on the first host.
 
-This code runs in two places. The machine where the command is typed plans, and hands the plan to
-the fleet's head (launch/remote_launch.py). The head (TRAINFLEET_HEAD is set, and the current folder
-is the shared one) starts, watches and stops the nodes' processes. Any machine that reaches the
-hosts can query and stop a job by its handle.
+This module runs in two places. A user's machine plans a job and sends it to the fleet's head
+(launch/remote_launch.py). The head, where TRAINFLEET_HEAD is set, starts, monitors and stops the
+nodes' processes. Its working directory is the shared folder. Any machine that can reach the hosts
+can query and stop a job with its handle.
 
-Tested: the links, sshd, torchrun, kills and reboots are real in the tests (tests/drills). Not
-tested: EFA and Lustre.
+Tested with real network links, sshd, torchrun, kills and reboots (tests/drills). Not tested: EFA
+and Lustre.
 """
 
 from __future__ import annotations
@@ -57,19 +57,21 @@ from .node_script import node_script, values_of
 from .own_machines import OwnHosts
 from .run_storage import OnHead, Place
 
-# Number of ports to cycle through: an attempt uses the next port because the last one may still be
-# in use.
+# Number of ports to cycle through. Each attempt uses the next port, because the previous one may
+# still be in use.
 PORTS = 200
 START_TIMEOUT = 60.0
-PULL_TIMEOUT = 1800.0  # seconds; a CUDA image has several GB
+PULL_TIMEOUT = 1800.0  # timeout in seconds; a CUDA image has several GB
 LABELS = """{{.Architecture}} {{index .Config.Labels "trainfleet.lock"}}"""
 LOOK = f"docker image inspect --format '{LABELS}'"
-NOBODY = ("", "<no value>")  # lock labels of an image that trainfleet did not build
+NOBODY = ("", "<no value>")  # lock labels of images that trainfleet did not build
 
 
 @dataclass
 class Looks:
-    """Last known state of a job's nodes: each host's last answer, its time, and the last error."""
+    """Last known state of a job's nodes: each host's last response, when it arrived, and the last
+    error.
+    """
 
     hosts: tuple[Host, ...]
     said: dict[Host, PartState] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class Looks:
 
 
 class Ssh(Backend):
-    """Backend that runs jobs on the hosts in fleet.hosts (base.py)."""
+    """Backend for the hosts in fleet.hosts (base.py)."""
 
     name = "ssh"
     can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.EXAMINE, Can.OUTLIVES, Can.IMAGE})
@@ -92,7 +94,7 @@ class Ssh(Backend):
         self.config, self.fleet = config, config.fleet
         self._head = head or Head(config)
         self.hands_over = self._head.hands_over
-        self._looks: dict[str, Looks] = {}  # by token
+        self._looks: dict[str, Looks] = {}  # token → last known state
 
     def head(self) -> Head:
         return self._head
@@ -125,9 +127,9 @@ class Ssh(Backend):
             yield "fleet.nodes", f"one head can't watch {fleet.nodes} nodes over SSH: {most}"
         try:
             hosts = parse_hosts(fleet.hosts)
-        except ValueError:  # config validation reports it
+        except ValueError:  # config validation reports malformed hosts
             return
-        # Without hosts, a fleet can only be planned (hosts/fleet.py).
+        # A fleet without hosts can be planned, but not launched (hosts/fleet.py).
         if 0 < len(hosts) < fleet.nodes:
             works = f"set NODES={len(hosts)}, or add hosts"
             yield (
@@ -139,11 +141,11 @@ class Ssh(Backend):
             )
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns one script per node, for the first healthy hosts. Skips hosts that are in
-        quarantine or unreachable.
+        """Returns one script per node, for the first healthy hosts. Skips quarantined and
+        unreachable hosts.
 
         Raises:
-            BackendError: too few hosts are healthy. Lists all problems by host.
+            BackendError: too few hosts are healthy. The message lists all problems by host.
         """
         hosts = self.transport.hosts
         sound, unsound = self._head.survey(
@@ -189,12 +191,12 @@ class Ssh(Backend):
         )
 
     def extras(self, job: Job) -> dict[str, str]:
-        """Returns additional environment variables for a job's nodes."""
+        """Returns extra environment variables for the job's nodes."""
         return {}
 
     def submit(self, request: Request) -> Handle:
-        """Ends all processes of an earlier attempt, then starts every node. If one node fails to
-        start, ends the others.
+        """Kills all processes of earlier attempts, and starts every node. If a node fails to start,
+        kills the others.
         """
         handle = Handle(
             self.name,
@@ -245,8 +247,10 @@ class Ssh(Backend):
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """Returns the status from the nodes' last answers. A node that is silent for too long
-        counts as lost (hosts/fleet.py). The first call for a job waits for answers.
+        """Returns the status based on the nodes' latest responses.
+
+        A node counts as lost after `lost_after` seconds of silence (hosts/fleet.py). The first call
+        for a job waits for responses.
         """
         looks = self._looks.get(handle.token) or self._look_first(handle)
         exits, lost, unheard, words, now = {}, {}, set[int](), "", time.monotonic()
@@ -275,8 +279,8 @@ class Ssh(Backend):
         return Status(phase, words, exits=exits, lost=lost, silent=frozenset(unheard), hosts=hosts)
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Stops the nodes. Ranks on unreachable hosts continue until they detect that another
-        attempt has begun.
+        """Stops the nodes. Ranks on unreachable hosts continue until they detect that a new attempt
+        has begun.
         """
         hosts, looks = self._hosts(handle), self._looks.get(handle.token)
         if looks:
@@ -292,7 +296,7 @@ class Ssh(Backend):
         self._fence([host for node, host in enumerate(hosts) if node not in lost])
 
     def find(self, run: Run) -> Handle:
-        """Returns a handle for all processes of a run, which the run's mark identifies on every
+        """Returns a handle for all processes of the run, which the run's mark identifies on every
         host.
         """
         return Handle(
@@ -304,8 +308,9 @@ class Ssh(Backend):
         )
 
     def cut_off(self, handle: Handle) -> str:
-        """Returns this machine's host name if no other host of the job answers; else "". Waits
-        until the result is certain.
+        """Returns this machine's host name if no other host of the job responds, or "" otherwise.
+
+        Waits until the result is certain.
         """
         if not self._head.leads:
             return ""
@@ -314,7 +319,7 @@ class Ssh(Backend):
         others = [host for host in looks.hosts if host != here] if looks else []
         while looks and others and here:
             heard, now = max(looks.heard.get(host, 0.0) for host in others), time.monotonic()
-            # Hosts with an ended part are no longer polled, so they are queried here.
+            # Hosts whose part has ended are no longer polled, so query them here.
             ended = [host for host in others if looks.said.get(host, RUNNING) != RUNNING]
             if heard > began - 2 * look_every(len(looks.hosts)) or (
                 ended and self._any_answers(ended)
@@ -333,12 +338,13 @@ class Ssh(Backend):
         return bool(self.transport.run("true", timeout=8, hosts=hosts).ok)
 
     def place(self, run: Run) -> Place:
-        """Returns the folder itself on the head, and a mirror of it elsewhere."""
+        """Returns the run folder on the head, or a mirror of it on any other machine."""
         return self._head.place(run) if self.hands_over else OnHead(run)
 
     def learn(self, run: Run) -> None:
-        """Records the hosts' problems on the machine where the command was typed, because it plans
-        the next launch.
+        """Records the host problems that a run found.
+
+        Only the user's machine records them, because it plans the next launch.
         """
         if self.hands_over:
             self._head.quarantine.learn(run.read_events(), self._head.known)
@@ -351,9 +357,7 @@ class Ssh(Backend):
 
     @property
     def _first_port(self) -> int:
-        """Returns this run's port offset, which depends on the run's name if several runs may share
-        a host.
-        """
+        """Returns the run's port offset. It depends on the run name if runs can share hosts."""
         return 0 if self.fleet.exclusive else crc32(self._head.mark.encode())
 
     def _hosts(self, handle: Handle) -> tuple[Host, ...]:
@@ -362,20 +366,21 @@ class Ssh(Backend):
 
     def _look_first(self, handle: Handle) -> Looks:
         """Starts polling a job that another process submitted. A host counts as lost until it
-        answers.
+        responds.
         """
         looks = Looks(self._hosts(handle))
         for host, answer in self.transport.run(
             self._question(handle), timeout=8, hosts=looks.hosts
         ).items():
             self._hear(looks, host, settled(answer))
-        if handle.token:  # jobs from `find` have no token, and are queried on each call
+        if handle.token:  # jobs from `find` have no token, so each call queries them
             self._look_after(handle, looks)
         return looks
 
     def _question(self, handle: Handle) -> str:
-        """Returns the command that prints the state of a host's part. For a job from `find`, it
-        prints whether any process of the run is on the host.
+        """Returns the command that prints the state of a host's part of the job.
+
+        For a job from `find`, the command reports whether the host runs any process of the run.
         """
         return (
             host_commands.look(handle.id, handle.token)
@@ -384,7 +389,7 @@ class Ssh(Backend):
         )
 
     def _look_after(self, handle: Handle, looks: Looks) -> None:
-        """Starts a polling thread for each host."""
+        """Starts one polling thread per host."""
         self._looks[handle.token] = looks
         for host in looks.hosts:
             threading.Thread(
@@ -395,7 +400,7 @@ class Ssh(Backend):
             ).start()
 
     def _keep_looking(self, handle: Handle, looks: Looks, host: Host) -> None:
-        """Polls one host's part until the part ends or the job is no longer followed."""
+        """Polls one host until its part of the job ends or polling is closed."""
         pause = look_every(len(looks.hosts))
         while looks.said.get(host, RUNNING) == RUNNING and not looks.closed.wait(pause):
             self._hear(
@@ -415,7 +420,7 @@ class Ssh(Backend):
             looks.trouble[host] = implausible(error, "the state of its node process").message
 
     def _fence(self, hosts: Iterable[Host]) -> None:
-        # A fence from the head must not end the launcher, which runs there.
+        # When the head runs this, it must not kill the launcher, which is on the same machine.
         fence = host_commands.fence(self._head.mark, launchers=self.hands_over)
         failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=hosts).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
@@ -440,12 +445,13 @@ class Ssh(Backend):
 
 
 def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) -> None:
-    """Pulls the image on every host that lacks it. The ECR token is passed through stdin, so no
-    command line or lasting file contains it.
+    """Pulls the image on every host that lacks it.
+
+    The ECR token is passed through stdin, so that no command line or permanent file contains it.
 
     Raises:
         BackendError: a host can't pull the image, or the image does not match the config's
-            platform. Lists all problems by host.
+            platform. The message lists all problems by host.
     """
     registry = Registry.of(image)
     _, token = registry.token() if registry else ("", "")
@@ -466,7 +472,7 @@ def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) ->
 
 
 def pull_words(image: str, registry: str) -> str:
-    """Returns a shell command that inspects the image, and pulls it if it is missing."""
+    """Returns a shell command that inspects the image, pulling it first if it is missing."""
     look, pull = (
         f"{LOOK} {shlex.quote(image)}",
         f"docker pull --quiet {shlex.quote(image)} > /dev/null",
@@ -484,7 +490,9 @@ def pull_words(image: str, registry: str) -> str:
 
 
 def misfit(words: str, lock: str) -> str:
-    """Returns why an image with this architecture and lock is unusable; "" if it is usable."""
+    """Returns why an image with this architecture and lock label is unusable, or "" if it is
+    usable.
+    """
     architecture, _, theirs = words.partition(" ")
     if architecture != ARCHITECTURE:
         return (

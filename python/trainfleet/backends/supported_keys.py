@@ -1,7 +1,8 @@
-"""Keys that each backend uses, from `backends` in the schema. A key without effect is refused,
-never ignored.
+"""Config keys that each backend supports, from `backends` in the schema. Setting an unsupported key
+is an error.
 
-The local backend refuses no key, because a config may describe other machines while it trains here.
+The local backend accepts all keys, because a config for other machines can also be used to train
+locally.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LOCAL, CREATED = "local", "parallelcluster"  # CREATED: Slurm on a cluster that 
 
 
 def kind_of(config: Config) -> str:
-    """Returns the schema's name for a config's backend."""
+    """Returns the config's backend name as used in the schema."""
     return (
         CREATED
         if config.fleet.backend == "slurm" and config.fleet.slurm.create
@@ -30,8 +31,9 @@ def kind_of(config: Config) -> str:
 
 @cache
 def table() -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Returns key → backends and default, for each key that only some backends use. A key without a
-    list inherits its group's list.
+    """Returns key → supporting backends and default, for keys that only some backends support.
+
+    A key without a list of backends inherits its group's list.
     """
     rows, groups = (
         dict[str, tuple[tuple[str, ...], Any]](),
@@ -47,13 +49,13 @@ def table() -> dict[str, tuple[tuple[str, ...], Any]]:
 
 
 def honours(config: Config, key: str) -> bool:
-    """Tells whether the config's backend uses this key."""
+    """Returns whether the config's backend supports this key."""
     return key not in table() or kind_of(config) in table()[key][0]
 
 
 def refuse(config: Config, uses: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
-    """Yields (key, message) for each key without effect. `uses` lists the keys that another
-    package's backend uses.
+    """Yields (key, message) for each unsupported key that is set. `uses` lists keys that a
+    third-party backend supports.
     """
     kind = kind_of(config)
     for key, (backends, default) in {} if kind == LOCAL else table().items():

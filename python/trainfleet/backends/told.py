@@ -1,4 +1,6 @@
-"""Parses fleet.options for another package's backend, into a frozen dataclass of that package."""
+"""Parses fleet.options for a third-party backend, into a frozen dataclass that the backend
+defines.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,10 @@ T = TypeVar("T")
 
 
 def told(config: Config, kind: type[T]) -> T:
-    """Returns the options as an instance of `kind`, which defines them by its annotations and
-    defaults.
+    """Returns the options as an instance of `kind`, a dataclass that defines them.
 
     Raises:
-        InputError: an option is unknown, missing, given twice, or has a value of another type.
+        InputError: an option is unknown, missing, duplicated, or has a value of the wrong type.
     """
     given: dict[str, object] = {}
     for option in config.fleet.options:
@@ -35,7 +36,7 @@ def told(config: Config, kind: type[T]) -> T:
 
 
 def refuse(config: Config, kind: type[object]) -> Iterator[tuple[str, str]]:
-    """Yields the errors in the options, for `Backend.refuse`."""
+    """Yields an error if the options are invalid. For use in `Backend.refuse`."""
     try:
         told(config, kind)
     except InputError as error:

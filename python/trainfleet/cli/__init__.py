@@ -1,5 +1,5 @@
-"""Runs command-line verbs. Each verb is a function of the same name in one of the modules. It
-parses its variables, calls the code and prints the result.
+"""Runs command-line verbs. Each verb is a function with the same name in one of this package's
+modules. It parses its variables, calls the implementation and prints the result.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..trust.untrusted_input import printable, shortened
 from .variables import VARIABLES, Variables, flag, option_of, read_variables, typed
 
 STARTED = "TRAINFLEET_STARTED"
-# OSError numbers with a cause outside this program
+# OSError codes caused by the environment rather than by this program
 ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
-# OSError numbers of a path that can't be used
+# OSError codes for unusable paths
 NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
-# Variables that each verb takes
+# verb → variables that it accepts
 VERBS = {
     "setup": ("CONFIG", "SET", "NODES", "YES", "OFFLINE"),
     "build": ("CONFIG", "SET", "OFFLINE"),
@@ -68,7 +68,7 @@ VERBS = {
     "release": (),
 }
 
-# Verbs that each module implements
+# module → verbs that it implements
 FILES = {
     "fleet": "setup build push image doctor ls clean",
     "recipes": "recipes config",
@@ -84,15 +84,13 @@ OF_A_CHECKOUT = ("test", "check", "release")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a command line. Returns the exit code: that of the verb or of an error, or 130 after
-    Ctrl-C.
-    """
+    """Runs a command line. Returns the exit code of the verb or error, or 130 after Ctrl-C."""
     try:
         require_numbers(STARTED)
-        # A launcher on a fleet's head receives the time at which the user's command began.
+        # On a fleet's head, this is the time at which the user started the command.
         started = float(os.environ.get(STARTED) or time.time())
         if list(arguments) == ["-"]:
-            # This is a host of a fleet, and another machine sends the verb.
+            # This process runs on a fleet's host, and another machine sends the verb.
             from ..hosts.remote_verb import received
 
             arguments = received(sys.stdin.fileno())
@@ -104,12 +102,12 @@ def main(arguments: Sequence[str]) -> int:
         variables = read_variables(verb, VERBS[verb], arguments[1:])
         if "OFFLINE" in variables:
             os.environ["OFFLINE"] = "1" if flag(variables, "OFFLINE") else ""
-        # Child processes of a verb also read this variable.
+        # The verb's child processes also read this variable.
         os.environ[TYPED] = "" if "TRAINFLEET_HEAD" in os.environ else typed(variables)
         return _carried_out(verb, variables, started)
     except TrainfleetError as error:
         return tell(error)
-    except BrokenPipeError:  # the output's reader, such as `head`, has exited
+    except BrokenPipeError:  # the process that reads stdout, such as `head`, has exited
         sys.stderr.close()
         return 0
     except OSError as error:
@@ -139,11 +137,11 @@ def _carried_out(verb: str, variables: Variables, started: float) -> int:
 
 
 def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
-    """Returns the output of `--help`, `--version` and `--completion`, also for one verb. Returns ""
-    for any other command line.
+    """Returns the output of `--help`, `--version` and `--completion`, or "" for any other command
+    line.
 
-    `goals` are all of make's goals. `make help train` runs both, and train must then print its
-    help.
+    `--help` also accepts a verb. `goals` lists make's goals: `make help train` runs both, so train
+    must also print its help.
     """
     if "--completion" in arguments:
         return completion()
@@ -178,7 +176,7 @@ def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
 
 
 def completion() -> str:
-    """Returns a bash script that completes the verbs and their options."""
+    """Returns a bash script that completes verbs and their options."""
     options = {verb: " ".join(map(option_of, takes)) for verb, takes in VERBS.items()}
     cases = [f"1:{verb}) words='{words}' ;;" for verb, words in options.items()]
     words = " ".join(verb for verb in VERBS if verb not in OF_A_CHECKOUT)
@@ -191,8 +189,8 @@ def completion() -> str:
 
 
 def explained(error: OSError) -> TrainfleetError | None:
-    """Returns the error for the user if the environment caused `error`, or None if this program
-    did.
+    """Returns an error message for the user if the environment caused `error`, or None if it is a
+    bug.
     """
     if error.errno in NAMES and error.filename:
         where = shortened(printable(str(error.filename)), 255)

@@ -13,7 +13,7 @@ from .variables import Variables
 
 
 def new_backend(variables: Variables, started: float) -> int:
-    """Writes a package that adds a backend, with its conformance tests."""
+    """Writes a package that adds a backend, including its conformance tests."""
     from ..backends import skeleton
 
     if "NAME" not in variables:
@@ -31,15 +31,15 @@ def new_backend(variables: Variables, started: float) -> int:
 
 
 def test(variables: Variables, started: float) -> int:
-    """Runs the tests that finish within minutes. `make drills` runs the slow tests."""
-    # Run four files in parallel, because tests wait half of the time. Each process has one thread,
-    # because threads of several processes would wait for each other.
+    """Runs the fast tests, which take minutes. `make drills` runs the slow tests."""
+    # Run four test files in parallel, because tests spend half of their time waiting. Limit each
+    # process to one thread, because threads of several processes would compete for cores.
     at_once = ("--numprocesses=4", "--dist=loadfile", "--no-loadscope-reorder", "--durations=15")
     return run_module("pytest", "-q", "-m", "not thorough", *at_once, OMP_NUM_THREADS="1")
 
 
 def check(variables: Variables, started: float) -> int:
-    """Checks lint, format, types, shell scripts, versions outside the locks, prose and the
+    """Checks lint, format, types, shell scripts, version pins outside the locks, prose and the
     Dockerfile.
     """
     scripts = sorted(map(str, Path("scripts").glob("*.sh")))
@@ -66,5 +66,5 @@ def check(variables: Variables, started: float) -> int:
 
 
 def release(variables: Variables, started: float) -> int:
-    """Builds the wheel and the sdist, and checks them in a clean environment."""
+    """Builds the wheel and sdist, and tests them in a clean environment."""
     return subprocess.run([sys.executable, "scripts/release.py"], check=False).returncode

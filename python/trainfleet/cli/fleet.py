@@ -1,4 +1,4 @@
-"""Verbs for the fleet: set-up, images, health checks, costs and teardown."""
+"""Verbs for the fleet: setup, images, health checks, costs and teardown."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def setup(variables: Variables, started: float) -> int:
-    """Runs the set-up steps that remain after .venv is built. On this machine, prints the devices
-    to train on.
+    """Runs the setup steps that follow the creation of .venv. For the local backend, prints the
+    devices available for training.
     """
     from ..launch.provisioning import make_ready
 
@@ -27,15 +27,15 @@ def setup(variables: Variables, started: float) -> int:
 
 
 def build(variables: Variables, started: float) -> int:
-    """Builds the container image of fleet.platform on this machine, from docker/ and the lock."""
+    """Builds the container image for fleet.platform on this machine, from docker/ and the lock."""
     from ..launch import job_image
 
     return job_image.build(config_of(settings_of(variables))[0])
 
 
 def push(variables: Variables, started: float) -> int:
-    """Pushes the container image to ECR, under a tag that identifies its content. Builds the image
-    if it is missing.
+    """Pushes the container image to ECR under a content-based tag. Builds the image if it is
+    missing.
     """
     from ..launch import job_image
 
@@ -43,8 +43,8 @@ def push(variables: Variables, started: float) -> int:
 
 
 def image(variables: Variables, started: float) -> int:
-    """Bakes a machine image (AMI) for nodes of the ec2 backend. `build` makes the container image
-    of jobs.
+    """Creates a machine image (AMI) for nodes of the ec2 backend. `build` creates container
+    images.
     """
     from ..launch.provisioning import bake
 
@@ -52,8 +52,8 @@ def image(variables: Variables, started: float) -> int:
 
 
 def doctor(variables: Variables, started: float) -> int:
-    """Checks whether the fleet is fit to train, and prints each host's problems with a command to
-    run.
+    """Checks the fleet's health, and prints each host's problems with a command that fixes or
+    diagnoses them.
 
     LIFT=host releases a host from quarantine.
     """
@@ -64,7 +64,7 @@ def doctor(variables: Variables, started: float) -> int:
 
 
 def ls(variables: Variables, started: float) -> int:
-    """Lists the resources of every config in a region, found only by tag, with cost and age."""
+    """Lists the region's resources of all configs, found by tag only, with cost and age."""
     from ..backends import backend_of
 
     config, as_json = config_of(settings_of(variables))[0], flag(variables, "JSON")
@@ -111,8 +111,8 @@ def _emit(region: str | None, found: Iterable[OwnedResource]) -> None:
 
 
 def clean(variables: Variables, started: float) -> int:
-    """Stops the run, takes down machines, and removes files that can be made again. PURGE=1 also
-    removes all data.
+    """Stops the run, tears down its machines, and deletes files that can be recreated. PURGE=1 also
+    deletes all data.
     """
     from ..backends import is_guest
     from ..launch import cleaning, run_location
@@ -126,7 +126,7 @@ def clean(variables: Variables, started: float) -> int:
             f"the machines are kept, because they belong to the config {config.fleet_name}; run "
             "make clean with that config to remove them"
         )
-    if machines and not sure and not purge:  # a purge asks later
+    if machines and not sure and not purge:  # with PURGE, confirmation follows later
         _require_consent(machines)
     try:
         with run_location.place_of(variables) as place:
@@ -147,7 +147,7 @@ def clean(variables: Variables, started: float) -> int:
 
 
 def _end(place: Place, run: Run, variables: Variables, sure: bool) -> None:
-    """Ends the run, or the launch that is starting it. Raises ConfigError if it is running and the
+    """Stops the run, or the launch that is starting it. Raises ConfigError if it is active and the
     user declines.
     """
     from ..launch import launching, run_location
@@ -161,14 +161,14 @@ def _end(place: Place, run: Run, variables: Variables, sure: bool) -> None:
         raise ConfigError.of(str(run.folder), "is running; nothing was changed", next=then)
     if running or (begun and not launching.cancel(place, run, begun)):
         run_location.stop(place, run, variables)
-    run_location.end(variables)  # also if the run ignored the request to stop
+    run_location.end(variables)  # kill the run if it ignored the stop request
 
 
 def _require_consent(machines: Machines) -> None:
-    """Asks before machines that cost money are taken down.
+    """Asks for confirmation before tearing down machines that cost money.
 
     Raises:
-        ConfigError: the user declines, or there is no terminal to ask on.
+        ConfigError: the user declines, or there is no terminal for the prompt.
     """
     found = machines.costing()
     print("\n".join(found), end="\n" if found else "")

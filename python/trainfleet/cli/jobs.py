@@ -1,4 +1,4 @@
-"""Verbs for jobs: tokenizing, compiling, training, and short runs that measure or break
+"""Verbs for jobs: tokenizing, compiling, training, and short runs that measure or disrupt
 training.
 """
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def tokenize(variables: Variables, started: float) -> int:
-    """Makes the dataset data/<name> from the sources. Does nothing if the dataset is already
-    finished.
+    """Tokenizes the sources into the dataset data/<name>. Does nothing if the dataset is
+    complete.
     """
     from ..launch import execution, training
     from ..launch.launching import launching
@@ -37,7 +37,7 @@ def tokenize(variables: Variables, started: float) -> int:
 
 
 def compile(variables: Variables, started: float) -> int:
-    """Compiles the training's programs on the fleet, into the cache that all nodes share."""
+    """Compiles the training programs on the fleet, into the cache that all nodes share."""
     from ..launch import compiling
 
     config, derived = config_of(settings_of(variables))
@@ -46,7 +46,7 @@ def compile(variables: Variables, started: float) -> int:
 
 
 def train(variables: Variables, started: float) -> int:
-    """Compiles and tokenizes if needed, trains from the newest checkpoint to train.steps, and
+    """Compiles and tokenizes if needed, trains from the latest checkpoint to train.steps, and
     writes the report.
     """
     from ..launch import compiling, execution, training
@@ -62,8 +62,8 @@ def train(variables: Variables, started: float) -> int:
 
 
 def profile(variables: Variables, started: float) -> int:
-    """Trains a few steps in a separate run, some of them under torch's profiler. Prints the time
-    that each part took.
+    """Trains a few steps in a separate run, some of them under torch's profiler, and prints a time
+    breakdown.
     """
     from ..backends import shared
     from ..launch.training import train
@@ -82,8 +82,8 @@ def profile(variables: Variables, started: float) -> int:
 
 
 def scaling(variables: Variables, started: float) -> int:
-    """Runs the same job on several numbers of nodes, each in a short, separate run. Writes a plot
-    and a table with the efficiency.
+    """Runs the same job on different node counts, in short, separate runs. Writes a table and a
+    plot of the scaling efficiency.
     """
     from ..backends import shared
     from ..launch.training import train
@@ -123,7 +123,7 @@ def sweep(variables: Variables, started: float) -> int:
 
 
 def _tell(run: Run, found: list[Measure], weak: bool, remark: list[str]) -> None:
-    """Writes and prints the results of a scaling run, and names the fastest size."""
+    """Writes and prints the results of a scaling run, including the fastest node count."""
     from ..report import measurements
 
     measurements.write(run, found, weak)
@@ -136,7 +136,7 @@ def _tell(run: Run, found: list[Measure], weak: bool, remark: list[str]) -> None
 
 
 def _remark(config: Config) -> list[str]:
-    """Returns a warning if the nodes are simulated on this machine and share its cores."""
+    """Returns a warning if the simulated nodes share this machine's cores."""
     from ..hardware import node_types
     from ..launch.provisioning import shares_one_machine
 
@@ -154,7 +154,7 @@ WIDTHS = (18, 13, 20, 10, 15, 9, 9)
 
 
 def rehearse(variables: Variables, started: float) -> int:
-    """Breaks a short, separate run on purpose, and reports which promises it kept. Real nodes
+    """Injects faults into short, separate runs, and reports which guarantees held. Real nodes
     require YES=1.
     """
     from ..launch.faults import FAULTS, rehearse
@@ -168,7 +168,7 @@ def rehearse(variables: Variables, started: float) -> int:
     with stage_for(config, [fault.name for fault in faults], flag(variables, "YES")) as made:
         print(row(*rehearsal_table.HEAD), flush=True)
         for fault in faults:
-            # the rest of the row follows when this fault's run has ended
+            # the rest of the row is printed when this fault's run has ended
             print(fault.name, end="", flush=True)
             try:
                 outcomes.append(rehearse(fault, made))
@@ -192,8 +192,8 @@ def rehearse(variables: Variables, started: float) -> int:
 
 
 def chosen(names: str) -> list[Fault]:
-    """Returns the named faults, or all faults if there are no names. Raises ConfigError for an
-    unknown name.
+    """Returns the named faults, or all faults if `names` is empty. Raises ConfigError if a name is
+    unknown.
     """
     from ..launch.faults import FAULTS
 
@@ -219,7 +219,7 @@ def row(*cells: str) -> str:
 
 
 def inspect(variables: Variables, started: float) -> int:
-    """Prints a sample of the training order. VERIFY=1 checks every file of the dataset first."""
+    """Prints a sample in training order. VERIFY=1 first checks all files of the dataset."""
     from ..config import dump_resolved
     from ..launch.run_location import forwarded
 
@@ -227,7 +227,7 @@ def inspect(variables: Variables, started: float) -> int:
     config, _ = config_of(settings_of(variables))
     if (code := forwarded("inspect", variables, config)) is not None:
         return code
-    # Use a temporary file, because inspecting must not change the run folder.
+    # Use a temporary file, because this verb must not change the run folder.
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file:
         file.write(dump_resolved(config))
         file.flush()

@@ -1,4 +1,4 @@
-"""Verbs for trained models: checkpoints, samples, scores and exports."""
+"""Verbs for trained models: checkpoints, sampling, evaluation and export."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def sample(variables: Variables, started: float) -> int:
-    """Continues PROMPT with the newest checkpoint, token by token."""
+    """Generates text from PROMPT with the latest checkpoint, token by token."""
     from ..report.history import opening
 
     if (code := run_location.forwarded("sample", variables)) is not None:
@@ -40,12 +40,12 @@ def sample(variables: Variables, started: float) -> int:
     ]
     run = run_trained(variables)
     prompt = variables["PROMPT"] if "PROMPT" in variables else opening(run.read_results())
-    # A prompt may begin with a dash, so it comes after `--`.
+    # The prompt follows `--`, because it may begin with a dash.
     return run_module("trainfleet.engine.generate", *options, "--", str(run.folder), prompt)
 
 
 def checkpoints(variables: Variables, started: float) -> int:
-    """Lists each checkpoint: step, time, size, loss, layout, and whether it is intact."""
+    """Lists the checkpoints with step, time, size, loss, layout, and whether they are intact."""
     from ..checkpoints.listing import look
     from ..report import json_output
     from ..report.history import table
@@ -81,7 +81,6 @@ def facts(entry: ListedCheckpoint) -> CheckpointState:
 
 
 def row(entry: ListedCheckpoint) -> tuple[str, ...]:
-    """Returns the table row of one checkpoint."""
     from ..report.history import decimal, layout, moment, size
 
     commit, state = entry.commit, f"broken: {entry.fault}" if entry.fault else "good"
@@ -98,7 +97,7 @@ def row(entry: ListedCheckpoint) -> tuple[str, ...]:
 
 
 def verify(variables: Variables, started: float) -> int:
-    """Checks every byte of one checkpoint against its checksum, then every number."""
+    """Verifies a checkpoint's checksums, and checks all of its values."""
     from ..checkpoints.listing import read
     from ..checkpoints.marker import Broken
     from ..report.history import layout, size
@@ -127,7 +126,7 @@ def verify(variables: Variables, started: float) -> int:
 
 
 def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
-    """Returns STEP, or the newest step if STEP is not set."""
+    """Returns STEP, or the latest step if STEP is not set."""
     steps, text = store.steps(), variables.get("STEP", "")
     if not steps:
         raise RunError("has no checkpoint yet", where=name, next="make train")
@@ -140,7 +139,7 @@ def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
 
 
 def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[str]:
-    """Yields the damage of each file in order, or "" for an intact file. Shows a progress bar on a
+    """Yields each file's damage in order, or "" for an intact file. Displays a progress bar on a
     terminal.
     """
     from rich.console import Console
@@ -161,8 +160,8 @@ def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[
 
 
 def eval(variables: Variables, started: float) -> int:
-    """Measures loss, perplexity and accuracy of the newest checkpoint on the validation split. With
-    TASKS, runs lm-eval instead.
+    """Evaluates loss, perplexity and accuracy of the latest checkpoint on the validation split.
+    TASKS runs lm-eval instead.
     """
     if "TASKS" in variables:
         from ..launch.lm_eval import evaluate
@@ -174,8 +173,8 @@ def eval(variables: Variables, started: float) -> int:
 
 
 def export(variables: Variables, started: float) -> int:
-    """Writes the newest checkpoint to the folder OUT, for Hugging Face or in the FORMAT of NxD
-    Core.
+    """Exports the latest checkpoint to the folder OUT. FORMAT selects Hugging Face (the default) or
+    NxD Core.
     """
     from ..config import platforms
 

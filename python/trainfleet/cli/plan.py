@@ -1,4 +1,4 @@
-"""The verb that plans a config's jobs and estimates their needs."""
+"""Verb that plans a config's jobs and estimates their requirements."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .variables import Variables, amounts, flag
 
 
 def plan(variables: Variables, started: float) -> int:
-    """Prints the derived values with their reasons, and the requests. OUT=folder receives every
-    file and request.
+    """Prints the derived settings with reasons, the estimates and the requests. OUT=folder writes
+    all files and requests to a folder.
     """
     out = Path(variables["OUT"]) if "OUT" in variables else None
     if out:
@@ -40,7 +40,7 @@ def plan(variables: Variables, started: float) -> int:
     whole = flag(variables, "VERBOSE", default=whole)
     plan, changes = _planned(config, derived, bill, prospect, whole)
     if compiles_ahead(config):
-        from ..launch import compiling  # this import loads the trainer
+        from ..launch import compiling  # deferred, because it loads the trainer
 
         print("\n".join(compiling.outlook(config)), end="")
     if out:
@@ -55,7 +55,7 @@ def plan(variables: Variables, started: float) -> int:
 
 
 def _prospect(config: Config, derived: Derivation, bill: Bill | None) -> Prospect:
-    """Prints the derived values, the estimate, and the changes that make setup would make."""
+    """Prints the derived settings, the estimate, and the changes that `make setup` would make."""
     layouts = sizing_tables.describe_layouts(config, best(config, sizing_tables.ALTERNATIVES), bill)
     needs = estimate(config, bill, experience_of(config))
     _say([*proposal.describe(config, derived, needs), "", provisioning.inherited(config), *layouts])
@@ -69,7 +69,9 @@ def _prospect(config: Config, derived: Derivation, bill: Bill | None) -> Prospec
 def _planned(
     config: Config, derived: Derivation, bill: Bill | None, prospect: Prospect, whole: bool
 ) -> tuple[Plan, Sequence[Artifact]]:
-    """Prints the hosts' changes and then the requests, which are exact if the hosts are known."""
+    """Prints the changes to the hosts and the requests. The requests are exact if the hosts are
+    known.
+    """
     if prospect.unasked or is_nowhere(config) or prospect.awaited:
         requests = provisioning.exact(config) if prospect.exact else []
         print("\n".join(proposal.describe_requests(requests, ())))
@@ -94,6 +96,5 @@ def _planned(
 
 
 def _say(lines: Iterable[str]) -> None:
-    """Prints the lines, if there are any."""
     if text := "\n".join(lines):
         print(text)

@@ -1,4 +1,4 @@
-"""Verbs for recipes, which are complete configs to begin with."""
+"""Verbs for recipes: complete configs to start from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .variables import Variables, flag
 
 
 def recipes(variables: Variables, started: float) -> int:
-    """Lists the complete configs that come with the package."""
+    """Lists the recipes that come with the package."""
     found = all_recipes()
     if flag(variables, "JSON"):
         from ..report.json_output import RecipeLine, RecipesOutput, emit
@@ -29,8 +29,8 @@ def recipes(variables: Variables, started: float) -> int:
 
 
 def config(variables: Variables, started: float) -> int:
-    """Writes a recipe to config.yaml, or to CONFIG=path. Overwrites a file that you changed only
-    with YES=1.
+    """Writes a recipe to config.yaml, or to CONFIG=path. Overwrites user changes only with
+    YES=1.
     """
     if "RECIPE" not in variables:
         raise ConfigError.of("RECIPE", "must name a recipe", next="run make recipes to list them")
@@ -56,8 +56,10 @@ def config(variables: Variables, started: float) -> int:
 
 
 def linked(text: str, path: Path) -> str:
-    """Returns a recipe's text with the path of the schema in its editor line, relative to the
-    folder of `path`. Without a schema in this folder, uses trainfleet's.
+    """Adjusts the schema path in a recipe's editor comment, so that it is relative to the folder of
+    `path`.
+
+    Uses the schema in the current folder, or else the one that comes with trainfleet.
     """
     schema = Path("schema/config.schema.json")
     if not schema.exists():
@@ -67,8 +69,9 @@ def linked(text: str, path: Path) -> str:
 
 
 def _content(path: Path) -> str | None:
-    """Returns the text at the path, or None if there is no file. Returns "" for a file that is not
-    text, because no recipe equals it.
+    """Returns the file's text, or None if it does not exist.
+
+    A file that is not text counts as "", which differs from every recipe.
     """
     try:
         return untrusted_input.read_text(path, untrusted_input.MEBIBYTE)

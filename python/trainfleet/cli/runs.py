@@ -1,4 +1,4 @@
-"""Verbs for runs: their state, their differences, and why they ended."""
+"""Verbs for runs: state, comparison, logs, and why they ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def runs(variables: Variables, started: float) -> int:
-    """Lists the runs on this machine, or those of CONFIG: state, step, loss, speed, cost, age."""
+    """Lists the runs on this machine, or those of CONFIG, with state, step, loss, throughput, cost
+    and age.
+    """
     from ..launch import cleaning
     from ..launch.command import run_named
     from ..report import json_output, summary
@@ -48,8 +50,8 @@ def runs(variables: Variables, started: float) -> int:
 
 
 def watch(variables: Variables, started: float) -> int:
-    """Serves the run's report on this machine, and redraws it while the run continues. Ctrl-C ends
-    the page, not the run.
+    """Serves the run's report on this machine and keeps it up to date. Ctrl-C stops the server, not
+    the run.
     """
     from ..launch.command import run_named
     from ..launch.run_location import place_of
@@ -77,8 +79,10 @@ def watch(variables: Variables, started: float) -> int:
 
 
 def served(run: Run, port: int) -> Server:
-    """Returns the server of the report, on `port` unless it is 0. Raises ConfigError if the port
-    can't be used.
+    """Returns the report server.
+
+    The server listens on `port`. If `port` is 0, it uses the default port or any free one. Raises
+    ConfigError if the port can't be used.
     """
     from ..report.server import Server
 
@@ -94,7 +98,7 @@ def served(run: Run, port: int) -> Server:
 
 
 def _draw(run: Run, place: Place) -> None:
-    """Updates the run folder and draws the page. If the fleet does not respond, the page shows the
+    """Refreshes the run folder and redraws the report. If the fleet does not respond, shows the
     last known state.
     """
     from ..report import html
@@ -106,11 +110,11 @@ def _draw(run: Run, place: Place) -> None:
     html.write(run)
 
 
-MOST = 7  # maximum runs that a reader can tell apart in a plot
+MOST = 7  # maximum number of runs that remain distinguishable in a plot
 
 
 def compare(variables: Variables, started: float) -> int:
-    """Prints how runs differ in configs and results, and draws their loss curves in one plot."""
+    """Prints how the runs' configs and results differ, and plots their loss curves together."""
     from ..report import json_output, summary
 
     runs = runs_of(variables.get("RUNS", ""))
@@ -127,8 +131,8 @@ def compare(variables: Variables, started: float) -> int:
 
 
 def runs_of(text: str) -> list[Run]:
-    """Returns the runs that RUNS names. Raises ConfigError for fewer than two names, more than
-    MOST, or an unknown run.
+    """Returns the runs in RUNS. Raises ConfigError if a run is unknown, or if there are fewer than
+    two or more than MOST.
     """
     from ..report import summary
 
@@ -149,7 +153,7 @@ def runs_of(text: str) -> list[Run]:
 
 
 def status(variables: Variables, started: float) -> int:
-    """Prints the state of the run from its folder, and the scheduler's reason why its job waits.
+    """Prints the run's state, and the scheduler's reason why its job is pending.
 
     If the fleet can't be reached, prints the last known state.
     """
@@ -179,7 +183,7 @@ def status(variables: Variables, started: float) -> int:
 
 
 def logs(variables: Variables, started: float) -> int:
-    """Prints the last lines of each node's log. With FOLLOW=1, continues until the run ends."""
+    """Prints the end of each node's log. With FOLLOW=1, continues until the run ends."""
     from ..launch.command import run_named
     from ..launch.run_location import place_of
 
@@ -195,10 +199,10 @@ def logs(variables: Variables, started: float) -> int:
                 why="no node of this run has started",
                 next="make train",
             )
-        # Print the last 20 lines of each log, from its last 256 KiB.
+        # Print the last 20 lines of each log, within its last 256 KiB.
         ends = {log: print_new(log, max(0, log.stat().st_size - 2**18), 20) for log in found}
         while follow:
-            # Query this before reading the logs, so that the last lines are not missed.
+            # Query this before reading the logs, so that the final lines are not missed.
             alive = place.is_running()
             trouble = look(place, run) or trouble
             ends = {log: print_new(log, ends.get(log, 0)) for log in logs_of(run)}
@@ -214,9 +218,7 @@ TYPED = "make explain LOG=train.log; use LOG=FOLDER for one log per node, or LOG
 
 
 def explain(variables: Variables, started: float) -> int:
-    """Names the cause that ended a job, from a log of torchrun, Slurm, kubectl or any other
-    launcher.
-    """
+    """Identifies why a job failed, from a log of torchrun, Slurm, kubectl or any other launcher."""
     from ..watch.diagnosis import diagnose
     from ..watch.verdict import last_words, of_finding
 
@@ -233,8 +235,9 @@ def explain(variables: Variables, started: float) -> int:
 
 
 def _read(name: str) -> tuple[list[LogLine], int]:
-    """Returns the lines of the logs, and the number of nodes that wrote them. The number is 0 for a
-    single log, which may be from any number of nodes.
+    """Returns the log lines and the number of nodes that wrote them.
+
+    The number is 0 for a single log, because any number of nodes may have written to it.
     """
     from ..watch.lines import read_lines
 
@@ -263,8 +266,8 @@ def _read(name: str) -> tuple[list[LogLine], int]:
 
 
 def stop(variables: Variables, started: float) -> int:
-    """Requests a clean stop from the running launcher, on any machine, and waits until no process
-    is running.
+    """Asks the launcher for a clean stop, no matter which machine it runs on. Waits until all
+    processes have exited.
     """
     from ..launch import launching, run_location
     from ..launch.command import run_named
@@ -301,7 +304,7 @@ def stop(variables: Variables, started: float) -> int:
 
 
 def _ended(run: Run, calmly: bool) -> str:
-    """Returns the outcome of the run, and the next command."""
+    """Returns the run's outcome and the next command."""
     if run.read_results().get("status") == "finished":
         return f"{run.name} finished before it could stop; no process is running\nnext: make report"
     return (
@@ -311,7 +314,7 @@ def _ended(run: Run, calmly: bool) -> str:
 
 
 def report(variables: Variables, started: float) -> int:
-    """Draws the plots and report.html again from the run folder."""
+    """Redraws the plots and report.html from the run folder."""
     from ..launch.command import run_named
     from ..report import html, plots
 
@@ -332,8 +335,9 @@ NAME = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
 
 
 def look(place: Place, run: Run) -> BackendError | None:
-    """Fetches new log lines, including those that the service stores. Returns an error if these
-    credentials can't read the latter.
+    """Fetches new log lines, including those that the service stores.
+
+    Returns an error if the service's lines can't be read.
     """
     place.refresh()
     try:
@@ -344,7 +348,7 @@ def look(place: Place, run: Run) -> BackendError | None:
 
 
 def logs_of(run: Run) -> list[Path]:
-    """Returns the nodes' logs, ordered by node."""
+    """Returns the node logs, sorted by node."""
     found = [*run.logs.glob("node-*.log"), *run.logs.glob("engine-*.log")]
     named = {
         path: match for path in found if (match := NAME.fullmatch(path.name)) and path.is_file()
@@ -353,7 +357,9 @@ def logs_of(run: Run) -> list[Path]:
 
 
 def await_first(place: Place, run: Run) -> BackendError | None:
-    """Waits for the first log of a run that is about to start its ranks."""
+    """Waits for the first log of a run that is starting. Returns an error if logs could not be
+    fetched.
+    """
     trouble = None
     while place.is_running() and not logs_of(run):
         time.sleep(place.pace)
@@ -362,8 +368,10 @@ def await_first(place: Place, run: Run) -> BackendError | None:
 
 
 def print_new(log: Path, end: int, most: int = 0) -> int:
-    """Prints the complete lines after `end`, but only the last `most` if it is not 0. Returns the
-    position after these lines.
+    """Prints the complete lines after offset `end`, or only the last `most` of them if `most` is
+    set.
+
+    Returns the new offset.
     """
     lines, end = whole_lines(log, end)
     for line in lines[-most:]:

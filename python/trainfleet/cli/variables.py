@@ -1,9 +1,9 @@
-"""Reads the variables of a command as text that no shell has expanded: from its arguments, from
-make, or from the environment.
+"""Reads a command's variables from its arguments, make or the environment, as literal text without
+shell expansion.
 
-make passes its command line to recipes in MAKEFLAGS, after ` -- `, with blanks escaped by a
-backslash and `$` doubled. The variables are read from MAKEFLAGS and never from recipe text. So
-`make train 'NODES=4; touch x'` does not create x.
+make passes its command line to recipes in MAKEFLAGS, after ` -- `, with spaces escaped by a
+backslash and `$` doubled. The variables are read from MAKEFLAGS, never from recipe text, so `make
+train 'NODES=4; touch x'` does not create x.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ VARIABLES = {
     "CHANGED": "1: run the groups of drills for files that differ from the origin",
     "NAME": "the name of a new backend: lower-case letters, digits and _",
 }
-# Options that need no value, such as `--yes`
+# options that take no value, such as `--yes`
 SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE", "OFFLINE", "JSON")
 Variables = dict[str, str]
-TEXTS = ("PROMPT", "SET")  # variables without a limit on their length
+TEXTS = ("PROMPT", "SET")  # variables of unlimited length
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
-LEAST, MOST = 1e-9, 1e18  # bounds of an amount
-LARGEST = 10**18 - 1  # largest whole number
-# Maximum characters of a value, as for a path. A longer value is probably a file's content.
+LEAST, MOST = 1e-9, 1e18  # bounds of numeric variables
+LARGEST = 10**18 - 1  # maximum value of integer variables
+# Maximum characters of a value, as for a path. A longer value is probably the contents of a file.
 LONGEST = 4096
-# Variables that may be empty; the verbs check them
+# Variables that may be empty, because the verbs validate them.
 MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")
 
 
@@ -79,11 +79,11 @@ def read_variables(
     words: Sequence[str],
     environment: Mapping[str, str] = os.environ,
 ) -> Variables:
-    """Returns the variables of a command. Its own arguments override make's command line, which
-    overrides the environment.
+    """Returns a verb's variables. Arguments override make's command line, which overrides the
+    environment.
 
     Raises:
-        ConfigError: a variable is unknown, does not belong to this verb, or has two values.
+        ConfigError: a variable is unknown, not accepted by this verb, or has conflicting values.
     """
     told, problems = _read_words(verb, list(_without_options(words, allowed)), allowed)
     given = _from_make(environment.get("MAKEFLAGS", "")) | told
@@ -107,14 +107,12 @@ def read_variables(
 def _read_words(
     verb: str, words: Sequence[str], allowed: Sequence[str]
 ) -> tuple[Variables, list[Problem]]:
-    """Returns the variables that the arguments set, and a problem for each argument that sets
-    none.
-    """
+    """Returns the variables that the arguments set, and a problem for each other argument."""
     told, problems = dict[str, str](), list[Problem]()
     for before, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if not equals:
-            # Otherwise the word is a value, such as the 5 of `--steps 5`.
+            # A word after an option is its value, such as the 5 in `--steps 5`.
             if "=" in before or word[:1] == "-" or before[:2] != "--":
                 fault = f"{show(word)} {_stranger(word, allowed, following)}"
                 problems.append(Problem(0, f"make {verb}", "", fault))
@@ -127,7 +125,7 @@ def _read_words(
 
 
 def _faults(name: str, value: str, allowed: Sequence[str]) -> Iterator[str]:
-    """Yields the problems of a variable's text, which do not depend on the verb."""
+    """Yields the problems with a variable's value that do not depend on the verb."""
     if name in allowed and name not in MAY_BE_EMPTY and not value.strip():
         yield f"is empty; set it to {VARIABLES[name]}, or omit it"
     if name in allowed and name in PATHS:
@@ -142,8 +140,8 @@ def _faults(name: str, value: str, allowed: Sequence[str]) -> Iterator[str]:
 
 
 def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[str]:
-    """Yields the words, with options as variables: NODES=4 for `--nodes 4` and `--nodes=4`, and
-    YES=1 for `--yes`.
+    """Yields the arguments, with options converted to variables: `--nodes 4` and `--nodes=4` become
+    NODES=4, and `--yes` becomes YES=1.
     """
     left = list(reversed(words))
     while left:
@@ -160,8 +158,8 @@ def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[s
 
 
 def _stranger(word: str, allowed: Sequence[str], following: str) -> str:
-    """Explains a word that sets no variable. It is an option without a value, or the name of a
-    config key with the `following` word as its value.
+    """Explains an argument that sets no variable: an option without a value, or a config key
+    followed by its value.
     """
     if (name := _variable_of(word)) in allowed:
         return f"has no value; set it to {VARIABLES[name]}"
@@ -180,9 +178,7 @@ def _variable_of(option: str) -> str:
 
 
 def _no_path(value: str) -> str:
-    """Explains why a value is probably not the intended path. Returns "" if the value may be a
-    path.
-    """
+    """Returns why a value is probably not the intended path, or "" if it may be one."""
     if character := unprintable(value):
         return f"{show(value)} contains {character}, which is not allowed in a path"
     if value.startswith("-"):
@@ -195,24 +191,25 @@ def _no_path(value: str) -> str:
 
 
 def _at_home(path: str) -> str:
-    """Replaces `~` with the user's home, because not every shell expands it after `=`."""
+    """Expands `~` to the user's home directory, because some shells do not expand it after `=`."""
     return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path  # noqa: PTH111  it may end with a slash
 
 
 def typed(variables: Variables) -> str:
-    """Returns the arguments that a suggested next command needs for the same config or run with the
-    same values, quoted for a shell.
+    """Returns the shell-quoted arguments with which a suggested command uses the same config or
+    run, and the same values.
     """
     words = {name: variables[name] for name in ("CONFIG", "SET", "NODES") if name in variables}
     if "RUN" in variables:
-        words["CONFIG"] = str(run_of(variables["RUN"]).document)  # more verbs take CONFIG than RUN
-    if whole(words.get("NODES", "")) is None:  # make scaling takes several numbers
+        # pass CONFIG, because more verbs accept it than RUN
+        words["CONFIG"] = str(run_of(variables["RUN"]).document)
+    if whole(words.get("NODES", "")) is None:  # only make scaling accepts several node counts
         words.pop("NODES", None)
     return "".join(f" {name}={shlex.quote(value)}" for name, value in words.items())
 
 
 def _from_make(flags: str) -> Variables:
-    """Returns the command-line variables in MAKEFLAGS: `n -- NODES=4 SET=a=1\\ b=2`."""
+    r"""Parses the command-line variables in MAKEFLAGS: `n -- NODES=4 SET=a=1\ b=2`."""
     _, separator, overrides = f" {flags}".partition(" -- ")
     if not separator:
         return {}
@@ -226,9 +223,7 @@ def _from_make(flags: str) -> Variables:
 
 
 def _is_text(value: str) -> bool:
-    """Tells whether a value is UTF-8 text. Python decodes other bytes as halves of surrogate
-    pairs.
-    """
+    """Returns whether a value is valid UTF-8. Python decodes invalid bytes as lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -245,10 +240,10 @@ def _refusal(verb: str, name: str, value: str, allowed: Sequence[str]) -> Proble
 
 
 def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
-    """Suggests a SET= argument if a word such as STEPS, --steps or train.steps names a config key.
-    Returns "" otherwise.
+    """Suggests a SET= argument if a word such as STEPS, --steps or train.steps matches a config
+    key. Returns "" otherwise.
     """
-    from ..config.schema import key_named  # loads YAML
+    from ..config.schema import key_named  # deferred, because it loads YAML
 
     key = key_named(word.lstrip("-").lower().replace("-", "_")) if "SET" in allowed else ""
     plain = re.fullmatch(r"[\w.,:/+-]+", value)
@@ -256,8 +251,10 @@ def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
 
 
 def flag(variables: Variables, name: str, other: str = "", default: bool = False) -> bool:
-    """Tells whether a yes/no variable is on: 1, true, yes or `other`. 0, false or no is off. Raises
-    ConfigError for any other value.
+    """Returns whether a boolean variable is on.
+
+    1, true, yes and `other` mean on. 0, false and no mean off. Raises ConfigError for any other
+    value.
     """
     value = variables.get(name, "").lower()
     if value in ("", "0", "false", "no"):
@@ -273,8 +270,9 @@ def flag(variables: Variables, name: str, other: str = "", default: bool = False
 def amount(
     variables: Variables, name: str, least: float = LEAST, most: float = MOST
 ) -> float | None:
-    """Returns a number such as 7, 0.5 or 1e12, or None if the variable is not set. Raises
-    ConfigError for any other value.
+    """Parses a number such as 7, 0.5 or 1e12. Returns None if the variable is not set.
+
+    Raises ConfigError if the value is malformed or out of range.
     """
     text = variables.get(name)
     if text is None:
@@ -292,7 +290,7 @@ def amount(
 
 
 def amounts(variables: Variables, *names: str) -> list[float | None]:
-    """Returns the `amount` of each name. Raises one ConfigError with all problems."""
+    """Returns the `amount` of each variable. Raises a single ConfigError with all problems."""
     found, wrong = [], list[Problem]()
     for name in names:
         try:
@@ -307,7 +305,9 @@ def amounts(variables: Variables, *names: str) -> list[float | None]:
 def number(
     variables: Variables, name: str, default: int, least: int = 0, most: int = LARGEST
 ) -> int:
-    """Returns a whole number from `least` to `most`. Raises ConfigError for any other value."""
+    """Parses an integer from `least` to `most`. Raises ConfigError if the value is malformed or out
+    of range.
+    """
     text = variables.get(name, str(default))
     if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
         bounds = (

@@ -1,3 +1,3 @@
-"""Connects to the hosts of a fleet, reads their facts, sets them up and checks them. No other
+"""Connects to a fleet's hosts over SSH, reads their facts, sets them up and checks them. No other
 package uses SSH.
 """

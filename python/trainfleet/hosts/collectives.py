@@ -1,10 +1,10 @@
-"""Runs nccom-test, AWS's benchmark of the links between NeuronCores: on each node, then over EFA
-across all nodes.
+"""Runs nccom-test, AWS's benchmark of NeuronCore links: first on each node, then over EFA across
+all nodes.
 
 Documentation: awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools/nccom-test (SDK 2.32,
-2026-08-21). The multi-node test starts its workers with MPI, so the first node needs passwordless
-SSH to the others. Training does not need that, so a failed login is reported but is not an error.
-The benchmark takes minutes, so only `make doctor` runs it.
+2026-08-21). The multi-node benchmark starts its workers through MPI, so the first node needs
+passwordless SSH to the others. Training does not need it, so a failed login is reported but is not
+an error. The benchmark takes minutes, so only `make doctor` runs it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .install_steps import Wanted
 from .transport import Transport
 
 TOOL = "/opt/aws/neuron/bin/nccom-test"
-BYTES = "256MB"  # size of an all-reduce, large enough to measure bandwidth rather than latency
+BYTES = "256MB"  # all-reduce size, large enough to measure bandwidth rather than latency
 SECONDS = 300.0
 FABRIC = "check that all EFA interfaces are attached and that the nodes share a placement group"
 
@@ -32,7 +32,7 @@ def is_for(wanted: Wanted) -> bool:
 
 
 def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:
-    """Returns the benchmark command for one node, or for `hosts` (name → address) if given.
+    """Returns the benchmark command for one node, or for `hosts` (name → address).
 
     The first of `hosts` runs the command. `--check` also verifies the sums.
     """
@@ -60,7 +60,7 @@ def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:
 def try_collectives(
     transport: Transport, wanted: Wanted, facts: Mapping[Host, Facts]
 ) -> tuple[list[str], list[Finding]]:
-    """Runs the benchmarks and returns one line per measurement, and the findings."""
+    """Runs the benchmarks. Returns one line per measurement, and the findings."""
     ranks, hosts = wanted.fleet.ranks_per_node, list(facts)
     answers = transport.run(f"{command(ranks)} 2>&1", timeout=SECONDS, hosts=hosts)
     said, findings = [], list[Finding]()
@@ -101,7 +101,7 @@ def try_collectives(
 
 
 def read(answer: Result | HostFailure | None) -> Collective | str:
-    """Returns the last measurement of a benchmark, or the reason why it has no result."""
+    """Returns the last measurement in a benchmark's output, or the reason why it has no result."""
     if not isinstance(answer, Result):
         return answer.message if answer else "no answer"
     try:

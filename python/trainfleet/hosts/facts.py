@@ -1,6 +1,6 @@
-"""Facts about a node. facts.sh reads them in one round trip, and this module parses its output.
+"""Facts about a node: facts.sh collects them in one round trip, and this module parses its output.
 
-Facts are immutable, so tests pass them as plain data.
+Facts are immutable plain data, so tests can construct them directly.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .host_results import Host, HostFailure, Implausible, Result, implausible, s
 from .transport import Transport
 
 SCRIPT = Path(__file__).with_name("facts.sh")
-TIMEOUT = 30.0  # seconds; a node that needs longer is not fit to train
-LINES, LETTERS = 10_000, 4096  # maximum lines in an answer, and characters in a line
-FORMS = {  # patterns for values that are written into commands and files for other hosts
+TIMEOUT = 30.0  # timeout in seconds; a node that needs longer is unfit for training
+LINES, LETTERS = 10_000, 4096  # maximum lines per response, and characters per line
+FORMS = {  # patterns for values that end up in other hosts' commands and files
     "hostname": r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253})?",
     "user": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
     "owner": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
@@ -38,7 +38,7 @@ FORMS = {  # patterns for values that are written into commands and files for ot
 
 @dataclass(frozen=True)
 class Space:
-    """A file system, with its free KiB, type, device and mount point."""
+    """File system: free KiB, type, device and mount point."""
 
     free_kib: int
     kind: str
@@ -48,10 +48,12 @@ class Space:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one node. Empty means absent. Versions are as the tools print them."""
+    """Facts about one node. Empty values mean absent. Version strings are as printed by the
+    tools.
+    """
 
     hostname: str = ""
-    os: str = ""  # `ubuntu 22.04`
+    os: str = ""  # distribution and version, for example `ubuntu 22.04`
     kernel: str = ""
     machine: str = ""
     boot_id: str = ""
@@ -59,56 +61,56 @@ class Facts:
     root: bool = False  # whether the user is root or has passwordless sudo
     cores: int = 0
     memory_kib: int = 0
-    memlock: str = ""  # KiB, or `unlimited`
+    memlock: str = ""  # limit on locked memory: KiB, or `unlimited`
     nofile: int = 0
     disk: Space | None = None
-    shared: Space | None = None  # file system that has, or will have, fleet.shared_folder
+    shared: Space | None = None  # file system that contains, or will contain, fleet.shared_folder
     shared_folder: str = ""  # "writable", "read-only", or "" if it does not exist
     owner: str = ""  # owner of fleet.shared_folder
-    has: tuple[str, ...] = ()  # existing files among those that setup creates or needs
-    lacks: tuple[str, ...] = ()  # missing programs
-    authorized: bool = False  # whether authorized_keys has the head's key
-    # kinds of the PCI devices (nvidia, efa, neuron ...), one word per device
+    has: tuple[str, ...] = ()  # existing files, out of those that setup creates or requires
+    lacks: tuple[str, ...] = ()  # programs that are not installed
+    authorized: bool = False  # whether authorized_keys contains the head's key
+    # types of the PCI devices (nvidia, efa, neuron ...), one entry per device
     bus: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    gpu_trouble: tuple[str, ...] = ()  # nvidia-smi's lines that do not describe a GPU completely
+    gpu_trouble: tuple[str, ...] = ()  # nvidia-smi lines that do not fully describe a GPU
     neuron: tuple[str, ...] = ()
-    # counter (`neuron0/.../total`) → uncorrected memory errors
+    # counter (`neuron0/.../total`) → number of uncorrected memory errors
     neuron_ecc: dict[str, int] = field(default_factory=dict)
-    neuron_devices: tuple[NeuronDevice, ...] = ()  # devices that neuron-ls lists
-    neuron_trouble: str = ""  # error message of neuron-ls, if it failed
-    infiniband: tuple[str, ...] = ()  # RDMA adapters of any kind
-    ports: tuple[Port, ...] = ()  # ports of these adapters
+    neuron_devices: tuple[NeuronDevice, ...] = ()  # devices listed by neuron-ls
+    neuron_trouble: str = ""  # neuron-ls error message, if it failed
+    infiniband: tuple[str, ...] = ()  # RDMA adapters of any type
+    ports: tuple[Port, ...] = ()  # ports of the RDMA adapters
     speeds: dict[str, int] = field(default_factory=dict)  # network card → Mbit/s
     topology: Topology | None = None  # GPU topology; read only with --links
     slices: int = 0  # number of MIG slices; read only with --links
     uverbs: bool = False
-    efa: str = ""  # version of the EFA installer
-    fi_info: int = -1  # number of endpoints that `fi_info -p efa` lists; -1 without fi_info
-    lnet: int = 0  # number of EFA interfaces that Lustre uses
+    efa: str = ""  # EFA installer version
+    fi_info: int = -1  # number of endpoints listed by `fi_info -p efa`, or -1 if fi_info is missing
+    lnet: int = 0  # number of EFA interfaces used by Lustre
     packages: dict[str, str] = field(default_factory=dict)
     scratch_disks: tuple[str, ...] = ()
-    mounts: dict[str, str] = field(default_factory=dict)  # folder → `kind device`
-    mtu: dict[str, int] = field(default_factory=dict)  # network card → bytes
+    mounts: dict[str, str] = field(default_factory=dict)  # folder → `type device`
+    mtu: dict[str, int] = field(default_factory=dict)  # network card → MTU in bytes
     addresses: dict[str, str] = field(default_factory=dict)  # address → network card
-    resolves: dict[str, str] = field(default_factory=dict)  # name → address
+    resolves: dict[str, str] = field(default_factory=dict)  # hostname → address
     python: str = ""
     torch: str = ""
-    # `wandb /path/to/python`: logger and the Python that has it installed
+    # `wandb /path/to/python`: logger, and the Python that has it installed
     loggers: tuple[str, ...] = ()
-    kernel_says: tuple[str, ...] = ()  # dmesg lines about broken hardware
+    kernel_says: tuple[str, ...] = ()  # dmesg lines about hardware failures
     clock_offset: float = 0.0  # seconds by which the node's clock is ahead of the reader's clock
-    seconds: float = 0.0  # seconds that the node took to answer
+    seconds: float = 0.0  # seconds that the node took to respond
 
     @property
     def space_gb(self) -> float:
-        """Returns the free space of the root disk in GB."""
+        """Returns the root disk's free space in GB."""
         return self.disk.free_kib * 1024 / 1e9 if self.disk else 0.0
 
     def card(self, host: Host) -> str:
         """Returns the network card that has the address of `host`.
 
-        A public address belongs to no card, so the first card other than loopback is returned.
+        A public address belongs to no card, so it maps to the first card other than loopback.
         """
         named = self.addresses.get(host.address) or self.addresses.get(
             self.resolves.get(host.address, "")
@@ -116,9 +118,10 @@ class Facts:
         return named or next((card for card in self.mtu if card != "lo"), "lo")
 
     def address(self, host: Host) -> str:
-        """Returns the address at which other nodes reach this one.
+        """Returns the address at which other nodes can reach this one.
 
-        If fleet.hosts names a public address, this is the address of the card behind it.
+        If fleet.hosts contains a public address, returns the private address of the corresponding
+        card.
         """
         card = self.card(host)
         own = [
@@ -132,9 +135,9 @@ class Facts:
 def read(
     transport: Transport, config: Config, hosts: Iterable[Host] | None = None, links: bool = False
 ) -> dict[Host, Facts | HostFailure]:
-    """Reads the facts of every host, or the failure to read them.
+    """Reads the facts of every host. Returns a failure for each host that can't be read.
 
-    `links` also reads how the GPUs are connected, which takes a second longer.
+    With `links`, also reads the GPU topology, which takes an extra second.
     """
     fleet = config.fleet
     peers = [host.address for host in transport.hosts]
@@ -143,7 +146,7 @@ def read(
     script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
     def ask(host: Host) -> Facts | HostFailure:
-        # Connect first: the clock comparison needs a round trip without connection setup.
+        # Connect first, because comparing clocks requires a round trip without connection setup.
         answer = settled(transport.ask(host, "true", timeout=TIMEOUT))
         if isinstance(answer, Result):
             answer = settled(transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT))
@@ -158,10 +161,10 @@ def read(
 
 
 def read_here() -> Facts:
-    """Reads the facts of this machine, including the links between its GPUs.
+    """Reads this machine's facts, including its GPU topology.
 
     Raises:
-        Implausible: the shell that runs facts.sh could not be started, or did not end in time.
+        Implausible: the shell for facts.sh could not be started, or timed out.
     """
     words = ["sh", "-s", "--", "--links", "", "", "", "localhost"]
     try:
@@ -183,7 +186,7 @@ def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
     """Parses the output of facts.sh. Skips lines that a login shell printed before it.
 
     Raises:
-        Implausible: the output is incomplete, or a value is impossible.
+        Implausible: the output is incomplete, or a value is invalid.
     """
     _, start, rest = text.partition("== facts\n")
     body, end, _ = rest.partition("== end")
@@ -270,21 +273,21 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
 
 
 def _count(key: str, text: str) -> int:
-    """Parses the count of a key, which is 0 if the key is missing."""
+    """Parses an integer. A missing value counts as 0."""
     if not re.fullmatch(r"[0-9]{0,20}", text):
         raise Implausible(f"{key}={text[:60]!a} is not a number")
     return int(text or 0)
 
 
 def _seconds(text: str) -> float:
-    # A date without support for %N prints the N unchanged.
+    # A `date` without %N support leaves the N in its output.
     if not re.fullmatch(r"[0-9]{1,11}(\.([0-9]{0,9}|N))?", text):
         raise Implausible(f"clock={text[:60]!a} is not a time")
     return float(text.rstrip("N"))
 
 
 def _require_form(key: str, text: str) -> str:
-    """Returns the text if it is empty or matches the pattern of its key. Raises Implausible
+    """Returns the text if it is empty or matches its key's pattern. Raises Implausible
     otherwise.
     """
     if text and not re.fullmatch(FORMS[key], text):
@@ -293,7 +296,7 @@ def _require_form(key: str, text: str) -> str:
 
 
 def _card(text: str) -> str:
-    """Returns the text if it is a valid name of a network card. Raises Implausible otherwise."""
+    """Returns the text if it is a valid network card name. Raises Implausible otherwise."""
     if not text:
         raise Implausible("a network card has no name")
     return _require_form("card", text)
@@ -302,7 +305,7 @@ def _card(text: str) -> str:
 def _address(text: str) -> str:
     """Returns the text if it is an IP address. Raises Implausible otherwise.
 
-    The address is written to known_hosts, where a pattern would match other hosts.
+    Addresses are written to known_hosts, where a pattern would match other hosts.
     """
     try:
         ipaddress.ip_address(_require_form("address", text))
@@ -312,8 +315,8 @@ def _address(text: str) -> str:
 
 
 def _ports(lines: list[str]) -> tuple[Port, ...]:
-    """Parses the ports of RDMA adapters: name, number, link, state, driver and rate. Skips
-    malformed lines.
+    """Parses RDMA adapter ports: name, number, link, state, driver and rate. Skips malformed
+    lines.
     """
     words = [line.split(" ", 5) for line in lines[:MOST]]
     found = [
@@ -324,7 +327,7 @@ def _ports(lines: list[str]) -> tuple[Port, ...]:
 
 
 def _space(key: str, text: str) -> Space | None:
-    """Parses df's line for a file system. Returns None if df printed nothing."""
+    """Parses a file system's line in df's output. Returns None if the line is empty."""
     words = text.split(None, 3)
     if not words:
         return None
@@ -334,7 +337,7 @@ def _space(key: str, text: str) -> Space | None:
 
 
 def _listed(lines: list[str]) -> tuple[tuple[NeuronDevice, ...], str]:
-    """Returns the devices that neuron-ls lists, or its error message."""
+    """Returns the devices listed by neuron-ls, or its error message."""
     try:
         return (read_devices("\n".join(lines)) if lines else ()), ""
     except InputError:

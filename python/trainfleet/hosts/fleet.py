@@ -1,10 +1,9 @@
-"""Opens the fleet that a config describes: its hosts, an SSH transport to them, and their wanted
-state.
+"""Opens a config's fleet: its hosts, the SSH transport to them, and their desired state.
 
-Also sets how often a head polls its hosts over SSH, and when a silent host is lost. A head with two
-cores handles about 64 answers a second (tests/bench/LOG.md). More hosts therefore mean longer
-intervals between two polls of each host. The timeout grows with that interval, so a host is lost
-only after it has missed several polls.
+Also defines how often a head polls its hosts over SSH, and when a silent host counts as lost. A
+head with two cores can process about 64 responses per second (tests/bench/LOG.md), so larger fleets
+are polled less often. The timeout grows with the polling interval, so a host is lost only after it
+has missed several polls.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from .transport import Transport
 
 
 def hosts_of(config: Config) -> tuple[Host, ...]:
-    """Returns the hosts of fleet.hosts. The first one is the head."""
+    """Returns the hosts in fleet.hosts. The first host is the head."""
     return parse_hosts(config.fleet.hosts)
 
 
@@ -40,7 +39,7 @@ def open_fleet(config: Config) -> Transport:
 
 
 def is_here(host: Host) -> bool:
-    """Tells whether a host is this machine, which is true if a socket can bind its address."""
+    """Returns whether a host is this machine, by trying to bind a socket to its address."""
     with suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.address, 0, type=socket.SOCK_DGRAM
@@ -52,30 +51,32 @@ def is_here(host: Host) -> bool:
 
 
 def wanted_of(config: Config) -> Wanted:
-    """Returns the wanted state of the hosts."""
+    """Returns the hosts' desired state."""
     return Wanted(config, load_platform(config.fleet.platform))
 
 
-ANSWERS = 64  # answers per second that one head handles
-LOOK_EVERY = 1.0  # seconds between two polls of a host, for up to ANSWERS hosts
-LOST_AFTER = 9.0  # seconds of silence before a host is lost; a dead link shows after 8 s
-# maximum nodes of a job over SSH; each is polled every 8 s, and is lost after 30 s
+ANSWERS = 64  # responses per second that a head can process
+LOOK_EVERY = 1.0  # polling interval per host in seconds, for fleets of at most ANSWERS hosts
+LOST_AFTER = 9.0  # seconds of silence after which a host is lost; a dead link is detected after 8 s
+# maximum nodes per job over SSH; at this size, each node is polled every 8 s and is lost after 30 s
 MOST_NODES = 512
 
 
 def look_every(hosts: int) -> float:
-    """Returns the seconds between two polls of one host."""
+    """Returns the polling interval per host in seconds."""
     return max(LOOK_EVERY, hosts / ANSWERS)
 
 
 def lost_after(hosts: int) -> float:
     """Returns the seconds of silence after which a host is lost.
 
-    They suffice for three polls, including the timeout of the last one.
+    This allows for three polls, including the timeout of the last one.
     """
     return max(LOST_AFTER, 3 * look_every(hosts) + LOST_AFTER - 3 * LOOK_EVERY)
 
 
 def spread(hosts: int) -> float:
-    """Returns the seconds that one round of polls takes if every host answers at once."""
+    """Returns the minimum duration of one round of polls in seconds, if every host responds
+    immediately.
+    """
     return hosts / ANSWERS

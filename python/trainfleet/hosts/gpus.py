@@ -1,5 +1,5 @@
-"""Parses nvidia-smi's report on a node's GPUs and their links. The report comes from another
-machine.
+"""Parses nvidia-smi's report on a node's GPUs and their links. The input is untrusted, because it
+comes from another machine.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ from dataclasses import dataclass
 
 from ..process.rdma_adapters import NAME
 
-# nvidia-smi's values for counters that a GPU does not support
+# nvidia-smi's values for unsupported counters
 ABSENT = ("[N/A]", "N/A", "[Not Supported]", "[Not Available]", "")
-SHOWN = 160  # maximum characters to show of a line that does not describe a GPU
-MOST = 256  # maximum rows and columns to read of a matrix
+SHOWN = 160  # maximum characters kept of a line that does not describe a GPU
+MOST = 256  # maximum rows and columns of a topology matrix
 # link types in the legend of `nvidia-smi topo -m`
 LINK = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|C2C")
 # GPUs and network cards; older drivers print card names such as mlx5_0 instead of NIC0
 PLACE = re.compile(r"(GPU|NIC)[0-9]{1,3}|mlx[0-9]_[A-Za-z0-9_]{1,32}")
 NEAR = ("PIX", "PXB")  # link types with only PCIe switches between a GPU and a network card
-# Terminal codes that underline the header. In facts, \ufffd replaces the escape character.
+# Escape sequences that underline the header. Facts contain \ufffd instead of the escape character.
 CODES = re.compile("[\x1b\ufffd]?\\[[0-9;]{0,8}m")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, with its driver version, memory in MiB, uncorrected memory errors since boot, and
-    name.
-    """
+    """GPU: driver version, memory in MiB, uncorrected memory errors since boot, and name."""
 
     driver: str
     memory_mib: int
@@ -37,10 +35,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Topology:
-    """The links between a node's GPUs.
+    """Links between a node's GPUs.
 
-    `fewest` and `most` count the NVLinks between two GPUs; `near` lists the network cards next to a
-    GPU.
+    `fewest` and `most` are the minimum and maximum number of NVLinks per GPU pair. `near` lists the
+    network cards connected to a GPU through PCIe switches only.
     """
 
     fewest: int
@@ -71,7 +69,9 @@ def read_gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
 
 
 def read_topology(lines: Iterable[str]) -> Topology | None:
-    """Parses the matrix of `nvidia-smi topo -m`. Returns None if the output has no valid matrix."""
+    """Parses the matrix printed by `nvidia-smi topo -m`. Returns None if there is no valid
+    matrix.
+    """
     rows = [CODES.sub("", line).replace("\ufffd", " ").split() for line in lines]
     at = next(
         (at for at, row in enumerate(rows) if row[:1] == ["GPU0"] and row[1:2] != ["X"]), None
@@ -109,7 +109,7 @@ def read_topology(lines: Iterable[str]) -> Topology | None:
 
 
 def _names(row: Sequence[str]) -> list[str]:
-    """Returns the leading words of the header that name GPUs and network cards."""
+    """Returns the GPU and network card names at the start of the header."""
     found: list[str] = []
     for word in row[:MOST]:
         if not PLACE.fullmatch(word):
@@ -119,7 +119,7 @@ def _names(row: Sequence[str]) -> list[str]:
 
 
 def _legend(rows: Iterable[Sequence[str]]) -> dict[str, str]:
-    """Parses the legend below the matrix into a map such as NIC0 → mlx5_0."""
+    """Parses the legend below the matrix into a mapping such as NIC0 → mlx5_0."""
     pairs = [
         (row[0][:-1], row[1])
         for row in rows

@@ -1,9 +1,9 @@
-"""Controls the head of a fleet from the machine where the user types commands. That machine may
-then be switched off.
+"""Controls a fleet's head from a user's machine, which can be switched off once the launcher has
+started.
 
-The launcher runs on the first host, in the shared folder, in a separate session. Another host is on
-standby (watch/standby.py): at first the second, then the host that the launcher appoints
-(launch/failover.py). Later commands only read the run folder on the fleet, or write requests to it.
+The launcher runs on the first host, in the shared folder, in a separate session. Another host is
+the standby (watch/standby.py): initially the second host, later the one that the launcher appoints
+(launch/failover.py). Subsequent commands only read the fleet's run folder or write requests to it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .preflight import send_code
 from .transport import Transport
 
 TIMEOUT = 60.0
-# file in the run folder with the requests for the launcher, next to launch.yaml
+# file in the run folder that contains the launcher's requests, next to launch.yaml
 ORDER = "launch.json"
-# path in the run folder, because the hosts may differ from run to run
+# known_hosts file in the run folder, because runs can have different hosts
 KNOWN_HOSTS = "{}/known_hosts"
-KEY = "~/.ssh/id_trainfleet"  # also created by scripts/head_key.sh
+KEY = "~/.ssh/id_trainfleet"  # the head's SSH key, which scripts/head_key.sh can also create
 ADMIT = r"""umask 077
 f=~/.ssh/authorized_keys
 mkdir -p ~/.ssh && touch "$f"
@@ -44,7 +44,7 @@ new=$(grep -vxFf "$f" - | sort -u)
 
 @dataclass(frozen=True)
 class Launcher:
-    """The command of a launcher, with its environment and secrets."""
+    """Command line of a launcher, with its environment and secrets."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -52,7 +52,7 @@ class Launcher:
 
 
 class FleetHead:
-    """The head of a fleet, as seen from the user's machine."""
+    """Head of a fleet, as seen from a user's machine."""
 
     def __init__(self, transport: Transport, config: Config, python: str, code: str) -> None:
         self.transport, self.config, self.python, self.code = transport, config, python, code
@@ -63,14 +63,14 @@ class FleetHead:
         """Sends the launcher's inputs to the fleet: code, config, requests, host keys and the
         head's public key.
 
-        `facts` has the hosts to use, in order. The launcher executes `order`, which is sent
-        unchanged. `asked` is the user's config, which is stored in the run folder.
+        `facts` contains the hosts to use, in order. `order` contains the requests that the launcher
+        will execute unchanged. `asked` is the user's config, which is stored in the run folder.
         """
         hosts = list(facts)
         send_code(self.transport, self.config.fleet, hosts)
         for host, failure in self.open_doors(
             hosts, hosts
-        ).items():  # Any host may become the head later, even if this head can't appoint it.
+        ).items():  # Any host may become the head later, even if the current head can't appoint it.
             raise BackendError(
                 f"can't authorize the head's key: {failure}", where=host.name, next="make doctor"
             )
@@ -89,8 +89,8 @@ class FleetHead:
         answers.require(f"can't write to {self.folder}")
 
     def config_there(self, facts: Mapping[Host, Facts]) -> Config:
-        """Returns the config for the launcher, with the addresses by which hosts reach each other
-        and the head's key.
+        """Returns the config for the launcher, with the hosts' internal addresses and the head's
+        key.
         """
         hosts = tuple(f"{host.name}={facts[host].address(host)}:{host.port}" for host in facts)
         user = next(iter(facts.values())).user
@@ -105,7 +105,7 @@ class FleetHead:
         return replace(self.config, fleet=replace(self.config.fleet, hosts=hosts, ssh=ssh))
 
     def host_key(self, host: Host, facts: Facts) -> str:
-        """Returns the known_hosts line for a host: its internal address and the key that it
+        """Returns a host's known_hosts line: its internal address, and the key that it
         presented.
         """
         key, address = self.transport.server_key(host), facts.address(host)
@@ -113,10 +113,10 @@ class FleetHead:
         return f"{name} {key.get_name()} {key.get_base64()}\n"
 
     def open_doors(self, heads: Sequence[Host], hosts: Iterable[Host]) -> dict[Host, HostFailure]:
-        """Creates a key on each head and authorizes it on every host, without changing other
-        authorized keys.
+        """Creates a key on each head and authorizes it on every host. Other authorized keys are
+        unchanged.
 
-        Returns the hosts that could not authorize it. Raises BackendError if a head could not
+        Returns the hosts that failed to authorize the key. Raises BackendError if a head failed to
         create its key.
         """
         make = (
@@ -135,9 +135,10 @@ class FleetHead:
         self._start(host, "launcher", "launcher", launcher.words, launcher, {})
 
     def appoint(self, host: Host, launcher: Launcher, number: int, term: int) -> None:
-        """Starts a standby process on a host, to take over from the launcher after term `term`.
+        """Starts a standby on a host, which takes over if the launcher fails. `term` is the term of
+        the previous launcher.
 
-        If several standbys are appointed, the highest `number` wins.
+        If several standbys have been appointed, the one with the highest `number` wins.
         """
         words = [self.python, "-m", "trainfleet.watch.standby", self.run, *launcher.words]
         self._start(
@@ -145,7 +146,7 @@ class FleetHead:
         )
 
     def dismiss(self, host: Host) -> None:
-        """Stops the standby process on a host, if the host can be reached."""
+        """Stops the standby on a host, if the host is reachable."""
         self.transport.ask(
             host, host_commands.terminate(f"{self.config.name}-standby"), timeout=TIMEOUT
         )
@@ -192,12 +193,12 @@ class FleetHead:
         answers.require(f"can't start the {what}")
 
     def has_ended(self, host: Host) -> bool:
-        """Tells whether the launcher that was started on this host has ended."""
+        """Returns whether the launcher on this host has exited."""
         answer = self.transport.ask(host, host_commands.look(self.name), timeout=TIMEOUT)
         return isinstance(answer, Result) and not answer.stdout.strip().endswith("running")
 
     def ask_to_stop(self, host: Host) -> None:
-        """Creates the file that asks the run to stop. Ranks check for it at every step."""
+        """Creates the run's stop request file, which ranks check at every step."""
         command = f"touch {shlex.quote(f'{self.folder}/{self.run}/stop')}"
         self.transport.run(command, timeout=TIMEOUT, hosts=[host]).require(
             "can't send the stop request to the run"
@@ -205,12 +206,12 @@ class FleetHead:
 
 
 def public_key(host: Host, text: str) -> str:
-    """Returns the public key in a head's answer.
+    """Extracts the public key from a head's response.
 
-    Every host will authorize it, so the line must be exactly one key, without options.
+    Every host will authorize it, so it must be a single key without options.
 
     Raises:
-        BackendError: the answer does not end with one valid key.
+        BackendError: the response does not end with exactly one valid key.
     """
     line = text.strip().rpartition("\n")[2]
     if not re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/]{68}(={0,2})( [A-Za-z0-9 ._@-]{0,200})?", line):

@@ -1,14 +1,12 @@
-"""Shell commands that start, query and end a node's part of a job, and that measure and remove its
-folders.
+"""Builds shell commands that start, query and stop a node's part of a job, and that measure and
+delete its folders.
 
-The functions only build commands, which the transport runs.
+The transport runs the commands. Child processes inherit the environment variable TRAINFLEET_JOB,
+which identifies a job's processes. A fence therefore finds all of a run's processes on a node,
+regardless of their parents. The supervisor's file is only needed for the exit code.
 
-Processes of a job are identified by an environment variable (TRAINFLEET_JOB), which children
-inherit. A fence therefore finds every process of a run on a node, regardless of its parent. The
-supervisor's file only records the exit code.
-
-Commands on folders accept only `runs/<name>` and `data/<name>`. They refuse a folder that is a
-symbolic link or is below one. In a dataset's folder they remove only files that trainfleet wrote
+Commands on folders accept only `runs/<name>` and `data/<name>`. They fail if a folder is a symbolic
+link or is below one. In a dataset folder, they delete only files that trainfleet wrote
 (run/contents.py).
 """
 
@@ -28,8 +26,8 @@ from .host_results import Implausible
 
 FOLDER = r"(runs|data)/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
 ENTER = "cd -P -- {shared} || exit 0; top=$(pwd -P)"
-MOST = 200  # maximum number of remaining files that a purge lists
-# Removes matching files, matching links and empty folders, then prints the remaining files.
+MOST = 200  # maximum remaining files that a purge lists
+# Deletes matching files, matching links and empty folders, and lists the remaining files.
 OURS = """find {folder} -xdev -regextype posix-extended -type f -regex {files} -delete
 find {folder} -xdev -regextype posix-extended -type l -regex {links} -delete
 find {folder} -xdev -depth -type d -empty -delete
@@ -37,9 +35,9 @@ find {folder} -xdev -depth -type d -empty -delete
 
 
 def measure(shared: str, folders: Iterable[str]) -> str:
-    """Returns the command that prints `bytes<tab>folder` for each existing folder.
+    """Returns a command that prints `bytes<tab>folder` for each existing folder.
 
-    It prints nothing if the shared folder does not exist.
+    The command prints nothing if the shared folder does not exist.
     """
     names = _checked(shared, folders)
     return f"{ENTER.format(shared=shlex.quote(shared))}\n" + (
@@ -49,10 +47,10 @@ def measure(shared: str, folders: Iterable[str]) -> str:
 
 
 def remove(shared: str, folders: Iterable[str]) -> str:
-    """Returns the command that removes the folders, and prints the files that it leaves in a
-    dataset's folder.
+    """Returns a command that deletes the folders. In dataset folders, it lists the files that it
+    keeps.
 
-    If a folder is a symbolic link or is below one, the command fails before it removes anything.
+    If a folder is a symbolic link or is below one, the command fails without deleting anything.
     """
     folders = list(folders)
     names = _checked(shared, folders)
@@ -71,9 +69,7 @@ done
 
 
 def _only_ours(folder: str) -> str:
-    """Returns the command that removes a dataset's files from its folder, and then the folder if it
-    is empty.
-    """
+    """Returns a command that deletes a dataset's files, and its folder if nothing else remains."""
     files, links = contents.pattern_of(contents.DATASET), contents.RANK_LOGS_LINK.pattern
     within = folder.replace(".", "[.]")
     words = {
@@ -87,9 +83,10 @@ def _only_ours(folder: str) -> str:
 
 
 def read_left(text: str, folders: Iterable[str]) -> list[str]:
-    """Parses the list of files that `remove` left in these folders.
+    """Parses the list of files that `remove` kept in `folders`.
 
-    Raises Implausible if it has a file outside them, or more than MOST files per folder.
+    Raises Implausible if a file is outside the folders, or if there are more than MOST files per
+    folder.
     """
     found, inside = list(filter(None, text.split("\n"))), tuple(f"{folder}/" for folder in folders)
     strange = [
@@ -105,7 +102,7 @@ def read_left(text: str, folders: Iterable[str]) -> list[str]:
 def read_measures(text: str, folders: Iterable[str]) -> dict[str, int]:
     """Parses the output of `measure` into folder → bytes.
 
-    Raises Implausible for a folder that was not measured, or a size that is not a number.
+    Raises Implausible for an unknown folder or a malformed size.
     """
     asked, found = set(folders), {}
     for line in filter(None, text.split("\n")):
@@ -117,11 +114,10 @@ def read_measures(text: str, folders: Iterable[str]) -> dict[str, int]:
 
 
 def _checked(shared: str, folders: Iterable[str]) -> str:
-    """Returns the folders' names, quoted for a shell.
+    """Returns the validated folder names, quoted for a shell.
 
     Raises:
-        BackendError: a name is not the folder of a run or a dataset, or the shared folder is not
-            valid.
+        BackendError: a name is not a run or dataset folder, or the shared folder is invalid.
     """
     names = list(folders)
     if strange := [name for name in names if not re.fullmatch(FOLDER, name)]:
@@ -134,22 +130,23 @@ def _checked(shared: str, folders: Iterable[str]) -> str:
     return shlex.join(names)
 
 
-# folder on the node, with a subfolder per host name because nodes may share home folders
+# folder on the node, with one subfolder per hostname because nodes may share home directories
 JOBS = "~/.trainfleet/jobs"
 MARK = "TRAINFLEET_JOB"
-LAUNCHER = "TRAINFLEET_LAUNCHER"  # environment variable with the mark of a launcher or standby
+# environment variable that contains the mark of a launcher or standby
+LAUNCHER = "TRAINFLEET_LAUNCHER"
 
 
 def mark_of(folder: str, run: str) -> str:
     """Returns the mark that identifies a run's processes.
 
-    Raises BackendError if the folder or the name is blank or has unprintable characters.
+    Raises BackendError if the folder or name is blank or contains unprintable characters.
     """
     return _require_mark(f"{folder}:{run}")
 
 
 def _require_mark(mark: str) -> str:
-    """Returns the mark if it identifies one run.
+    """Returns the mark if it identifies exactly one run. Raises BackendError otherwise.
 
     grep treats each line as a pattern, and an empty pattern would match every process.
     """
@@ -163,12 +160,14 @@ def _require_mark(mark: str) -> str:
 
 
 def task(script: str, environment: Mapping[str, str], token: str) -> str:
-    """Returns the supervisor's stdin, which keeps the secrets out of the process list."""
+    """Returns the supervisor's stdin. Secrets are passed there, because the process list would
+    expose them.
+    """
     return json.dumps({"script": script, "environment": dict(environment), "token": token})
 
 
 def start(name: str, mark: str, python: str, code: str, folder: str, kind: str = MARK) -> str:
-    """Returns the command that starts the task on stdin in `folder`, recorded under `name`.
+    """Returns a command that starts the task on stdin in `folder`, and records it under `name`.
 
     The command does not wait for the task. Its exit code is 0 only if the task was started.
     """
@@ -181,10 +180,10 @@ def start(name: str, mark: str, python: str, code: str, folder: str, kind: str =
 
 
 def look(name: str, token: str = "") -> str:
-    """Returns the command that prints the state of a task.
+    """Returns a command that prints the state of a task.
 
     The state is `running`, `ended CODE`, `failed WORDS` (it never started), `rebooted` or `absent`.
-    A task with another token is `absent`.
+    A task with a different token counts as `absent`.
     """
     return f"""{_file(name)}; mine={shlex.quote(token)}
 [ -s "$f" ] && read -r pid start boot token < "$f" || {{ echo absent; exit; }}
@@ -199,15 +198,15 @@ over && exit
 
 
 def look_for(mark: str) -> str:
-    """Returns the command that prints `running` if the node has any process of the run, or else
-    `absent`.
+    """Returns a command that prints `running` if the node has any process of the run, or `absent`
+    otherwise.
     """
     return f"grep -Fqsxz -e {_word(MARK, mark)} /proc/[0-9]*/environ && echo running || echo absent"
 
 
 @dataclass(frozen=True)
 class PartState:
-    """The state of a node's part of a job.
+    """State of a node's part of a job.
 
     `state` is running, ended, rebooted or absent. `words` is its output outside the log.
     """
@@ -221,7 +220,7 @@ RUNNING = PartState("running")
 
 
 def read_look(text: str) -> PartState:
-    """Parses the output of `look`. Raises Implausible if the output has another form."""
+    """Parses the output of the `look` command. Raises Implausible if it is malformed."""
     said = text.strip().rpartition("\n")[2]
     if said in ("running", "rebooted"):
         return PartState(said)
@@ -241,18 +240,18 @@ def _printable(words: str) -> str:
 
 
 def terminate(name: str) -> str:
-    """Returns the command that sends SIGTERM to the supervisor, which forwards it."""
+    """Returns a command that sends SIGTERM to the supervisor, which forwards it."""
     return f'{_file(name)}; [ -s "$f.exit" ] || {{ read -r pid _ < "$f" && kill -TERM "$pid"; }}'
 
 
 def fence(mark: str, launchers: bool = False) -> str:
-    """Returns the command that kills every process of a run, and fails if any remains.
+    """Returns a command that kills all of a run's processes, and fails if any remains.
 
     Zombies have no environment, so they count as gone. With `launchers`, the command also kills the
     run's launchers, which would otherwise restart the run.
 
     Raises:
-        BackendError: the mark could match processes of other runs.
+        BackendError: the mark could match other runs' processes.
     """
     words = " ".join(
         f"-e {_word(kind, mark)}" for kind in ((LAUNCHER, MARK) if launchers else (MARK,))
@@ -267,16 +266,16 @@ echo "processes are still running: $pids" >&2; exit 1"""
 
 
 def _word(kind: str, mark: str) -> str:
-    """Returns the environment entry of a run's processes, quoted for a shell."""
+    """Returns the environment entry that marks a run's processes, quoted for a shell."""
     return shlex.quote(f"{kind}={_require_mark(mark)}")
 
 
 def marks() -> str:
-    """Returns the command that lists the runs with processes on the node.
+    """Returns a command that lists the runs with processes on the node.
 
     It prints the lines `mine MARK`, `user NAME` and `said WORDS` (supervisor.announce). The
-    environment of other users' processes is unreadable, so each run also announces itself in the
-    name of a socket.
+    environment of other users' processes is unreadable, so each run also announces itself in a
+    socket name.
     """
     return (
         f"cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n' | sed -n 's/^{MARK}=/mine /p' | "
@@ -285,15 +284,15 @@ def marks() -> str:
 
 
 def read_marks(text: str, mark: str) -> set[str]:
-    """Parses the output of `marks` into the marks of runs other than `mark`, with the names of
-    other users.
+    """Parses the output of `marks`. Returns the marks of runs other than `mark`, and those of other
+    users' runs with the user's name.
     """
     kinds = [line.partition(" ") for line in text.split("\n")]
     user = next((rest for kind, _, rest in kinds if kind == "user"), "")
     found = {rest for kind, _, rest in kinds if kind == "mine" and rest != mark}
     for kind, _, rest in kinds:
         _, _, words = rest.partition(":")
-        # A socket's name is short, so its mark may be truncated.
+        # Socket names have a limited length, so the mark may be truncated.
         whose, _, what = words.partition(":")
         if kind == "said" and not (
             whose == user and any(known.startswith(what) for known in (mark, *found))

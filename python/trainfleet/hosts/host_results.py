@@ -1,4 +1,4 @@
-"""The answers of hosts: a result or failure per host, and findings about hosts."""
+"""Responses from hosts: results, failures, and findings about hosts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..config.host_list import Host as Host
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
 
-MANY = 4  # minimum number of hosts that share one line for equal messages
+MANY = 4  # minimum number of hosts that are grouped if they have the same message
 
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a command that ended: exit code (128 + n for signal n), output, and seconds
-    taken.
+    """Outcome of a finished command: exit code (128 + n for signal n), output, and duration in
+    seconds.
     """
 
     exit_code: int
@@ -29,12 +29,19 @@ class Result:
 
 @dataclass(frozen=True)
 class HostFailure:
-    """A host's failure, with the next command to type.
+    """Failure on a host, with a suggested next command.
 
-    Values of `kind`: name (does not resolve), down (no answer), host-key (differs from the known
-    key), unknown-key (first contact), auth (user or key refused). Or: lost (the connection died),
-    timeout, slow (much slower than most hosts), exit (the command failed), untrue (an implausible
-    answer).
+    Values of `kind`:
+        name: the hostname does not resolve
+        down: no response
+        host-key: the host key differs from the known one
+        unknown-key: first contact
+        auth: the user or key was rejected
+        lost: the connection died
+        timeout: the command timed out
+        slow: the host is much slower than most
+        exit: the command failed
+        untrue: the response is implausible
     """
 
     kind: str
@@ -46,11 +53,11 @@ class HostFailure:
 
 
 class Answers(dict[Host, Result | HostFailure]):
-    """The answers of all hosts, in the order of the hosts."""
+    """Responses from several hosts, in host order."""
 
     @property
     def ok(self) -> dict[Host, Result]:
-        """Returns the results of commands that exited with 0."""
+        """Returns the results of commands that succeeded."""
         return {
             host: answer
             for host, answer in self.items()
@@ -59,12 +66,13 @@ class Answers(dict[Host, Result | HostFailure]):
 
     @property
     def failed(self) -> dict[Host, HostFailure]:
-        """Returns the failures: unreachable hosts, and hosts on which the command failed."""
+        """Returns the failures: unreachable hosts, and hosts where the command failed."""
         return {host: failure for host, answer in self.items() if (failure := reason(answer))}
 
     def require(self, what: str, then: str = "make doctor") -> Self:
-        """Returns the answers if all succeeded. Otherwise raises BackendError with `what` and each
-        host's failure.
+        """Returns the responses if all succeeded.
+
+        Otherwise, raises BackendError with `what` and each host's failure.
         """
         if failed := self.failed:
             raise BackendError(by_host(what, failed), next=then)
@@ -72,12 +80,12 @@ class Answers(dict[Host, Result | HostFailure]):
 
 
 def settled(answer: Result | HostFailure) -> Result | HostFailure:
-    """Returns a successful answer unchanged, and any other as a failure."""
+    """Returns the response if the command succeeded, or its failure otherwise."""
     return reason(answer) or answer
 
 
 def reason(answer: Result | HostFailure) -> HostFailure | None:
-    """Returns the failure of an answer, or None if it succeeded."""
+    """Returns the failure that a response represents, or None if the command succeeded."""
     if isinstance(answer, HostFailure):
         return answer
     if answer.exit_code == 0:
@@ -89,13 +97,13 @@ def reason(answer: Result | HostFailure) -> HostFailure | None:
 
 
 def by_host(what: str, said: Mapping[Host, object]) -> str:
-    """Returns `what`, followed by one line per message with its hosts."""
+    """Formats `what`, followed by one line per distinct message with its hosts."""
     return "\n".join([what, *(f"  {names(hosts)}: {words}" for hosts, words in grouped(said))])
 
 
 def grouped(said: Mapping[Host, object]) -> list[tuple[list[Host], str]]:
-    """Groups hosts by message, ignoring their names and addresses. Groups smaller than MANY are
-    split.
+    """Groups hosts whose messages differ only in the host's name and address. Groups smaller than
+    MANY are split.
     """
     alike: dict[str, list[Host]] = {}
     for host, words in said.items():
@@ -107,7 +115,7 @@ def grouped(said: Mapping[Host, object]) -> list[tuple[list[Host], str]]:
 
 
 def names(hosts: Sequence[Host]) -> str:
-    """Returns `node0`, or `64 hosts (node0, node1, node2, ... node63)`."""
+    """Formats host names as `node0`, or `64 hosts (node0, node1, node2, ... node63)`."""
     if len(hosts) == 1:
         return hosts[0].name
     first = ", ".join(host.name for host in hosts[:3])
@@ -122,21 +130,21 @@ def _nameless(host: Host, words: str) -> str:
 
 
 class Implausible(ValueError):
-    """Raised if a host's answer has the wrong format or an impossible value."""
+    """Raised if a host's response is malformed or contains an impossible value."""
 
 
 def implausible(error: Implausible, asked: str) -> HostFailure:
-    """Returns the failure of a host with an implausible answer."""
+    """Converts the error to a host failure. `asked` describes the expected response."""
     then = "check that host; another program may be answering in its place"
     return HostFailure("untrue", f"its answer is not {asked}: {error}", then)
 
 
 def parse_json(text: str) -> Any:
-    """Returns the one JSON value in a host's answer.
+    """Parses a host's response, which must be a single JSON value.
 
     Raises:
-        Implausible: it is not JSON, or has content that our programs never print: NaN, duplicate
-            keys, deep nesting, or very long numbers.
+        Implausible: the response is not JSON, or contains something that trainfleet never prints,
+            such as NaN, duplicate keys, deep nesting or very long numbers.
     """
     try:
         return untrusted_input.parse_json(text, "")
@@ -145,12 +153,12 @@ def parse_json(text: str) -> Any:
 
 
 def is_whole_number(value: object) -> bool:
-    """Tells whether a JSON value is an integer. Booleans do not count."""
+    """Returns whether a JSON value is an integer. Booleans do not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def number(value: object, least: float, most: float) -> float:
-    """Returns a finite JSON number within these bounds. Raises Implausible for any other value."""
+    """Returns a finite JSON number within the bounds. Raises Implausible for any other value."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -163,10 +171,10 @@ def number(value: object, least: float, most: float) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem with a host. A finding without a host is about the entire fleet.
+    """Problem with a host. A `host` of None means the entire fleet.
 
-    `blames_host` puts the host in quarantine; it is set for broken hardware or a slow link.
-    Problems that `make setup` fixes do not set it.
+    `blames_host` quarantines the host. It is set for hardware failures and slow links, but not for
+    problems that `make setup` fixes.
     """
 
     host: Host | None

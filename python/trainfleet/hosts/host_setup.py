@@ -1,8 +1,8 @@
-"""Implements make setup on hosts: reads every node, plans the missing steps, runs them, and reads
-the nodes again.
+"""Implements `make setup` on hosts: reads every node, plans and runs the missing steps, and reads
+the nodes again to verify.
 
-Unfit hosts (unreachable, no sudo, a full disk) are reported and left unchanged. The other hosts are
-still set up, but the command fails. Running it again changes nothing.
+Unfit hosts (unreachable, without sudo, or with a full disk) are reported and left unchanged. The
+other hosts are still set up, but the command fails. The setup is idempotent.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from .tar import code_files, content_hash
 from .transport import Transport
 
 STEP_TIMEOUT = (
-    2400.0  # seconds; the longest steps, a driver build and the download of torch, take minutes
+    # timeout in seconds; the longest steps, a driver build and the torch download, take minutes
+    2400.0
 )
-BOOT_TIMEOUT = 900.0  # seconds; large instances take ten minutes to boot
-NEEDS_BOOT = 3  # exit code of a script that needs a reboot to take effect
-SCRIPTS = "scripts"  # subfolder with the scripts in the folder that send_scripts creates
+BOOT_TIMEOUT = 900.0  # timeout in seconds; large instances take ten minutes to boot
+NEEDS_BOOT = 3  # exit code of a script whose changes require a reboot
+SCRIPTS = "scripts"  # subfolder for scripts in the folder that send_scripts creates
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The state before setup: facts and missing steps of the fit hosts, and findings about the
-    others.
-    """
+    """State before setup: the fit hosts' facts and missing steps, and findings about the others."""
 
     facts: dict[Host, Facts]
     plan: dict[Host, tuple[InstallStep, ...]]
@@ -44,12 +43,15 @@ class Survey:
 
 
 def main(config: Config, whole: bool = True) -> int:
-    """Runs the setup and returns 0 if every host is ready. See install_steps.Wanted for `whole`."""
+    """Runs the setup. Returns 0 if all hosts are ready, or 1 otherwise. See install_steps.Wanted
+    for `whole`.
+    """
     began = time.monotonic()
     wanted = replace(wanted_of(config), whole=whole)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
-        # A jump host's key comes first; the hosts behind it show their keys in the next round.
+        # At first, only a jump host may show its key. The hosts behind it show theirs in the next
+        # round.
         while meet(transport, found.findings, is_agreed):
             found = survey(transport, config, wanted)
         with Board(transport.hosts) as board:
@@ -69,7 +71,7 @@ def main(config: Config, whole: bool = True) -> int:
 
 
 def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
-    """Reads all hosts and plans the steps of the fit ones. Changes nothing."""
+    """Reads all hosts and plans the missing steps of the fit ones. Makes no changes."""
     found, findings = heard(reading.read(transport, config))
     findings += unfit(found, wanted)
     fit = sound(found, findings)
@@ -80,8 +82,8 @@ def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
 
 
 def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str], bool]) -> bool:
-    """Shows all unknown host keys and asks the user once to trust them. Returns True if the user
-    agrees.
+    """Shows all unknown host keys and asks the user once whether to trust them. Returns True if the
+    user agrees.
     """
     said = [finding for finding in findings if finding.check == "unknown-key"]
     behind = any(finding.message.startswith("the jump host") for finding in said)
@@ -97,7 +99,7 @@ def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str],
 
 @dataclass
 class Application:
-    """The execution of a plan. No other class changes the nodes."""
+    """Execution of a setup plan. All changes to nodes are made by this class."""
 
     transport: Transport
     config: Config
@@ -113,7 +115,7 @@ class Application:
         return self.transport.hosts[0]
 
     def run(self) -> None:
-        """Runs the plan. On the board, each host ends as ok, changed or FAILED."""
+        """Executes the plan. On the board, each host ends as ok, changed or FAILED."""
         against = dict.fromkeys(finding.host for finding in self.found.findings if finding.host)
         said = {
             host: "; ".join(str(finding) for finding in self.found.findings if finding.host == host)
@@ -142,9 +144,10 @@ class Application:
                 )
 
     def send_scripts(self, hosts: Iterable[Host]) -> str:
-        """Sends this checkout's scripts and lock files to the nodes.
+        """Sends this checkout's scripts and lock files to the nodes. Hosts where this fails are
+        marked as failed.
 
-        Returns the folder of the scripts, relative to the user's home.
+        Returns the scripts' folder, relative to the user's home directory.
         """
         folder, failed = send_scripts(self.transport, hosts)
         for host, failure in failed.items():
@@ -168,7 +171,7 @@ class Application:
                 lambda host, phase=phase, booting=booting: self.take_steps(host, phase, booting),  # type: ignore[misc]
                 sound,
             )
-            for host in booting:  # Reboot one at a time, so that the other hosts stay available.
+            for host in booting:  # Reboot one host at a time, so that the others stay available.
                 self.board.show(host, "booting", "the changes take effect after a reboot")
                 if boot(self.transport, host, self.found.facts[host]):
                     self.done[host].append("booted")
@@ -177,7 +180,7 @@ class Application:
                     self.fail(host, f"did not respond within {BOOT_TIMEOUT:.0f} s after the reboot")
 
     def take_steps(self, host: Host, phase: str, booting: list[Host]) -> None:
-        """Runs one host's steps of a phase in order, until one fails or needs a reboot."""
+        """Runs a host's steps in this phase in order, until one fails or requires a reboot."""
         said = self.done.setdefault(host, [])
         for step in [step for step in self.found.plan[host] if step.phase == phase]:
             self.board.show(host, "working", f"{step.name}: {step.why}")
@@ -196,7 +199,9 @@ class Application:
             said.append(last_line(answer))
 
     def look_again(self, hosts: list[Host]) -> dict[Host, Facts]:
-        """Reads the hosts again and fails those that still lack a step."""
+        """Reads the hosts again. Marks those that still lack a step as failed, and returns the
+        facts of the others.
+        """
         found = {}
         for host, answer in reading.read(self.transport, self.config, hosts).items():
             if isinstance(answer, HostFailure):
@@ -221,7 +226,7 @@ def send_scripts(
 ) -> tuple[str, dict[Host, HostFailure]]:
     """Sends this checkout's scripts and lock files to the nodes.
 
-    Returns the folder of the scripts, relative to the user's home, and the hosts that failed.
+    Returns the scripts' folder, relative to the user's home directory, and the hosts that failed.
     """
     files = {
         name: data
@@ -233,7 +238,7 @@ def send_scripts(
 
 
 def boot(transport: Transport, host: Host, before: Facts) -> bool:
-    """Reboots a host. Returns True once it responds with a new boot ID, or False after
+    """Reboots a host. Returns True as soon as it responds with a new boot ID, or False after
     BOOT_TIMEOUT.
     """
     sudo = "" if before.user == "root" else "sudo -n "
@@ -252,9 +257,9 @@ def boot(transport: Transport, host: Host, before: Facts) -> bool:
 
 
 def last_line(answer: Result | HostFailure) -> str:
-    """Returns the last line of a script's output, which is its result.
+    """Returns the last line of a script's stdout, which contains its result.
 
-    After a failure, the last line of stderr follows.
+    If the script failed, the last line of stderr is appended.
     """
     if isinstance(answer, HostFailure):
         return answer.message
@@ -266,10 +271,9 @@ def last_line(answer: Result | HostFailure) -> str:
 
 
 def commands(config: Config) -> dict[str, str]:
-    """Returns the exact commands that setup would run now, as one shell script per host, by file
-    name.
+    """Returns the exact commands that setup would run now: file name → shell script, one per host.
 
-    `make plan OUT=` writes them.
+    `make plan OUT=` writes them to files.
 
     Raises:
         BackendError: a host can't be read, or is unfit.
@@ -290,7 +294,9 @@ def commands(config: Config) -> dict[str, str]:
 
 
 def script(facts: Facts, plan: Iterable[InstallStep]) -> str:
-    """Returns the steps as a shell script, with a comment on the phase and reason of each."""
+    """Returns a shell script that runs the steps, each with a comment that states its phase and
+    reason.
+    """
     lines = [
         line
         for step in plan

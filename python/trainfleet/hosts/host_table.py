@@ -1,5 +1,7 @@
-"""Shows one line per host. On a terminal, the lines are updated in place; otherwise each is printed
-once, when its host is finished.
+"""Displays one status line per host.
+
+On a terminal, the lines are updated in place. Otherwise, each line is printed once its host is
+finished.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ STYLES = {"ok": "green", "changed": "yellow", "FAILED": "red"}
 
 
 class Board:
-    """The state of every host. Use it as a context manager; `show` is thread-safe."""
+    """Status of every host, for use as a context manager. `show` is thread-safe."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.rows: dict[Host, tuple[str, str]] = dict.fromkeys(hosts, ("...", ""))
@@ -50,7 +52,7 @@ class Board:
             self.live.stop()
 
     def show(self, host: Host, state: str, text: str = "") -> None:
-        """Sets the state of a host. A host in one of the FINAL states is finished."""
+        """Sets a host's state. A host in one of the FINAL states is finished."""
         with self._lock:
             self.rows[host] = (state, text)
             if self.fancy:
@@ -59,7 +61,7 @@ class Board:
                 print(self._line(host), file=self.stream, flush=True)
 
     def show_all(self, hosts: Sequence[Host], state: str, text: str) -> None:
-        """Sets the same state for several hosts. Without a terminal, prints one line for all of
+        """Sets the state of several hosts. Without a terminal, prints a single line for all of
         them.
         """
         if self.fancy or len(hosts) == 1:
@@ -75,11 +77,11 @@ class Board:
             )
 
     def in_state(self, *states: str) -> list[Host]:
-        """Returns the hosts that are currently in one of these states."""
+        """Returns the hosts that are currently in one of the given states."""
         return [host for host, (state, _) in self.rows.items() if state in states]
 
     def say(self, text: str) -> None:
-        """Prints a line that is not about a particular host."""
+        """Prints a line that does not belong to a host."""
         with self._lock:
             print(shown(text), file=self.stream, flush=True)
 
@@ -88,9 +90,10 @@ class Board:
         return shown(f"{host.name:{self.width}}  {state:8}  {' '.join(text.splitlines())}".rstrip())
 
     def _draw(self, *, whole: bool) -> Text:
-        """Returns the lines to draw.
+        """Returns the lines to display.
 
-        Until all are final, only as many as fit on the screen are shown, unfinished hosts first.
+        Until all hosts are finished, shows only as many lines as fit on the screen, unfinished
+        hosts first.
         """
         from rich.text import Text
 

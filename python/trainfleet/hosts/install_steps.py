@@ -1,13 +1,13 @@
-"""Derives the steps that a node lacks from its facts, the config and the platform. This module does
-not run them.
+"""Determines which setup steps a node is missing, from its facts, the config and the platform.
+This module does not run them.
 
-An operation reads the facts and yields the missing steps. A step runs scripts/<name>.sh, which
-checks again before it acts (check, apply, verify).
+Each operation reads the facts and yields the missing steps. A step runs scripts/<name>.sh, which
+checks again before it changes anything (check, apply, verify).
 
-Each phase runs on all its hosts before the next phase begins:
+Each phase completes on all its hosts before the next phase begins:
     node    on every node, as root
     head    on the first host only, in the shared folder
-    access  on every node, for steps that need the shared folder
+    access  on every node, for steps that require the shared folder
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ NOFILE = 65536
 
 @dataclass(frozen=True)
 class InstallStep:
-    """A step on a node: the script with its arguments, the reason, the phase, and whether it needs
-    root.
-    """
+    """Setup step on a node: script and arguments, reason, phase, and whether it requires root."""
 
     script: str
     words: tuple[str, ...]
@@ -50,7 +48,7 @@ class InstallStep:
         return self.script.removesuffix(".sh").replace("_", " ")
 
     def command(self, scripts: str, is_root: bool = False) -> str:
-        """Returns the shell command that applies and then verifies the step. `scripts` is their
+        """Returns the shell command that applies and verifies the step. `scripts` is the scripts'
         folder on the node.
         """
         sudo = "sudo -n " if self.root and not is_root else ""
@@ -61,10 +59,10 @@ class InstallStep:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The wanted state of the fleet, from its config and platform.
+    """Desired state of a fleet, as defined by its config and platform.
 
-    `whole` includes the parts that a node needs to train. It is false for a machine that is only
-    the entry point to the nodes.
+    `whole` includes everything that training nodes require. It is false for a machine that only
+    provides access to the nodes.
     """
 
     config: Config
@@ -81,9 +79,9 @@ class Wanted:
 
     @property
     def efa(self) -> int:
-        """Returns the number of EFA interfaces that each node needs.
+        """Returns the number of EFA interfaces that each node requires.
 
-        It is 0 for a single node that does not use Lustre over EFA.
+        A single node requires none, unless it uses Lustre over EFA.
         """
         return self.type.efa if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else 0
 
@@ -102,13 +100,13 @@ class Wanted:
     def fabric(self) -> str:
         """Returns the fabric between the nodes, one of FABRICS.
 
-        It is "" if the instance type is unknown, or for a single node without Lustre over EFA.
+        Returns "" if the instance type is unknown, or for a single node without Lustre over EFA.
         """
         return self.type.fabric if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else ""
 
     @property
     def interpreter(self) -> str:
-        """Returns the path of the nodes' Python that has torch."""
+        """Returns the path of the nodes' Python interpreter, which has torch installed."""
         return self.fleet.python or f"{self.fleet.shared_folder}/{self.environment}/bin/python"
 
     @property
@@ -120,9 +118,8 @@ class Wanted:
 
 
 def lock_hash(platform: PinnedPlatform) -> str:
-    """Returns a hash of the lock files and the platform's versions.
-
-    The lock's date and the images are excluded.
+    """Returns a hash of the lock files and the platform's versions, excluding the lock's date and
+    the images.
     """
     from .tar import LOCKS, content_hash
 
@@ -133,8 +130,8 @@ def lock_hash(platform: PinnedPlatform) -> str:
 
 
 def lock_name(platform: PinnedPlatform) -> str:
-    """Returns the name of a platform's pinned versions for images and messages: platform, date and
-    hash.
+    """Returns the name of the platform's pinned versions, for images and messages: platform, date
+    and hash.
     """
     return f"{platform.name} {platform.read} {lock_hash(platform)}"
 
@@ -143,7 +140,7 @@ Operation = Callable[[Facts, Wanted], Iterator[InstallStep]]
 
 
 def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs the compilers and kernel headers that drivers need, and Python for the
+    """Yields the step that installs compilers and kernel headers for drivers, and Python for the
     environment.
     """
     builds = wanted.whole and bool(wanted.platform.nvidia or wanted.platform.neuron_packages)
@@ -159,7 +156,7 @@ def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Raises the limits on open files and on locked memory, which RDMA needs."""
+    """Yields the step that raises the limits on open files and, for RDMA, on locked memory."""
     registers = wanted.fabric in node_types.RDMA
     short = [f"{facts.nofile} open files"] if facts.nofile < NOFILE else []
     short += (
@@ -172,14 +169,14 @@ def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def sshd(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Disables password logins in sshd."""
+    """Yields the step that disables password logins in sshd."""
     if HARDENING not in facts.has:
         yield InstallStep("sshd.sh", (), "sshd may accept passwords")
 
 
 def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs the driver if its version does not fit, and the fabric manager if the GPUs use
-    NVSwitch.
+    """Yields the step that installs the driver if its version is unsuitable, and the fabric manager
+    for NVSwitch GPUs.
     """
     platform = wanted.platform
     found = sorted({gpu.driver for gpu in facts.gpus})
@@ -204,7 +201,7 @@ def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs the driver, runtime, collectives and tools of the Neuron SDK."""
+    """Yields the step that installs the Neuron SDK's driver, runtime, collectives and tools."""
     wrong = [
         f"{name} {facts.packages.get(name, 'missing')}"
         for name, version in wanted.platform.neuron_packages
@@ -223,8 +220,8 @@ def neuron_step(platform: PinnedPlatform, why: str) -> InstallStep:
 
 
 def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs the EFA kernel module and libfabric, and loads ib_uverbs, which is sometimes
-    missing.
+    """Yields the step that installs the EFA kernel module and libfabric, and loads ib_uverbs if it
+    is missing.
     """
     if wanted.fabric != "efa" or not wanted.platform.efa:
         return
@@ -244,7 +241,7 @@ def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs the NCCL plugin for EFA."""
+    """Yields the step that installs the NCCL plugin for EFA."""
     least = wanted.platform.ofi_nccl
     if wanted.fabric != "efa" or not least:
         return
@@ -261,7 +258,7 @@ def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs Docker if the config needs it."""
+    """Yields the step that installs Docker if the config requires it."""
     if (
         wanted.fleet.install_docker or wanted.fleet.container != "none"
     ) and "docker" in facts.lacks:
@@ -279,17 +276,17 @@ def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def lustre(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Installs FSx's Lustre client.
+    """Yields the step that installs the Lustre client for FSx.
 
-    It may install another kernel, so it runs before the steps that build drivers for the running
-    kernel.
+    It may install a different kernel, so it comes before the steps that build drivers for the
+    running kernel.
     """
     if why := _unmounted(facts, wanted):
         yield InstallStep("lustre.sh", (wanted.platform.key("fsx"),), why)
 
 
 def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Sets up Lustre's network over EFA, which mounting needs."""
+    """Yields the step that configures Lustre networking over EFA, which must precede mounting."""
     count = wanted.lustre_efa
     if wanted.fleet.fsx.dns_name and facts.lnet < count:
         yield InstallStep(
@@ -298,7 +295,7 @@ def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Mounts the file system that has the shared folder."""
+    """Yields the step that mounts the file system for the shared folder."""
     fsx = wanted.fleet.fsx
     if why := _unmounted(facts, wanted):
         source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
@@ -308,8 +305,8 @@ def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def _unmounted(facts: Facts, wanted: Wanted) -> str:
-    """Returns the current mount at the mount point if it is not the configured file system, or else
-    "".
+    """Returns the current mount if the configured file system is not mounted at the mount point, or
+    "" otherwise.
     """
     fsx = wanted.fleet.fsx
     mounted = facts.mounts.get(fsx.mount_point, "nothing")
@@ -321,7 +318,7 @@ def _unmounted(facts: Facts, wanted: Wanted) -> str:
 
 
 def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Combines the instance's NVMe disks into one fast local folder."""
+    """Yields the step that combines the instance's NVMe disks into one fast local folder."""
     if facts.scratch_disks and SCRATCH not in facts.mounts:
         disks = tuple(f"/dev/{disk}" for disk in facts.scratch_disks)
         yield InstallStep(
@@ -330,7 +327,7 @@ def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Creates the shared folder, owned by the user who trains."""
+    """Yields the step that creates the shared folder, owned by the user who trains."""
     folder = wanted.fleet.shared_folder
     if folder and facts.shared_folder != "writable":
         yield InstallStep(
@@ -342,7 +339,7 @@ def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Builds the Python environment in the shared folder, once for all nodes."""
+    """Yields the step that builds the nodes' Python environment in the shared folder."""
     folder, platform = wanted.environment, wanted.platform
     if not folder or f"{folder}/.complete" in facts.has:
         return
@@ -357,9 +354,8 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def environment_words(platform: PinnedPlatform, folder: str) -> tuple[str, ...]:
-    """Returns the arguments of python.sh for hosts and images.
-
-    They are the folder, the index of torch, the Neuron index, and the pinned versions.
+    """Returns python.sh's arguments for hosts and images: folder, torch index, Neuron index, and
+    pinned versions.
     """
     checked = (("torch", platform.torch, platform.torch_wheels), *platform.checked_packages)
     words = [
@@ -372,8 +368,8 @@ def environment_words(platform: PinnedPlatform, folder: str) -> tuple[str, ...]:
 
 
 def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Creates the head's key, which grants access to the nodes. The private key stays with its user
-    on the head.
+    """Yields the step that creates the head's SSH key for the nodes. The private key stays on the
+    head, with its user.
     """
     if wanted.fleet.shared_folder and public_key(facts) not in facts.has:
         yield InstallStep(
@@ -386,7 +382,7 @@ def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def access(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Authorizes the head's key on every node."""
+    """Yields the step that authorizes the head's key on every node."""
     if wanted.fleet.shared_folder and not facts.authorized:
         words = (f"{wanted.fleet.shared_folder}/{public_key(facts)}",)
         yield InstallStep(
@@ -413,32 +409,34 @@ ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
 
 
 def public_key(facts: Facts) -> str:
-    """Returns the path of the head's public key in the shared folder. Each user has one."""
+    """Returns the path of the head's public key in the shared folder. Each user has a separate
+    key.
+    """
     return f"ssh/{facts.user}.pub"
 
 
 def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[InstallStep, ...]:
-    """Returns all missing steps of this node in execution order."""
+    """Returns all of the node's missing steps in execution order."""
     operations = (ON_NODES if wanted.whole else (build_tools,)) + (ON_HEAD if head else ())
     found = [step for operation in operations for step in operation(facts, wanted)]
     return tuple(sorted(found, key=lambda step: PHASES.index(step.phase)))
 
 
 def same_version(found: str, wanted: str) -> bool:
-    """Tells whether a package has the wanted version, ignoring a distribution's suffix (`-1`,
-    `~jammy`).
+    """Returns whether a package has the desired version, ignoring a distribution suffix such as
+    `-1` or `~jammy`.
     """
     return found == wanted or found.startswith((f"{wanted}-", f"{wanted}~", f"{wanted}+"))
 
 
 def at_least(found: str, least: str) -> bool:
-    """Tells whether a dotted version is at least `least`. A missing version is not."""
+    """Returns whether a dotted version is at least `least`. False if the version is missing."""
     return bool(found) and _numbers(found) >= _numbers(least)
 
 
 def is_within(found: str, least: str, below: str) -> bool:
-    """Tells whether a dotted version is at least `least` and below `below`. A `below` of `-` sets
-    no limit.
+    """Returns whether a dotted version is at least `least` and below `below`. A `below` of `-`
+    means no upper bound.
     """
     return at_least(found, least) and (below == "-" or _numbers(found) < _numbers(below))
 

@@ -1,12 +1,12 @@
-"""Mirrors the small files of a run folder on the fleet over SSH, as they change.
+"""Mirrors the small files of a fleet's run folder over SSH as they change.
 
-Nodes are not trusted, so an answer is validated completely before it is applied. It may name only
-files that match sync_rules.KINDS, within their size limits. It may only append to a file or replace
-it. Symbolic links below the run folder are never followed, even if they appear during validation.
-An answer therefore can't change files outside the run folder, or files that the node does not own.
+Nodes are untrusted, so each response is fully validated before it is applied. It may only name
+files that match sync_rules.KINDS, within their size limits, and may only append to or replace them.
+Symbolic links below the run folder are never followed, even if they appear during validation. A
+response therefore can't change files outside the run folder, or files that the node does not own.
 
 A folder of large files is downloaded completely or not at all, with a progress bar. File and folder
-names must be plain, and files may not exceed their announced sizes. All of them must fit on this
+names must be plain, and files must not exceed their announced sizes. All files must fit on this
 disk, and are written only to the new folder.
 """
 
@@ -46,28 +46,28 @@ from .host_results import (
 from .transport import Transport
 
 TIMEOUT = 30.0
-TOTAL = 64 << 30  # maximum total bytes of a run folder's small files
-ROUNDS = TOTAL // MOST  # maximum answers per refresh
-SPARE = 1 << 30  # bytes of this disk that always remain free
+TOTAL = 64 << 30  # maximum total size of a run folder's small files, in bytes
+ROUNDS = TOTAL // MOST  # maximum responses per refresh
+SPARE = 1 << 30  # free disk space to preserve, in bytes
 
 
 @dataclass(frozen=True)
 class FilePiece:
-    """A part of a file on the node. Its bytes begin at `offset` and end at `size`."""
+    """Part of a file on the node, from byte `offset` to byte `size`."""
 
     offset: int
     data: bytes
     size: int
-    stamp: float  # modification time; 0.0 if more bytes follow
+    stamp: float  # modification time, or 0.0 if more bytes follow
     inode: int
 
 
 @dataclass(frozen=True)
 class News:
-    """A validated answer.
+    """Validated response.
 
-    `names` lists all files on the node, `whole` tells whether the answer is complete, and `now` is
-    the node's clock.
+    `names` lists all files on the node. `whole` is true if the response is complete. `now` is the
+    node's time.
     """
 
     pieces: Mapping[str, FilePiece]
@@ -78,10 +78,10 @@ class News:
 
 @dataclass
 class Mirror:
-    """The local copy of one run folder of the fleet.
+    """Local copy of a run folder on the fleet.
 
-    `shared` is the fleet's shared folder, and `here` is the path of the run folder, both locally
-    and below `shared`.
+    `shared` is the fleet's shared folder. `here` is the path of the run folder, both locally and
+    below `shared`.
     """
 
     transport: Transport
@@ -92,11 +92,12 @@ class Mirror:
     known: Known = field(default_factory=dict)  # files that this mirror has copied
 
     def refresh(self, host: Host) -> float | HostFailure:
-        """Copies new data from `host` and removes files that were removed there. Returns the host's
-        clock.
+        """Copies new data from `host`, deletes files that were deleted there, and returns the
+        host's time.
 
         Raises:
-            RunError: the run folder can't be written, or has a symbolic link instead of a file.
+            RunError: the run folder is not writable, or contains a symbolic link in place of a
+                file.
         """
         words = shlex.join(
             [
@@ -129,7 +130,9 @@ class Mirror:
         return implausible(Implausible("it does not end"), "a list of changed files")
 
     def _forget_lost(self) -> None:
-        """Forgets files that are missing or truncated here, so that the host sends them again."""
+        """Forgets files that are missing or truncated locally, so that the host sends them
+        again.
+        """
         for name, (size, _, _) in list(self.known.items()):
             try:
                 here = os.lstat(self.here / name)
@@ -140,9 +143,9 @@ class Mirror:
                 del self.known[name]
 
     def _require_room(self, news: News) -> None:
-        """Checks that an answer fits.
+        """Checks that a response fits.
 
-        Raises Implausible if the folder would exceed TOTAL, and RunError if this disk is too full.
+        Raises Implausible if the folder would exceed TOTAL, or RunError if the disk is too full.
         """
         coming = sum(len(piece.data) for piece in news.pieces.values())
         sizes = {name: size for name, (size, _, _) in self.known.items()} | {
@@ -165,7 +168,7 @@ class Mirror:
         for name, piece in news.pieces.items():
             try:
                 sync_rules.write(self.here, name, piece.offset, piece.data, piece.stamp)
-            # The file was removed here; the next refresh copies it again.
+            # The file was deleted locally, so the next refresh copies it again.
             except FileNotFoundError:
                 self.known.pop(name, None)
             else:
@@ -176,8 +179,8 @@ class Mirror:
 
 
 def read_news(text: str, known: Known) -> News:
-    """Parses and validates a node's answer, given the `known` files. Raises Implausible if it is
-    invalid.
+    """Parses and validates a node's response, given the files `known` here. Raises Implausible if
+    it is invalid.
     """
     record = parse_json(text)
     if not isinstance(record, dict) or record.keys() != {"files", "paths", "whole", "now"}:
@@ -202,9 +205,9 @@ def read_news(text: str, known: Known) -> News:
 
 
 def _piece(name: str, values: Any, known: Known, room: int) -> FilePiece:
-    """Validates one file of an answer.
+    """Validates one file in a response.
 
-    The bytes must continue or replace the local copy, and the file must not exceed its size limit.
+    The bytes must extend or replace the local copy, and the file must not exceed its size limit.
     """
     if not isinstance(values, list) or len(values) != 5:
         raise Implausible(f"{name} does not have five values")
@@ -226,7 +229,7 @@ def _piece(name: str, values: Any, known: Known, room: int) -> FilePiece:
 
 
 def _unpack(name: str, packed: str, room: int) -> bytes:
-    """Decompresses the bytes of a file. Never decompresses more than `room` bytes."""
+    """Decompresses a file's bytes, but never more than `room` bytes."""
     try:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b85decode(packed), room + 1)
@@ -243,13 +246,14 @@ Advance = Callable[[int], object]
 
 
 def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str, int]:
-    """Downloads the files in the folder `there` and returns file → bytes.
+    """Downloads the folder `there`, and returns file → size in bytes.
 
-    `here` must not exist; it is created once all files are complete.
+    `here` must not exist. It is created once all files are complete.
 
     Raises:
-        BackendError: the host has no such folder, its answer is implausible, or the link was lost.
-        RunError: this disk has no room for the files.
+        BackendError: the folder does not exist on the host, the response is implausible, or the
+            connection was lost.
+        RunError: the files do not fit on this disk.
     """
     sizes = listing(transport, host, there)
     part = here.with_name(f".{here.name}.{os.getpid()}")
@@ -269,7 +273,7 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
 
 
 def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
-    """Returns the size in bytes of each file in a folder on a host."""
+    """Returns file → size in bytes for a folder on a host."""
     command = f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2"
     answer = settled(transport.ask(host, command, timeout=LISTING_TIMEOUT))
     if isinstance(answer, HostFailure):
@@ -283,9 +287,9 @@ def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
 
 
 def read_listing(text: str) -> dict[str, int]:
-    """Parses the output of `find` into file → bytes.
+    """Parses the output of `find` into file → size in bytes.
 
-    Raises Implausible for malformed lines, unexpected names, or more files or bytes than allowed.
+    Raises Implausible for malformed lines, unexpected names, or too many files or bytes.
     """
     sizes: dict[str, int] = {}
     for line in filter(None, text.split("\n")):
@@ -301,7 +305,7 @@ def read_listing(text: str) -> dict[str, int]:
 def bring_all(
     transport: Transport, host: Host, there: str, part: Path, sizes: dict[str, int]
 ) -> None:
-    """Downloads the files into the new folder `part`, with a progress bar on a terminal."""
+    """Downloads the files to the new folder `part`. Displays a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -340,9 +344,9 @@ def bring_all(
 def bring(
     transport: Transport, host: Host, path: str, file: BinaryIO, size: int, advance: Advance
 ) -> None:
-    """Copies a file from a host to `file`.
+    """Downloads a file from a host to `file`.
 
-    Raises BackendError if its size differs from the announced size, or the link is lost.
+    Raises BackendError if its size differs from the announced size, or the connection is lost.
     """
     complaints: list[bytes] = []
 

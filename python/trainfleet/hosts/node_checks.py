@@ -1,7 +1,7 @@
-"""Finds problems of a fleet's nodes from their facts. The functions are pure, so tests pass facts
-as data.
+"""Detects node problems from the nodes' facts. The functions are pure, so tests pass facts as plain
+data.
 
-`unfit` finds the hosts that `make setup` must not touch; `flaws` finds the problems that stop a
+`unfit` finds the hosts that `make setup` must not change. `flaws` finds the problems that block a
 launch.
 """
 
@@ -26,21 +26,23 @@ from .install_steps import ON_NODES, Wanted, steps
 FleetFacts = Mapping[Host, Facts]
 Check = Callable[[FleetFacts, Wanted], Iterator[Finding]]
 
-LEAST_DISK_GB = 5.0  # enough for logs, caches and a core dump, or a driver build
-# seconds; a larger difference breaks TLS certificates, make and the order of logs
+LEAST_DISK_GB = 5.0  # enough space for logs, caches and a core dump, or for a driver build
+# Maximum clock offset in seconds. A larger one breaks TLS certificates, make and the log order.
 CLOCK_TOLERANCE = 2.0
-# A slow host takes 5 times as long as the others, and at least 2 s.
+# A host is slow if it takes more than 5 times the median, and more than 2 s.
 SLOW_FACTOR, SLOW_SECONDS = 5.0, 2.0
 MEMORY_SHARE = 0.9  # minimum share of an instance type's memory; the kernel reserves a few percent
 SUPPORTED = ("ubuntu 22.04", "ubuntu 24.04", "amzn 2023", "debian 12")
-# programs of the checks that may use NeuronCores
+# programs that may use NeuronCores during the checks
 OURS = re.compile(r"trainfleet|neuron-(ls|monitor|top)")
 # scripts that only write files, so they work on any Linux with sshd and PAM
 PORTABLE = ("limits.sh", "sshd.sh", "access.sh")
 
 
 def heard(answers: Mapping[Host, Facts | HostFailure]) -> tuple[dict[Host, Facts], list[Finding]]:
-    """Separates the hosts that responded, with their facts, from findings about the others."""
+    """Splits responses into the facts of the hosts that responded, and findings about the
+    others.
+    """
     failed = {host: answer for host, answer in answers.items() if isinstance(answer, HostFailure)}
     found = [
         Finding(host, failure.kind, failure.message, failure.next)
@@ -56,13 +58,13 @@ def sound(facts: FleetFacts, findings: Iterable[Finding]) -> dict[Host, Facts]:
 
 
 def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Yields findings about hosts that setup must not touch."""
+    """Yields findings about hosts that setup must not change."""
     for check in (one_name_each, one_address_each, root, disk, system, mounted, quick):
         yield from check(facts, wanted)
 
 
 def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Yields findings about everything that would make a job fail, run slowly or report wrong
+    """Yields findings about all problems that would make a job fail, run slowly or produce wrong
     results.
     """
     checks: tuple[Check, ...] = (
@@ -94,8 +96,8 @@ def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Yields findings like `flaws`, for nodes that a scheduler allocated and that others
-    administer.
+    """Yields findings about nodes allocated by a scheduler. Runs only those checks in `flaws` that
+    apply if others administer the nodes.
     """
     for check in (
         disk,
@@ -114,9 +116,9 @@ def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that host names are unique.
+    """Checks that hostnames are unique.
 
-    Duplicates are one machine that is listed twice, or clones, which would mix up their logs.
+    A duplicate is either one machine listed twice, or clones that would mix up their logs.
     """
     for host, fact in facts.items():
         twins = {
@@ -144,7 +146,7 @@ def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that addresses are unique.
 
-    The head would confuse two nodes with one address, and accept either host key for both.
+    Otherwise, the head would confuse the two nodes and accept either host key for both.
     """
     addresses = {host: fact.address(host) for host, fact in facts.items()}
     for host, address in addresses.items():
@@ -161,11 +163,11 @@ def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def exposed(facts: FleetFacts) -> Iterator[str]:
-    """Yields a warning if ranks of several nodes meet at a public address, because torch's store
-    has no password.
+    """Yields a warning if the rendezvous address is public, because torch's store has no
+    authentication.
     """
     head = next(iter(facts), None)
-    with suppress(ValueError):  # A host name is not an IP address.
+    with suppress(ValueError):  # ignore hostnames, which are not IP addresses
         if head and len(facts) > 1 and ip_address(address := facts[head].address(head)).is_global:
             yield (
                 f"warning: the rendezvous address {address} is public: anyone who can reach "
@@ -175,7 +177,7 @@ def exposed(facts: FleetFacts) -> Iterator[str]:
 
 
 def root(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that the user has passwordless sudo if any step needs root."""
+    """Checks for passwordless sudo if any missing step requires root."""
     head = next(iter(facts), None)
     for host, fact in facts.items():
         needed = ", ".join(
@@ -204,7 +206,7 @@ def disk(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that the scripts support the operating system, if they must install packages."""
+    """Checks that setup supports the operating system, if it must install packages."""
     for host, fact in facts.items():
         needs = [
             step.name
@@ -221,7 +223,7 @@ def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that all nodes have the shared folder on the same file system, unless setup mounts
+    """Checks that all nodes have the shared folder on the same file system. Skipped if setup mounts
     it.
     """
     if wanted.fleet.fsx.dns_name is not None or wanted.fleet.shared_folder is None:
@@ -248,7 +250,7 @@ def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Finds nodes that respond slowly, because they delay all others."""
+    """Checks that nodes respond quickly, because one slow node delays all others."""
     usual = statistics.median(fact.seconds for fact in facts.values()) if facts else 0.0
     for host, fact in facts.items():
         if len(facts) > 1 and fact.seconds > max(SLOW_SECONDS, SLOW_FACTOR * usual):
@@ -259,7 +261,9 @@ def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that setup has no step left, so that each node has the platform's pinned versions."""
+    """Checks that no setup steps are missing, so that all nodes have the platform's pinned
+    versions.
+    """
     head = next(iter(facts), None)
     for host, fact in facts.items():
         left = "; ".join(
@@ -270,8 +274,8 @@ def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that the Python in fleet.python exists. `set_up` checks the Python that setup
-    builds.
+    """Checks that the interpreter in fleet.python exists. `set_up` covers the environment that
+    setup builds.
     """
     for host, fact in facts.items():
         if wanted.fleet.python and not fact.python:
@@ -285,9 +289,9 @@ def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that the ranks' Python has the packages of train.loggers.
+    """Checks that the ranks' Python has the packages for train.loggers.
 
-    A missing Python is reported elsewhere, and a container image brings these packages.
+    `interpreter` and `set_up` report a missing Python. Container images include the packages.
     """
     python, names = (
         wanted.interpreter,
@@ -310,9 +314,9 @@ def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that all nodes have the same versions.
+    """Checks that all nodes have the same software versions.
 
-    `set_up` compares the pinned versions with the lock.
+    `set_up` compares pinned versions with the lock.
     """
     kinds: dict[str, Callable[[Facts], str]] = {
         "operating system": lambda fact: fact.os,
@@ -335,9 +339,9 @@ def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that a node has all its GPUs, or as many as Slurm allocates.
+    """Checks that all of a node's GPUs respond, or as many as Slurm allocates.
 
-    A GPU that fell off the bus is the most common hardware fault.
+    A GPU that fell off the bus is the most common hardware failure.
     """
     row = wanted.type
     if row is None or row.kind != "cuda":
@@ -350,7 +354,7 @@ def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 f"{len(fact.gpus)} of {expected} GPUs respond; {fact.bus.count('nvidia')} "
                 "are on the PCI bus"
             )
-            # Extra GPUs mean that the config is wrong, not the node.
+            # Surplus GPUs mean that the config is wrong, not the node.
             more = len(fact.gpus) > expected
             remedy = (
                 "correct fleet.accelerator.per_node"
@@ -361,7 +365,7 @@ def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that the accelerators and the network match the config."""
+    """Checks that the accelerators and network match the config."""
     for host, fact in facts.items():
         for message in probe.differing(fact, wanted.fleet):
             yield Finding(
@@ -375,7 +379,7 @@ def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that a node has as many active fabric ports as most nodes.
 
-    If one of its eight ports is down, all ranks wait for this node, without an error.
+    If one of a node's eight ports is down, all ranks wait for this node, without any error.
     """
     if wanted.type is None or not wanted.type.owned or wanted.fabric not in RDMA:
         return
@@ -399,7 +403,9 @@ def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that a node has as many Neuron devices as the others, and at least one."""
+    """Checks a node's number of Neuron devices and NeuronCores, that neuron-ls works, and that no
+    other program uses the NeuronCores.
+    """
     row = wanted.type
     if row is None or row.kind != "neuron":
         return
@@ -436,7 +442,7 @@ def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def memory(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that a node has the memory of its instance type."""
+    """Checks that a node has as much memory as its instance type."""
     row = wanted.type
     for host, fact in facts.items():
         gib = fact.memory_kib / 2**20
@@ -446,7 +452,7 @@ def memory(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that a node's ranks fit in memory: that of each GPU or, on CPUs, that of the node."""
+    """Checks that a node's ranks fit in the GPU's memory or, on CPUs, in the node's memory."""
     for host, fact in facts.items():
         least = min((gpu.memory_mib for gpu in fact.gpus), default=0)
         if wanted.fleet.device == "cpu" and fact.memory_kib:
@@ -464,7 +470,7 @@ def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that a node has all EFA interfaces of its instance type.
 
-    With one of four, training runs at a quarter of the speed, without an error.
+    With one out of four, training runs at a quarter of the speed, without any error.
     """
     for host, fact in facts.items():
         attached, driven = fact.bus.count("efa"), len(fact.infiniband)
@@ -487,7 +493,7 @@ def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that all nodes have the same MTU.
 
-    A node with another MTU can send small messages, but hangs on large ones.
+    A node with a different MTU can send small messages, but hangs on large ones.
     """
     sizes = {host: fact.mtu.get(fact.card(host), 0) for host, fact in facts.items()}
     usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
@@ -503,7 +509,7 @@ def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that a node resolves the addresses of fleet.hosts and its host name. gloo and NCCL
+    """Checks that a node resolves its own hostname and the addresses in fleet.hosts. gloo and NCCL
     look up both.
     """
     by_name = [host.address for host in facts if any(letter.isalpha() for letter in host.address)]
@@ -517,8 +523,8 @@ def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Checks that a node's clock agrees with most others.
 
-    The tolerance is CLOCK_TOLERANCE plus the seconds that the node took to answer. This machine's
-    clock counts too, so that if two hosts differ, only the wrong one is blamed.
+    The tolerance is CLOCK_TOLERANCE plus the node's response time. This machine's clock also votes,
+    so that if two hosts disagree, only the wrong one is blamed.
     """
     if len(facts) < 2:
         return
@@ -544,7 +550,7 @@ def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
     """Returns the median of the largest group of clocks that agree within `tolerance` seconds.
 
-    Returns None if another group is as large.
+    Returns None if another group is equally large.
     """
     groups = [[other for other in offsets if abs(other - one) <= tolerance] for one in offsets]
     largest = max(groups, key=len)
@@ -558,7 +564,9 @@ def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
 
 
 def others_folder(facts: FleetFacts, wanted: Wanted) -> Finding | None:
-    """Returns a finding without a host if the shared folder belongs to another user."""
+    """Returns a fleet-wide finding if the shared folder belongs to another user, or None
+    otherwise.
+    """
     folder = wanted.fleet.shared_folder
     shut = [fact for fact in facts.values() if folder and fact.shared_folder == "read-only"]
     theirs = next((fact for fact in shut if fact.owner not in ("", "root", fact.user)), None)
@@ -591,9 +599,9 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Checks that the shared folder has room for at least one checkpoint.
+    """Checks that the shared folder has space for at least one checkpoint.
 
-    The facts do not tell how many checkpoints it already has.
+    The number of checkpoints already stored there is unknown.
     """
     checkpoint, one = wanted.config.checkpoint, checkpoint_bytes(wanted.config)
     if checkpoint.is_off or checkpoint.path or not wanted.fleet.shared_folder:
@@ -613,7 +621,7 @@ def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]
 
 
 def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Finds hardware errors that GPUs, Neuron devices and the kernel report."""
+    """Checks for hardware errors reported by GPUs, Neuron devices and the kernel."""
     for host, fact in facts.items():
         if fact.gpu_trouble and "nvidia" in fact.bus:
             message = f"nvidia-smi reports: {'; '.join(fact.gpu_trouble)}"

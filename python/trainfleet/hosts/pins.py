@@ -1,10 +1,10 @@
-"""Checks that pinned versions are available from the package indexes that setup and image builds
-use.
+"""Checks that pinned versions are still available from the package indexes that setup and image
+builds use.
 
-No account is needed. PyPI is not checked, because nodes may use a mirror, PyPI keeps its files, and
-the locks have their hashes. An index that does not respond is reported, and its pins count as
-available. If all pins are available, they are not checked again for a day. OFFLINE=1 skips the
-check.
+The check needs no account. PyPI is skipped, because nodes may use a mirror, PyPI does not delete
+files, and the locks contain their hashes. An index that does not respond is reported, but its pins
+count as available. After a successful check, the same pins are not checked again for a day.
+OFFLINE=1 disables the check.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from ..trust.errors import BackendError
 from .platform import PinnedPlatform, System, load_platform, load_system
 
 SECONDS, DAY = 3.0, 86400.0
-MOST = 1 << 24  # maximum bytes of a page; Neuron's list of packages has about 100 KB
+MOST = 1 << 24  # maximum bytes per page; Neuron's package list is about 100 KB
 EFA = "https://efa-installer.amazonaws.com/aws-efa-installer-{}.tar.gz"
 APT = "https://apt.repos.neuron.amazonaws.com/dists/{}/main/binary-amd64/Packages"
-DRIVER = "aws-neuronx-dkms"  # driver of the host, which images do not need
-IMAGE = "ubuntu2404"  # operating system of the Docker images on which platforms are based
+DRIVER = "aws-neuronx-dkms"  # driver package that only hosts need, not images
+IMAGE = "ubuntu2404"  # operating system of the Docker base images
 DOCKER = "https://registry-1.docker.io/v2/{}/manifests/{}"
-# URL of the token that reading a manifest requires:
+# URL that issues the token required to read a manifest:
 # https://distribution.github.io/distribution/spec/auth/token/
 LEAVE = "https://auth.docker.io/token?service=registry.docker.io&scope=repository:{}:pull"
 MANIFEST = (
     "application/vnd.oci.image.index.v1+json, "
     "application/vnd.docker.distribution.manifest.list.v2+json"
 )
-# Marks of a real index page, as opposed to a proxy's login page.
+# Identifies a real index page, as opposed to a proxy's login page.
 INDEX = re.compile(r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE)
 ABSENT = "is missing"
 STRANGE = "is unknown: the response is not an index page; check whether a proxy requires a login"
-# text of a page, the error that prevented reading it, or None if the page does not exist
+# page text, the error that prevented reading it, or None if the page does not exist
 Answer = str | Exception | None
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A pinned version or file.
+    """Pinned version or file.
 
-    `page` is the index page that has it, and `pattern` matches its entry on that page.
+    `page` is the index page that lists it, and `pattern` matches its entry there.
     """
 
     what: str
@@ -60,7 +60,7 @@ class Pin:
     pattern: str = ""
 
     def lack(self, text: str | None) -> str:
-        """Returns the reason why a page does not have the pin, or ""."""
+        """Returns why the page does not contain the pin, or "" if it does."""
         if text is None:
             return ABSENT
         if not INDEX.search(text):
@@ -69,9 +69,9 @@ class Pin:
 
 
 def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
-    """Returns the pins that setup or an image build needs.
+    """Returns the pins that setup or an image build requires.
 
-    `nodes` is the operating system of the nodes that setup creates, or "".
+    `nodes` is the operating system of the nodes that setup creates, or "" if it creates none.
     """
     fleet, found = config.fleet, list[Pin]()
     if nodes:
@@ -93,7 +93,7 @@ def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
 
 
 def say(wanted: Sequence[Pin]) -> list[str]:
-    """Prints the result of the check, and returns an error for each unavailable pin."""
+    """Runs the check and prints its result. Returns an error for each unavailable pin."""
     if not wanted:
         return []
     wrong, unasked = ask(wanted)
@@ -103,7 +103,7 @@ def say(wanted: Sequence[Pin]) -> list[str]:
 
 
 def require(wanted: Sequence[Pin]) -> None:
-    """Raises BackendError if a pinned version is unavailable. Setup calls it before it creates
+    """Raises BackendError if a pinned version is unavailable. Setup calls this before it creates
     resources.
     """
     if wrong := say(wanted):
@@ -112,9 +112,7 @@ def require(wanted: Sequence[Pin]) -> None:
 
 
 def wheels(platform: PinnedPlatform, python: str) -> Iterator[Pin]:
-    """Yields the wheels that come from indexes other than PyPI. The pin of torch includes its
-    SHA-256.
-    """
+    """Yields the pins of wheels from indexes other than PyPI. torch's pin includes its SHA-256."""
     tag = f"cp{python.replace('.', '')}"
     rows = [
         (platform.neuron_index, name, version, "") for name, version in platform.python_packages
@@ -139,7 +137,7 @@ def wheels(platform: PinnedPlatform, python: str) -> Iterator[Pin]:
 
 
 def packages(platform: PinnedPlatform, system: System, in_image: bool) -> Iterator[Pin]:
-    """Yields the system packages for a node or an image."""
+    """Yields the pins of system packages for a node or image."""
     for name, version in platform.neuron_packages:
         if not (in_image and name == DRIVER):
             stanza = rf"^Package: {name}\n(.+\n)*?Version: {re.escape(version)}([-~+].*)?$"
@@ -149,13 +147,15 @@ def packages(platform: PinnedPlatform, system: System, in_image: bool) -> Iterat
 
 
 def base(reference: str) -> Pin:
-    """Returns the pin of a base image, which is named by its digest."""
+    """Returns a base image's pin, which identifies the image by digest."""
     name, _, digest = reference.removeprefix("docker.io/").partition("@")
     return Pin(reference, DOCKER.format(name.rpartition(":")[0], digest))
 
 
 def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
-    """Queries the indexes. Returns the errors, and a line about indexes that did not respond."""
+    """Queries the indexes. Returns errors about missing pins, and a note about indexes that did not
+    respond.
+    """
     if os.environ.get("OFFLINE", "0") not in ("", "0"):
         return [], ["not checked: OFFLINE=1"]
     mark = mark_of(wanted)
@@ -174,7 +174,7 @@ def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
         if isinstance(why, Exception)
     }
     if not wrong and not failed:
-        with suppress(OSError):  # Without the file, the next check queries the indexes again.
+        with suppress(OSError):  # Without this file, the next check just queries the indexes again.
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
     why = "; ".join(f"{host}: {reason}" for host, reason in sorted(failed.items()))
@@ -182,13 +182,15 @@ def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
 
 
 def mark_of(wanted: Sequence[Pin]) -> Path:
-    """Returns the file that records that all of these pins are available."""
+    """Returns the file whose modification time records when all of these pins were last
+    available.
+    """
     kept = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "trainfleet").expanduser()
     return kept / f"pins-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:16]}"
 
 
 def look(pages: Iterable[str]) -> dict[str, Answer]:
-    """Reads all pages in parallel, within SECONDS in total."""
+    """Reads all pages in parallel, within a total of SECONDS."""
     answers: dict[str, Answer] = dict.fromkeys(pages, TimeoutError(f"no answer in {SECONDS:.0f} s"))
     threads = [
         threading.Thread(target=_look, args=(page, answers), daemon=True) for page in answers
@@ -202,14 +204,14 @@ def look(pages: Iterable[str]) -> dict[str, Answer]:
 
 
 def _look(page: str, answers: dict[str, Answer]) -> None:
-    # The import takes 70 ms, so load it only to query an index.
+    # This import takes 70 ms, so it is deferred until an index is queried.
     from http.client import HTTPException
 
     try:
         answers[page] = read(page)
     except (OSError, ValueError, LookupError, TypeError, HTTPException) as error:
         code = getattr(error, "code", 0)
-        # S3 answers 403 instead of 404 for a missing object.
+        # S3 returns 403 instead of 404 for a missing object.
         is_of_s3 = code == 403 and "x-amz-request-id" in getattr(error, "headers", ())
         answers[page] = None if is_of_s3 or code in (404, 410) else error
 

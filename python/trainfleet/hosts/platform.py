@@ -1,4 +1,4 @@
-"""Reads the pinned versions of one platform, including those below Python, from
+"""Reads a platform's pinned versions, including drivers and system packages, from
 docker/platforms.lock.yaml.
 """
 
@@ -12,16 +12,16 @@ from ..process.install_paths import ROOT, page
 from ..trust.errors import TrainfleetError
 
 LOCK = ROOT / "docker" / "platforms.lock.yaml"
-# Python tag (cp312) → SHA-256 of a package's wheel
+# Python tag (cp312) → SHA-256 of the package's wheel
 Sums = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class System:
-    """An operating system of nodes or images.
+    """Operating system of nodes or images.
 
-    `python` is the version that setup installs. `apt` is apt's name for the release, or "" for a
-    system with RPMs.
+    `python` is the version that setup installs. `apt` is the release name in apt, or "" for
+    RPM-based systems.
     """
 
     python: str
@@ -30,8 +30,8 @@ class System:
 
 @dataclass(frozen=True)
 class PinnedPlatform:
-    """The versions that every node of a fleet must have. An empty value means that the platform
-    lacks this part.
+    """Versions that every node of a fleet must have. Empty values mean that the platform does not
+    include the component.
     """
 
     name: str
@@ -39,39 +39,39 @@ class PinnedPlatform:
     torch_index: str
     ami: str = ""  # SSM parameter or name of a machine image
     ecs: str = ""  # name of the machine image for AWS Batch
-    base: str = ""  # base image of its container images, by digest
-    read: str = ""  # date of the lock's last update
-    libfabric: str = ""  # version of libfabric in the EFA installer
+    base: str = ""  # base image of the container images, by digest
+    read: str = ""  # date when the lock was last updated
+    libfabric: str = ""  # libfabric version in the EFA installer
     cuda: str = ""
     nccl: str = ""
-    nvidia: str = ""  # driver branch that setup installs on a node without a driver
-    nvidia_least: str = ""  # oldest driver that a machine image may have
-    nvidia_below: str = "-"  # first driver that is too new; - if there is no limit
-    kernel_modules: str = ""  # open or proprietary
-    efa: str = ""  # version of the EFA installer
-    efa_least: str = ""  # oldest EFA installer that a machine image may have
-    ofi_nccl: str = ""  # oldest version of the NCCL plugin for EFA
+    nvidia: str = ""  # driver branch to install on nodes without a driver
+    nvidia_least: str = ""  # minimum driver version in a machine image
+    nvidia_below: str = "-"  # first driver version that is too new, or - if there is no upper bound
+    kernel_modules: str = ""  # type of NVIDIA kernel modules: open or proprietary
+    efa: str = ""  # EFA installer version
+    efa_least: str = ""  # minimum EFA installer version in a machine image
+    ofi_nccl: str = ""  # minimum version of the NCCL plugin for EFA
     neuron_sdk: str = ""
     neuron_index: str = ""
-    python: str = ""  # oldest Python that its packages support, if not trainfleet's minimum
+    python: str = ""  # minimum Python version of the packages, if it differs from trainfleet's
     neuron_packages: tuple[tuple[str, str], ...] = ()  # names and versions of system packages
-    python_packages: tuple[tuple[str, str], ...] = ()  # packages from neuron_index that torch needs
-    checked_packages: tuple[tuple[str, str, Sums], ...] = ()  # packages from PyPI, with hashes
+    python_packages: tuple[tuple[str, str], ...] = ()  # torch dependencies from neuron_index
+    checked_packages: tuple[tuple[str, str, Sums], ...] = ()  # PyPI packages, with hashes
     torch_wheels: Sums = ()  # wheels from torch_index, if they differ from requirements.lock
-    torch_cpu_wheels: Sums = ()  # CPU-only builds of torch, from PyTorch's index
+    torch_cpu_wheels: Sums = ()  # CPU-only torch wheels from PyTorch's index
     keys: tuple[
         tuple[str, str], ...
     ] = ()  # fingerprints of the keys that sign repositories and installers
 
     def key(self, name: str) -> str:
-        """Returns the fingerprint of the key `name`."""
+        """Returns the fingerprint of the signing key `name`."""
         return dict(self.keys)[name]
 
 
 def load_platform(name: str) -> PinnedPlatform:
     """Returns the platform `name`.
 
-    Raises TrainfleetError if the lock can't be read, or has no such platform.
+    Raises TrainfleetError if the lock can't be read or does not contain the platform.
     """
     lock = _read()
     platforms = lock["platforms"]
@@ -86,7 +86,7 @@ def load_platform(name: str) -> PinnedPlatform:
 
 
 def load_system(name: str) -> System:
-    """Returns the operating system that ParallelCluster calls `name`."""
+    """Returns an operating system by the name that ParallelCluster uses for it."""
     row = _read()["systems"][name]
     return System(row["python"], row["apt"])
 
@@ -110,7 +110,7 @@ def _build(name: str, entry: dict[str, Any]) -> PinnedPlatform:
     }
     known = {field.name for field in fields(PinnedPlatform)}
     rows = {key: row for key, row in entry.items() if isinstance(row, dict)}
-    # Joins nested keys, for example to nvidia_least.
+    # Join nested keys, for example into nvidia_least.
     parts = {f"{part}_{key}": value for part, row in rows.items() for key, value in row.items()}
     sums = {key: tuple(value.items()) for key, value in parts.items() if isinstance(value, dict)}
     given: dict[str, Any] = versions | {key: str(value) for key, value in parts.items()} | sums

@@ -1,8 +1,9 @@
-"""The preflight: time-limited tests that the nodes must pass before a multi-node job starts.
+"""Preflight: time-limited tests that nodes must pass before a multi-node job starts.
 
-It reads the facts first (node_checks.py), and then tests the hosts that passed. All must see the
-same shared folder and reach the head. An all-reduce must be as fast as the links of the instance
-type promise. If it is slower, the nodes are tested in pairs to find the slow one.
+First, the nodes' facts are checked (node_checks.py). The remaining tests run on the hosts that
+passed. All of these hosts must see the same shared folder, and be able to connect to the head. An
+all-reduce must reach the bandwidth expected for the instance type. If it does not, the nodes are
+tested in pairs to find the slow one.
 """
 
 from __future__ import annotations
@@ -40,23 +41,24 @@ from .node_checks import exposed, flaws, heard, sound
 from .tar import code_files, content_hash
 from .transport import GRACE, Transport
 
-# port of the bandwidth test, one below torchrun's default so that a running job does not block it
+# bandwidth test port, one below torchrun's default so that a running job does not block it
 PORT = 29399
 CONNECT_SECONDS = 10
-FABRIC_SECONDS = 150.0  # most of it is for importing torch on all nodes at once
+# timeout in seconds; importing torch on all nodes concurrently takes most of it
+FABRIC_SECONDS = 150.0
 BANDWIDTH = "== bandwidth "
-SLOW_SHARE = 0.5  # share of the others' bandwidth below which a node is reported as slow
+SLOW_SHARE = 0.5  # share of the other nodes' bandwidth below which a node is reported as slow
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
 START_SECONDS = 20.0
-END_SECONDS = 10  # seconds that the other nodes get to end after the first has ended
+END_SECONDS = 10  # seconds for the other nodes to finish after the first
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """The result of the bandwidth test.
+    """Result of the bandwidth test.
 
-    `gbs` is the bus bandwidth in GB/s of an all-reduce of `bytes` bytes. `pairs` has two nodes and
-    their GB/s each.
+    `gbs` is the bus bandwidth in GB/s of an all-reduce of `bytes` bytes. Each entry of `pairs`
+    contains two nodes and the bandwidth between them in GB/s.
     """
 
     gbs: float
@@ -67,7 +69,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """The facts and findings of a preflight, which has passed if there are no findings."""
+    """Facts and findings of a preflight. It has passed if there are no findings."""
 
     facts: dict[Host, Facts]
     findings: tuple[Finding, ...]
@@ -82,7 +84,7 @@ class PreflightReport:
         return [finding for finding in self.findings if finding.host == host]
 
     def describe(self, least: float | None) -> Iterator[str]:
-        """Yields lines about the entire fleet: its bandwidth, and findings that blame no host.
+        """Yields lines about the fleet as a whole: its bandwidth, and findings without a host.
 
         `least` is the expected bandwidth in GB/s.
         """
@@ -107,8 +109,8 @@ def examine(
 ) -> PreflightReport:
     """Runs the preflight on `hosts`, or on all hosts.
 
-    `fabric` includes the bandwidth test, which takes about as long as importing torch. `links` also
-    reads how the GPUs are connected.
+    `fabric` enables the bandwidth test, which takes about as long as importing torch. `links` also
+    reads the GPU topology.
     """
     began = time.monotonic()
     wanted = wanted_of(config)
@@ -127,9 +129,9 @@ def examine(
 def try_shared_folder(
     transport: Transport, wanted: Wanted, facts: dict[Host, Facts]
 ) -> list[Finding]:
-    """Checks that all nodes see a token that one node writes.
+    """Checks that all nodes can read a token that one node writes to the shared folder.
 
-    Folders with the same path may be different folders.
+    Otherwise, folders with the same path could be on different disks.
     """
     folder = wanted.fleet.shared_folder
     if not folder or len(facts) < 2:
@@ -157,7 +159,7 @@ def try_shared_folder(
 
 
 def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> list[Finding]:
-    """Checks that every node can connect to the head, as the rendezvous will."""
+    """Checks that every node can connect to the head, as the rendezvous requires."""
     if len(facts) < 2:
         return []
     head, *others = facts
@@ -198,7 +200,7 @@ def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> 
     return [Finding(host, "port", message, remedy) for host in shut]
 
 
-# These scripts are minimal: every node only opens and closes one TCP connection.
+# Scripts for the port check. Each node opens and closes only one TCP connection.
 LISTEN = """
 import socket, sys
 port, count, seconds = map(int, sys.argv[1:])
@@ -228,7 +230,7 @@ done
 def try_fabric(
     transport: Transport, wanted: Wanted, facts: dict[Host, Facts]
 ) -> tuple[Bandwidth | None, list[Finding]]:
-    """Measures the all-reduce bandwidth over these nodes. Returns it with the findings."""
+    """Measures the all-reduce bandwidth across the nodes. Returns the bandwidth and findings."""
     fleet, hosts = wanted.fleet, list(facts)
     code = send_code(transport, fleet, hosts)
     answers = run_together(
@@ -244,8 +246,8 @@ def try_fabric(
 def judge_output(
     lines: Sequence[str], kind: NodeType | None, hosts: Sequence[Host]
 ) -> tuple[Bandwidth | None, list[Finding]] | None:
-    """Returns the bandwidth that the first node printed, with the findings, or None without a
-    result. Pure.
+    """Returns the bandwidth in the first node's output and the findings, or None if the output
+    contains no result. Pure.
     """
     report = next((line[len(BANDWIDTH) :] for line in lines if line.startswith(BANDWIDTH)), None)
     if report is None:
@@ -266,8 +268,8 @@ def judge_output(
 
 
 def read_bandwidth(text: str, nodes: int) -> Bandwidth:
-    """Parses the bandwidth that the first of `nodes` nodes printed. Raises Implausible if it is
-    invalid.
+    """Parses the bandwidth record that the first of `nodes` nodes printed. Raises Implausible if it
+    is invalid.
     """
     record = parse_json(text)
     if (
@@ -290,7 +292,7 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
 
 
 def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str) -> str:
-    """Returns the command that runs the bandwidth test on one node. Pure."""
+    """Returns the command that runs the bandwidth test on a node. Pure."""
     fleet, head = wanted.fleet, next(iter(facts))
     port = fleet.rendezvous_port or PORT
     environment = fabric_of(wanted, facts[host], host, len(facts)) | {
@@ -306,7 +308,7 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
         address=facts[host].address(host),
     )
     module, *own = speed_words(wanted)
-    # Without torchrun, a simulation of 64 hosts on two cores takes half the time.
+    # Skipping torchrun halves the duration of a simulation of 64 hosts on two cores.
     if fleet.ranks_per_node == 1:
         environment, start = environment | lone_rank(placement), [wanted.interpreter, "-m", module]
     else:
@@ -317,7 +319,7 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
 
 
 def fabric_of(wanted: Wanted, facts: Facts, host: Host, nodes: int) -> dict[str, str]:
-    """Returns the environment variables that configure the fabric on a host, in a job of `nodes`
+    """Returns the environment variables that configure a host's fabric for a job with `nodes`
     nodes. Pure.
     """
     ports = listed(fastest(facts.ports, wanted.fabric))
@@ -325,7 +327,7 @@ def fabric_of(wanted: Wanted, facts: Facts, host: Host, nodes: int) -> dict[str,
 
 
 def speed_words(wanted: Wanted) -> tuple[str, ...]:
-    """Returns the module that each rank of the bandwidth test runs, with its arguments. Pure."""
+    """Returns the module that each rank of the bandwidth test runs, and its arguments. Pure."""
     kind = wanted.type.kind if wanted.type else "cpu"
     # Neuron nodes run the test on CPUs with gloo, which still exercises the network.
     device = wanted.fleet.device if wanted.fleet.device in ("cpu", "cuda") else "cpu"
@@ -339,8 +341,8 @@ def speed_words(wanted: Wanted) -> tuple[str, ...]:
 
 
 def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]) -> list[Finding]:
-    """Returns findings about slow nodes. Without an expected bandwidth, compares nodes with each
-    other. Pure.
+    """Returns findings about slow nodes. If the expected bandwidth is unknown, compares the nodes
+    with each other. Pure.
     """
     if least is not None and found.gbs >= least:
         return []
@@ -373,22 +375,21 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
 
 
 def slow_nodes(found: Bandwidth) -> dict[int, float]:
-    """Returns the nodes that are slow in their best pair: below SLOW_SHARE of the median node's
-    best.
+    """Returns the nodes whose best pair is slow: below SLOW_SHARE of the median node's best.
 
-    A slow node slows down all its pairs, but its partners also have faster pairs.
+    A slow node slows down all of its pairs, but its partners also belong to faster pairs.
     """
     best: dict[int, float] = {}
     for a, b, rate in found.pairs:
         best[a], best[b] = max(best.get(a, 0.0), rate), max(best.get(b, 0.0), rate)
-    if len(best) < 3:  # One pair does not show which node is slow.
+    if len(best) < 3:  # A single pair does not show which node is slow.
         return {}
     usual = statistics.median(best.values())
     return {node: rate for node, rate in sorted(best.items()) if rate < SLOW_SHARE * usual}
 
 
 def _explain_silence(answers: Answers) -> list[Finding]:
-    """Returns findings with each host's last error, after a bandwidth test without a result."""
+    """Returns findings with each host's last error, if the bandwidth test produced no result."""
     failed = {
         host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"
     } or answers.failed
@@ -410,7 +411,7 @@ def _explain_silence(answers: Answers) -> list[Finding]:
 
 
 def last_error(text: str) -> str:
-    """Returns the last line of the output that has an error, or ""."""
+    """Returns the last line that contains an error, or ""."""
     lines = [
         line.strip()
         for line in text.splitlines()
@@ -420,8 +421,8 @@ def last_error(text: str) -> str:
 
 
 def send_code(transport: Transport, fleet: Fleet, hosts: Sequence[Host]) -> str:
-    """Sends this checkout's code to the shared folder, unless it is already there. Returns its
-    folder.
+    """Copies this checkout's code to the shared folder, unless it is already there. Returns the
+    code's folder.
     """
     files = code_files(fleet.backend)
     target = f"{fleet.shared_folder or ''}/code/{content_hash(files)}"
@@ -437,12 +438,11 @@ def _printed(answers: Answers, host: Host) -> str:
 def run_together(
     transport: Transport, command: Callable[[Host], str], *, timeout: float, hosts: Sequence[Host]
 ) -> Answers:
-    """Runs commands that wait for one another, in parallel on all hosts.
+    """Runs interdependent commands in parallel on all hosts, and returns their results.
 
-    Returns their answers like Transport.run. Each command runs in the background of its host, in a
-    separate session, for at most `timeout` seconds. Its output is collected after the first host's
-    command has ended. The commands do not occupy threads of the transport, because there may be
-    fewer threads than hosts.
+    Each command runs in the background on its host, in a separate session, for at most `timeout`
+    seconds. The output is collected after the first host's command has finished. Meanwhile, the
+    commands occupy no transport threads, because there may be more hosts than threads.
     """
     token, numbers = secrets.token_hex(8), {host: number for number, host in enumerate(hosts)}
 
@@ -456,7 +456,7 @@ def run_together(
     started = list(began.ok)
     if len(started) == len(hosts):
         transport.ask(hosts[0], wait(folder(hosts[0]), limit), timeout=limit + GRACE)
-    # If a command did not start, the others would wait for it until they time out.
+    # If a command failed to start, the others would wait for it until they time out.
     seconds = END_SECONDS if len(started) == len(hosts) else 0
     ended = transport.run(
         lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started
@@ -465,9 +465,9 @@ def run_together(
 
 
 def begin(folder: str, command: str, timeout: float) -> str:
-    """Returns the command that starts `command` in the background.
+    """Returns the shell command that starts `command` in the background.
 
-    Its output goes to `folder`/out and its exit code to `folder`/code.
+    The output goes to `folder`/out, and the exit code to `folder`/code.
     """
     inner = (
         f"timeout -k {GRACE} {round(timeout)} sh -c {shlex.quote(command)}; echo $? > "
@@ -480,8 +480,8 @@ def begin(folder: str, command: str, timeout: float) -> str:
 
 
 def wait(folder: str, timeout: float) -> str:
-    """Returns the command that waits for the command in `folder` to end, for at most `timeout`
-    seconds.
+    """Returns the shell command that waits up to `timeout` seconds for the command in `folder` to
+    finish.
     """
     return (
         f"for _ in $(seq {round(timeout) * 5}); do [ -e {folder}/code ] && break; sleep 0.2; done"
@@ -489,10 +489,10 @@ def wait(folder: str, timeout: float) -> str:
 
 
 def collect(folder: str, seconds: int) -> str:
-    """Returns the command that prints the output of the command in `folder` and exits with its
-    code.
+    """Returns the shell command that prints the output of the command in `folder` and exits with
+    its exit code.
 
-    After `seconds`, it kills that command and exits with 124.
+    After `seconds`, it kills the command and exits with 124.
     """
     return f"""cd {folder} || exit 125
 for _ in $(seq {seconds * 5}); do [ -e code ] && break; sleep 0.2; done

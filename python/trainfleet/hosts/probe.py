@@ -1,6 +1,6 @@
 """Derives fleet.accelerator from a node's hardware, and compares the hardware with the config.
 
-The functions are pure: they use only the facts (facts.py). `make doctor` prints the result for
+The functions are pure and depend only on facts (facts.py). `make doctor` prints the result for
 users who do not know their hardware.
 """
 
@@ -16,13 +16,15 @@ from ..process.rdma_adapters import Port, fastest
 from .facts import Facts
 
 WORDS = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "Ethernet (RoCE)"}
-LESS = 0.95  # A port or GPU with less than this share of the expected Gbit/s or GiB is reported.
+# ports and GPUs are reported if they have less than this share of the expected Gbit/s or GiB
+LESS = 0.95
 
 
 def row_of(facts: Facts) -> Accelerator | None:
-    """Returns the entry of a node's GPUs in the accelerator table.
+    """Returns the accelerator table entry for a node's GPUs.
 
-    Returns None if the node has no GPUs or several models, or if the table lacks the model.
+    Returns None if the node has no GPUs, has several models, or has a model that the table does not
+    contain.
     """
     kinds = {(gpu.name, gpu.memory_mib) for gpu in facts.gpus}
     name, mib = next(iter(kinds)) if len({name for name, _ in kinds}) == 1 else ("", 0)
@@ -30,8 +32,8 @@ def row_of(facts: Facts) -> Accelerator | None:
 
 
 def devices_of(facts: Facts) -> Devices | None:
-    """Returns the value of fleet.accelerator for a node, or None if its GPUs are not in the
-    table.
+    """Returns the fleet.accelerator value for a node, or None if the accelerator table does not
+    contain its GPUs.
     """
     row = row_of(facts)
     if row is None:
@@ -45,7 +47,7 @@ def devices_of(facts: Facts) -> Devices | None:
 def network_of(facts: Facts) -> tuple[str, float]:
     """Returns the fabric between nodes, and its total Gbit/s per node.
 
-    Without RDMA, this is the fastest Ethernet card. The speed is 0 if it is unknown.
+    Without RDMA, uses the fastest Ethernet card. The speed is 0 if it is unknown.
     """
     for fabric in RDMA:
         if ports := used(facts, fabric):
@@ -57,7 +59,7 @@ def network_of(facts: Facts) -> tuple[str, float]:
 def used(facts: Facts, fabric: str) -> tuple[Port, ...]:
     """Returns the ports that training would use.
 
-    They are the fastest ports; if the topology is known, only those next to a GPU.
+    These are the fastest ports. If the GPU topology is known, only those next to a GPU are used.
     """
     ports, near = fastest(facts.ports, fabric), facts.topology.near if facts.topology else ()
     return tuple(port for port in ports if port.adapter in near) or ports
@@ -74,7 +76,7 @@ def block(devices: Devices) -> str:
 
 
 def describe(facts: Facts) -> Iterator[str]:
-    """Yields one line for each part of a node."""
+    """Yields lines that describe a node's hardware."""
     names = sorted({gpu.name for gpu in facts.gpus})
     for name in names:
         alike = [gpu for gpu in facts.gpus if gpu.name == name]
@@ -108,7 +110,7 @@ def describe(facts: Facts) -> Iterator[str]:
 
 
 def _joined(facts: Facts) -> str:
-    """Returns a description of the links between a node's GPUs, if they were read."""
+    """Describes the links between a node's GPUs, or returns "" if they are unknown."""
     found = facts.topology
     if found is None or len(facts.gpus) < 2:
         return ""
@@ -148,7 +150,7 @@ def _ports(facts: Facts) -> Iterator[str]:
 
 
 def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
-    """Yields a line for each difference between a node and the config."""
+    """Yields one line per difference between a node's hardware and the config."""
     kind = fleet.node_type
     if kind is None or kind.kind != "cuda" or not facts.gpus or kind.accelerator is None:
         return

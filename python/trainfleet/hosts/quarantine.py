@@ -1,5 +1,5 @@
-"""The quarantine: a list of hosts that no launch may use, with the evidence and time of each. `make
-doctor LIFT=host` removes a host.
+"""Quarantine: hosts that must not be used for launches, with evidence and time. `make doctor
+LIFT=host` releases a host.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .ssh_config import STATE
 
 @dataclass(frozen=True)
 class QuarantineEntry:
-    """A host in quarantine, with its address, the evidence, and the time in seconds since 1970.
+    """Quarantined host, with its address, the evidence, and the Unix time of the entry.
 
-    `by` names the component that added it: doctor or watchdog.
+    `by` is the component that added it: doctor or watchdog.
     """
 
     host: str
@@ -38,16 +38,16 @@ class QuarantineEntry:
 
 
 class Quarantine:
-    """The quarantine of a checkout, in a file that is replaced atomically.
+    """Quarantine of a checkout, stored in a file that is replaced atomically.
 
-    Hosts are matched by identity, so a renamed host stays in quarantine.
+    Hosts are matched by identity, so renaming a host does not release it.
     """
 
     def __init__(self, path: Path = STATE / "quarantine.json") -> None:
         self.path = path
 
     def entries(self) -> dict[str, QuarantineEntry]:
-        """Returns the entries by host identity (config/host_list.py)."""
+        """Returns host identity → entry (config/host_list.py)."""
         record = run_folder.read_json(self.path) or {}
         try:
             return fit(dict[str, QuarantineEntry], record)
@@ -58,12 +58,12 @@ class Quarantine:
             ) from error
 
     def held(self, hosts: Iterable[Host]) -> dict[Host, QuarantineEntry]:
-        """Returns the entries of the given hosts that are in quarantine."""
+        """Returns host → entry for the given hosts that are quarantined."""
         entries = self.entries()
         return {host: entries[host.identity] for host in hosts if host.identity in entries}
 
     def add(self, host: Host, evidence: str, by: str = "doctor") -> None:
-        """Adds a host, or adds evidence to its entry."""
+        """Quarantines a host, or adds evidence to its existing entry."""
         entries = self.entries()
         before = entries.get(host.identity)
         known = before.evidence if before else ""
@@ -74,28 +74,28 @@ class Quarantine:
         )
 
     def add_blamed(self, findings: Iterable[Finding]) -> None:
-        """Adds the hosts that findings blame."""
+        """Quarantines all hosts that the findings blame."""
         for finding in findings:
             if finding.host and finding.blames_host:
                 self.add(finding.host, finding.message)
 
     def learn(self, events: Sequence[Record], known: Callable[[str], Host | None]) -> None:
-        """Adds the hosts that the latest launch of a run found broken.
+        """Quarantines the hosts that a run's latest launch found faulty.
 
-        `known` maps a name to a host of the fleet, or None.
+        `known` maps a name to one of the fleet's hosts, or None.
         """
         launch = max(
             (index for index, event in enumerate(events) if event["event"] == "launched"), default=0
         )
-        # Findings of earlier launches are already in the list, or have been lifted since.
+        # Findings of earlier launches were already recorded, and may have been lifted since.
         for event in events[launch:]:
             if event["event"] == "quarantined" and (host := known(event.get("host", ""))):
                 self.add(host, event.get("evidence", ""), "watchdog")
 
     def lift(self, name: str) -> QuarantineEntry:
-        """Removes a host, given by name, address or identity.
+        """Releases a host, specified by name, address or identity.
 
-        Raises BackendError if it is not in quarantine.
+        Raises BackendError if it is not quarantined.
         """
         entries = self.entries()
         found = next(
@@ -117,7 +117,7 @@ class Quarantine:
         return found[1]
 
     def forget(self, identities: Iterable[str]) -> None:
-        """Removes the entries of machines that have been terminated."""
+        """Deletes the entries of terminated machines."""
         gone, entries = set(identities), self.entries()
         if gone & entries.keys():
             self._write({key: entry for key, entry in entries.items() if key not in gone})

@@ -1,8 +1,8 @@
-"""Sends a verb as a line of JSON to a machine that can access the run folder. `python -m trainfleet
--` executes it there.
+"""Sends a verb as one line of JSON to a machine with access to the run folder. `python -m
+trainfleet -` runs the verb there.
 
-Values that must not appear in a command line (a prompt, a config) go through stdin. stdin stays
-open while a user waits for the answer. When it closes, the process exits, and so do its children.
+Values that must not appear on a command line, such as prompts and configs, are sent through stdin.
+It stays open while the user waits. When it closes, the process and its children exit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..process import file_systems
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 
-ALONE = 130  # exit code of a verb after its user has disconnected
-WORD = "-"  # argument in place of a verb; the verb is then read from stdin
+ALONE = 130  # exit code of a verb whose user disconnected
+WORD = "-"  # placeholder argument; the verb is read from stdin instead
 PREFIX = "trainfleet-errand-"
-# variables that are already part of the config that is sent
+# variables that the sent config already reflects
 OURS = ("CONFIG", "RUN", "SET", "NODES")
 
 
@@ -38,7 +38,7 @@ def encode(verb: str, config: Config, variables: dict[str, str]) -> bytes:
 
 
 def command(python: str, code: str, folder: str) -> str:
-    """Returns the command that executes the line on a host, in the shared folder."""
+    """Returns the command that runs a verb from stdin on a host, in the shared folder."""
     words = [
         "env",
         "TRAINFLEET_HEAD=1",

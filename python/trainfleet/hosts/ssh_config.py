@@ -1,14 +1,14 @@
-"""Reads fleet.ssh.config, an ssh_config file, and accepts only settings that affect connections.
-`ssh -G` interprets the file.
+"""Reads fleet.ssh.config, a file in ssh_config format, and applies only the settings that affect
+connections. `ssh -G` interprets the file.
 
 Two keywords can run programs on this machine. `Match exec` runs one while ssh reads the file, so it
-is always refused. All files, including included files, are searched for it before ssh reads them.
-`ProxyCommand` runs one for each connection, so it is allowed only below ~/.ssh, which only the user
-can write. A file elsewhere may have arrived with another user's config. `make plan` contacts no
-host if the file has a ProxyCommand.
+is always rejected. All files, including included ones, are searched for it before ssh reads them.
+`ProxyCommand` runs one per connection, so it is allowed only in files below ~/.ssh, which only the
+user can write. Other files may have arrived with someone else's config. If the file contains a
+ProxyCommand, `make plan` does not contact any host.
 
-A jump host (`ProxyJump`) must present a known key, like any other host. Host keys are checked
-strictly, and new keys are trusted only with the user's consent.
+A jump host (`ProxyJump`) must present a known key, like any other host. Host key checking is
+strict, and new keys are trusted only with the user's consent.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from paramiko.config import SSHConfig
 
 
-LARGEST = 1 << 20  # maximum bytes of a file
-PATIENCE = 10.0  # seconds for ssh to read the file; it may resolve names (CanonicalizeHostname)
+LARGEST = 1 << 20  # maximum bytes per file
+PATIENCE = 10.0  # timeout in seconds for `ssh -G`, which may resolve names (CanonicalizeHostname)
 HONOURED = (
     "hostname",
     "user",
@@ -49,7 +49,7 @@ HONOURED = (
     "identityfile",
     "identitiesonly",
 )
-# Keywords that also change how ssh reaches a host, but that paramiko does not support.
+# Keywords that affect connections but are not supported by paramiko.
 UNHEARD = re.compile(
     "addressfamily|bind.*|casignature.*|certificatefile|ciphers|gssapi.*|host(based|key).*|identityagent|kbdinteractive.*|"
     "kexalgorithms|.*knownhosts.*|macs|password.*|pkcs11.*|preferred.*|proxyusefdpass|pubkey.*|required.*|revoked.*|securitykey.*|"
@@ -59,7 +59,7 @@ EXEC = re.compile(r"(?i)(?<![\w.*?-])exec(?![\w.*?-])")
 
 
 class ConfigLine(NamedTuple):
-    """A line of the file or of an included file."""
+    """Line of the file or of an included file."""
 
     path: Path
     number: int
@@ -67,7 +67,7 @@ class ConfigLine(NamedTuple):
 
     @property
     def words(self) -> tuple[str, str]:
-        """Returns the keyword of the line in lower case, and its arguments."""
+        """Returns the line's keyword in lower case, and its arguments."""
         found = re.fullmatch(r"\s*(\w*)[\s=]*(.*)", self.text, re.DOTALL)
         return (found[1].lower(), found[2]) if found else ("", "")
 
@@ -79,9 +79,9 @@ class ConfigLine(NamedTuple):
 
 @functools.cache
 def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
-    """Returns the output of `ssh -G`, by keyword.
+    """Returns the output of `ssh -G` as keyword → values.
 
-    `text` is the content of all files; it is only part of the cache key.
+    `text` is the content of all files and serves only as part of the cache key.
     """
     then = f"ssh -G -F {path} {words[-1]}"
     try:
@@ -109,9 +109,9 @@ def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
 
 
 def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
-    """Returns the settings for a host that paramiko supports.
+    """Returns the host's settings that paramiko supports.
 
-    Raises ConfigError if the file can't be read, or would run a forbidden program.
+    Raises ConfigError if the file can't be read, or contains a command that is not allowed.
     """
     from paramiko.config import SSHConfig
 
@@ -140,7 +140,7 @@ def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
 
 
 def unheard(ssh: SshConfig, hosts: Iterable[Host]) -> list[str]:
-    """Returns the file's unsupported keywords that change how ssh reaches these hosts."""
+    """Returns the unsupported keywords in the file that affect connections to these hosts."""
     return sorted(
         {
             word
@@ -153,7 +153,7 @@ def unheard(ssh: SshConfig, hosts: Iterable[Host]) -> list[str]:
 
 
 def _said(ssh: SshConfig, host: Host) -> dict[str, list[str]]:
-    """Returns the settings that the file changes for a host, by keyword.
+    """Returns keyword → values for the settings that the file changes for a host.
 
     The host's user and port come from the config.
     """
@@ -166,9 +166,9 @@ def _said(ssh: SshConfig, host: Host) -> dict[str, list[str]]:
 
 
 def expanded(path: str, key: str) -> Path:
-    """Returns the path of a key, with ~ expanded.
+    """Expands ~ in a path. `key` is the config key that contains the path.
 
-    Raises ConfigError if ~ names an unknown user.
+    Raises ConfigError if ~ refers to an unknown user.
     """
     try:
         return Path(path).expanduser()
@@ -178,7 +178,7 @@ def expanded(path: str, key: str) -> Path:
 
 
 def runs_programs(ssh: SshConfig) -> bool:
-    """Tells whether connecting would run a program that the file names, without running it."""
+    """Returns whether connecting would run a program specified in the file. Does not run it."""
     return ssh.config is not None and any(line.is_command for line in _lines_of(ssh))
 
 
@@ -210,12 +210,12 @@ def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
 
 
 def _lines(path: Path, seen: set[Path]) -> Iterator[ConfigLine]:
-    """Yields the lines of a file and of its included files.
+    """Yields the lines of a file and its included files.
 
     Relative includes are below ~/.ssh (ssh_config(5)).
     """
     seen.add(path)
-    home = f"~{host_marker.user()}"  # ssh ignores HOME
+    home = f"~{host_marker.user()}"  # ssh ignores $HOME
     for number, text in enumerate(
         untrusted_input.read_bytes(path, LARGEST).decode().split("\n"), 1
     ):
@@ -226,7 +226,7 @@ def _lines(path: Path, seen: set[Path]) -> Iterator[ConfigLine]:
             whole = Path(
                 home, ".ssh", re.sub("^~(?=/)", home, name) if name[:1] == "~" else name
             ).expanduser()
-            for found in map(Path, sorted(glob.glob(str(whole)))):  # noqa: PTH207 - `**` is no more than `*`, as for glob(3)
+            for found in map(Path, sorted(glob.glob(str(whole)))):  # noqa: PTH207 - `**` means `*`, as in glob(3)
                 yield from _lines(found, seen) if found not in seen else ()
 
 
@@ -243,7 +243,7 @@ def _refusal(line: ConfigLine, what: str, then: str) -> ConfigError:
 STATE = Path(".fleet")
 
 
-# types of keys that paramiko can check
+# key types that paramiko can verify
 TYPES = re.compile("ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)")
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
 LINE = re.compile(
@@ -252,9 +252,7 @@ LINE = re.compile(
 
 
 class UnknownKey(Exception):
-    """Raised if a host presents an unknown key. `name` is the host's name in the format of
-    known_hosts.
-    """
+    """Raised if a host presents an unknown key. `name` is the host's name in known_hosts format."""
 
     def __init__(self, name: str, key: PKey) -> None:
         super().__init__(name)
@@ -266,11 +264,11 @@ class UnknownKey(Exception):
 
 
 class RevokedKey(UnknownKey):
-    """Raised if a host presents a key that is marked as @revoked."""
+    """Raised if a host presents a key marked as @revoked."""
 
 
 class KnownKey(NamedTuple):
-    """A line of a known_hosts file (sshd(8)), with its marker, host patterns, key type and key."""
+    """Line of a known_hosts file (sshd(8)): marker, host patterns, key type and key."""
 
     mark: str
     hosts: str
@@ -278,11 +276,12 @@ class KnownKey(NamedTuple):
     key: bytes
 
     def names(self, host: str) -> bool:
-        """Tells whether the line applies to a host.
+        """Returns whether the line applies to a host.
 
-        It names the host by a hash, or by patterns. A matching pattern with `!` excludes the host.
+        The line contains a hash of the host's name, or patterns. A matching pattern with `!`
+        excludes the host.
         """
-        with suppress(ValueError):  # A malformed hash matches no host.
+        with suppress(ValueError):  # a malformed hash matches no host
             if self.hosts.startswith("|"):
                 salt, digest = map(base64.b64decode, self.hosts.split("|")[2:])
                 return hmac.digest(salt, host.lower().encode(), "sha1") == digest
@@ -291,7 +290,7 @@ class KnownKey(NamedTuple):
 
 
 def fits(pattern: str, host: str) -> bool:
-    """Tells whether a pattern of ssh_config(5) matches a host. Only `*` and `?` are special
+    """Returns whether an ssh_config(5) pattern matches a host. Only `*` and `?` are special
     characters.
     """
     if not {*"*?"} & {*pattern}:
@@ -306,7 +305,7 @@ def fits(pattern: str, host: str) -> bool:
 def read_lines(path: Path) -> Iterator[KnownKey]:
     """Yields the lines of a known_hosts file. Skips malformed lines, as ssh does."""
     for text in path.read_bytes().decode(errors="replace").split("\n"):
-        with suppress(ValueError):  # The key is not valid base64.
+        with suppress(ValueError):  # skip keys that are not valid base64
             if match := LINE.fullmatch(text.strip()):
                 line = KnownKey(match[1] or "", match[2], match[3], base64.b64decode(match[4]))
                 if line.key[4:].startswith(line.kind.encode()):
@@ -314,7 +313,7 @@ def read_lines(path: Path) -> Iterator[KnownKey]:
 
 
 class Expected(tuple[KnownKey, ...]):
-    """The keys that a host may present, with the interface that paramiko expects."""
+    """Keys that a host may present, with the interface that paramiko expects."""
 
     def keys(self) -> list[str]:
         return [line.kind for line in self]
@@ -323,7 +322,7 @@ class Expected(tuple[KnownKey, ...]):
         return Expected(line for line in self if line.kind == kind)
 
     def get_base64(self) -> str:
-        """Returns the key types, which paramiko shows in its error message."""
+        """Returns the key types, which paramiko includes in its error message."""
         return ", ".join(self.keys())
 
     def __ne__(self, key: Any) -> bool:
@@ -331,12 +330,12 @@ class Expected(tuple[KnownKey, ...]):
 
 
 def fingerprint(key: PKey) -> str:
-    """Returns `SHA256:...`, as ssh-keygen -l does."""
+    """Returns the fingerprint as `SHA256:...`, like ssh-keygen -l."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
 
 
 class KnownHosts:
-    """The host keys to accept: from the fleet's known_hosts file, ~/.ssh/known_hosts, and
+    """Accepted host keys, from the fleet's known_hosts file, ~/.ssh/known_hosts, and the
     fingerprints in the config.
     """
 
@@ -344,15 +343,16 @@ class KnownHosts:
         self, own: Path, read_only: tuple[Path, ...], fingerprints: tuple[str, ...]
     ) -> None:
         self.own, self.read_only, self.fingerprints = own, read_only, fingerprints
-        self.seen: dict[str, PKey] = {}  # name → key, of hosts that presented an unknown key
+        self.seen: dict[str, PKey] = {}  # host name → unknown key that it presented
         self._lock = threading.Lock()
         self._lines: list[KnownKey] | None = None
 
     @classmethod
     def of(cls, ssh: SshConfig) -> KnownHosts:
-        """Returns the known hosts of a config.
+        """Returns the known hosts for a config.
 
-        They come from the file that the config names, or else from those of the fleet and the user.
+        They come from the known_hosts file in the config, or otherwise from the fleet's and the
+        user's files.
         """
         if ssh.known_hosts:
             return cls(expanded(ssh.known_hosts, "fleet.ssh.known_hosts"), (), ssh.fingerprints)
@@ -368,7 +368,7 @@ class KnownHosts:
     def get(self, name: str) -> Expected | None:
         """Returns the keys that a host may present.
 
-        If the list is empty, returns None, so that paramiko calls `missing_host_key`.
+        Returns None if no key is known, so that paramiko calls `missing_host_key`.
         """
         revoked = self._revoked(name)
         lines = [
@@ -378,7 +378,7 @@ class KnownHosts:
         return Expected(found) if found else None
 
     def has_authority(self, name: str) -> bool:
-        """Tells whether ssh would accept a certificate for this host. paramiko can't verify
+        """Returns whether ssh would accept a certificate for this host. paramiko can't verify
         certificates.
         """
         return any(line.mark == AUTHORITY and line.names(name) for line in self._load())
@@ -387,12 +387,12 @@ class KnownHosts:
         return [line.key for line in self._load() if line.mark == REVOKED and line.names(name)]
 
     def missing_host_key(self, client: SSHClient, name: str, key: PKey) -> None:
-        """Handles a key of a host without known keys. paramiko calls it."""
+        """Handles the key of a host without known keys. Called by paramiko."""
         self.meet(name, key)
 
     def meet(self, name: str, key: PKey) -> None:
-        """Trusts a key whose fingerprint is in the config. Raises RevokedKey or UnknownKey for any
-        other key.
+        """Trusts a key if the config contains its fingerprint. Raises RevokedKey or UnknownKey
+        otherwise.
         """
         if key.asbytes() in self._revoked(name):
             raise RevokedKey(name, key)
@@ -403,7 +403,7 @@ class KnownHosts:
         raise UnknownKey(name, key)
 
     def files_with(self, name: str) -> list[Path]:
-        """Returns the known_hosts files that have a key of a host."""
+        """Returns the known_hosts files that contain a key for the host."""
         paths = [path for path in (self.own, *self.read_only) if path.is_file()]
         return [
             path
@@ -412,7 +412,7 @@ class KnownHosts:
         ]
 
     def trust(self, keys: dict[str, PKey]) -> None:
-        """Adds these keys to the fleet's known_hosts file."""
+        """Adds keys to the fleet's known_hosts file."""
         with self._lock:
             self.own.parent.mkdir(parents=True, exist_ok=True)
             with open(self.own, "a", encoding="utf-8") as file:
@@ -424,7 +424,7 @@ class KnownHosts:
                 self.seen.pop(name, None)
 
     def _load(self) -> list[KnownKey]:
-        """Returns the lines of all known_hosts files, which are read once."""
+        """Returns the lines of all known_hosts files. The files are read only once."""
         if self._lines is None:
             lines = list[KnownKey]()
             for path in (self.own, *self.read_only):

@@ -1,4 +1,4 @@
-"""Explains why a host can't be reached and which command to type next, for each kind of connection
+"""Explains why a host can't be reached, and suggests a next command for each type of connection
 failure.
 """
 
@@ -13,11 +13,11 @@ from ..config.types import SshConfig
 from .host_results import Host, HostFailure
 from .ssh_config import KnownHosts, RevokedKey, UnknownKey
 
-MOST_SAID = 24 << 20  # maximum bytes of one answer
+MOST_SAID = 24 << 20  # maximum bytes per response
 
 
 class LinkLost(Exception):
-    """Raised if the connection is lost while a command runs."""
+    """Raised if the connection is lost while a command is running."""
 
 
 class TooMuch(Exception):
@@ -37,7 +37,9 @@ class JumpFailed(Exception):
 def explain(
     host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, seconds: float, proxy: str = ""
 ) -> HostFailure:
-    """Returns the failure that explains an error to the user. Reraises unexpected errors."""
+    """Converts a connection error to a host failure with an explanation. Reraises unexpected
+    errors.
+    """
     import paramiko
 
     login = f"{host.user or ssh.user}@{host.address}" if host.user or ssh.user else host.address
@@ -86,9 +88,9 @@ def explain(
 
 
 def _key(host: Host, error: UnknownKey) -> str:
-    """Returns a description of the key that a host presented.
+    """Describes the key that a host presented.
 
-    It includes the host's name if the ssh config maps the host to another name.
+    Includes the host's name if the ssh config maps it to a different one.
     """
     is_own = error.name in (host.address, f"[{host.address}]:{host.port}")
     return (
@@ -99,7 +101,7 @@ def _key(host: Host, error: UnknownKey) -> str:
 
 
 def is_late(error: Exception) -> bool:
-    """Tells whether a connection failed because of a timeout. The host may be busy."""
+    """Returns whether the error is a timeout, in which case the host may just be busy."""
     import paramiko
 
     timed = isinstance(error, paramiko.SSHException) and (
@@ -109,7 +111,7 @@ def is_late(error: Exception) -> bool:
 
 
 def _attempt(host: Host, ssh: SshConfig, login: str, proxy: str) -> str:
-    """Returns the command that connects to a host in the same way."""
+    """Returns a command with which the user can try the same connection."""
     if proxy:
         return proxy.replace("%h", host.address).replace("%p", str(host.port))
     key = f" -i {ssh.key}" if ssh.key else ""
@@ -117,7 +119,7 @@ def _attempt(host: Host, ssh: SshConfig, login: str, proxy: str) -> str:
 
 
 def forget(host: Host, known: KnownHosts) -> str:
-    """Returns the commands that remove a host's key from every known_hosts file that has it."""
+    """Returns the commands that remove a host's key from all known_hosts files that contain it."""
     name = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
     commands = [
         f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(path))}"
@@ -130,7 +132,7 @@ def forget(host: Host, known: KnownHosts) -> str:
 
 
 def locked(ssh: SshConfig) -> HostFailure:
-    """Returns the failure for a private key with a passphrase, which must be loaded into an
+    """Returns the failure for a private key with a passphrase, which must be loaded into an SSH
     agent.
     """
     if ssh.key is not None:
@@ -146,7 +148,7 @@ def locked(ssh: SshConfig) -> HostFailure:
 
 
 def _words(error: Exception) -> str:
-    """Returns the main message of an error in one line, in lower case."""
+    """Returns an error's main message as one line in lower case."""
     inner = next(iter(getattr(error, "errors", {}).values()), error)
     text = getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
     return str(text).strip().splitlines()[0].lower()

@@ -1,4 +1,4 @@
-"""Runs a command on a host and streams its output, which is text or the bytes of a file."""
+"""Runs a command on a host and streams its output: text, or a file's bytes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 Sink = Callable[[bytes], object]
-# Marks the beginning of the output, because a login shell may print a greeting first.
+# Marks the beginning of the output, because a login shell may print a greeting before it.
 OUTPUT_BEGINS = b"== trainfleet\n"
-GREETING = 1 << 20  # maximum bytes before the mark
+GREETING = 1 << 20  # maximum size of a greeting before the mark, in bytes
 
 
 def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> int:
-    """Runs the command and returns its exit code, or -1 if the connection was lost.
+    """Runs a command. Returns its exit code, or -1 if the connection was lost.
 
-    The command's stdin stays open until the command ends.
+    The command's stdin stays open until the command exits.
     """
     channel.exec_command(command)
     channel.sendall(stdin)
@@ -54,13 +54,13 @@ def _after_mark(sink: Sink) -> Sink:
 
 
 def said(output: bytes) -> bytes:
-    """Returns the command's output without a login shell's greeting."""
+    """Strips a login shell's greeting from a command's output."""
     before, found, rest = output.partition(OUTPUT_BEGINS)
     return rest if found else before
 
 
 def printer(stream: TextIO) -> Sink:
-    """Returns a sink that prints bytes as UTF-8, even if a character is split across writes."""
+    """Returns a sink that prints bytes as UTF-8, even if a character is split across chunks."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def show(data: bytes) -> None:

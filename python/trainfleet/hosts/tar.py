@@ -1,4 +1,4 @@
-"""Packs files into a compressed tar in memory, and collects the code of this checkout."""
+"""Packs files into an in-memory tar archive, and collects this checkout's code."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ PARTS = (
     "docker",
     "pyproject.toml",
     *LOCKS,
-)  # files other than Python code that a job needs on a node
+)  # files that a job needs on a node in addition to Python code
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """Returns the files as a tar. It has no times or owners, so equal files give equal bytes."""
+    """Returns a compressed tar archive of the files. The archive is deterministic, because it
+    contains no times or owners.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for name, content in sorted(files.items()):
@@ -33,10 +35,10 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 
 def code_files(backend: str) -> dict[str, bytes]:
-    """Returns this checkout's code, and the package of a backend plugin, as relative path →
+    """Returns this checkout's code and the package of a third-party backend, as relative path →
     content.
 
-    Hidden files, caches and a wheel's `checkout` folder are excluded.
+    Excludes hidden files, caches and a wheel's `checkout` folder.
     """
     packages, metadata = plugins.sources(plugins.OF_BACKENDS, backend)
     beside = {
@@ -59,7 +61,7 @@ def code_files(backend: str) -> dict[str, bytes]:
 
 
 def content_hash(files: Mapping[str, bytes]) -> str:
-    """Returns 16 hex digits that depend on all names and contents."""
+    """Returns a hash of all names and contents as 16 hex digits."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)

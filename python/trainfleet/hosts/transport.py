@@ -1,14 +1,16 @@
 """Runs commands on many hosts in parallel over SSH, with one persistent connection per host.
 
 The transport guarantees:
-- Host keys are strict: only keys in known_hosts, or with a fingerprint in the config, are accepted.
-- A dead link is noticed within DEAD_AFTER + KEEPALIVE seconds. If a keepalive packet gets no
-  acknowledgement, the kernel ends the connection (TCP_USER_TIMEOUT). paramiko alone would wait for
+- Host key checking is strict: only keys in known_hosts, or with a fingerprint in the config, are
+  accepted.
+- A dead link is detected within DEAD_AFTER + KEEPALIVE seconds. If a keepalive packet is not
+  acknowledged, the kernel closes the connection (TCP_USER_TIMEOUT). paramiko would wait for
   minutes.
-- Behind a jump host, TCP ends at the jump host. A request that requires an answer detects dead
-  links there.
-- `timeout` ends a command on the node in time, even if the link is lost.
-- Secrets go through stdin, because any user of the node can read command lines in the process list.
+- With a jump host, the TCP connection ends at the jump host, so dead links beyond it are detected
+  by a keepalive request that requires a response.
+- `timeout` is enforced on the node, even if the link is lost.
+- Secrets are sent through stdin, because all users of a node can see command lines in the process
+  list.
 """
 
 from __future__ import annotations
@@ -40,36 +42,36 @@ if TYPE_CHECKING:
     from fabric import Connection
     from paramiko import PKey
 
-# Exceptions report paramiko's errors, so suppress the tracebacks that its threads log.
+# Callers report paramiko's errors, so suppress the tracebacks that its threads log.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 THREADS = 64
-CONNECT_TIMEOUT = 5.0  # seconds for each of the TCP connection, key exchange and login
-PATIENCE = 10.0  # minimum seconds for each of these in a second attempt
-JUMP_AGAIN = 2.0  # seconds before another attempt to reach a jump host
-KEEPALIVE = 2  # seconds between two keepalive packets
+CONNECT_TIMEOUT = 5.0  # timeout in seconds for each of TCP connection, key exchange and login
+PATIENCE = 10.0  # minimum timeout in seconds for each of these steps in a retry
+JUMP_AGAIN = 2.0  # minimum seconds between attempts to connect to a jump host
+KEEPALIVE = 2  # keepalive interval in seconds
 DEAD_AFTER = 6.0  # seconds without an acknowledgement after which a link is dead
 GRACE = 5  # seconds between SIGTERM and SIGKILL for a command that exceeds its timeout
 MOST = (
     3 / 4
-    # Share of the hosts. When these are done, the others get SLOWER times the time that they took,
-    # and at least SLOW_AFTER seconds.
+    # Share of the hosts that must finish before a deadline applies to the others. The deadline is
+    # SLOWER times as long as these hosts took, but at least SLOW_AFTER seconds.
 )
 SLOWER = 3
 SLOW_AFTER = 6.0
-PUT_TIMEOUT = 120.0  # seconds to send a checkout's code
-LONGEST = 86400.0  # maximum seconds of a command that a user waits for
+PUT_TIMEOUT = 120.0  # timeout in seconds for sending a checkout's code
+LONGEST = 86400.0  # maximum duration in seconds of a command that a user waits for
 Command = str | Callable[[Host], str]
 T = TypeVar("T")
 
 
 class Transport:
-    """The SSH connections to a fleet's hosts. Use it as a context manager, which closes them."""
+    """SSH connections to a fleet's hosts. As a context manager, it closes them on exit."""
 
     def __init__(self, hosts: Sequence[Host], ssh: SshConfig, proxy: str = "") -> None:
-        """Creates a transport, which connects on first use.
+        """Creates a transport that connects on first use.
 
-        `proxy` is a command that connects its stdin and stdout to a host, with %h and %p
-        (ssh_config's ProxyCommand).
+        `proxy` is a command that connects its stdin and stdout to a host, with the placeholders %h
+        and %p (ssh_config's ProxyCommand).
         """
         self.hosts, self.proxy = tuple(hosts), proxy
         self.ssh = ssh
@@ -80,7 +82,7 @@ class Transport:
         self._jump: Connection | None = None
         self._jump_failed: JumpFailed | None = None
         self._jump_tried = 0.0
-        self._took: list[float] = []  # seconds that past connections took to open
+        self._took: list[float] = []  # seconds that successful connections took to open
 
     def __enter__(self) -> Transport:
         return self
@@ -89,7 +91,9 @@ class Transport:
         self.close()
 
     def close(self) -> None:
-        """Closes every connection. Commands that still run on nodes end at their timeout."""
+        """Closes all connections. Commands that are still running on nodes are killed at their
+        timeout.
+        """
         links = [connection.transport for connection in self._kept.values() if connection.transport]
         for connection in self._kept.values():
             connection.close()
@@ -109,9 +113,9 @@ class Transport:
         stdin: str | bytes | None = None,
         hosts: Iterable[Host] | None = None,
     ) -> Answers:
-        """Runs `command` with sh on `hosts`, or on all hosts, and returns the answers.
+        """Runs `command` with sh on `hosts`, or on all hosts. Returns the responses.
 
-        Each host has `timeout` seconds.
+        `timeout` is in seconds and applies to each host.
         """
 
         def ask(host: Host) -> Result | HostFailure:
@@ -123,7 +127,7 @@ class Transport:
     def ask(
         self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None
     ) -> Result | HostFailure:
-        """Runs `command` on one host and returns its answer; see `run`."""
+        """Runs `command` on one host and returns its response. See `run`."""
         began = time.monotonic()
         try:
             connection = self._connection(host)
@@ -140,7 +144,7 @@ class Transport:
         """Runs a command for at most LONGEST seconds, forwards its output, and returns its exit
         code.
 
-        Its stdin stays open until the command ends or this process exits.
+        Its stdin stays open until the command or this process exits.
         """
         began = time.monotonic()
         try:
@@ -173,8 +177,8 @@ class Transport:
     def put_once(
         self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None
     ) -> Answers:
-        """Writes `files` to a new folder on every host, completely or not at all. Skips hosts that
-        have the folder.
+        """Writes `files` to a new folder on every host, atomically. Skips hosts that already have
+        the folder.
 
         If hosts share a file system, only one of them receives the files.
         """
@@ -190,7 +194,7 @@ class Transport:
         part = f"{target}.$$"
         receive = (
             f"mkdir -p {part} && tar -xzf - -C {part} --no-same-owner && "
-            # Another process may have created the folder first.
+            # another process may have created the folder first
             f"{{ mv -T {part} {target} 2> /dev/null || rm -rf {part}; }}; test -d {target}"
         )
         data = pack(files)
@@ -206,7 +210,7 @@ class Transport:
     def read(
         self, path: str, *, timeout: float = 20, hosts: Iterable[Host] | None = None
     ) -> Answers:
-        """Returns the content of a file on every host, as the stdout of its answer."""
+        """Reads a file on every host. The content is the stdout of each result."""
         return self.run(f"cat {shlex.quote(path)}", timeout=timeout, hosts=hosts)
 
     def server_key(self, host: Host) -> PKey:
@@ -219,7 +223,7 @@ class Transport:
     ) -> dict[Host, T]:
         """Calls `ask` for `hosts`, or for all hosts, in parallel. Returns the results.
 
-        With `leave_behind`, requests to hosts that are much slower than most fail as `slow`.
+        With `leave_behind`, requests to hosts that are much slower than most fail with kind `slow`.
         """
         chosen = self.hosts if hosts is None else tuple(hosts)
         if not chosen:
@@ -233,7 +237,7 @@ class Transport:
         return found
 
     def _wait_for_most(self, answers: Mapping[Host, Future[T]]) -> None:
-        """Closes the connections to hosts that are much slower than most."""
+        """Waits for most hosts, and closes the connections to those that are much slower."""
         began, done = time.monotonic(), as_completed(answers.values())
         most = round(MOST * len(answers))
         for _ in range(most):
@@ -250,19 +254,21 @@ class Transport:
                 connection.client.close()
 
     def _connection(self, host: Host) -> Connection:
-        """Returns the open connection to a host, or a new connection."""
+        """Returns the open connection to a host, or opens one."""
         kept = self._kept.get(host)
         if kept is not None and kept.is_connected:
             return kept
         gateway = self._gateway() or self.proxy or None
         connection = self._kept[host] = self._opened(host, gateway)
-        if connection.gateway is not None:  # A jump host is from fleet.ssh.jump or the ssh config.
+        # the jump host comes from fleet.ssh.jump or the ssh config
+        if connection.gateway is not None:
             threading.Thread(target=_pulse, args=(connection.transport,), daemon=True).start()
         return connection
 
     def _opened(self, host: Host, gateway: Connection | str | None) -> Connection:
-        """Opens a connection. If it times out and other hosts are slow too, tries again with a
-        longer timeout.
+        """Opens a connection.
+
+        Retries with a longer timeout if the connection times out, unless the other hosts are fast.
         """
         connection, began = self._made(host, gateway), time.monotonic()
         try:
@@ -278,9 +284,9 @@ class Transport:
         return connection
 
     def _patience(self) -> float:
-        """Returns the timeout in seconds of a second attempt.
+        """Returns the timeout of a retry in seconds, or 0 for no retry.
 
-        Returns 0 for no attempt if other hosts are quick, because the host is then dead or frozen.
+        If other hosts are fast, there is no retry, because the host must be down or hung.
         """
         if not self._took:
             return PATIENCE
@@ -288,7 +294,7 @@ class Transport:
         return max(PATIENCE, SLOWER * usual) if usual > CONNECT_TIMEOUT / SLOWER else 0.0
 
     def _gateway(self) -> Connection | None:
-        """Returns the shared connection to the jump host, or None without a jump host."""
+        """Returns the shared connection to the jump host, or None if there is no jump host."""
         if self.ssh.jump is None:
             return None
         with self._jump_lock:
@@ -296,7 +302,8 @@ class Transport:
                 host = parse_host(self.ssh.jump)
                 self._jump = self._made(host, None)
                 if self._jump_failed and time.monotonic() - self._jump_tried < JUMP_AGAIN:
-                    # Many hosts wait for the jump host; they share the result of one attempt.
+                    # Many hosts wait for the jump host, so they share the result of a single
+                    # attempt.
                     raise self._jump_failed
                 try:
                     self._enter(self._jump)
@@ -308,8 +315,10 @@ class Transport:
     def _made(
         self, host: Host, gateway: Connection | str | None, patience: float = CONNECT_TIMEOUT
     ) -> Connection:
-        """Returns an unopened connection. Each step of opening it may take `patience` seconds."""
-        # The import takes 0.2 s, so only verbs that connect to hosts pay for it.
+        """Returns a connection that is not open yet. Opening it may take `patience` seconds per
+        step.
+        """
+        # This import takes 0.2 s, so only verbs that connect to hosts load it.
         from fabric import Config, Connection
 
         config = Config(ssh_config=ssh_config.read(self.ssh, host), lazy=True)
@@ -351,15 +360,16 @@ class Transport:
 
 
 def bounded(command: str, timeout: float) -> str:
-    """Wraps a command so that sh runs it, and ends it on the node after `timeout` seconds.
+    """Wraps a command so that sh runs it, and kills it on the node after `timeout` seconds.
 
-    The login shell may be csh, which interprets `!` and line ends even inside quotes, or fish,
-    which interprets backslashes. It therefore gets one quoted line of base64, which sh decodes.
+    The login shell may be csh, which interprets `!` and line breaks even inside quotes, or fish,
+    which interprets backslashes. The command is therefore passed as one quoted line of base64,
+    which sh decodes.
     """
     mark = f"echo '{OUTPUT_BEGINS.decode().strip()}'"
-    marked = f"{mark}\n{mark} >&2\n{command}"  # separates the output from a login shell's greeting
+    marked = f"{mark}\n{mark} >&2\n{command}"  # separates a login shell's greeting from the output
     encoded = base64.b64encode(marked.encode()).decode()
-    # Without base64 on the node, the command must fail instead of doing nothing.
+    # If the node has no base64, the command must fail instead of doing nothing.
     decoded = f"echo {encoded} | base64 -d || echo exit 127"
     return f"exec timeout -k {GRACE} {max(1, round(timeout))} sh -c 'eval \"$({decoded})\"'"
 
@@ -371,12 +381,12 @@ def end_when_dead(link: socket.socket) -> None:
     if sys.platform == "linux":
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_AFTER * 1000))
     else:
-        # TCP_RXT_CONNDROPTIME in Darwin's netinet/tcp.h
+        # 0x80 is TCP_RXT_CONNDROPTIME in Darwin's netinet/tcp.h.
         link.setsockopt(socket.IPPROTO_TCP, 0x80, int(DEAD_AFTER))
 
 
 def _pulse(transport: Any) -> None:
-    """Sends keepalive requests. Closes the connection if one is not answered within DEAD_AFTER
+    """Sends keepalive requests. Closes the connection if there is no response within DEAD_AFTER
     seconds.
     """
     while transport.is_active():
@@ -385,7 +395,7 @@ def _pulse(transport: Any) -> None:
         alarm.start()
         try:
             transport.global_request("keepalive@openssh.com", wait=True)
-        except Exception:  # The request can't be sent: EOFError, OSError or SSHException.
+        except Exception:  # the request can't be sent: EOFError, OSError or SSHException
             _end(transport)
         alarm.cancel()
         time.sleep(KEEPALIVE)
@@ -394,7 +404,7 @@ def _pulse(transport: Any) -> None:
 def _end(transport: Any) -> None:
     """Closes a connection.
 
-    Ignores errors, because the connection through the jump host may end at the same time.
+    Ignores errors, because the connection through the jump host may close at the same time.
     """
     with suppress(Exception):
         transport.close()
@@ -406,9 +416,9 @@ def _converse(
     """Runs a command in a separate session.
 
     Raises:
-        TimeoutError: it is still running GRACE seconds after its timeout.
-        LinkLost: the connection was lost. The command may run until `timeout` ends it.
-        TooMuch: it printed more than MOST_SAID bytes.
+        TimeoutError: the command is still running GRACE seconds after its timeout.
+        LinkLost: the connection was lost. The command may keep running until its timeout.
+        TooMuch: the command printed more than MOST_SAID bytes.
     """
     began = time.monotonic()
     channel = connection.create_session()
@@ -435,7 +445,7 @@ def _converse(
 
 
 def _drain(channel: Any, deadline: float) -> tuple[bytes, bytes]:
-    """Returns the complete output of a command once it has ended."""
+    """Returns the stdout and stderr of a command once it has finished."""
     out, err = bytearray(), bytearray()
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)

@@ -1,5 +1,5 @@
-"""Template of a package that adds a backend. `make new-backend` writes the package, complete enough
-to plan with.
+"""Templates for a package that adds a backend. `make new-backend` writes the package, which
+supports planning from the start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .. import BACKENDS
 FORM = "[a-z][a-z0-9_]{0,30}"
 FILES = Path(__file__).parent
 PLACE, CLASS = "NAME", "CLASS"  # placeholders in the templates
-MADE = {  # template → file of the package
+MADE = {  # template → file in the package
     "pyproject.toml.txt": "pyproject.toml",
     "backend.py.txt": "src/trainfleet_NAME/__init__.py",
     "placement.py.txt": "src/trainfleet_NAME/placement.py",
@@ -24,7 +24,7 @@ MADE = {  # template → file of the package
 
 
 def require_name(name: str) -> None:
-    """Raises ConfigError if the name is not valid for a new backend."""
+    """Raises ConfigError if `name` is not a valid name for a new backend."""
     problem = ""
     if not re.fullmatch(FORM, name):
         problem = f"must match {FORM}: lower-case letters, digits and _, like a Python module"
@@ -37,10 +37,10 @@ def require_name(name: str) -> None:
 
 
 def write(name: str, where: Path) -> list[Path]:
-    """Writes the package to a new folder below `where`, and returns its files.
+    """Writes the package to a new folder in `where`. Returns the files.
 
     Raises:
-        ConfigError: the name is not valid, or the folder exists.
+        ConfigError: the name is invalid, or the folder exists.
     """
     require_name(name)
     folder = where / f"trainfleet-{name}"

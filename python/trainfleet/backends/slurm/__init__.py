@@ -1,15 +1,16 @@
-"""Slurm backend: a job is one sbatch job, and its nodes' parts are the tasks of one srun. Slurm
-decides when and where a job runs.
+"""Slurm backend: each job is one sbatch job, and srun starts one task per node. Slurm decides when
+and where jobs run.
 
-This code runs in two places. A machine with sbatch (a login node, in a folder that every node sees)
-plans, submits, follows and stops jobs. Any other machine hands its commands to a machine with
-sbatch in fleet.hosts (launch/remote_launch.py). The head of an ssh fleet works in the same way.
+This package runs in two places. A machine with sbatch, such as a login node, plans, submits,
+follows and stops jobs. Its working directory must be visible to all nodes. Any other machine
+forwards its commands to the machine with sbatch in fleet.hosts (launch/remote_launch.py). The ssh
+backend forwards commands to its head in the same way.
 
-A job continues without its launcher. Slurm restarts it after a node failure or preemption. Its
-batch script restarts it at its time limit, or after a failure that is worth a retry (sbatch.py).
+A job continues without its launcher. Slurm requeues it after a node failure or preemption. The
+batch script requeues it at the time limit, or after a failure that is worth a retry (sbatch.py).
 
-Tested: a real Slurm cluster of four nodes (tests/fleet/slurmlab.py), with and without accounting.
-Not tested: pyxis, apptainer, nodes that are created on demand.
+Tested: a real four-node Slurm cluster (tests/fleet/slurmlab.py), with and without accounting. Not
+tested: pyxis, apptainer, and nodes that are created on demand.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ from .client import SlurmJob as Known
 from .parallelcluster import Cluster
 from .resources import Partitions
 
-# Seconds until all processes of a killed job have ended: KillWait, and the nodes' epilog.
+# Seconds for all processes of a killed job to end, including KillWait and the nodes' epilog.
 TO_END = 60.0
-NAMED = 8  # most nodes that a line names
+NAMED = 8  # maximum number of nodes to name per line
 USERS = {
     "ubuntu2204": "ubuntu",
     "ubuntu2404": "ubuntu",
@@ -93,8 +94,8 @@ STARTS = {
 
 
 class Login(Head):
-    """Machine with sbatch, reached over SSH: the head of the cluster that setup created, or the
-    host that the config names.
+    """SSH host with sbatch: the head node of the cluster that setup created, or the host in the
+    config.
     """
 
     def __init__(self, config: Config) -> None:
@@ -118,8 +119,8 @@ class Login(Head):
 
     @functools.cached_property
     def transport(self) -> Transport:
-        """Returns a transport, which goes through Session Manager if the created cluster allows no
-        SSH.
+        """Returns the transport to the SSH host. It uses Session Manager if the created cluster has
+        no open SSH port.
         """
         aws = self.fleet.aws
         proxy = through_agent(str(aws.region)) if aws.ssm_only and not self.fleet.hosts else ""
@@ -127,14 +128,14 @@ class Login(Head):
 
     @property
     def leads(self) -> bool:
-        return False  # Slurm jobs need no launcher
+        return False  # no standby, because Slurm jobs need no launcher
 
     def known(self, name: str) -> Host | None:
         return as_slurm_says(name)
 
 
 class Slurm(Backend):
-    """Backend that runs jobs on a Slurm cluster (base.py)."""
+    """Backend for Slurm clusters (base.py)."""
 
     name, inherits = "slurm", GIVEN
     can = frozenset(
@@ -171,13 +172,13 @@ class Slurm(Backend):
 
     @property
     def interpreter(self) -> str:
-        """Returns the nodes' Python interpreter."""
+        """Returns the path of the nodes' Python interpreter."""
         return self._head.interpreter if self._head else self.fleet.python or sys.executable
 
     def _ask_head(
         self, words: Sequence[str], stdin: str, environment: Mapping[str, str] | None
     ) -> Said:
-        """Runs a Slurm command on the machine that has Slurm's commands."""
+        """Runs a Slurm command on the head."""
         head = self._head
         if head is None or not head.located.fleet.hosts:
             what = f"the cluster {cluster_name(self.config)} does not exist yet"
@@ -232,12 +233,12 @@ class Slurm(Backend):
             yield from cluster_file.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """Returns one batch script. Slurm chooses the nodes, but excludes those in `without` or in
+        """Returns the batch script. Slurm selects the nodes, except those in `without` or in
         quarantine.
 
         Raises:
-            BackendError: the job is being launched, and the cluster can't take it. Lists the
-                cluster's partitions.
+            BackendError: the job is being launched, but the cluster can't run it. The message lists
+                the cluster's partitions.
         """
         without = {
             entry.host: f"in quarantine: {entry.evidence}"
@@ -247,7 +248,7 @@ class Slurm(Backend):
             self.folder, "python" if job.image else self.interpreter, tuple(sorted(without))
         )
         code = f"{self._head.code}/python" if self._head else str(CODE)
-        # An image contains its code, and checks at start that it has these versions.
+        # The image contains the code. At startup, it checks that it has these versions.
         own = (
             {LOCK: lock_name(load_platform(self.fleet.platform))}
             if job.image
@@ -261,11 +262,12 @@ class Slurm(Backend):
         return Request(job, (script,))
 
     def _sited(self) -> tuple[Config, list[str]]:
-        """Returns the config with the site's settings for sbatch, and a note for each variable that
-        sets one.
+        """Returns the config with the site's sbatch settings, and one note per environment variable
+        that provides one.
         """
         if self._known is None:
-            with suppress(BackendError):  # a launch fails at its next query, with the reason
+            # the launch's next query fails too, and reports the reason
+            with suppress(BackendError):
                 self._known = options.apply(self.config, options.read(self.engine))
         return self._known or (
             self.config,
@@ -273,8 +275,9 @@ class Slurm(Backend):
         )
 
     def _fabric(self, job: Job) -> dict[str, str]:
-        """Returns the fabric's variables that are known before a node is allocated. The node adds
-        its network card and ports (node/entrypoint.py).
+        """Returns the fabric variables that are known before nodes are allocated.
+
+        Each node adds its network card and ports (node/entrypoint.py).
         """
         kind = self.fleet.node_type
         if not job.torchrun:
@@ -289,8 +292,10 @@ class Slurm(Backend):
         )
 
     def submit(self, request: Request) -> Handle:
-        """Submits at most one sbatch job per token. If two processes submit a token at once, the
-        second job to start finds the first one's claim and exits.
+        """Submits at most one sbatch job per token.
+
+        If two processes submit a token concurrently, the second job to start finds the first one's
+        claim file and exits.
         """
         job = request.job
         if number := self._number(job.folder, request.token):
@@ -320,8 +325,9 @@ class Slurm(Backend):
         return self._handle(job.folder, number, request.token, job.nodes)
 
     def _number(self, folder: Path, token: str) -> str:
-        """Returns the job id of a token: from its claim or, if the submitter died before writing
-        one, from Slurm.
+        """Returns a token's job ID from its claim file.
+
+        Asks Slurm if the submitter died before it wrote the claim file.
         """
         if number := job_starts.number(folder, token):
             return number
@@ -331,8 +337,9 @@ class Slurm(Backend):
         return Handle(self.name, f"{folder}:{number}", token, nodes)
 
     def status(self, handle: Handle) -> Status:
-        """Returns the job's state, from Slurm and the nodes' exit codes. A failed node counts at
-        once, even if other nodes are still ending.
+        """Returns the job's state, based on Slurm and the nodes' exit codes.
+
+        A failed node is reported immediately, even if other nodes are still shutting down.
         """
         name, _, number = handle.id.rpartition(":")
         folder = Path(name)
@@ -361,7 +368,7 @@ class Slurm(Backend):
             return Status(phase, self._why_waiting(job), job.restarts + 1)
         exits = exits if start == job.restarts else {}
         if len(exits) == handle.nodes or any(exits.values()):
-            self.engine.wake()  # Slurm's state will change soon
+            self.engine.wake()  # poll soon, because Slurm's state is about to change
         if phase is Phase.RUNNING and handle.token in self._asked:
             phase = Phase.STOPPING
         words = STARTS.get(job.state) or (
@@ -381,7 +388,7 @@ class Slurm(Backend):
         )
 
     def _with_leader(self, words: str, job: Known) -> str:
-        """Adds the run and state of the trainfleet job that this job waits for, if there is one."""
+        """Appends the run and state of the trainfleet job that this job depends on, if any."""
         number = (
             re.match(r"afterok:([0-9]{1,18})\b", job.dependency)
             if "Dependency" in job.reason
@@ -396,15 +403,14 @@ class Slurm(Backend):
         return words
 
     def _is_of(self, token: str, folder: Path, number: str) -> bool:
-        """Tells whether the job has this token."""
         if claimant := job_starts.number(folder, token):
             return claimant == number
         job = self.engine.mine().get(number)
         return job is not None and _token(job) == token
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Sends SIGTERM to the nodes' entrypoints. With `at_once`, sends SIGKILL to the job's
-        steps, and cancels the job.
+        """Sends SIGTERM to the nodes' entrypoints. With `at_once`, sends SIGKILL to the job's steps
+        and cancels the job.
         """
         number = handle.id.rpartition(":")[2]
         status = self.status(handle)
@@ -437,7 +443,7 @@ class Slurm(Backend):
             raise refused("scancel", said.error)
 
     def find(self, run: Run) -> Handle:
-        """Returns the run's newest unfinished job, from Slurm."""
+        """Returns the run's newest active job in Slurm."""
         where = str(Path(self.folder, run.folder))
         mine = [
             (int(job.id), words)
@@ -454,7 +460,7 @@ class Slurm(Backend):
         )
 
     def place(self, run: Run) -> Place:
-        """Returns the folder itself if this machine shares the nodes' file system; otherwise a
+        """Returns the run folder if this machine shares the nodes' file system, or otherwise a
         mirror of it.
         """
         if self._head:
@@ -468,8 +474,8 @@ class Slurm(Backend):
         return {node: gone[host] for node, host in enumerate(hosts) if host in gone}
 
     def bill(self) -> Bill | None:
-        """Returns the cost of a cluster that setup creates; for other clusters, only the nodes'
-        hours.
+        """Returns the full cost of a cluster that setup creates. For other clusters, includes only
+        the node hours.
         """
         if not self.fleet.slurm.create:
             return hours_alone(self.config)
@@ -480,8 +486,9 @@ class Slurm(Backend):
         return Entrance(self._head, cluster) if self._head else cluster
 
     def probe(self) -> Probe | None:
-        """Returns sinfo's report on the nodes, and one node's own facts. None for a cluster that
-        setup creates, because its node types are known.
+        """Returns sinfo's report about the nodes, and the facts of one node.
+
+        Returns None for clusters that setup creates, because their node types are known.
         """
         if self.fleet.slurm.create:
             return None
@@ -490,8 +497,8 @@ class Slurm(Backend):
 
 
 class Entrance(Machines):
-    """Machines (base.py) behind a host that is reached over SSH. Setup prepares the nodes' shared
-    folder through that host.
+    """Machines (base.py) behind an SSH host. Setup uses that host to prepare the nodes' shared
+    folder.
     """
 
     def __init__(self, head: Head, cluster: Cluster | Partitions) -> None:
@@ -513,7 +520,7 @@ class Entrance(Machines):
         return self.cluster.prospect(hours, speed)
 
     def apply(self) -> int:
-        """Creates the cluster, then sets up the folder and Python on the nodes' shared file
+        """Creates the cluster, and sets up the folder and Python on the nodes' shared file
         system.
         """
         if code := self.cluster.apply():
@@ -523,18 +530,19 @@ class Entrance(Machines):
 
 
 def folder_of(config: Config) -> str:
-    """Returns the folder with runs/ and data/, as the nodes see it."""
+    """Returns the path on the nodes of the folder that contains runs/ and data/."""
     return config.fleet.shared_folder or str(Path.cwd())
 
 
 def as_slurm_says(name: str) -> Host:
-    """Returns a node as a host with its Slurm name."""
+    """Returns a host with a node's Slurm name as its name and address."""
     return Host(name, name)
 
 
 def _ours(job: Known) -> list[str]:
-    """Returns the fields of the comment that `submit` writes: mark, token, nodes, job folder, run
-    folder. Returns [] for another user's job.
+    """Parses the job comment that `submit` wrote: mark, token, nodes, job folder, run folder.
+
+    Returns an empty list for jobs that trainfleet did not submit.
     """
     words = job.comment.split(" ", 4)
     return (
@@ -543,5 +551,5 @@ def _ours(job: Known) -> list[str]:
 
 
 def _token(job: Known) -> str:
-    """Returns the token of a job that trainfleet submitted; "" for other jobs."""
+    """Returns the token of a trainfleet job, or "" for other jobs."""
     return "".join(_ours(job)[1:2])

@@ -1,5 +1,5 @@
-"""Steps next to the ranks of a Slurm job (srun --overlap). A rehearsal uses them to inject faults
-and to end its jobs.
+"""Runs steps next to the ranks of a Slurm job (srun --overlap), so that a rehearsal can inject
+faults. Also cancels the rehearsal's jobs when it ends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ...trust.errors import ConfigError
 from ..base import LINKS, OWN_HEAD, Handle, JobSteps
 from .client import SlurmClient
 
-# Script that waits for a word on its standard input. If the input ends without a word, the guarded
-# process has died, and the script removes the folder. A failed squeue is retried, because it does
-# not prove that no job is left.
+# Script that cancels the folder's jobs when it reads a line from stdin or stdin closes. Without a
+# line, the guarded process died, so the script also removes the folder. A failed squeue is retried,
+# because it does not prove that no jobs remain.
 GUARD = """read -r over
 for _ in $(seq 180); do
 said=$(squeue --me --noheader --format='%i %Z') || {{ sleep 2; continue; }}
@@ -32,7 +32,7 @@ HEAD_LOST = "the head is slurmctld; jobs continue without it, and only an admini
 
 
 class Beside(JobSteps):
-    """Job steps (base.py) of a Slurm cluster."""
+    """Job steps (base.py) on a Slurm cluster."""
 
     lacking = MappingProxyType({LINKS: OWN_LINKS, OWN_HEAD: HEAD_LOST})
 
@@ -82,7 +82,7 @@ class Beside(JobSteps):
             "--chdir=/",
             *words,
         ]
-        # Ignores the exit code, because the death of a rank may end the step with its job.
+        # Ignore the exit code, because killing a rank can end the job and this step along with it.
         said = self.engine.ask(step, "", None)
         return said.out.strip() or said.error.strip()
 

@@ -1,12 +1,13 @@
-"""Client for Slurm's commands, and the jobs that Slurm reports. One query covers all jobs of this
-process, and is repeated as often as the jobs change.
+"""Slurm client. A single squeue query covers all jobs that this process watches, and its interval
+adapts to how often they change.
 
-squeue knows a job until some minutes after its end (MinJobAge). After that, sacct knows the job if
-the cluster keeps accounting. If neither knows it, the files that the job left in its folder decide.
-While slurmctld does not answer, jobs keep their last known state, because slurmctld may be
+squeue lists a job for a few minutes after it ends (MinJobAge). Later, sacct still lists it if the
+cluster has accounting. Otherwise, the job's state is derived from the files it left in its folder.
+While slurmctld does not respond, jobs keep their last known state, because slurmctld can be
 restarted while jobs run.
 
-reasons.yaml explains in plain words why a job waits or was refused, and names its sources.
+reasons.yaml contains plain-language explanations of Slurm's pending reasons and error messages,
+with sources.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ..base import Phase
 from ..head import HEAD
 
 FILE = Path(__file__).with_name("reasons.yaml")
-# slurm.schedmd.com/squeue.html, JOB STATE CODES. A job in any other state has ended.
+# slurm.schedmd.com/squeue.html, JOB STATE CODES. All other states mean that the job has ended.
 PHASES = {
     "PENDING": Phase.QUEUED,
     "REQUEUED": Phase.QUEUED,
@@ -52,8 +53,8 @@ WELL = "COMPLETED"
 
 @dataclass(frozen=True)
 class SbatchRefusal:
-    """Reason why Slurm refuses a job, in plain words, and the config key that causes it; "" if no
-    key sets it.
+    """Plain-language reason why Slurm rejected a job, and the config key that causes it ("" if no
+    key does).
     """
 
     means: str
@@ -66,13 +67,14 @@ def _table() -> dict[str, Any]:
 
 
 def is_for_nodes(reason: str) -> bool:
-    """Tells whether a job waits for unavailable nodes."""
+    """Returns whether the job is waiting for unavailable nodes."""
     return reason.startswith(("ReqNodeNotAvail", "Nodes required", "NodeDown"))
 
 
 def why_waiting(reason: str) -> str:
-    """Returns the explanation of a reason: `(Resources): it is the next one ...; next: ...`. For an
-    unknown reason, refers to Slurm's documentation.
+    """Explains a pending reason: `(Resources): it is the next one ...; next: ...`.
+
+    Refers to Slurm's documentation if the reason is unknown.
     """
     known = _table()["reasons"]
     name = max((name for name in known if reason.startswith(name)), key=len, default=None)
@@ -82,7 +84,7 @@ def why_waiting(reason: str) -> str:
 
 
 def why_refused(said: str) -> SbatchRefusal | None:
-    """Returns the meaning of a message from sbatch, squeue or scontrol; None if the message is
+    """Explains an error message from sbatch, squeue or scontrol. Returns None if the message is
     unknown.
     """
     for entry in _table()["refusals"]:
@@ -91,15 +93,16 @@ def why_refused(said: str) -> SbatchRefusal | None:
     return None
 
 
-TIMEOUT = 60.0  # seconds for a command, because slurmctld is slow under many queries
-# Seconds between two queries. The pause grows while the jobs do not change.
+TIMEOUT = 60.0  # timeout per command in seconds; slurmctld is slow under heavy load
+# Bounds of the polling interval in seconds. The interval grows while no job changes.
 SHORTEST, LONGEST = 1.0, 15.0
-SILENT = 60.0  # most seconds between two queries while slurmctld does not answer
-# The reason and the comment are free text, which may contain `|`. So the reason is the last field,
-# and the comment that `submit` writes contains no `|`.
+SILENT = 60.0  # maximum polling interval in seconds while slurmctld does not respond
+# Reason and Comment are free text, which can contain `|`. Therefore Reason is the last field, and
+# `submit` writes no `|` to the comment.
 FIELDS = ("JobID", "State", "RestartCnt", "NodeList", "Dependency", "Comment", "Reason")
-CANCELLED, NO_REASON = "CANCELLED", "None"  # values that squeue prints
-GONE = "GONE"  # the state of a job that neither squeue nor sacct knows
+# squeue's state of a cancelled job, and its value for a missing reason
+CANCELLED, NO_REASON = "CANCELLED", "None"
+GONE = "GONE"  # state of a job that neither squeue nor sacct lists
 FORGOTTEN = re.compile(r"(?i)invalid job id")
 COMMENT = "trainfleet"
 
@@ -113,25 +116,25 @@ class Said:
     error: str
 
 
-# Prefixes of variables by which a site or a user changes these commands, for example a squeue
-# filter or a scancel prompt. options.py reads those of sbatch.
+# Prefixes of environment variables with which a site or user changes Slurm commands, such as a
+# squeue filter or a scancel prompt. options.py reads sbatch's variables.
 SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
-# Variables of this process that every job needs.
+# Environment variables that every job inherits from this process.
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
-CLUSTERS = "SLURM_CLUSTERS"  # read by all Slurm commands
+CLUSTERS = "SLURM_CLUSTERS"  # environment variable that applies to all Slurm commands
 Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
 
 
 def ask_here(
     words: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None
 ) -> Said:
-    """Runs a Slurm command on this machine. Passes only `environment` if it is given, and drops the
-    variables in SAID.
+    """Runs a Slurm command on this machine. `environment` defaults to this process's environment.
+    Drops the variables whose prefix is in SAID.
 
     Raises:
-        BackendError: the command does not exist, or does not answer.
+        BackendError: the command does not exist, or times out.
     """
-    if HEAD in os.environ:  # No login shell started this process, and profiles set Slurm's path
+    if HEAD in os.environ:  # this process has no login shell, so no profile has added Slurm to PATH
         words = ["bash", "-lc", as_asked(words, 'exec "$@"'), "bash", *words]
     elif shutil.which(words[0]) is None:
         why = "fleet.backend slurm needs Slurm's commands here, or on a machine in fleet.hosts"
@@ -164,8 +167,9 @@ def ask_here(
 
 
 def as_asked(words: Sequence[str], command: str) -> str:
-    """Returns the bash command for these words, without the variables in SAID. Only `env` gets
-    these variables, because it reports them.
+    """Returns the bash command that runs `words` without the variables whose prefix is in SAID.
+
+    `env` is the exception, because its purpose is to print these variables.
     """
     return (
         command
@@ -176,25 +180,25 @@ def as_asked(words: Sequence[str], command: str) -> str:
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job, as squeue or sacct reports it."""
+    """Job as reported by squeue or sacct."""
 
     id: str
     state: str
     reason: str = ""
     restarts: int = 0
     nodes: str = ""
-    dependency: str = ""  # afterok:7(unfulfilled)
+    dependency: str = ""  # squeue's dependency, for example afterok:7(unfulfilled)
     comment: str = ""
 
 
 def parse(out: str) -> dict[str, SlurmJob]:
-    """Parses squeue's output into jobs by id; skips malformed lines."""
+    """Parses squeue's output into job ID → job. Skips malformed lines."""
     found = {}
     for line in out.splitlines():
         parts = line.strip().split("|", len(FIELDS) - 1)
         if len(parts) == len(FIELDS) and untrusted_input.whole(parts[0]):
             number, state, restarts, nodes, dependency, comment, reason = parts
-            reason = reason.removesuffix("|")  # every field ends with |
+            reason = reason.removesuffix("|")  # squeue ends every field with |
             found[number] = SlurmJob(
                 number,
                 state,
@@ -208,20 +212,21 @@ def parse(out: str) -> dict[str, SlurmJob]:
 
 
 class SlurmClient:
-    """Client for Slurm that runs commands with `ask`."""
+    """Slurm client that runs commands through `ask`."""
 
     def __init__(self, ask: Ask = ask_here) -> None:
         self.ask = ask
-        self.jobs: dict[str, SlurmJob] = {}  # last known state, by id
+        self.jobs: dict[str, SlurmJob] = {}  # job ID → last known state
         self.watched: set[str] = set()
         self.next_look, self.pause = 0.0, SHORTEST
         self.trouble = ""
-        # Nodes that accept no job, and the time at which this list expires.
+        # Nodes that do not accept jobs, and the time at which this list expires.
         self.nodes, self.nodes_until = (dict[str, str](), 0.0)
 
     def run(self, *words: str) -> str:
-        """Returns a command's output. Raises BackendError if the command fails, in plain words if
-        its message is known.
+        """Runs a Slurm command and returns its stdout.
+
+        Raises BackendError if the command fails, with an explanation if the error message is known.
         """
         said = self.ask(words, "", None)
         if said.code:
@@ -229,13 +234,14 @@ class SlurmClient:
         return said.out
 
     def sbatch(self, words: Sequence[str], script: str, environment: Mapping[str, str]) -> Said:
-        """Runs sbatch on a script, with the same environment for submissions and tests."""
+        """Runs sbatch with a script, in the same environment for submissions and --test-only."""
         given = {name: os.environ[name] for name in (*GIVEN, CLUSTERS) if name in os.environ}
         return self.ask(["sbatch", *words], script, {**given, **environment})
 
     def look(self, number: str) -> SlurmJob:
-        """Returns the job's last known state, and queries Slurm again after a pause. Raises
-        BackendError if slurmctld has never answered.
+        """Returns the job's last known state. Queries Slurm if the polling interval has elapsed.
+
+        Raises BackendError if slurmctld has not responded yet.
         """
         new = number not in self.watched
         self.watched.add(number)
@@ -250,7 +256,7 @@ class SlurmClient:
         return self.jobs[number]
 
     def wake(self) -> None:
-        """Makes the next `look` query Slurm without a pause."""
+        """Makes the next `look` query Slurm immediately."""
         self.next_look, self.pause = 0.0, SHORTEST
 
     def _look(self) -> None:
@@ -272,21 +278,21 @@ class SlurmClient:
         self.next_look = time.monotonic() + self.pause
 
     def mine(self, numbers: set[str] | None = None) -> dict[str, SlurmJob]:
-        """Returns squeue's report on these jobs, or on all jobs of this user."""
+        """Returns squeue's report on the given jobs, or on all of the user's jobs."""
         which = ["--me"] if numbers is None else [f"--jobs={','.join(sorted(numbers))}"]
         form = ",".join(f"{name}:|" for name in FIELDS)
         said = self.ask(
             ["squeue", "--noheader", "--states=all", *which, f"--Format={form}"], "", None
         )
-        # squeue fails if it has forgotten the only requested job, but not if several jobs are
+        # squeue fails if the only requested job has been purged, but not if several jobs are
         # requested.
         if said.code and not FORGOTTEN.search(said.error):
             raise refused("squeue", said.error)
         return parse(said.out)
 
     def unavailable(self, partitions: str = "") -> dict[str, str]:
-        """Returns the nodes that accept no job, each with its state and the administrator's reason.
-        Queries Slurm at most every LONGEST seconds.
+        """Returns node → state and reason for the nodes that do not accept jobs. Queries Slurm at
+        most once per LONGEST seconds.
         """
         if time.monotonic() >= self.nodes_until:
             which = [f"--partition={partitions}"] if partitions else []
@@ -306,9 +312,7 @@ class SlurmClient:
         return self.nodes
 
     def _whole(self, job: SlurmJob) -> SlurmJob:
-        """Returns squeue's job with the user who cancelled it, because only accounting knows that
-        user.
-        """
+        """Adds the name of the user who cancelled a job, which only accounting records."""
         known = self.jobs.get(job.id)
         if job.state != CANCELLED or job.reason != NO_REASON:
             return job
@@ -319,7 +323,7 @@ class SlurmClient:
         )
 
     def _of_old(self, number: str) -> SlurmJob:
-        """Returns the accounting record of a job that squeue has forgotten."""
+        """Returns the accounting record of a job that squeue no longer lists."""
         known = self.jobs.get(number)
         if known and known.state == GONE:
             return known
@@ -327,15 +331,15 @@ class SlurmClient:
             ["sacct", "-X", "-n", "-P", "-j", number, "-o", "JobID,State,NodeList"], "", None
         )
         rows = [line.split("|") for line in said.out.splitlines() if line.startswith(f"{number}|")]
-        if said.code or not rows:  # the cluster keeps no accounting
+        if said.code or not rows:  # the cluster has no accounting
             return SlurmJob(number, GONE)
-        state, _, by = rows[-1][1].partition(" ")  # CANCELLED by 1000
+        state, _, by = rows[-1][1].partition(" ")  # the state may be `CANCELLED by 1000`
         return SlurmJob(number, state, by, 0, rows[-1][2] if len(rows[-1]) > 2 else "")
 
 
 def how_it_ended(job: SlurmJob) -> str:
-    """Returns Slurm's reason for a job's end, as `slurm: job 7 CANCELLED by root`; "" if Slurm
-    gives no reason.
+    """Returns Slurm's reason for the job's end, such as `slurm: job 7 CANCELLED by root`, or "" if
+    it has none.
     """
     if job.state in (WELL, "FAILED", GONE):
         return ""
@@ -346,7 +350,7 @@ def how_it_ended(job: SlurmJob) -> str:
 
 
 def user_of(uid: int) -> str:
-    """Returns the name of a user, or the uid if this machine does not know the user."""
+    """Returns the user's name, or the UID if this machine does not know the user."""
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
@@ -354,7 +358,7 @@ def user_of(uid: int) -> str:
 
 
 def refused(command: str, said: str) -> BackendError:
-    """Returns the error for a message from Slurm."""
+    """Converts a Slurm error message to an exception."""
     line = said.strip().partition("\n")[0] or "it printed nothing"
     known = why_refused(said)
     if known is None:
@@ -365,7 +369,7 @@ def refused(command: str, said: str) -> BackendError:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition, as scontrol show partition reports it."""
+    """Partition as reported by `scontrol show partition`."""
 
     name: str
     is_default: bool
@@ -375,7 +379,7 @@ class Partition:
 
 
 def read_partitions(out: str) -> list[Partition]:
-    """Parses the partitions of `scontrol --oneliner show partition`."""
+    """Parses the output of `scontrol --oneliner show partition`."""
     lines = [line.split() for line in out.splitlines() if line.startswith("PartitionName=")]
     return [_partition(dict(word.partition("=")[::2] for word in words)) for words in lines]
 
@@ -391,8 +395,8 @@ def _partition(row: Mapping[str, str]) -> Partition:
 
 
 def minutes(text: str) -> int | None:
-    """Parses a time limit into minutes: `1-00:30:00` gives 1470. Returns None for UNLIMITED and for
-    other text.
+    """Parses a time limit into minutes: `1-00:30:00` becomes 1470. Returns None for UNLIMITED or
+    malformed text.
     """
     match = re.fullmatch(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-9]{1,9}):([0-9]{1,9})", text)
     if match is None:

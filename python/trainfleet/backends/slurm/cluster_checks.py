@@ -1,10 +1,11 @@
-"""Checks before a job is submitted whether the cluster can take it. Without this check, sbatch
-would refuse the job or let it wait forever. While a job runs, checks whether its nodes still
-answer, because Slurm notices a dead node only after SlurmdTimeout.
+"""Checks whether a cluster can run a job before it is submitted. Otherwise, sbatch might reject the
+job, or leave it pending forever.
 
-Each check opens a TCP connection to a node's slurmd port. A refused connection is an answer too: it
-means that only slurmd has ended. A node counts as absent only if another node of the job answers.
-If no node answers, the network between this machine and the nodes may be down.
+While a job runs, also checks whether its nodes respond, because Slurm detects a dead node only
+after SlurmdTimeout. Each check opens a TCP connection to slurmd's port on the node. A refused
+connection also counts as a response, because it means that only slurmd has stopped. A node counts
+as absent only if another node of the job responds. If no node responds, the network between this
+machine and the nodes may be down.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ from ...trust.errors import BackendError
 from .client import Partition, SlurmClient, read_partitions, refused
 
 PARTITION = "fleet.slurm.partition"
-# Seconds for nodes to register with a slurmctld that has just started. Until then, slurmctld can't
-# allocate nodes to a job.
+# Seconds for nodes to register after slurmctld starts. Until they register, slurmctld can't
+# allocate them.
 REGISTERS = 60.0
-# Messages about nodes for which a job only waits, so sbatch accepts the job: ESLURM_NODE_NOT_AVAIL
-# and ESLURM_NODES_BUSY (slurm_errno.c).
+# Messages about unavailable or busy nodes. sbatch accepts the job anyway, and it waits for them:
+# ESLURM_NODE_NOT_AVAIL and ESLURM_NODES_BUSY (slurm_errno.c).
 WAITS = re.compile("(?i)required node not available|requested nodes are busy")
 
 
 def require(
     engine: SlurmClient, slurm: SlurmConfig, nodes: int, script: str, without: Mapping[str, str]
 ) -> None:
-    """Raises BackendError, with the partitions or hosts, if the cluster can't take the job."""
+    """Raises BackendError if the cluster can't run the job. The message lists the partitions or
+    hosts.
+    """
     chosen = partitions(engine, slurm)
     _require_time(slurm, chosen)
     names = ",".join(row.name for row in chosen)
@@ -47,17 +50,17 @@ def require(
     if not said.code or WAITS.search(said.error + said.out):
         return
     error = refused("sbatch", said.error + said.out)
-    # Not an error if nodes are down or drained, because the job may wait for them.
+    # If nodes are down or drained, this is not an error, because the job can wait for them.
     if error.where != "fleet.nodes" or not engine.unavailable(names):
         raise explained(engine, error)
 
 
 def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
-    """Returns the partitions that the config names, or the cluster's default.
+    """Returns the configured partitions, or the cluster's default partition.
 
     Raises:
-        BackendError: a partition does not exist, or takes no jobs now. Lists the cluster's
-            partitions.
+        BackendError: a partition does not exist, or does not accept jobs now. The message lists the
+            cluster's partitions.
     """
     rows = read_partitions(engine.run("scontrol", "--oneliner", "show", "partition"))
     asked, known = (
@@ -89,8 +92,9 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
 
 
 def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
-    """Refuses a time limit above the partitions' limits. sbatch accepts it from an administrator,
-    but the scheduler never starts the job.
+    """Raises BackendError if the time limit exceeds the partitions' limits.
+
+    sbatch would accept such a job from an administrator, but the scheduler would never start it.
     """
     limits = [row.most_minutes for row in chosen if row.most_minutes is not None]
     if (
@@ -113,7 +117,7 @@ def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
 
 
 def _require_nodes(engine: SlurmClient, nodes: int, names: str, without: Mapping[str, str]) -> None:
-    """Raises BackendError unless the partitions have at least `nodes` hosts, not counting those in
+    """Raises BackendError if the partitions have fewer than `nodes` hosts, excluding those in
     `without`.
     """
     hosts = _nodes(engine, names)
@@ -143,7 +147,7 @@ def _nodes(engine: SlurmClient, names: str, *states: str) -> list[str]:
 
 
 def explained(engine: SlurmClient, error: BackendError) -> BackendError:
-    """Returns the error, with this user's accounts and QOS added if accounting lists them."""
+    """Adds the user's accounts and QOS to the error, if accounting lists them."""
     if error.where not in ("fleet.slurm.account", "fleet.slurm.qos"):
         return error
     user = getpass.getuser()
@@ -162,8 +166,8 @@ def explained(engine: SlurmClient, error: BackendError) -> BackendError:
 
 
 def require_private(engine: SlurmClient) -> None:
-    """Raises BackendError if the job has secrets and the cluster's accounting stores every job's
-    environment.
+    """Raises BackendError if the cluster's accounting stores job environments, which would expose
+    secrets.
     """
     said = engine.run("scontrol", "show", "config")
     if re.search(r"(?m)^AccountingStoreFlags\s*=.*\bjob_env\b", said):
@@ -179,11 +183,11 @@ def require_private(engine: SlurmClient) -> None:
         )
 
 
-WAIT = 5.0  # seconds for a machine to answer; its kernel answers even under load
-AT_ONCE = 64  # machines to query in parallel
+WAIT = 5.0  # connection timeout in seconds; a machine's kernel responds even under load
+AT_ONCE = 64  # maximum concurrent connections
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}"
-# scontrol shows a port only if the node has a separate one. An administrator's free text follows
-# all of these fields.
+# scontrol shows a port only if it differs from the default. Free text by an administrator comes
+# after all of these fields.
 NODE = re.compile(
     rf"NodeName=({NAME}) .*?\bNodeAddr=([A-Za-z0-9_.:-]{{1,253}}) NodeHostName=\S+(?: "
     rf"Port=([0-9]{{1,5}}))?(?= |$)"
@@ -194,15 +198,16 @@ UNHEARD = (EHOSTDOWN, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT)
 
 @dataclass(frozen=True)
 class SlurmdAddress:
-    """Address of a node's slurmd."""
+    """Address and port of a node's slurmd."""
 
     address: str
     port: int
 
 
 def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
-    """Returns machine → message for the machines that do not answer. Empty if no other machine
-    answers, or if Slurm reports no addresses.
+    """Returns machine → message for the machines that do not respond.
+
+    Returns an empty dict if no other machine responds, or if Slurm reports no addresses.
     """
     known = places(engine, hosts)
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -220,14 +225,14 @@ def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
 
 
 def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress]:
-    """Returns the slurmd addresses of these machines, as Slurm reports them."""
+    """Returns machine → slurmd address, as reported by Slurm."""
     asked = [host for host in hosts if re.fullmatch(NAME, host)]
     if not asked:
         return {}
     try:
         usual = PORT.search(engine.run("scontrol", "show", "config"))
         rows = engine.run("scontrol", "--oneliner", "show", "node", ",".join(asked)).splitlines()
-    except BackendError:  # slurmctld is restarting, and reports nothing
+    except BackendError:  # slurmctld is restarting, so the addresses are unknown
         return {}
     found = [match for row in rows if (match := NODE.match(row)) and match[1] in asked]
     ports = [untrusted_input.whole(match[3] or (usual[1] if usual else "")) for match in found]
@@ -239,7 +244,7 @@ def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress
 
 
 def answer(place: SlurmdAddress) -> bool | None:
-    """Tells whether a machine answers; None if its name does not resolve."""
+    """Returns whether a machine responds, or None if its name does not resolve."""
     try:
         socket.create_connection((place.address, place.port), WAIT).close()
     except (TimeoutError, OSError) as error:

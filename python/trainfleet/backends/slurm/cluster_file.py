@@ -1,12 +1,10 @@
-"""AWS ParallelCluster's cluster file and the set-up script of the cluster's nodes, built from a
-config. Pure.
+"""Builds the AWS ParallelCluster cluster file and the nodes' setup script from a config. Pure.
 
 Sources: docs.aws.amazon.com/parallelcluster/latest/ug (cluster configuration file: HeadNode,
-Scheduling, SharedStorage, CustomActions, Capacity Blocks); ParallelCluster 3.16, with a schema and
-validators that check these files (tests/oracles).
+Scheduling, SharedStorage, CustomActions, Capacity Blocks), and the schema and validators of
+ParallelCluster 3.16, which check these files in tests/oracles.
 
-Tested: the file. Not tested: a cluster made from the file, and the contents of its image, because
-no cluster was made.
+Tested: the file. Not tested: a real cluster and the contents of its image.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from ...plan.job import Artifact
 from ...process.install_paths import ROOT
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
-HEAD = "c5.4xlarge"  # instance type of the head node in the article
-# Source network of SSH if only Session Manager has access. ParallelCluster's default would allow
-# every address.
+HEAD = "c5.4xlarge"  # head node instance type in the AWS article that the recipe follows
+# Allowed SSH source if only Session Manager has access. ParallelCluster's default is all addresses.
 NOBODY = "127.0.0.1/32"
-WITH_PYTHON = ("ubuntu2404",)  # systems with a Python version that the package lock covers
+# operating systems whose Python version is covered by the package lock
+WITH_PYTHON = ("ubuntu2404",)
 NONE_YET = "subnet-00000000000000000"
-HEAD_DISK = 200  # GiB, for home folders and the compiler toolchain
+HEAD_DISK = 200  # GiB for home folders and the compiler toolchain
 BOUGHT = {
     "on-demand": "ONDEMAND",
     "spot": "SPOT",
@@ -48,10 +46,10 @@ BOUGHT = {
     "block": "CAPACITY_BLOCK",
 }
 CHANGES = ["NEW", "CHANGED", "DELETED"]
-# Type of kernel modules that ParallelCluster's images lack. Since 3.8, they have only the open
-# modules.
+# Type of NVIDIA kernel modules that ParallelCluster's images lack. Since version 3.8, the images
+# contain only the open modules.
 CLOSED = "proprietary"
-# Mount points that ParallelCluster refuses (its ReservedMountDirValidator).
+# Mount points that ParallelCluster rejects (its ReservedMountDirValidator).
 RESERVED = {
     f"/{name}"
     for name in (
@@ -83,7 +81,7 @@ RESERVED = {
 
 
 def queues_of(config: Config) -> tuple[Queue, ...]:
-    """Returns the queues, with unset values filled in from the fleet."""
+    """Returns the queues. Unset values default to the fleet's."""
     fleet = config.fleet
     queues = fleet.slurm.parallelcluster.queues or (Queue("compute1"),)
     return tuple(
@@ -100,22 +98,22 @@ def queues_of(config: Config) -> tuple[Queue, ...]:
 
 
 def key_of(config: Config) -> str:
-    """Returns the name of the head's key pair: the configured one, or the one that setup creates
-    for the cluster.
+    """Returns the name of the head node's key pair: the configured one, or the cluster's, which
+    setup creates.
     """
     return config.fleet.aws.key_pair or f"trainfleet-{cluster_name(config)}"
 
 
 def queue_of(config: Config) -> Queue:
-    """Returns the queue of a job: the first queue that fleet.slurm.partition names, or else the
-    first of all.
+    """Returns the queue that jobs use: the first one in fleet.slurm.partition, or else the first
+    queue.
     """
     queues, asked = queues_of(config), (config.fleet.slurm.partition or "").split(",")
     return next((queue for queue in queues if queue.name in asked), queues[0])
 
 
 def costs(config: Config, prices: Prices) -> spending.Spending:
-    """Returns the cost of the cluster while a job runs on it."""
+    """Returns the cost of the cluster while a job is running."""
     queue = queue_of(config)
     others = [other for other in queues_of(config) if other.name != queue.name]
     return spending.of_cluster(
@@ -124,13 +122,14 @@ def costs(config: Config, prices: Prices) -> spending.Spending:
 
 
 def subnet_of(config: Config) -> str:
-    """Returns the nodes' subnet; an id of zeros in a plan while the network does not exist yet."""
+    """Returns the nodes' subnet, or a placeholder ID of zeros if the network does not exist yet."""
     return (*config.fleet.aws.subnets, NONE_YET)[0]
 
 
 def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
-    """Returns cluster.yaml, and node.sh if the config has a bucket. `maker` is the config that
-    created the existing cluster, if any.
+    """Returns cluster.yaml, and node.sh if the config has a bucket.
+
+    `maker` is the config that created the existing cluster, or "" if there is no cluster.
     """
     script = node_script(config)
     text = yaml.safe_dump(
@@ -144,16 +143,17 @@ def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
 
 
 def script_address(config: Config, script: str) -> str:
-    """Returns the S3 address of node.sh. A changed script gets a new address, so that an update of
-    the cluster installs it.
+    """Returns the S3 address of node.sh. The address contains the script's hash, so that a cluster
+    update installs a changed script.
     """
     digest = hashlib.sha256(script.encode()).hexdigest()[:12]
     return f"s3://{config.fleet.aws.bucket}/{cluster_name(config)}/setup/node-{digest}.sh"
 
 
 def node_script(config: Config) -> str:
-    """Returns the script that each node runs at its start. It contains our scripts unchanged, with
-    the versions in docker/platforms.lock.yaml.
+    """Returns the script that each node runs at startup.
+
+    It embeds this project's scripts, with the versions in docker/platforms.lock.yaml.
     """
     steps = list(_steps(config))
     texts = {
@@ -179,8 +179,10 @@ def node_script(config: Config) -> str:
 
 
 def _steps(config: Config) -> Iterator[InstallStep]:
-    """Yields the installation steps that ParallelCluster's image needs: Python, the Neuron SDK, and
-    limits. The image already has the NVIDIA driver and EFA.
+    """Yields the setup steps that ParallelCluster's image requires: Python, the Neuron SDK, and
+    limits.
+
+    The image already contains the NVIDIA driver and EFA.
     """
     platform = load_platform(config.fleet.platform)
     if not config.fleet.python or platform.neuron_packages:
@@ -195,7 +197,7 @@ def _steps(config: Config) -> Iterator[InstallStep]:
 
 
 def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
-    """Returns the content of the cluster file."""
+    """Returns the contents of the cluster file."""
     fleet, wanted = config.fleet, config.fleet.slurm.parallelcluster
     image = {"Os": wanted.os} | ({"CustomAmi": fleet.aws.ami} if fleet.aws.ami else {})
     return {
@@ -281,7 +283,7 @@ def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
         "ComputeSettings": {
             "LocalStorage": {"RootVolume": {"Size": aws.volume_gib, "Encrypted": True}}
         },
-        # AWS places the nodes of a capacity block:
+        # AWS chooses the placement of capacity block nodes:
         # https://docs.aws.amazon.com/parallelcluster/latest/ug/launch-instances-capacity-blocks.html
         "Networking": {
             "SubnetIds": [subnet_of(config)],
@@ -323,8 +325,8 @@ def _storage(config: Config) -> dict[str, Any]:
 
 
 def links(config: Config) -> Iterator[dict[str, Any]]:
-    """Yields the file system's links to S3: folders that it imports from S3, and folders that it
-    exports to S3.
+    """Yields the file system's data repository associations: folders imported from S3, and folders
+    exported to S3.
     """
     fsx, bucket = config.fleet.fsx, config.fleet.aws.bucket
     if fsx.s3_import:
@@ -353,8 +355,8 @@ def links(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (key, message) for settings that ParallelCluster's schema accepts but AWS refuses, and
-    for missing settings.
+    """Yields (key, message) for missing settings, and for those that ParallelCluster's schema
+    accepts but AWS rejects.
     """
     fleet, wanted, key = (
         config.fleet,
@@ -475,7 +477,7 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _lacks(queue: Queue) -> Iterator[str]:
-    """Yields the problems of a queue."""
+    """Yields the queue's invalid or missing settings."""
     row, most = node_types.instance(queue.instance_type), queue.max or 0
     if queue.name == "default":
         yield "Slurm reserves this name; use for example compute1"

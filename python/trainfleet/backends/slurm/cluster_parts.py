@@ -1,17 +1,16 @@
-"""Parts that a cluster uses but does not own: the network, and the file system that an earlier
-cluster left. Setup creates the network before the cluster, and clean-up removes it after the
-cluster, unless the config names subnets.
+"""Resources that outlive a cluster: the network, and the file system left by an earlier cluster.
 
-The network belongs to the config that created the cluster. A second config on that cluster uses the
-same subnets.
+Unless the config names subnets, setup creates the network before the cluster, and clean-up removes
+it after the cluster. The network belongs to the config that created the cluster. Other configs that
+use the cluster use the same subnets.
 
-ParallelCluster creates the file system with DeletionPolicy Retain. So the file system and its
-security group outlive the cluster. The file system is found by tag, and the file of the config's
-next cluster names it instead of a new one. The rules of its security group refer to groups of the
-deleted cluster. So the group is opened to its network, on Lustre's ports (FSx for Lustre user
-guide, "File system access control with Amazon VPC").
+ParallelCluster creates the file system with DeletionPolicy Retain, so it and its security group
+remain after the cluster is deleted. The config's next cluster finds the file system by tag and
+reuses it. Its security group's rules refer to groups of the deleted cluster. Setup therefore opens
+Lustre's ports to the file system's network (FSx for Lustre user guide, "File system access control
+with Amazon VPC").
 
-Not tested: ParallelCluster itself on such a file system, because no cluster was made.
+Not tested: a real ParallelCluster cluster that reuses a file system.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ FILE = "network.yaml"
 
 
 def network_stack(config: Config, maker: str = "") -> SchedulerStack:
-    """Returns the stack of the network. `maker` is the config that created the existing cluster, if
-    any.
+    """Returns the network's stack. `maker` is the config that created the existing cluster, or ""
+    if there is no cluster.
     """
     return SchedulerStack(replace(config, name=maker or config.fleet_name), NETWORK)
 
 
 def with_network(config: Config, maker: str = "") -> Config:
-    """Returns the config with subnets for the nodes and the head: the configured ones, or those of
-    the existing stack.
+    """Returns the config with subnets for the nodes and the head node: the configured ones, or
+    those of the existing network stack.
     """
     fleet = config.fleet
     if fleet.aws.subnets:
@@ -68,8 +67,9 @@ def with_network(config: Config, maker: str = "") -> Config:
 
 
 def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
-    """Returns the request that would create or change the network. Empty if the config names
-    subnets, or if another config owns the network.
+    """Returns the request that would create or update the network.
+
+    Returns an empty tuple if the config names subnets or another config owns the network.
     """
     if config.fleet.aws.subnets or maker not in ("", config.fleet_name):
         return ()
@@ -86,16 +86,16 @@ def network_changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
 
 
 STACK = "aws:cloudformation:stack-id"
-PORTS = (988, 1023)  # first and last of Lustre's TCP ports
+PORTS = (988, 1023)  # range of Lustre's TCP ports
 
 
 def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") -> Row | None:
-    """Returns the config's file system that an earlier cluster left. None if it does not exist, or
-    if the config needs no file system.
+    """Returns the file system that an earlier cluster of this config left, or None if it does not
+    exist.
 
-    `maker` is the config that created the existing cluster, and `stack` is the ARN of that
-    cluster's stack. Also returns None if the existing cluster has created a file system, because it
-    keeps that one.
+    Also returns None if the config needs no file system, or if the existing cluster already created
+    one. `maker` is the config that created the existing cluster, and `stack` is the ARN of that
+    cluster's stack.
     """
     if not makes_file_system(config):
         return None
@@ -115,7 +115,7 @@ def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") 
 
 
 def with_file_system(config: Config, row: Row | None) -> Config:
-    """Returns the config with that file system as an existing one."""
+    """Returns the config with `row` as an existing file system."""
     if row is None:
         return config
     lustre = row.get("LustreConfiguration", {})
@@ -128,8 +128,8 @@ def with_file_system(config: Config, row: Row | None) -> Config:
 
 
 def describe_file_system(config: Config, calls: Calls, row: Row) -> Iterator[str]:
-    """Yields lines about the file system and its use. For each missing link to S3, also yields the
-    command that creates it.
+    """Yields lines that describe the file system, and the commands that recreate its missing S3
+    links.
     """
     id_ = str(row["FileSystemId"])
     what, usd = prices.cost_of("file system", row)
@@ -157,7 +157,7 @@ def describe_file_system(config: Config, calls: Calls, row: Row) -> Iterator[str
 
 
 def _command(id_: str, link: dict[str, Any], region: str) -> str:
-    """Returns the command that links a folder of a file system to S3."""
+    """Returns the AWS CLI command that links a folder of the file system to S3."""
     kind = next(kind for kind in ("AutoImportPolicy", "AutoExportPolicy") if kind in link)
     policy = f"{kind}={{Events=[{','.join(link[kind])}]}}"
     words = [
@@ -179,8 +179,8 @@ def _command(id_: str, link: dict[str, Any], region: str) -> str:
 
 
 def open_to_network(calls: Calls, row: Row) -> None:
-    """Opens trainfleet's security groups around the file system to its network, on Lustre's ports.
-    Skips rules that exist.
+    """Opens Lustre's ports to the file system's network in its security groups that trainfleet
+    created. Skips existing rules.
     """
     cards = calls(
         "ec2", "DescribeNetworkInterfaces", NetworkInterfaceIds=list(row["NetworkInterfaceIds"])

@@ -1,10 +1,12 @@
-"""sbatch options: those that this program sets, which fleet.slurm.options may not set, and those of
-a site. A site sets options by variables such as SBATCH_ACCOUNT, which are read once, when a job is
-planned.
+"""sbatch options that trainfleet sets, and those that a site sets through environment variables
+such as SBATCH_ACCOUNT.
 
-In sbatch, such variables override the options of a script. So the client's commands run without
-them (client.py), and the script contains the options that apply. A plan therefore shows them, and
-every start of the job has them.
+fleet.slurm.options must not contain options that trainfleet sets. The site's variables are read
+once, when a job is planned.
+
+In sbatch, these variables override options in the script. The client therefore runs Slurm commands
+without them (client.py), and the script contains the resulting options. As a result, the plan shows
+these options, and they apply to every start of the job.
 
 Source: slurm.schedmd.com, sbatch.html, INPUT ENVIRONMENT VARIABLES.
 """
@@ -21,7 +23,7 @@ from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from .client import SlurmClient
 
-OURS = {  # option → the key that sets it, or "" if its value is fixed
+OURS = {  # option → config key that sets it, or "" if trainfleet hard-codes it
     "job-name": "name",
     "nodes": "fleet.nodes",
     "exclusive": "fleet.exclusive",
@@ -67,19 +69,19 @@ OURS = {  # option → the key that sets it, or "" if its value is fixed
     ),
     **dict.fromkeys(("clusters", "no-kill", "uid", "gid", "ignore-pbs"), ""),
 }
-# Memory options. With fleet.exclusive, the program sets them, because a job then has all of a
-# node's memory.
+# Memory options. With fleet.exclusive, trainfleet sets them so that a job gets all of a node's
+# memory.
 WHOLE_NODES = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
 def taken(config: Config) -> dict[str, str]:
-    """Returns the options that the program sets for this config."""
+    """Returns the sbatch options that trainfleet sets for this config."""
     return OURS | (dict.fromkeys(WHOLE_NODES, "fleet.exclusive") if config.fleet.exclusive else {})
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields options that the program already sets. Abbreviated options count too, because sbatch
-    accepts them (getopt_long).
+    """Yields an error for each option that trainfleet also sets, including abbreviations, which
+    sbatch accepts (getopt_long).
     """
     ours = taken(config)
     for option in config.fleet.slurm.options:
@@ -90,7 +92,7 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
 
 
 SWITCHES, WAIT = "SBATCH_REQ_SWITCH", "SBATCH_WAIT4SWITCH"
-NAMED = {  # variable → option, if their names differ
+NAMED = {  # environment variable → option, if their names differ
     "SBATCH_BURST_BUFFER": "bb",
     "SBATCH_CPU_FREQ_REQ": "cpu-freq",
     "SBATCH_MEM_PER_NODE": "mem",
@@ -98,8 +100,8 @@ NAMED = {  # variable → option, if their names differ
     "SBATCH_TIMELIMIT": "time",
     "SLURM_HINT": "hint",
 }
-# Options that a site may set. Other variables set the program's own options, or affect neither
-# where nor how a job runs.
+# Options that a site may set. All other variables either set one of trainfleet's options or do not
+# affect where and how a job runs.
 KNOWN = re.compile(
     "account|acctg-freq|batch|bb|cluster-constraint|constraint|core-spec|cpu-freq|cpus-per-gpu|delay-boot|distribution|gpu-bind|"
     "gpu-freq|gpus|gpus-per-node|gpus-per-socket|gpus-per-task|gres|gres-flags|hint|mem|mem-bind|mem-per-cpu|mem-per-gpu|network|"
@@ -110,11 +112,13 @@ FLAGS = ("overcommit", "spread-job", "use-min-nodes")
 
 
 def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[str]]:
-    """Returns the config with the site's value for each unset key. Also returns a note for each
-    variable that states what the variable sets, or that it is not used.
+    """Applies the site's sbatch variables to the config. Config keys take precedence.
+
+    Returns the new config, and one note per variable that states the resulting option or why the
+    variable is ignored.
 
     Raises:
-        BackendError: a value can't be written to a script.
+        BackendError: a value can't be written to a batch script.
     """
     slurm, notes = config.fleet.slurm, list[str]()
     for variable, value in sorted(environment.items()):
@@ -142,7 +146,7 @@ def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[
 
 
 def read(engine: SlurmClient) -> dict[str, str]:
-    """Returns the variables for sbatch from a login environment on the machine that has sbatch."""
+    """Returns sbatch's variables in the login environment of the machine with sbatch."""
     entries = engine.ask(["env", "-0"], "", None).out.split("\0")
     found = {
         name.rpartition("\n")[2]: value
@@ -159,12 +163,12 @@ def read(engine: SlurmClient) -> dict[str, str]:
 
 
 def option_of(variable: str) -> str:
-    """Returns the name of the option that a variable sets."""
+    """Returns the name of the option that the environment variable sets."""
     return NAMED.get(variable, variable.removeprefix("SBATCH_").lower().replace("_", "-"))
 
 
 def _who_says(config: Config, name: str) -> str:
-    """Returns the key that already sets this option; "" if the site may set it."""
+    """Returns the config key that already sets this option, or "" if the site may set it."""
     slurm, ours = config.fleet.slurm, taken(config)
     if any(f"{given}=".startswith(f"--{name}=") for given in slurm.options):
         return "fleet.slurm.options"

@@ -1,8 +1,8 @@
 """Machines of an AWS ParallelCluster cluster. Runs pcluster to create, update and delete the
-cluster, and follows its progress.
+cluster, and displays progress.
 
-The file system is kept when the cluster is deleted, because it holds data; `make clean PURGE=1`
-removes it too. All resources are found by tag, without any local state.
+The file system is kept when the cluster is deleted, because it contains data. `make clean PURGE=1`
+deletes it too. All resources are found by tag, so no local state is needed.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from ..ec2_machines import Stacked, policies, prove_gone, say, told_of
 from ..managed_machines import priced
 from . import cluster_file, cluster_parts
 
-EVERY = 15.0  # seconds between two polls of CloudFormation
-PATIENCE = 3600.0  # most seconds for CloudFormation
-TIMEOUT = 300.0  # seconds for pcluster's answer; it validates first
+EVERY = 15.0  # CloudFormation polling interval in seconds
+PATIENCE = 3600.0  # timeout for CloudFormation in seconds
+TIMEOUT = 300.0  # timeout per pcluster command in seconds, including its validation
 UNCHANGED = "No changes found"
 INSTALL = (
     "run pipx install aws-parallelcluster; it also needs Node.js "
     "(docs.aws.amazon.com/parallelcluster/latest/ug/install-v3.html)"
 )
-# Readable names of CloudFormation's resource types.
+# CloudFormation resource type → readable name.
 KINDS = {
     "AWS::CloudFormation::Stack": "the cluster",
     "AWS::EC2::Instance": "the head node",
@@ -67,8 +67,10 @@ KINDS = {
 
 @dataclass(frozen=True)
 class ClusterState:
-    """State of a cluster, from describe-cluster: status, reason of a failure, config that created
-    it, and ARN of its stack. If the cluster has a head, also the head's address and instance id.
+    """State of a cluster, from describe-cluster.
+
+    `why` is the failure reason, `maker` the config that created the cluster, and `stack` its
+    stack's ARN. `address` and `instance` identify the head node, if it exists.
     """
 
     status: str
@@ -101,10 +103,12 @@ class Cluster(Machines):
         self.calls = Calls(self.region)
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Returns the network's request, the cluster file, the nodes' script and the caller's IAM
-        policy; empty if nothing differs.
+        """Returns the network request, the cluster file, the nodes' script and an IAM policy for
+        the caller.
+
+        Returns an empty tuple if everything is up to date.
         """
-        state = self.look() if is_there() else None  # a plan also works without pcluster
+        state = self.look() if is_there() else None  # a plan does not require pcluster
         return self._all(state, self._cluster(state) if is_there() else self._wanted(None))
 
     def _all(
@@ -128,13 +132,13 @@ class Cluster(Machines):
         )
 
     def _left_behind(self, state: ClusterState | None) -> Row | None:
-        """Returns the file system that an earlier cluster of the same config left."""
+        """Returns the file system that an earlier cluster of this config left, or None."""
         maker, stack = (state.maker, state.stack) if state else ("", "")
         return cluster_parts.left_behind(self.config, self.calls, maker, stack)
 
     def _cluster(self, state: ClusterState | None) -> tuple[Artifact, ...]:
-        """Returns the cluster file and the nodes' script, if the existing cluster differs from
-        them.
+        """Returns the cluster file and the nodes' script, or an empty tuple if the cluster is up to
+        date.
         """
         wanted = self._wanted(state)
         if state is None or not state.is_ready:
@@ -145,8 +149,9 @@ class Cluster(Machines):
         return () if UNCHANGED in json.dumps(said) else wanted
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """Returns the cluster's cost, the account's obstacles, and the cluster's files if pcluster
-        can't report the changes.
+        """Returns the cluster's cost and the account's obstacles, along with the changes.
+
+        If pcluster can't report the changes, returns all of the cluster's files.
         """
         prices = in_region(self.config)
         try:
@@ -161,8 +166,8 @@ class Cluster(Machines):
         )
 
     def apply(self) -> int:
-        """Creates or changes the cluster, and follows it until it is ready. Raises BackendError
-        with the first failure.
+        """Creates or updates the cluster and waits until it is ready. Raises BackendError with the
+        first failure.
         """
         state = self.look()
         if state and state.passes:
@@ -214,7 +219,7 @@ class Cluster(Machines):
         )
 
     def _provide_key(self, key: str) -> None:
-        """Creates the cluster's key pair."""
+        """Imports the public key as the cluster's key pair, unless it exists."""
         tags = [{"ResourceType": "key-pair", "Tags": pairs(own_tags(self.config.fleet_name))}]
         with passing("InvalidKeyPair.Duplicate"):
             self.calls(
@@ -235,7 +240,7 @@ class Cluster(Machines):
         return ["--cluster-name", self.name, "--cluster-configuration", str(file)]
 
     def _follow(self, gone: bool = False) -> ClusterState:
-        """Waits until the cluster is stable, prints its events, and returns its state."""
+        """Prints the cluster's events until it is stable. Returns its state."""
         shown, deadline = set[str](), time.monotonic() + PATIENCE
         while True:
             state = self.look()
@@ -261,7 +266,7 @@ class Cluster(Machines):
                 print(f"  {line}", flush=True)
 
     def _events(self) -> list[dict[str, Any]]:
-        """Returns CloudFormation's events of the cluster, the oldest first."""
+        """Returns the cluster's CloudFormation events, oldest first."""
         said = self._pcluster(
             "get-cluster-stack-events", "--cluster-name", self.name, may_fail=True
         )
@@ -291,7 +296,7 @@ class Cluster(Machines):
         )
 
     def look(self) -> ClusterState | None:
-        """Returns the cluster's state; None if the cluster does not exist."""
+        """Returns the cluster's state, or None if the cluster does not exist."""
         said = self._pcluster("describe-cluster", "--cluster-name", self.name, may_fail=True)
         if "clusterStatus" not in said:
             if "does not exist" in str(said.get("message")):
@@ -314,8 +319,9 @@ class Cluster(Machines):
         )
 
     def head(self) -> str:
-        """Returns the address of the cluster's head, or its instance id if only Session Manager has
-        access; "" if the cluster or pcluster does not exist.
+        """Returns the head node's address, or its instance ID if only Session Manager has access.
+
+        Returns "" if the cluster does not exist or pcluster is not installed.
 
         Raises:
             BackendError: the cluster is not ready.
@@ -336,8 +342,8 @@ class Cluster(Machines):
         return state.instance if self.config.fleet.aws.ssm_only else state.address
 
     def left(self) -> list[str]:
-        """Returns one line for the cluster, and one for each resource with our tag, with its
-        cost.
+        """Returns one line for the cluster, and one line with the cost of each resource that has
+        this config's tag.
         """
         state = self.look()
         if state and state.maker not in ("", self.config.fleet_name):
@@ -350,11 +356,11 @@ class Cluster(Machines):
 
     @told_of("some resources still exist", "run make clean again")
     def remove(self, purge: bool) -> None:
-        """Deletes the cluster, and checks that only resources with data are left. With `purge`,
-        checks that no resource is left.
+        """Deletes the cluster, and verifies that only resources with data remain, or none with
+        `purge`.
 
         Raises:
-            BackendError: other resources are left. The message has their cost.
+            BackendError: other resources remain. The message includes their cost.
         """
         own = cluster_parts.network_stack(self.config)
         try:
@@ -362,7 +368,7 @@ class Cluster(Machines):
         except BackendError:
             Sweep(
                 self.calls, own.stack, say
-            ).end_instances()  # ends their cost even if pcluster fails
+            ).end_instances()  # stop paying for instances even if pcluster fails
             raise
         stay = own.remove(purge, say)
         prove_gone(
@@ -374,8 +380,8 @@ class Cluster(Machines):
         )
 
     def _delete(self) -> None:
-        """Deletes the cluster and follows the deletion, unless another config created the
-        cluster.
+        """Deletes the cluster and waits for the deletion. Does nothing if another config created
+        it.
         """
         state = self.look()
         if state and state.maker not in ("", self.config.fleet_name):
@@ -390,10 +396,11 @@ class Cluster(Machines):
             say(f"the cluster {self.name} is deleted")
 
     def _pcluster(self, verb: str, *words: str, may_fail: bool = False) -> dict[str, Any]:
-        """Runs pcluster and returns its answer, which is JSON even if pcluster refuses.
+        """Runs pcluster and returns its response, which is JSON even if the command fails.
 
         Raises:
-            BackendError: pcluster is missing, or it refuses. The message has each validation error.
+            BackendError: pcluster is missing, or the command failed. The message contains all
+                validation errors.
         """
         if not is_there():
             why = "fleet.slurm.create needs the AWS ParallelCluster CLI"
@@ -431,7 +438,7 @@ class Cluster(Machines):
 
 
 def is_there() -> bool:
-    """Tells whether this machine has pcluster."""
+    """Returns whether pcluster is installed on this machine."""
     return shutil.which("pcluster") is not None
 
 
@@ -444,7 +451,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def in_words(event: dict[str, Any]) -> str:
-    """Returns a CloudFormation event as one line; "" for events that users need not see."""
+    """Formats a CloudFormation event as one line, or "" if it is not relevant to users."""
     status, kind = str(event.get("resourceStatus", "")), str(event.get("resourceType", ""))
     what = KINDS.get(kind)
     if not status or (what is None and "FAILED" not in status):

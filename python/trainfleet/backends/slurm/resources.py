@@ -1,8 +1,8 @@
-"""Hardware of a cluster's nodes, from sinfo's report (gres, features) and from one free node. Also
+"""Reads the hardware of a cluster's nodes from sinfo (gres, features) and from one free node. Also
 defines the machines of an existing cluster.
 
 Sources: slurm.schedmd.com, sinfo.html (--format) and srun.html (--immediate). The output comes from
-another machine, so it is parsed here, with the free text last.
+another machine, so it is validated here, and its free text is in the last fields.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ...trust.untrusted_input import show
 from ..own_machines import Standing
 from .client import SlurmClient, read_partitions
 
-# sinfo's columns: numbers first, then names, and last the administrators' free text.
+# sinfo's columns: numbers first, names next, and administrators' free text last.
 COLUMNS = "%D|%c|%m|%R|%N|%G|%f"
 MOST_ROWS = 1000
 FREE_WITHIN = (
-    20  # seconds to wait for a free node to examine; without one, only sinfo's report counts
+    20  # seconds to wait for a free node to examine; without one, only sinfo's report is used
 )
 LOOK_MINUTES = 2
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """A group of equal nodes: their number, cores and MiB per node, partition, names, gres and
+    """Group of identical nodes: count, cores and MiB per node, partition, names, gres and
     features.
     """
 
@@ -49,14 +49,14 @@ class Nodes:
 
 
 def read_nodes(out: str) -> list[Nodes]:
-    """Parses the rows of sinfo's output in COLUMNS; skips malformed lines."""
+    """Parses sinfo's output in the COLUMNS format. Skips malformed lines."""
     found = []
     for line in out.splitlines()[:MOST_ROWS]:
         words = [
             untrusted_input.printable(word.strip()) for word in line.split("|", COLUMNS.count("|"))
         ]
         count, cores, memory, *names = words if len(words) == 7 else ["", "", "", ""]
-        # `64+` means that 64 is the smallest of several values.
+        # `64+` means that the values differ, and 64 is the smallest.
         numbers = [untrusted_input.whole(word.rstrip("+")) for word in (count, cores, memory)]
         if None not in numbers:
             count_, cores_, memory_ = (number or 0 for number in numbers)
@@ -65,13 +65,13 @@ def read_nodes(out: str) -> list[Nodes]:
 
 
 def nodes_of(engine: SlurmClient, slurm: SlurmConfig) -> list[Nodes]:
-    """Returns the nodes of the configured partitions, or of all partitions."""
+    """Returns the node groups of the configured partitions, or of all partitions."""
     which = [f"--partition={slurm.partition}"] if slurm.partition else []
     return read_nodes(engine.run("sinfo", "--noheader", *which, f"--format={COLUMNS}"))
 
 
 def describe(rows: list[Nodes]) -> Iterator[str]:
-    """Yields one line for each group of equal nodes, from Slurm's report."""
+    """Yields one line per group of identical nodes."""
     for row in rows:
         what = row.gres if row.gres not in ("", "(null)") else "no gres"
         features = f"; features {row.features}" if row.features not in ("", "(null)") else ""
@@ -83,8 +83,8 @@ def describe(rows: list[Nodes]) -> Iterator[str]:
 
 
 def devices_of(rows: list[Nodes]) -> Devices | None:
-    """Returns the value of fleet.accelerator according to sinfo: the accelerator in a gres or a
-    feature, if all nodes have the same.
+    """Derives fleet.accelerator from the gres and features in sinfo's report, or returns None
+    unless exactly one accelerator model matches.
     """
     gpus = {found for row in rows if (found := gpus_of(row.gres))}
     if len(gpus) != 1:
@@ -99,8 +99,8 @@ def devices_of(rows: list[Nodes]) -> Devices | None:
 
 
 def look(engine: SlurmClient, slurm: SlurmConfig, rows: list[Nodes]) -> Facts | str:
-    """Returns the facts of one node with GPUs, from an allocation of seconds, or the reason why no
-    node was examined.
+    """Returns the facts of one GPU node, read in a short allocation, or the reason why no node was
+    examined.
     """
     with_gpus = next((row for row in rows if gpus_of(row.gres)), None)
     if with_gpus is None:
@@ -141,7 +141,7 @@ def look(engine: SlurmClient, slurm: SlurmConfig, rows: list[Nodes]) -> Facts | 
 
 
 def report(engine: SlurmClient, slurm: SlurmConfig) -> tuple[list[str], Facts | None]:
-    """Returns lines about the nodes, and one node's own facts if it answered."""
+    """Returns lines that describe the nodes, and the facts of one node if it responded."""
     rows = nodes_of(engine, slurm)
     lines = list(describe(rows))
     if not any(gpus_of(row.gres) for row in rows):
@@ -174,13 +174,13 @@ def _last(text: str) -> str:
 
 
 class Partitions(Standing):
-    """Machines of a cluster that others administer."""
+    """Machines of a cluster that is managed by its own administrators."""
 
     def __init__(self, engine: SlurmClient) -> None:
         self.engine = engine
 
     def apply(self) -> int:
-        """Prints the cluster's version and partitions."""
+        """Prints Slurm's version and the cluster's partitions."""
         version = self.engine.run("sinfo", "--version").strip()
         rows = read_partitions(self.engine.run("scontrol", "--oneliner", "show", "partition"))
         if not re.match(r"slurm\S* \d+\.\d+", version) or not rows:

@@ -1,9 +1,9 @@
-"""Batch script for sbatch: the resources that a job requests, and the commands that its nodes run.
-Pure.
+"""Builds the sbatch batch script: the resources that a job requests, and the commands that its
+nodes run. Pure.
 
-Slurm runs the script on the first node of each allocation, and again if the job is requeued. The
-script ensures that a token starts only one job. Its srun starts trainfleet.node.entrypoint on every
-node. Before the time limit, the ranks save and exit, and the script requeues the job. Without a
+Slurm runs the script on the first node of each allocation, and again after a requeue. The script
+ensures that each token starts only one job. It uses srun to start trainfleet.node.entrypoint on
+every node. Before the time limit, ranks save and exit, and the script requeues the job. Without a
 launcher, launch/aftermath.py decides whether to restart after a failure.
 
 Sources: slurm.schedmd.com, sbatch.html and srun.html (--signal, --requeue, --export, OUTPUT
@@ -30,11 +30,11 @@ from ..node_script import entrypoint_words
 
 NAME = "job.sbatch"
 TOKEN = "TRAINFLEET_TOKEN"
-LONGEST_NAME = 128  # most characters of a job's name; accounting truncates longer names
-# A token's claim file names its job: a second job with the token finds the file and exits. Stop
-# requests to the ranks of an earlier start (from node/supervisor.py and from this script) are
-# removed. A signal also interrupts `wait`, so the code is the child's only after the child has
-# ended.
+LONGEST_NAME = 128  # maximum characters of a job name; accounting truncates longer names
+# The claim file of a token contains its job ID: if a second job with the token finds another job's
+# ID there, it exits. The script removes stop requests left over from an earlier start, written by
+# node/supervisor.py or by this script. Signals interrupt `wait`, so the script waits again until
+# the child has exited, and only then uses the exit code.
 BODY = """mine={start} stop={folder}/stop near=
 mkdir -p "$mine" {folder}/logs || exit
 claim={claim}
@@ -55,14 +55,14 @@ done
 AGAIN = """[ "$code$near" = 0 ] || {judge} || exit "$code"
 [ "$code$near" = 0 ] || {{ scontrol requeue "$SLURM_JOB_ID" && sleep 60; }} # Slurm ends this script
 """
-# Stop request, which ranks check at each step.
+# Writes a stop request, which ranks check at each step.
 ASK = '[ -e "$stop" ] || echo "{engine} the time limit is near" > "$stop"'
 TERMINATE = 'scancel --signal=TERM "$SLURM_JOB_ID"'  # sends SIGTERM to the nodes' entrypoints
 ADMISSION = "trainfleet.launch.admission"
-# Command that each node runs in the preflight. It writes its output to a file per node.
+# Preflight command on each node. Writes the node's facts to a file.
 LOOK = '"$@" > "$0/facts-$SLURM_NODEID"'
-# Command that starts each node. It sets the file for the node's exit code, and lets the first node
-# watch all ranks while no launcher does.
+# Command that starts a node. It sets the path of the node's exit code file. The first node also
+# monitors all ranks whenever there is no launcher.
 NODE = (
     '{exit}="$0/node-$SLURM_NODEID.exit"; export {exit}; [ "$SLURM_NODEID" != 0 ] || export '
     '{watch}={ranks}; exec "$@"'
@@ -71,8 +71,8 @@ NODE = (
 
 @dataclass(frozen=True)
 class Ground:
-    """Location of a job: its folder and the nodes' Python, as all nodes see them, and the excluded
-    nodes.
+    """Environment of a job: the shared folder and the Python interpreter as the nodes see them, and
+    the excluded nodes.
     """
 
     folder: str
@@ -87,7 +87,7 @@ def script(
     environment: Mapping[str, str],
     notes: Iterable[str] = (),
 ) -> Artifact:
-    """Returns job.sbatch, with the `notes` as comments at its head."""
+    """Returns job.sbatch. The `notes` become comments at the top."""
     words = ["-m", *entrypoint_words(job, PLACEMENT)]
     settings = [f"export {name}={quote(value)}" for name, value in sorted(environment.items())]
     lines = [
@@ -103,7 +103,7 @@ def script(
 
 
 def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
-    """Yields the resources that the job requests, as sbatch options."""
+    """Yields the requested resources as sbatch options."""
     fleet, slurm = config.fleet, config.fleet.slurm
     yield from (
         f"--job-name={job.name[:LONGEST_NAME]}",
@@ -123,7 +123,7 @@ def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
     ):
         if value:
             yield f"--{name}={value}"
-    if job.after:  # Slurm removes this job if the other one fails
+    if job.after:  # Slurm cancels this job if the other one fails
         yield from (
             f"--dependency=afterok:{job.after.rpartition(':')[2]}",
             "--kill-on-invalid-dep=yes",
@@ -153,9 +153,7 @@ def _heading(job: Job, ground: Ground) -> Iterator[str]:
 
 
 def _threads(job: Job) -> Iterator[str]:
-    """Yields the line that sets the number of threads or workers from Slurm's count of a node's
-    cores.
-    """
+    """Yields the line that sets the thread or worker count from Slurm's CPU count per node."""
     if job.torchrun:
         share = f"SLURM_CPUS_ON_NODE / {job.ranks_per_node}"
         yield f"export OMP_NUM_THREADS=$(({share} > 0 ? {share} : 1))"
@@ -190,8 +188,10 @@ def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Ite
 def _with_preflight(
     config: Config, job: Job, ground: Ground, start: Iterable[str]
 ) -> Iterator[str]:
-    """Yields `start` in the background. With fleet.slurm.preflight and several nodes, `start`
-    begins only after the nodes have passed the preflight.
+    """Yields the script lines that run `start` in the background.
+
+    With fleet.slurm.preflight and several nodes, `start` runs only after the nodes have passed the
+    preflight.
     """
     if not (config.fleet.slurm.preflight and job.torchrun and job.nodes > 1):
         *lines, last = start
@@ -228,11 +228,11 @@ def _with_preflight(
 
 
 def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
-    """Returns the words of srun before the command. srun starts one task per node, with all cores
-    and devices of the job there.
+    """Returns the srun command prefix. srun starts one task per node, with all of the job's cores
+    and devices on the node.
 
-    --export passes sbatch's variables to the tasks. --cpu-bind=none prevents srun from binding a
-    task to one core.
+    --export=ALL passes sbatch's environment to the tasks. --cpu-bind=none prevents srun from
+    binding each task to a single core.
     """
     own = [
         "srun",
@@ -248,8 +248,8 @@ def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
 
 
 def _container(config: Config, job: Job, ground: Ground) -> list[str]:
-    """Returns the words by which srun starts a command in the job's image. The image sees the runs'
-    folder at the same path as the nodes.
+    """Returns the srun arguments that run a command in the job's image. The shared folder has the
+    same path inside the container.
 
     github.com/NVIDIA/pyxis (--container-*), apptainer.org/docs/user/latest (exec).
     """
