@@ -136,7 +136,7 @@ def test_compared_runs_are_named_beside_their_curves(
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure)
     )
-    summary.draw(runs, tmp_path / "compare.png")
+    summary.draw({run.name: run for run in runs}, tmp_path / "compare.png")
     assert list(collisions(drawn[0])) == []
     assert drawn[0].axes[0].get_position().width > 0.4, "the names leave the curves room"
     told = [text.get_text() for text in drawn[0].axes[0].texts]

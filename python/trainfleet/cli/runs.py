@@ -119,7 +119,7 @@ def compare(variables: Variables, started: float) -> int:
 
     runs = runs_of(variables.get("RUNS", ""))
     picture = runs[0].plots / "compare.png"
-    summary.draw(runs, picture)
+    summary.draw({run.name: run for run in runs}, picture)
     if flag(variables, "JSON"):
         states = tuple(map(json_output.state_of, runs))
         differences = summary.differences(runs)

@@ -41,6 +41,10 @@ class Point:
         return " ".join(f"{key}={value}" for key, value in self.values)
 
     @property
+    def label(self) -> str:
+        return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.values)
+
+    @property
     def state(self) -> RunState:
         return json_output.state_of(run_of(self.config.name))
 
@@ -185,7 +189,7 @@ def describe(points: Sequence[Point]) -> list[str]:
     ranked = sorted(points, key=lambda point: point.rank)
     best = run_of(ranked[0].config.name)
     picture = best.plots / "sweep.png"
-    summary.draw([run_of(point.config.name) for point in ranked[: len(summary.COLOURS)]], picture)
+    summary.draw({point.label: run_of(point.config.name) for point in ranked}, picture)
     rows = [(*summary.entry(run_of(point.config.name))[1][:-1], point.words) for point in ranked]
     return [
         *history.table((*summary.HEAD[:-1], "values"), rows, ("run", "state", "values")),

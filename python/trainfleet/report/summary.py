@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -312,8 +312,8 @@ def _short(name: str) -> str:
     return name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
 
 
-def draw(runs: Sequence[Run], path: Path) -> None:
-    """Plots training loss against tokens, one line per run, with the run's name at its end."""
+def draw(runs: Mapping[str, Run], path: Path) -> None:
+    """Plots training loss against tokens, with one labeled line per run."""
     import matplotlib
 
     from .plots import FAINT, STYLE, label_ends, save, sheet
@@ -323,7 +323,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         axes.set_xlabel("tokens", color=FAINT)
         axes.xaxis.set_major_formatter(lambda value, _: quantity(value))
         ends = []
-        for run, colour in zip(runs, COLOURS, strict=False):
+        for (label, run), colour in zip(runs.items(), COLOURS, strict=False):
             history = read(run)
             steps, losses = history.series("loss")
             if losses:
@@ -331,7 +331,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
                 axes.plot(
                     tokens, losses, color=colour, lw=1.6, marker="o" if len(losses) == 1 else ""
                 )
-                ends.append((losses[-1], f"{_short(run.name)}  {decimal(losses[-1])}", colour))
+                ends.append((losses[-1], f"{_short(label)}  {decimal(losses[-1])}", colour))
         label_ends(axes, ends)
         axes.margins(x=0.02)
         with suppress(OSError):
