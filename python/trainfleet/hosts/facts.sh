@@ -1,7 +1,7 @@
 # shellcheck shell=dash
-# Read by `sh -s -- [--links] SHARED_FOLDER PYTHON 'LOGGER...' PEER...` on a node: all that a plan or the preflight wants to know, as
-# key=value lines. --links: also how GPUs are joined, which nvidia-smi needs a second for.
-# It changes nothing, needs no root (with sudo it says more) and is fast on purpose: 64 nodes are read in a few seconds.
+# Prints a node's facts for plans and the preflight as key=value lines: `sh -s -- [--links] SHARED_FOLDER PYTHON 'LOGGER...' PEER...`
+# --links also prints the GPU topology, for which nvidia-smi needs a second.
+# The script is read-only and needs no root, although it prints more with sudo. It is fast, so that 64 nodes take only a few seconds.
 links=
 [ "$1" != --links ] || { links=yes && shift; }
 shared=$1 python=$2 loggers=$3
@@ -28,17 +28,17 @@ say memlock "$(ulimit -l)"
 say nofile "$(ulimit -n)"
 df -PkT / 2> /dev/null | while read -r device kind _ _ free _; do [ "$kind" = Type ] || say disk "$free $kind $device"; done
 if [ -n "$shared" ]; then
-  at=$shared # the nearest folder that exists says what file system it would be on
+  at=$shared # the nearest existing folder shows the file system
   until [ -d "$at" ] || [ "$at" = / ]; do at=${at%/*} at=${at:-/}; done
   timeout 10 df -PkT "$at" | while read -r device kind _ _ free _ mounted; do
     [ "$kind" = Type ] || say shared "$free $kind $device $mounted"
   done
-  writable=writable # runs and data too, which FSx may have made as root
+  writable=writable # includes runs and data, which FSx may have created as root
   for path in "$shared" "$shared/runs" "$shared/data"; do [ ! -d "$path" ] || [ -w "$path" ] || writable=read-only; done
   [ ! -d "$shared" ] || say shared_folder "$writable"
   [ ! -d "$shared" ] || say owner "$(stat -c %U "$shared")"
   key=$shared/ssh/$(id -un).pub
-  [ -O "$key" ] || key= # another's key must not be let in
+  [ -O "$key" ] || key= # another user's key must not be authorized
   for path in "$shared"/env/*/.complete "$key"; do [ ! -e "$path" ] || say has "${path#"$shared"/}"; done
   [ ! -r "$key" ] || ! grep -qsFf "$key" ~/.ssh/authorized_keys || say authorized yes
 fi
@@ -49,14 +49,14 @@ for program in gcc make curl tar git docker mount.lustre mdadm mkfs.xfs; do
   command -v "$program" > /dev/null || [ -x "/usr/sbin/$program" ] || [ -x "/sbin/$program" ] || say lacks "$program"
 done
 
-found= # a Python of 3.11 or newer that can make environments; looked for by its files, as starting it costs more than all the rest
+found= # a Python 3.11 or newer that can create environments; found by its files, because starting it takes longer than everything else
 for minor in 13 12 11; do
   path=$(command -v "python3.$minor") || continue
   for lib in lib lib64; do [ ! -d "${path%/bin/*}/$lib/python3.$minor/ensurepip" ] || found=yes; done
 done
 [ -n "$found" ] || say lacks 'python 3.11 or newer'
 
-for device in /sys/bus/pci/devices/*; do # counted on the bus, so that they are seen before any driver is there
+for device in /sys/bus/pci/devices/*; do # counted on the bus, so that they are found before a driver is installed
   { read -r vendor < "$device/vendor" && read -r model < "$device/device" && read -r class < "$device/class"; } 2> /dev/null || continue
   case $vendor:$model:$class in
     0x10de:*:0x0302* | 0x10de:*:0x0300*) say bus nvidia ;;
@@ -75,7 +75,7 @@ if [ -n "$links" ] && command -v nvidia-smi > /dev/null; then
   say mig "$(timeout 10 nvidia-smi -L | grep -c MIG)"
 fi
 for device in /dev/neuron[0-9]*; do [ ! -e "$device" ] || say neuron "$device"; done
-if [ -d /sys/devices/virtual/neuron_device ]; then # found by name: driver 2.31 moved the counters
+if [ -d /sys/devices/virtual/neuron_device ]; then # found by name, because driver 2.31 moved the counters
   find /sys/devices/virtual/neuron_device -path '*_ecc_uncorrected/total' | while IFS= read -r path; do
     read -r count < "$path" && say neuron_ecc "${path#/sys/devices/virtual/neuron_device/} $count"
   done
@@ -125,8 +125,8 @@ if [ -x "$python" ]; then
     [ "$record" = '*.dist-info' ] || say torch "${record%.dist-info}"
   done
 fi
-for path in ${loggers:+"$python" "$shared"/env/*/bin/python}; do # which of the services of train.loggers are installed
-  # shellcheck disable=SC2016,SC2086 # no shell's variables; and a word for each service
+for path in ${loggers:+"$python" "$shared"/env/*/bin/python}; do # installed packages of train.loggers
+  # shellcheck disable=SC2016,SC2086 # not shell variables; one word per service
   [ ! -x "$path" ] || timeout 20 "$path" -Pc 'import importlib.util, sys
 for name in sys.argv[2:]: importlib.util.find_spec(name) and print(f"logger={name} {sys.argv[1]}")' "$path" $loggers
 done
