@@ -1,22 +1,22 @@
-# One line per verb: FILES of python/trainfleet/cli/__init__.py names the file of its code. `make` alone lists them.
+# One target per verb; FILES in python/trainfleet/cli/__init__.py maps verbs to their code. `make` without arguments lists them.
 ifneq ($(dir $(lastword $(MAKEFILE_LIST))),./)
 $(error This Makefile works on the folder it is in. Type: make -C $(dir $(lastword $(MAKEFILE_LIST))))
 endif
 
-# Recipes have no variables, and none is exported expanded: Python reads them raw from MAKEFLAGS, so that a value is only ever
-# data. The loop is needed because make would export (and expand) the variables on its command line.
+# Recipes use no variables, and none is exported: Python reads their raw values from MAKEFLAGS, so that a value is never executed.
+# The loop is needed because make would export (and expand) the variables on its command line.
 $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(eval unexport $(name))))
 override export PYTHONPATH := python
-override export PYTHONSAFEPATH := 1 # a yaml.py or random.py here is a user's, not a package's
+override export PYTHONSAFEPATH := 1 # a user's yaml.py or random.py here must not shadow a package
 override export PYTHONUTF8 := 1
-unexport PYTHONDONTWRITEBYTECODE # set in some containers: every verb would compile the program again
+unexport PYTHONDONTWRITEBYTECODE # set in some containers, where every verb would compile the modules again
 export MAKECMDGOALS
 .DEFAULT_GOAL := help
-.SUFFIXES: # no built-in rules, nor those for files like a.c, a.tex and a.out
+.SUFFIXES: # disables the built-in rules, including those below for files such as a.c, a.tex and a.out
 %.out: %
 %.c: %.w %.ch
 %.tex: %.w %.ch
-.NOTPARALLEL: # make -j8 train tokenize: one after the other
+.NOTPARALLEL: # `make -j8 train tokenize` runs one after the other
 .PHONY: .force help setup build push image doctor recipes config plan tokenize compile train profile scaling sweep rehearse inspect sample runs watch compare status logs explain stop checkpoints verify eval export report ls clean new-backend test drills check release
 
 ifeq ($(word 2,$(MAKECMDGOALS)),)
@@ -24,7 +24,7 @@ help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
 	@awk -F ':.*## | +\\[' '/^new-backend:/ { print "To work on trainfleet itself:" } /^[a-z-]+:.*## / { printf $$3 ? "  make %-11s %-40s [%s\n" : "  make %-11s %s\n", $$1, $$2, $$3 }' Makefile
 	@echo "CONFIG=path: another config; RUN=name: a run; SET='train.steps=50' sets any key"
-else # `make help train` runs both: Python sees the word help, and explains train
+else # `make help train` runs both targets; Python sees the word help and explains train
 help: ;@:
 endif
 
@@ -140,7 +140,7 @@ check: .venv/.stamp-test ## check lint, types, prose, scripts, Dockerfile, versi
 release: .venv/.stamp ## build wheel and sdist, check them in a clean environment
 	@.venv/bin/python -m trainfleet release
 
-# Any other word is not a verb, even if a file has its name: `make tests` is never "up to date".
+# Any other word is an unknown verb, even if a file has its name: `make tests` is never "up to date".
 %: .force
 	@[ -x .venv/bin/python ] || { echo "error: no such verb; run make to list them" >&2; exit 2; }
 	@.venv/bin/python -m trainfleet "$$MAKECMDGOALS"

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# The key in FILE may log in as this user, so that the head reaches every node without a password. Other keys are left as they are.
+# Adds the key in FILE to this user's authorized keys, so that the head can log in to every node. Other keys are kept.
 set -euo pipefail
 usage="usage: access.sh check|apply|verify FILE"
 verb=${1:?$usage} file=${2:?$usage}
 target=$HOME/.ssh/authorized_keys
 
-# What another node has just made is hidden from a client of NFS that has found it absent, for up to a minute, until it lists the folder.
+# An NFS client caches for up to a minute that a file does not exist, even if another node has created it. Listing the folder ends that.
 look_again() {
   local folder
   folder=$(dirname "$1")
   [ "$folder" = / ] || look_again "$folder"
-  ls "$folder" > /dev/null 2>&1 || true # it is not there: said below
+  ls "$folder" > /dev/null 2>&1 || true # a missing folder is reported below
 }
 
 verify() { grep -qsxFf "$file" "$target" && echo "access: the head's key is let in"; }
@@ -21,7 +21,7 @@ apply() {
   [ -O "$file" ] || { echo "access: $file belongs to $(stat -c %U "$file"), whose key is not let in as $(id -un)"; exit 1; }
   mkdir -p "$HOME/.ssh"
   chmod 700 "$HOME/.ssh"
-  sed -i '/ trainfleet head /d' "$target" 2> /dev/null || true # no such file yet; an older head's key goes
+  sed -i '/ trainfleet head /d' "$target" 2> /dev/null || true # removes an older head's key; the file may not exist yet
   [ ! -s "$target" ] || [ -z "$(tail -c 1 "$target")" ] || echo >> "$target"
   cat "$file" >> "$target"
   chmod 600 "$target"

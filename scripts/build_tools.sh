@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compilers, git, curl and a Python of 3.11 or newer that can make environments; with the word `headers` also the headers of the
-# running kernel, for drivers that are built here. check: is all there?  apply: install what is not.  verify = check. As root; Ubuntu 22.04/24.04, Debian 12, Amazon Linux 2023.
+# Installs compilers, git, curl and a Python 3.11 or newer that can create environments; with `headers`, also the headers of the running
+# kernel, for building drivers. `verify` is the same as `check`. Runs as root on Ubuntu 22.04/24.04, Debian 12, Amazon Linux 2023.
 set -euo pipefail
 usage="usage: build_tools.sh check|apply|verify [headers]"
 verb=${1:?$usage}
@@ -13,14 +13,14 @@ has_python() {
   return 1
 }
 
-missing() { # one line a thing
+missing() { # one line per missing item
   local program
   for program in gcc make curl tar git; do command -v "$program" > /dev/null || echo "$program"; done
   has_python || echo "python 3.11 or newer"
   [ -z "$headers" ] || [ -e "/lib/modules/$kernel/build" ] || echo "headers of kernel $kernel"
 }
 
-python_package() { # Ubuntu 22.04 has 3.11 beside its 3.10; python.sh takes them in this order
+python_package() { # Ubuntu 22.04 has 3.11 in addition to 3.10; same order of preference as python.sh
   local minor
   for minor in 12 11 13; do apt-cache show "python3.$minor-venv" > /dev/null 2>&1 && echo "python3.$minor-venv" && return; done
   echo "build tools: this distribution has no Python 3.11 or newer" >&2 && return 1
@@ -32,7 +32,7 @@ apply() {
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
     python=$(has_python || python_package)
-    # Another process may hold dpkg's lock on a machine that has just booted: wait for it.
+    # Wait for dpkg's lock, which another process may hold right after boot.
     apt-get install -y -qq -o DPkg::Lock::Timeout=300 build-essential curl git tar ${python:+"$python"} \
       ${headers:+dkms "linux-headers-$kernel"} > /dev/null
   else

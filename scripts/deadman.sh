@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The dead man's timer of a node in the cloud, which user data installs: it saves and stops when its hours are over, or when no job of
-# a run and no login was on it for so many minutes. `-` in place of a number: never. apply again begins the hours anew.
-# check: the look that the timer takes each minute. verify: is the timer on?
+# Dead man's timer of a cloud node, installed by user data. It saves and shuts down the node after HOURS, or after MINUTES without a
+# run's job or a login. `-` instead of a number means never. Another `apply` restarts the hours.
+# The timer runs `check` every minute. `verify` tests whether the timer is active.
 set -euo pipefail
 usage="usage: deadman.sh check|apply|verify HOURS|- MINUTES|-"
 verb=${1:?$usage} hours=${2:?$usage} minutes=${3:?$usage}
@@ -9,18 +9,18 @@ verb=${1:?$usage} hours=${2:?$usage} minutes=${3:?$usage}
 root=${TRAINFLEET_ROOT:-} proc=${TRAINFLEET_PROC:-/proc}
 begun=$root/var/lib/trainfleet/begun busy=$root/run/trainfleet-busy
 program=$root/usr/local/sbin/trainfleet-deadman units=$root/etc/systemd/system
-patience=${TRAINFLEET_PATIENCE:-600} # seconds that a run gets for its step and its checkpoint
+patience=${TRAINFLEET_PATIENCE:-600} # seconds for a run to finish its step and save a checkpoint
 
-jobs() { # processes of runs: their environment has the mark, whoever is their parent now
-  grep -lsz '^TRAINFLEET_JOB=' "$proc"/[0-9]*/environ | sed 's|/environ$||; s|.*/||' || true # grep fails where there is none
+jobs() { # processes of runs, found by a variable in their environment, because their parent may have exited
+  grep -lsz '^TRAINFLEET_JOB=' "$proc"/[0-9]*/environ | sed 's|/environ$||; s|.*/||' || true # grep fails without a match
 }
 
 age() { echo $(($(date +%s) - $(stat -c %Y "$1"))); }
 
 stop() {
   echo "deadman: $1: this node saves and stops" | tee "$root/run/trainfleet-deadman"
-  for process in $(jobs); do # SIGUSR1 to a supervisor asks its run to stop with a checkpoint
-    tr '\0' ' ' < "$proc/$process/cmdline" | grep -q 'trainfleet\.supervisor' && kill -USR1 "$process" || true # it may have left
+  for process in $(jobs); do # on SIGUSR1, a supervisor stops its run with a checkpoint
+    tr '\0' ' ' < "$proc/$process/cmdline" | grep -q 'trainfleet\.node\.supervisor' && kill -USR1 "$process" || true # it may have exited
   done
   for ((second = 0; second < patience; second++)); do
     [ -n "$(jobs)" ] || break

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Docker from the distribution; with the word `nvidia` also NVIDIA's container toolkit, so that containers see the GPUs.
+# Installs the distribution's Docker; with `nvidia`, also NVIDIA's container toolkit, so that containers can use the GPUs.
 set -euo pipefail
 usage="usage: docker.sh check|apply|verify [nvidia KEY]"
 verb=${1:?$usage}
@@ -21,7 +21,7 @@ add_toolkit() {
     apt-get install -y -qq -o DPkg::Lock::Timeout=300 nvidia-container-toolkit > /dev/null
   else
     "$(dirname "$0")/key.sh" apply "$toolkit/gpgkey" "$key" /etc/pki/rpm-gpg/nvidia-container-toolkit.asc
-    # shellcheck disable=SC2016  # dnf fills its own variable in
+    # shellcheck disable=SC2016  # dnf expands $basearch
     printf '[nvidia-container-toolkit]\nname=NVIDIA\nbaseurl=%s/stable/rpm/$basearch\nenabled=1\ngpgcheck=0\nrepo_gpgcheck=1\ngpgkey=file://%s\n' \
       "$toolkit" /etc/pki/rpm-gpg/nvidia-container-toolkit.asc > /etc/yum.repos.d/nvidia-container-toolkit.repo
     dnf install -y -q nvidia-container-toolkit
@@ -40,7 +40,7 @@ apply() {
     fi
   fi
   [ -z "$gpus" ] || command -v nvidia-ctk > /dev/null || add_toolkit
-  [ -z "${SUDO_USER:-}" ] || usermod -aG docker "$SUDO_USER" # may use it from the next login on
+  [ -z "${SUDO_USER:-}" ] || usermod -aG docker "$SUDO_USER" # takes effect at the next login
   systemctl enable --quiet docker
   systemctl restart docker
 }

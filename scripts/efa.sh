@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The Elastic Fabric Adapter: kernel module, rdma-core, libfabric and the OFI-NCCL plug-in, from one pinned installer,
-# unless the machine image has brought a version of LEAST or newer.
-# verify asks libfabric itself: `fi_info -p efa` must list an endpoint. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
-# With TRAINFLEET_HOST=image only what runs in a container is installed and looked at: the kernel module and limits are the host's.
+# Installs the Elastic Fabric Adapter (kernel module, rdma-core, libfabric and the OFI-NCCL plug-in) from one pinned installer,
+# unless the machine image already has version LEAST or newer.
+# `verify` queries libfabric: `fi_info -p efa` must list an endpoint. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
+# With TRAINFLEET_HOST=image, only the container's part is installed and checked, because the host provides the kernel module and limits.
 set -euo pipefail
 usage="usage: efa.sh check|apply|verify VERSION KEY [LEAST]"
 verb=${1:?$usage} version=${2:?$usage} key=${3:?$usage} least=${4:-$2}
@@ -12,7 +12,7 @@ url=$from/aws-efa-installer-$version.tar.gz
 
 installed() { sed -n '1s/.*: *v\{0,1\}//p' "$home/efa_installed_packages" 2> /dev/null; }
 fi_info() { if [ -x "$home/efa/bin/fi_info" ]; then "$home/efa/bin/fi_info" "$@"; else command fi_info "$@"; fi; }
-endpoints() { fi_info -p efa -t FI_EP_RDM 2> /dev/null | grep -c 'provider: efa' || true; } # none makes grep fail, and is an answer
+endpoints() { fi_info -p efa -t FI_EP_RDM 2> /dev/null | grep -c 'provider: efa' || true; } # grep fails if the count is 0, which is a valid result
 is_new_enough() { [ "$(printf '%s\n' "$least" "$(installed)" | sort -V | head -n 1)" = "$least" ]; }
 in_image() { [ "${TRAINFLEET_HOST:-}" = image ]; }
 loaded() { [ -d /sys/module/ib_uverbs ] || lsmod | grep -q '^ib_uverbs'; }
@@ -40,7 +40,7 @@ apply() {
     (cd "$folder/aws-efa-installer" && ./efa_installer.sh "${options[@]}" > "$folder/log" 2>&1) || { tail -n 20 "$folder/log"; exit 1; }
   fi
   ! in_image || return 0
-  loaded || modprobe ib_uverbs # it is unloaded now and then; the file below loads it at every boot
+  loaded || modprobe ib_uverbs # it is sometimes unloaded; the file below loads it at every boot
   echo ib_uverbs > /etc/modules-load.d/trainfleet-efa.conf
 }
 

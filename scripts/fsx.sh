@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# An FSx file system mounted now and at every boot: fsx.sh apply fs-0123.fsx.us-east-1.amazonaws.com@tcp:/abcd /fsx
-# With the word `efa` its data must go over EFA (lnet.sh), which LNet's own counters show: a client that can't goes over TCP silently.
-# Data linked to S3 shows as files, loaded when read. The client itself is lustre.sh's.
+# Mounts an FSx file system now and at every boot: fsx.sh apply fs-0123.fsx.us-east-1.amazonaws.com@tcp:/abcd /fsx
+# With `efa`, data must use EFA (lnet.sh). LNet's counters verify that, because a misconfigured client silently uses TCP.
+# Data linked to S3 appears as files, which are loaded when read. lustre.sh installs the client.
 set -euo pipefail
 usage="usage: fsx.sh check|apply|verify DNS_NAME@tcp:/MOUNT_NAME FOLDER [efa]"
 verb=${1:?$usage}
-export source=${2:?$usage} folder=${3:?$usage} efa=${4:-} # source and folder become fields of fstab; no part of the folder is `..`
+export source=${2:?$usage} folder=${3:?$usage} efa=${4:-} # source and folder become fields of fstab, so no part of the folder may be `..`
 [[ $folder =~ ^(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$ && $source =~ ^[A-Za-z0-9][A-Za-z0-9.-]*@tcp[0-9]*:/[A-Za-z0-9_-]+$ && $efa =~ ^(efa)?$ ]] ||
   { echo "$usage" >&2; exit 2; }
 table=${TRAINFLEET_ROOT:-}/etc/fstab
 mounts=${TRAINFLEET_MOUNTS:-/proc/mounts}
-export options=noatime,flock,_netdev,x-systemd.automount${efa:+,x-systemd.requires=trainfleet-lnet.service} # flock: checkpoints and git take locks
+export options=noatime,flock,_netdev,x-systemd.automount${efa:+,x-systemd.requires=trainfleet-lnet.service} # flock: checkpoints and git use file locks
 PROBE_MIB=16
 
 mounted() { name=":/${source##*:/}" awk '$2 == ENVIRON["folder"] && $3 == "lustre" && index($1, ENVIRON["name"])' "$mounts" | grep -q .; }
 at_boot() { awk '$1 == ENVIRON["source"] && $2 == ENVIRON["folder"] && $3 == "lustre" && $4 == ENVIRON["options"]' "$table" | grep -q .; }
 sent() { lnetctl net show -v --net efa 2> /dev/null | awk '/send_count/ { all += $2 } END { print all + 0 }'; }
 
-goes_over_efa() { # a request or more a MiB; AWS's own check counts likewise
+goes_over_efa() { # at least one request per MiB, as in AWS's own check
   local before file
   before=$(sent)
   file=$(mktemp -p "$folder" .trainfleet-efa-XXXXXX)
@@ -37,7 +37,7 @@ verify() {
 apply() {
   modprobe lustre
   mkdir -p "$folder"
-  cp -p "$table" "$table.new" # keeps its owner and mode
+  cp -p "$table" "$table.new" # preserves owner and mode
   { awk '/^#/ || $2 != ENVIRON["folder"] || $3 != "lustre"' "$table"; echo "$source $folder lustre $options 0 0"; } > "$table.new"
   mv "$table.new" "$table"
   mounted || mount "$folder"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A key pair of the head's own for reaching the nodes; FOLDER, which all see, receives only its public half, under its user's name.
+# Creates the head's key pair for logging in to the nodes. Only its public half goes to FOLDER, which all nodes see, named after the user.
 set -euo pipefail
 usage="usage: head_key.sh check|apply|verify FOLDER"
 verb=${1:?$usage} folder=${2:?$usage}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The key that signs a repository or a download, as a keyring in FILE, once it is the one that docker/platforms.lock.yaml names.
+# Downloads the signing key of a repository or file, checks it against FINGERPRINT (from docker/platforms.lock.yaml), and writes it to FILE.
 set -euo pipefail
 usage="usage: key.sh check|apply|verify URL FINGERPRINT FILE"
 verb=${1:?$usage} url=${2:?$usage} wanted=${3:?$usage} file=${4:?$usage}
@@ -22,7 +22,7 @@ apply() {
     exit 1
   }
   install -d "$(dirname "$file")"
-  [[ $file == *.asc ]] || ! grep -q 'BEGIN PGP' "$folder/key" || { gpg --batch --dearmor < "$folder/key" > "$folder/ring" && mv "$folder/ring" "$folder/key"; } # rpm wants .asc
+  [[ $file == *.asc ]] || ! grep -q 'BEGIN PGP' "$folder/key" || { gpg --batch --dearmor < "$folder/key" > "$folder/ring" && mv "$folder/ring" "$folder/key"; } # rpm needs .asc
   install -m 0644 "$folder/key" "$file"
 }
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Locked memory without limit (EFA registers what it sends from) and many open files, for every later login.
-# Needs `UsePAM yes` in sshd: without PAM nothing reads limits.d, which is why sshd.sh leaves it on.
+# Sets unlimited locked memory (EFA registers its send buffers) and a high open-file limit, from the next login on.
+# sshd needs `UsePAM yes`, because only PAM reads limits.d; sshd.sh keeps it on.
 set -euo pipefail
 usage="usage: limits.sh check|apply|verify OPEN_FILES"
 verb=${1:?$usage} files=${2:?$usage}
 [[ $files =~ ^[0-9]+$ ]] || { echo "$usage" >&2; exit 2; }
 target=${TRAINFLEET_ROOT:-}/etc/security/limits.d/90-trainfleet.conf
 
-wanted() { # `*` does not stand for root
+wanted() { # `*` does not include root
   cat << CONF
 # Written by trainfleet (scripts/limits.sh).
 * - memlock unlimited

@@ -1,26 +1,27 @@
 #!/usr/bin/env bash
-# requirements*.lock from pyproject.toml, each file of each package by its SHA-256 (check: current?, apply: write them, verify = check).
-# -extras: what is only for hf:// sources, fp8 and make eval TASKS: scripts/venv.sh apply requirements-extras.lock. Needs uv. CUDA's own packages are in requirements-cuda.lock, as only torch's usual Linux build needs them. That build's hashes come from
-# the package registry; those of the CPU builds from docker/platforms.lock.yaml, as PyTorch's own index has other files of the same version.
+# Writes requirements*.lock from pyproject.toml, with the SHA-256 of each package file. `check` (= `verify`) tests whether they are up to date.
+# Needs uv. -extras is for hf:// sources, fp8 and make eval TASKS: scripts/venv.sh apply requirements-extras.lock. -cuda has CUDA's packages,
+# which only torch's default Linux build needs. Hashes of that build come from the package registry, those of the CPU builds from
+# docker/platforms.lock.yaml, because PyTorch's own index has different files for the same version.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-compile() { # every platform and Python in one file
+compile() { # one file for all platforms and Python versions
   uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes --no-emit-find-links \
     --no-emit-index-url "$@" pyproject.toml
 }
 
-requirements() { # cuda|other: a requirement and its hashes are one line and those below it
+requirements() { # cuda|other; a requirement is one line, and its hashes are the indented lines below
   awk -v wanted="$1" '/^[^ ]/ { kind = /^(nvidia|cuda)-|^triton==/ ? "cuda" : /sys_platform == .emscripten/ ? "none" : "other" } kind == wanted'
 }
 
-add_cpu_builds() { # their hashes, as some of torch's own
+add_cpu_builds() { # adds their hashes to torch's
   awk -v hashes="$(awk '/cpu_wheels:/ { on = 1; next } on && !/^ *cp/ { on = 0 } on { print $2 }' docker/platforms.lock.yaml)" '
     { print }
     /^torch==/ { count = split(hashes, each); for (i = 1; i <= count; i++) print "    --hash=sha256:" each[i] " \\" }'
 }
 
-write() { # where to
+write() { # FOLDER
   local all
   all=$(compile)
   requirements other <<< "$all" | add_cpu_builds > "$1/requirements.lock"

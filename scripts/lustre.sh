@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# FSx's Lustre client, with a module for the kernel that runs. Where FSx has none for that kernel, the newest kernel for which it has one
-# is installed, made GRUB's default, and looked for again after the boot. Exits 3 when the machine must boot.
+# Installs FSx's Lustre client with a module for the running kernel. If FSx has no module for it, installs the newest kernel that has one,
+# makes it GRUB's default, and checks it again after the reboot. Exits with 3 if the machine must reboot.
 set -euo pipefail
 usage="usage: lustre.sh check|apply|verify KEY"
 verb=${1:?$usage} key=${2:?$usage} root=${TRAINFLEET_ROOT:-}
@@ -10,7 +10,7 @@ keys=https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-publ
 kernel=$(uname -r) boot=$(cat /proc/sys/kernel/random/boot_id)
 otherwise="choose an image with a kernel of https://docs.aws.amazon.com/fsx/latest/LustreGuide/lustre-client-matrix.html (fleet.aws.ami)"
 
-verify() { # modinfo loads nothing: LNet must be told of EFA before Lustre loads
+verify() { # modinfo does not load the module; LNet must be configured for EFA before Lustre loads
   { command -v mount.lustre && modinfo lustre; } > /dev/null 2>&1 || { echo "lustre: no client for kernel $kernel"; return 1; }
   echo "lustre: client for kernel $kernel"
 }
@@ -18,12 +18,12 @@ verify() { # modinfo loads nothing: LNet must be told of EFA before Lustre loads
 refuse() { echo "lustre: $1; $otherwise"; exit 1; }
 install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o DPkg::Lock::Timeout=300 "$@" > /dev/null; }
 offered() { apt-cache show "$1" > /dev/null 2>&1; }
-newest() { # of the kernels that have a module, and that the distribution still offers
+newest() { # newest kernel with a module that the distribution still offers
   apt-cache search --names-only '^lustre-client-modules-[0-9].*-aws$' | sed 's/^lustre-client-modules-//; s/ .*//' | sort -Vr |
     while read -r version; do ! offered "linux-image-$version" || { echo "$version"; break; }; done
 }
 
-hold() { dpkg-query -W -f '${Package}\n' linux-aws linux-image-aws linux-headers-aws 2> /dev/null | xargs -r apt-mark hold > /dev/null || true; } # there may be none
+hold() { dpkg-query -W -f '${Package}\n' linux-aws linux-image-aws linux-headers-aws 2> /dev/null | xargs -r apt-mark hold > /dev/null || true; } # they may not be installed
 switch() {
   local new
   [ ! -e "$grub" ] || grep -q "$boot" "$grub" || refuse "kernel $kernel booted, and not the one that $grub names"
@@ -42,14 +42,14 @@ switch() {
 }
 
 apply() {
-  command -v apt-get > /dev/null || { dnf install -y -q lustre-client; return; } # Amazon Linux: the kernel's own modules
+  command -v apt-get > /dev/null || { dnf install -y -q lustre-client; return; } # Amazon Linux kernels include the modules
   "$(dirname "$0")/key.sh" apply "$keys" "$key" "$root/etc/apt/keyrings/fsx.gpg" > /dev/null
   mkdir -p "$root/etc/apt/sources.list.d"
   echo "deb [signed-by=/etc/apt/keyrings/fsx.gpg] $repository $(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release) main" > "$root/etc/apt/sources.list.d/fsx.list"
   apt-get update -qq
   offered "lustre-client-modules-$kernel" || switch
   install lustre-client-utils "lustre-client-modules-$kernel"
-  hold # a newer kernel, by an upgrade in the night, would boot without the module
+  hold # an unattended upgrade would install a kernel without the module
 }
 
 case $verb in

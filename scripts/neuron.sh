@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The Neuron driver, runtime, collectives and tools, exact versions, from Neuron's own repository.
+# Installs exact versions of the Neuron driver, runtime, collectives and tools from Neuron's own repository.
 # https://awsdocs-neuron.readthedocs-hosted.com/en/latest/setup/ - usage: neuron.sh apply KEY aws-neuronx-dkms=VERSION ...
-# Of apt systems only: an RPM's version has the commit in it (2.33.10.0_3dcef56f0-1), and those systems' glibc is too old for torch.
-# With TRAINFLEET_HOST=image no driver is loaded and no device looked for: they are the host's.
+# Supports only apt: RPM versions contain the commit (2.33.10.0_3dcef56f0-1), and the glibc of RPM systems is too old for torch.
+# With TRAINFLEET_HOST=image, it neither loads the driver nor checks devices, because they belong to the host.
 set -euo pipefail
 usage="usage: neuron.sh check|apply|verify KEY PACKAGE=VERSION..."
 verb=${1:?$usage} key=${2:?$usage}
@@ -11,7 +11,7 @@ shift 2
 apt=https://apt.repos.neuron.amazonaws.com
 published=GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB
 
-installed() { dpkg-query -W -f '${Version}' "$1" 2> /dev/null | sed 's/[-~+].*//' || true; } # without what the distribution adds; nothing when it is not there
+installed() { dpkg-query -W -f '${Version}' "$1" 2> /dev/null | sed 's/[-~+].*//' || true; } # without the distribution's suffix; empty if not installed
 
 verify() {
   local pin found
@@ -33,7 +33,7 @@ apply() {
   echo "deb [signed-by=/etc/apt/keyrings/neuron.gpg] $apt $VERSION_CODENAME main" > /etc/apt/sources.list.d/neuron.list
   apt-get update -qq
   apt-get install -y -qq -o DPkg::Lock::Timeout=300 --allow-downgrades --allow-change-held-packages "${@/%/*}" > /dev/null
-  apt-mark hold "${@%%=*}" > /dev/null # no upgrade in the night
+  apt-mark hold "${@%%=*}" > /dev/null # prevents unattended upgrades
   [ "${TRAINFLEET_HOST:-}" = image ] || modprobe neuron
 }
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# NVIDIA's data-centre driver: the one that is there if it is new enough for the platform's CUDA, else Ubuntu's own signed packages of one
-# branch, and the fabric manager of exactly the same version where NVSwitch needs it. Packages of two sources are never mixed: a
-# driver and a fabric manager of different builds refuse each other. CUDA itself comes inside torch.
-# Exits 3 when the machine must boot again before the driver works.
+# Ensures an NVIDIA data-center driver: the existing one if it is new enough for the platform's CUDA, else Ubuntu's signed packages of one
+# branch. With NVSwitch, it also ensures the fabric manager of exactly the same version. Packages of two sources are never mixed, because a
+# driver and a fabric manager of different builds refuse each other. CUDA itself ships with torch.
+# Exits with 3 if the machine must reboot before the driver works.
 set -euo pipefail
 usage="usage: nvidia.sh check|apply|verify LEAST BELOW|- BRANCH open|proprietary [fabric]"
 verb=${1:?$usage} least=${2:?$usage} below=${3:?$usage} branch=${4:?$usage} modules=${5:?$usage} fabric=${6:-}
@@ -38,7 +38,7 @@ apply() {
   done
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o DPkg::Lock::Timeout=300 --no-install-recommends "${packages[@]}" > /dev/null
   [ -z "$fabric" ] || systemctl enable --now --quiet nvidia-fabricmanager
-  modprobe nvidia 2> /dev/null || true # the old module may be in use: what is loaded then is told below
+  modprobe nvidia 2> /dev/null || true # fails if the old module is in use; the next line checks the loaded version
   fits "$(driver)" || { echo "nvidia: driver ${version%%-*} is installed, and loads at the next boot"; exit 3; }
 }
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The plug-in by which NCCL speaks libfabric, so EFA. The EFA installer brings it since 1.39; here its age is judged, and the loader
-# told where it is (NCCL looks for libnccl-net*.so by name). https://github.com/aws/aws-ofi-nccl
+# Ensures the plug-in with which NCCL uses libfabric, and so EFA. The EFA installer includes it since 1.39. This script checks its version and
+# adds it to the loader path, because NCCL finds libnccl-net*.so by name. https://github.com/aws/aws-ofi-nccl
 set -euo pipefail
 usage="usage: ofi_nccl.sh check|apply|verify LEAST EFA_VERSION EFA_KEY"
 verb=${1:?$usage} least=${2:?$usage} efa=${3:?$usage} key=${4:?$usage}
 home=${EFA_HOME:-/opt/amazon}
-conf=${TRAINFLEET_ROOT:-}/etc/ld.so.conf.d/100_ofinccl.conf # the name that the EFA installer uses too
+conf=${TRAINFLEET_ROOT:-}/etc/ld.so.conf.d/100_ofinccl.conf # same name as in the EFA installer
 
 library() { find "$home/ofi-nccl" -name 'libnccl-net*.so*' 2> /dev/null | sort | head -n 1; }
 packages() {
@@ -28,7 +28,7 @@ verify() {
 
 apply() {
   if [ -z "$(library)" ] || [ "$(printf '%s\n' "$least" "$(version || true)" | sort -V | head -n 1)" != "$least" ]; then
-    rm -f "$home/efa_installed_packages" # so that efa.sh runs the installer again, which brings the plug-in
+    rm -f "$home/efa_installed_packages" # makes efa.sh run the installer again, which includes the plug-in
     "$(dirname "$0")/efa.sh" apply "$efa" "$key"
   fi
   [ -n "$(library)" ] || { echo "ofi-nccl: EFA installer $efa brought no plug-in"; exit 1; }

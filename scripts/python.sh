@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The Python environment of the fleet, in a folder that all nodes share: requirements.lock, with torch as the platform pins it. uv is used
-# if it is there. `-` stands for the usual index, or no other one. Neuron's packages have no SHA-256: exact versions of its index only.
+# Builds the fleet's Python environment in a folder that all nodes share, from requirements.lock and the platform's torch pin. Uses uv if
+# available. `-` means the default index, or no other index. Neuron's packages have no SHA-256, only exact versions from its index.
 set -euo pipefail
 usage="usage: python.sh check|apply|verify FOLDER TORCH_INDEX OTHER_INDEX TORCH [--hash=...]... [PIN --hash=...]... PIN..."
 verb=${1:?$usage} folder=${2:?$usage} torch_index=${3:?$usage} other=${4:?$usage} torch=${5:?$usage}
-shift 5; hashes=() checked=() # checked: pins of the usual index, each with its hashes
+shift 5; hashes=() checked=() # checked: pins from the default index, each with its hashes
 while [[ ${1:-} == --hash=* ]]; do hashes+=("$1"); shift; done
 while [[ ${2:-} == --hash=* ]]; do checked+=("$1"); shift; while [[ ${1:-} == --hash=* ]]; do checked[-1]+=" $1"; shift; done; done
 locks=$(cd "$(dirname "$0")/.." && pwd)
 
-choose() { # this toolkit needs 3.11; torch and Neuron have builds up to 3.13, and the lock has a hash of each for 3.11 and 3.12
+choose() { # trainfleet needs 3.11; torch and Neuron have builds up to 3.13, and the lock has hashes of each for 3.11 and 3.12
   for minor in 12 11 13; do "python3.$minor" -c 'import ensurepip' 2> /dev/null && command -v "python3.$minor" && return; done
   echo "python: no Python 3.11 to 3.13 that can make environments on this node" >&2 && return 1
 }
@@ -21,7 +21,7 @@ verify() {
   echo "python: $folder, torch $found"
 }
 
-install() { # without the constraints and other habits of whoever owns this node
+install() { # ignores pip constraints and other settings of the node's owner
   local words=("$folder/bin/python" -m pip install -q)
   ! command -v uv > /dev/null || words=(uv pip install --quiet --python "$folder/bin/python")
   "$python" "$locks/scripts/pip_sources.py" run "${words[@]}" "$@"
@@ -48,8 +48,8 @@ apply() {
     left=$("$folder/bin/python" "$locks/scripts/unpinned.py" "${@%%=*}")
     [ -z "$left" ] || { echo "python: $left is asked for, and pinned nowhere: add it to docker/platforms.lock.yaml"; exit 1; }
   fi
-  [ $# -eq 0 ] && [ ${#hashes[@]} -eq 0 ] || install "$torch" "$@" # of the usual index, what those ask for beside the lock
-  touch "$folder/.complete" # last: without it the folder counts as not there
+  [ $# -eq 0 ] && [ ${#hashes[@]} -eq 0 ] || install "$torch" "$@" # dependencies that are not in the lock, from the default index
+  touch "$folder/.complete" # last, because a folder without it counts as missing
 }
 
 case $verb in

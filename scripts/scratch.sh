@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The instance's NVMe disks as one fast local folder (RAID 0 of several): for caches, as they are empty after a stop.
-# A disk that holds a file system, a partition or part of an array already is left alone: it may be somebody's data.
+# Mounts the instance's NVMe disks as one fast local folder (RAID 0 for several). It is only for caches, because a stop erases the disks.
+# A disk that already has a file system, a partition or part of an array is refused, because it may hold data.
 set -euo pipefail
 usage="usage: scratch.sh check|apply|verify FOLDER DISK..."
 verb=${1:?$usage} folder=${2:?$usage}
@@ -32,7 +32,7 @@ apply() {
     mkfs.ext4 -q -L "$label" -E lazy_itable_init=1,nodiscard "$device"
   fi
   mkdir -p "$folder"
-  cp -p "$table" "$table.new" # keeps its owner and mode
+  cp -p "$table" "$table.new" # preserves owner and mode
   awk '/^#/ || $2 != ENVIRON["folder"]' "$table" > "$table.new"
   echo "LABEL=$label $folder ext4 noatime,nofail 0 0" >> "$table.new"
   mv "$table.new" "$table"

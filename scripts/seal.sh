@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# For a machine image of this node: what must not be in one leaves the disk, and waits in memory until `undo`. That is host keys, the
-# machine id, what begins with a dot in homes (users' keys, tokens, histories, logs of jobs), the dead man's hours, and fstab's Lustre.
-# Each file is overwritten before it goes, as a snapshot has the blocks of deleted files too. Where nobody says undo, all comes back by
-# itself. Nothing can hide what runs have written to this very disk: that is refused.
+# Prepares this node for a machine image: moves files that must not be in an image from the disk to memory until `undo`. They are host keys,
+# the machine id, dotfiles in homes (users' keys, tokens, histories, job logs), the dead man's timer start, and Lustre in fstab.
+# Each file is overwritten before deletion, because a snapshot also contains blocks of deleted files. Without `undo`, the files are restored
+# after a timeout. Files of runs on the node's own disk can't be hidden, so the script refuses.
 set -euo pipefail
 usage="usage: seal.sh check|apply|verify|undo SHARED_FOLDER"
 verb=${1:?$usage} shared=${2:?$usage} root=${TRAINFLEET_ROOT:-}
 [[ $shared =~ ^(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$ ]] || { echo "$usage" >&2; exit 2; }
-kept=$root/run/trainfleet-sealed.tar own=$root/run/trainfleet-seal.sh # /run is memory
-longest=${TRAINFLEET_SEALED:-600} # seconds until it comes back by itself
+kept=$root/run/trainfleet-sealed.tar own=$root/run/trainfleet-seal.sh # /run is in memory
+longest=${TRAINFLEET_SEALED:-600} # seconds until the files are restored without `undo`
 most=1024 # MiB
 
-hidden() { # what leaves, a line each; what every new user gets (/etc/skel) stays
+hidden() { # files to hide, one per line, except unmodified copies from /etc/skel
   { { find etc/ssh -maxdepth 1 -name 'ssh_host_*'; find var/lib/trainfleet -name begun; find root -maxdepth 1 -name '.*'
-    find home -xdev -mindepth 2 -maxdepth 2 -name '.*'; } 2> /dev/null || true; } | # not all are everywhere
+    find home -xdev -mindepth 2 -maxdepth 2 -name '.*'; } 2> /dev/null || true; } | # some may not exist
     while read -r path; do cmp -s "etc/skel/${path##*/}" "$path" || echo "$path"; done
 }
 
-private() { hidden | tr '\n' '\0' | xargs -0 -r -I{} find {} -xdev -type f -size +0; } # its files that say something
+private() { hidden | tr '\n' '\0' | xargs -0 -r -I{} find {} -xdev -type f -size +0; } # its non-empty files
 
 refuse_runs() {
   for folder in "$shared/runs" "$shared/data"; do
@@ -37,11 +37,11 @@ apply() {
   tar --one-file-system -cpf "$kept.new" -T - <<< "$paths"
   install -m 700 "$script" "$own"
   mv "$kept.new" "$kept"
-  # shellcheck disable=SC2016 # another bash's
+  # shellcheck disable=SC2016 # variables of the inner bash
   setsid bash -c 'for ((s = 0; s < $1; s++)); do [ -e "$2" ] || exit 0; sleep 1; done; exec bash "$3" undo "$4"' - \
     "$longest" "$kept" "$own" "$shared" < /dev/null > /dev/null 2>&1 &
   private | tr '\n' '\0' | xargs -0 -r shred -n 1 -u
-  hidden | tr '\n' '\0' | xargs -0 -r rm -rf --one-file-system || true # what is mounted there stays
+  hidden | tr '\n' '\0' | xargs -0 -r rm -rf --one-file-system || true # mounts inside are kept
   [ ! -e etc/machine-id ] || : > etc/machine-id
   [ ! -e etc/fstab ] || sed -i -E '/^[^#[:space:]]+[[:space:]]+[^[:space:]]+[[:space:]]+lustre[[:space:]]/d' etc/fstab
   sync
@@ -53,7 +53,7 @@ undo() { [ ! -e "$kept" ] || { tar -xpf "$kept" && rm -f "$kept" "$own" && echo 
 script=$(realpath "$0") && cd "$root/"
 case $verb in
   check | verify) verify || { echo "seal: this node is not sealed"; exit 1; } ;;
-  apply) apply; verify; exit ;; # this file itself is gone now
+  apply) apply; verify; exit ;; # apply deleted this script
   undo) undo; exit ;;
   *) echo "$usage" >&2 && exit 2 ;;
 esac

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the folder that all nodes share, owned by the user who trains. shared_folder.sh apply /fsx/trainfleet ubuntu
-# FSx makes runs, data and the folders above them if they are exported to S3, and root may own them.
+# Creates the folder that all nodes share, owned by the user who trains. shared_folder.sh apply /fsx/trainfleet ubuntu
+# If FSx exports runs and data to S3, it creates them and the folders above them, and root may own them.
 set -euo pipefail
 usage="usage: shared_folder.sh check|apply|verify FOLDER USER"
 verb=${1:?$usage} folder=${2:?$usage} user=${3:?$usage}
@@ -15,13 +15,13 @@ verify() {
   echo "shared folder: $folder, of $user"
 }
 
-apply() { # keeps another user's folder as it is; also root's if root has begun a fleet in it
+apply() { # refuses another user's folder, and root's if root has set up a fleet in it
   local owner=root
   [ ! -d "$folder" ] || owner=$(stat -c %U "$folder")
   [ "$owner" = "$user" ] || { [ "$owner" = root ] && [ ! -e "$folder/code" ]; } ||
     { echo "shared folder: $folder belongs to $owner, but each user needs a separate one; set fleet.shared_folder: $folder-$user"; exit 1; }
   mkdir -p "$folder"
-  # shellcheck disable=SC2046 # one word for each folder; their names have no space
+  # shellcheck disable=SC2046 # one word per folder; the names contain no spaces
   chown "$user" "$folder" $(of_root)
 }
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# sshd takes keys and no passwords. PAM stays on: without it limits.d is not read, and EFA would get 64 KiB of locked memory.
-# What is written is tried by `sshd -t` first: a mistake here would lock everybody out. Connections that are open stay open.
+# Configures sshd to accept only keys, not passwords. PAM stays on: without it limits.d is not read, and EFA would get 64 KiB of locked memory.
+# `sshd -t` validates the new configuration first, because a mistake would lock everybody out. Open connections stay open.
 set -euo pipefail
 usage="usage: sshd.sh check|apply|verify"
 verb=${1:?$usage}
 root=${TRAINFLEET_ROOT:-}
-target=$root/etc/ssh/sshd_config.d/10-trainfleet.conf # sshd takes the first value that it reads, and 10- is read early
+target=$root/etc/ssh/sshd_config.d/10-trainfleet.conf # sshd uses the first value that it reads, and 10- sorts early
 
 wanted() {
   cat << 'CONF'
@@ -24,7 +24,7 @@ verify() { wanted | cmp -s - "$target" && echo "sshd: keys only"; }
 
 reload() {
   if [ -d /run/systemd/system ]; then
-    systemctl reload ssh 2> /dev/null || systemctl reload sshd # Ubuntu calls it ssh, Amazon Linux sshd
+    systemctl reload ssh 2> /dev/null || systemctl reload sshd # named ssh on Ubuntu, sshd on Amazon Linux
   else
     echo "sshd: systemd does not run it here; it reads the new file when it starts next"
   fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# .venv from the lock files: check (is it there?), apply (build it), verify (do the packages load?).
-# uv is used where it is there; plain venv and pip do the same, slower: TRAINFLEET_PIP=pip.
+# Builds .venv from the lock files. `check` tests whether it exists, and `verify` whether the packages load.
+# Uses uv if available, else the slower venv and pip, which TRAINFLEET_PIP=pip forces.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 verb=${1:?usage: venv.sh check|apply|verify [lock ...]}; shift
@@ -8,28 +8,28 @@ python=.venv/bin/python
 cpu_index=https://download.pytorch.org/whl/cpu # PyTorch's own index of builds without CUDA
 
 uses_uv() { [ "${TRAINFLEET_PIP:-}" != pip ] && command -v uv > /dev/null; }
-is_whole() { [ -x "$python" ] && { uses_uv || "$python" -m pip --version > /dev/null 2>&1; }; } # one whose making was stopped is not
+is_whole() { [ -x "$python" ] && { uses_uv || "$python" -m pip --version > /dev/null 2>&1; }; } # false if its creation was interrupted
 needs_cuda() { "$python" -c 'import importlib.metadata as m; exit(not any("nvidia" in r for r in m.requires("torch") or ()))' 2> /dev/null; }
 has_gpu() { [ -d /proc/driver/nvidia/gpus ] || compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
 
-install() { # as pip install, silent unless it fails; nothing that the locks do not name by its SHA-256
+install() { # like pip install, but silent unless it fails, and only for packages with a SHA-256 in the locks
   local words=("$python" -m pip install --quiet --quiet --disable-pip-version-check)
   ! uses_uv || words=(uv pip install --quiet --python "$python")
   python3 scripts/pip_sources.py run "${words[@]}" --require-hashes --no-deps "$@"
 }
 
-install_cpu_torch() { # a tenth of the usual build's size; where it can't be had in seconds, the usual one does
+install_cpu_torch() { # a tenth of the default build's size; falls back to the default build if not available within seconds
   [ "$(uname -sm)" = 'Linux x86_64' ] && ! has_gpu || return 0
-  awk '/^[^ ]/ { torch = sub(/^torch==[0-9.]+/, "&+cpu") } torch' "$@" | tee .venv/torch.lock | grep -c . > /dev/null || return 0 # uv wants +cpu
+  awk '/^[^ ]/ { torch = sub(/^torch==[0-9.]+/, "&+cpu") } torch' "$@" | tee .venv/torch.lock | grep -c . > /dev/null || return 0 # uv requires +cpu
   (export PIP_DEFAULT_TIMEOUT=8 PIP_RETRIES=0 UV_HTTP_TIMEOUT=8 UV_HTTP_RETRIES=0
     install --index-url "$cpu_index" --requirement .venv/torch.lock || install --requirement .venv/torch.lock) 2> /dev/null ||
     echo "PyTorch's index of CPU builds can't be reached, or has none that the lock knows; taking the usual build of torch"
 }
 
-take_turns() { # of two first makes the second waits, and finds the packages there; flock is Python's, as macOS has no program for it
+take_turns() { # the second of two concurrent makes waits for the first; Python's flock, because macOS has no flock program
   exec 9>> .venv.lock; python3 -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2> /dev/null && return
   echo "another make is installing into .venv; waiting for it ..."
-  python3 -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)' 2> /dev/null || true # a file system without locks
+  python3 -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)' 2> /dev/null || true # the file system may not support locks
 }
 
 apply() {
@@ -44,7 +44,7 @@ apply() {
   take_turns
   is_whole || { rm -rf .venv; if uses_uv; then uv venv --quiet .venv; else python3 -m venv .venv; fi; }
   install_cpu_torch "$@"; install "${files[@]}"
-  ! needs_cuda || install --requirement requirements-cuda.lock # which torch's usual build for Linux asks for
+  ! needs_cuda || install --requirement requirements-cuda.lock # dependencies of torch's default Linux build
   touch .venv/.stamp
 }
 

@@ -252,7 +252,7 @@ cp "'"$root"'/www/$from" "$(printf "%s\n" "$@" | grep -A 1 -x -- -o | tail -n 1)
   printf 'sleep\0009' > "$root/proc/1/cmdline"
   run "$scripts/beating.sh" verify
   [ "$status" -eq 1 ]
-  printf 'python\000-m\000trainfleet.entrypoint' > "$root/proc/1/cmdline"
+  printf 'python\000-m\000trainfleet.node.entrypoint' > "$root/proc/1/cmdline"
   run "$scripts/beating.sh" verify
   [ "$status" -eq 0 ]
   [ "$output" = "beating: no ranks yet" ]
@@ -648,7 +648,7 @@ deadman() { # a node of our own: what it waits for, asks and shuts down is seen 
   job=$!
   mkdir "$root/proc/$job"
   printf 'TRAINFLEET_JOB=/fsx:mine\0' > "$root/proc/$job/environ"
-  printf 'python\0-m\0trainfleet.supervisor\0' > "$root/proc/$job/cmdline"
+  printf 'python\0-m\0trainfleet.node.supervisor\0' > "$root/proc/$job/cmdline"
   run "$scripts/deadman.sh" check 1.5 -
   [ "$status" -eq 0 ]
   wait "$job" || true

@@ -358,3 +358,20 @@ def test_the_measures_would_see_what_is_wrong() -> None:
     assert sum(tokens_by_line('x = f"{a + b} c"\n').values()) == 3, (
         "as many in every version of Python"
     )
+
+
+# Files and labels with our name that are no modules.
+OTHER = {"conf", "cfg", "lock", "layers", "platform", "sbom"}
+
+
+def test_scripts_and_images_name_modules_that_exist() -> None:
+    """A script that looks for a process by its module finds nothing once the module has moved."""
+    root, unknown = PACKAGE.parents[1], set()
+    files = [*root.glob("scripts/*.sh"), *root.glob("docker/Dockerfile*"), *PACKAGE.rglob("*.sh")]
+    for path in files:
+        for found in re.findall(r"trainfleet((?:\\?\.[a-z_]+)+)", path.read_text()):
+            names = found.replace("\\", "").split(".")[1:]
+            module = PACKAGE.joinpath(*names)
+            if not (module.is_dir() or module.with_suffix(".py").exists() or names[0] in OTHER):
+                unknown.add(f"{path.name}: {found}")
+    assert not unknown

@@ -1,8 +1,7 @@
 # shellcheck shell=dash
-# Prints the facts that a plan or the preflight needs about a node, as key=value lines.
-# Usage: sh -s -- [--links] SHARED_FOLDER PYTHON 'LOGGER...' PEER...
-# --links adds the GPU topology, for which nvidia-smi takes a second.
-# This script makes no changes, does not need root (sudo adds some facts), and must stay fast: 64 nodes take only a few seconds.
+# Prints a node's facts for plans and the preflight as key=value lines: `sh -s -- [--links] SHARED_FOLDER PYTHON 'LOGGER...' PEER...`
+# --links also prints the GPU topology, for which nvidia-smi needs a second.
+# The script is read-only and needs no root, although it prints more with sudo. It is fast, so that 64 nodes take only a few seconds.
 links=
 [ "$1" != --links ] || { links=yes && shift; }
 shared=$1 python=$2 loggers=$3
@@ -29,7 +28,7 @@ say memlock "$(ulimit -l)"
 say nofile "$(ulimit -n)"
 df -PkT / 2> /dev/null | while read -r device kind _ _ free _; do [ "$kind" = Type ] || say disk "$free $kind $device"; done
 if [ -n "$shared" ]; then
-  at=$shared # the nearest existing ancestor determines the file system
+  at=$shared # the nearest existing folder shows the file system
   until [ -d "$at" ] || [ "$at" = / ]; do at=${at%/*} at=${at:-/}; done
   timeout 10 df -PkT "$at" | while read -r device kind _ _ free _ mounted; do
     [ "$kind" = Type ] || say shared "$free $kind $device $mounted"
@@ -50,14 +49,14 @@ for program in gcc make curl tar git docker mount.lustre mdadm mkfs.xfs; do
   command -v "$program" > /dev/null || [ -x "/usr/sbin/$program" ] || [ -x "/sbin/$program" ] || say lacks "$program"
 done
 
-found= # Python 3.11 or newer with ensurepip; detected by its files, because starting Python takes longer than everything else here
+found= # a Python 3.11 or newer that can create environments; found by its files, because starting it takes longer than everything else
 for minor in 13 12 11; do
   path=$(command -v "python3.$minor") || continue
   for lib in lib lib64; do [ ! -d "${path%/bin/*}/$lib/python3.$minor/ensurepip" ] || found=yes; done
 done
 [ -n "$found" ] || say lacks 'python 3.11 or newer'
 
-for device in /sys/bus/pci/devices/*; do # counts devices on the PCI bus, because that works without drivers
+for device in /sys/bus/pci/devices/*; do # counted on the bus, so that they are found before a driver is installed
   { read -r vendor < "$device/vendor" && read -r model < "$device/device" && read -r class < "$device/class"; } 2> /dev/null || continue
   case $vendor:$model:$class in
     0x10de:*:0x0302* | 0x10de:*:0x0300*) say bus nvidia ;;
@@ -76,7 +75,7 @@ if [ -n "$links" ] && command -v nvidia-smi > /dev/null; then
   say mig "$(timeout 10 nvidia-smi -L | grep -c MIG)"
 fi
 for device in /dev/neuron[0-9]*; do [ ! -e "$device" ] || say neuron "$device"; done
-if [ -d /sys/devices/virtual/neuron_device ]; then # searched by name, because driver 2.31 moved the counters
+if [ -d /sys/devices/virtual/neuron_device ]; then # found by name, because driver 2.31 moved the counters
   find /sys/devices/virtual/neuron_device -path '*_ecc_uncorrected/total' | while IFS= read -r path; do
     read -r count < "$path" && say neuron_ecc "${path#/sys/devices/virtual/neuron_device/} $count"
   done
@@ -126,8 +125,8 @@ if [ -x "$python" ]; then
     [ "$record" = '*.dist-info' ] || say torch "${record%.dist-info}"
   done
 fi
-for path in ${loggers:+"$python" "$shared"/env/*/bin/python}; do # finds the installed packages out of train.loggers
-  # shellcheck disable=SC2016,SC2086 # the quoted code has no shell variables, and $loggers must split into words
+for path in ${loggers:+"$python" "$shared"/env/*/bin/python}; do # installed packages of train.loggers
+  # shellcheck disable=SC2016,SC2086 # not shell variables; one word per service
   [ ! -x "$path" ] || timeout 20 "$path" -Pc 'import importlib.util, sys
 for name in sys.argv[2:]: importlib.util.find_spec(name) and print(f"logger={name} {sys.argv[1]}")' "$path" $loggers
 done

@@ -223,7 +223,7 @@ def require_hosts(head: Head) -> Config:
     if head.by_agent:
         problem = (
             "a rehearsal needs SSH, but only Session Manager reaches these hosts; "
-            "set fleet.aws.ssm_only=false"
+            "set fleet.aws.allow_ssh_from"
         )
     elif (count := len(located.fleet.hosts)) < 2:
         problem = f"a rehearsal needs two hosts, or three to cut one off; the fleet has {count}"
