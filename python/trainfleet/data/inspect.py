@@ -20,8 +20,8 @@ from .tokenizer import load
 
 
 def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
-    """Yields lines about the dataset, the position of global sample `sample`, and its text. With
-    `full`, checks every file first.
+    """Yields lines about the dataset, the position of global sample `sample`, and its text. If
+    `full`, verifies every file first.
     """
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     if full:
@@ -41,7 +41,7 @@ def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
 
 
 def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str:
-    """Decodes ids to text, with a marker line at the end of each document."""
+    """Decodes ids to text, with a marker line after each document."""
     parts: list[list[int]] = [[]]
     for id_ in ids:
         parts.append([]) if id_ == end else parts[-1].append(id_)
