@@ -28,7 +28,7 @@ from .source_files import EMPTY, SourceFile, told
 from .sources import SourcePiece, Unit
 
 # Magic number of each compression format, with the Python module and the command that decompress
-# it. Some Python builds lack one of these modules.
+# it. Not every Python build includes all of these modules.
 PACKED = {b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": ("lzma", "xz")}
 # Maximum number of sidecars to hold back until the first record. Beyond that, they are read as
 # texts.
@@ -83,8 +83,8 @@ def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
-    """Yields a warning per source if the first LOOKED files of its tar include unread ones. Raises
-    DataError if one of them would stop tokenization.
+    """Yields a warning for each source whose tar contains unread files among its first LOOKED ones.
+    Raises DataError if one of these files would stop tokenization.
     """
     tars = {
         unit.source: piece for unit in units for piece in unit.pieces if name_of(piece.path) == TAR

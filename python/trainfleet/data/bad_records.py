@@ -51,8 +51,8 @@ class OtherField(DataError):
 
 
 def alone(error: DataError) -> DataError:
-    """Returns the error without its advice to change the text field. Other records of the file
-    contain text in the current field, so it is correct.
+    """Drops the advice to use another text field from the error. The file's good records show that
+    the current field is correct.
     """
     return (
         DataError(error.what, where=error.where, why=error.why, next=LINE)
@@ -82,8 +82,8 @@ class Skipped:
             )
 
     def require_few(self, documents: int) -> None:
-        """Raises DataError if a unit has at least HOPELESS bad records, and more of them than
-        `documents`, the number of good ones.
+        """Raises DataError if there are at least HOPELESS bad records and they outnumber the good
+        ones. `documents` is the number of good records.
         """
         if self.count >= HOPELESS and self.count > documents:
             what = f"one unit has {self.count:,} bad records and only {documents:,} good ones"
@@ -141,7 +141,7 @@ def naming(names: Sequence[str], readable: Sequence[str]) -> str:
 
 
 def flattening(where: str, names: Sequence[str]) -> str:
-    """Suggests how to flatten chats and prompt-answer pairs to plain text, by a jq command if jq
+    """Suggests how to flatten chats and prompt-answer pairs to plain text, with a jq command if jq
     can read the file. Returns "" for other records.
     """
     chat = next((name for name in CHATS if name in names), None)
@@ -166,7 +166,7 @@ def flattening(where: str, names: Sequence[str]) -> str:
 
 
 def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> DataError:
-    """Builds the error for a JSON line for which parsing failed with `error`."""
+    """Builds the error for a line that is not valid JSON. `error` is the parser's exception."""
     if isinstance(error, UnicodeDecodeError):
         return not_utf8(where, error, 0)
     if isinstance(error, UnicodeEncodeError):

@@ -18,7 +18,7 @@ from .sources import UnitPlan
 
 SMALLEST = 300  # minimum data.vocab_size
 SAMPLE_BYTES = 10 * MEBIBYTE
-# Sample bytes that must be due before another file is opened. This limits the sample to
+# A file is opened only once this many sample bytes have accumulated, so the sample reads at most
 # SAMPLE_BYTES / GRAIN files.
 GRAIN = MEBIBYTE // 16
 # Longer words are split for training, because merge time grows with the square of the word length.
@@ -37,7 +37,8 @@ def train(data: Data, plan: UnitPlan) -> str:
     """Trains a BPE tokenizer with `data.vocab_size` tokens and returns its tokenizer.json. The
     end-of-document, padding and mask tokens have the first ids.
 
-    Raises DataError if there is no text, or if it is too small or uniform for that vocabulary size.
+    Raises DataError if there is no text, or if the text is too small or too uniform for that
+    vocabulary size.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -73,8 +74,8 @@ def train(data: Data, plan: UnitPlan) -> str:
 
 
 def sample(data: Data, plan: UnitPlan, limit: int = SAMPLE_BYTES) -> Iterator[str]:
-    """Yields about `limit` bytes of text, spread evenly over the data, or all text if there is
-    less.
+    """Yields about `limit` bytes of text, spread evenly over the data, or all of it if the data is
+    smaller.
     """
     share, due = min(1.0, limit / plan.bytes), 0.0
     for source, piece in ((unit.source, piece) for unit in plan.units for piece in unit.pieces):

@@ -182,8 +182,8 @@ class Dataset:
 
     @cached_property
     def _splits(self) -> dict[str, list[Tokens]]:
-        """Token sequences per split: one sequence, or one per source if the training sources have
-        weights.
+        """Token sequences of each split. If sources have weights, the training split has one
+        sequence per source. Otherwise, each split is a single sequence.
         """
         from .shards import Tokens
 

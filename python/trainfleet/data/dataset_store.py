@@ -76,7 +76,7 @@ class DatasetStore(Protocol):
         ...
 
     def note(self, name: str, content: bytes) -> None:
-        """Replaces a small file that may be lost in a crash."""
+        """Replaces a small file without guaranteeing that it survives a crash."""
         ...
 
     def remove(self, name: str) -> None:
@@ -248,8 +248,8 @@ class BucketDataset:
 
 @contextmanager
 def only_job(store: DatasetStore) -> Iterator[None]:
-    """Claims the dataset for this job for the duration of the block. Raises DataError if another
-    job is creating the dataset.
+    """Claims the dataset for this job while the `with` block runs. Raises DataError if another job
+    is creating the dataset.
     """
     busy = is_busy(store.folder, PATIENCE)
     file = run_folder.take_lock(store.folder)

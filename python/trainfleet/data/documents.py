@@ -24,7 +24,7 @@ from .sources import MEMORY, SourcePiece, Unit, is_long_text
 # start of a line in a table of literals
 LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")
 TABLE = 0.6  # share of literal lines above which a file counts as a table
-BATCH_BYTES = 2**20  # small, so that the tokenizer uses most of the memory
+BATCH_BYTES = 2**20  # bytes; small, because the tokenizer needs most of the memory
 
 
 def read_unit(unit: Unit, text_field: str, skipped: Skipped | None = None) -> Iterator[Document]:
@@ -90,8 +90,7 @@ def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _read(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Yields every record of a piece, including empty ones, using the reader for the file's format.
-    """
+    """Yields every record of a piece, including empty ones, using the reader for the file's format."""
     path = piece.path
     if path.startswith(HUB):
         return formats.read_rows(piece, text_field)

@@ -200,10 +200,10 @@ HARD_TEXTS = [
 def open_encoder(
     definition: str, reference: HuggingFace, names: tuple[str, ...] = tuple(ENCODERS)
 ) -> tuple[TextEncoder, list[str]]:
-    """Returns the first named encoder that loads this tokenizer.json and matches the reference on
-    the hard texts.
+    """Returns the first encoder in `names` that can load this tokenizer.json and matches the
+    reference on the hard texts.
 
-    Also returns the reason for each skipped library, one line each.
+    Also returns the reason why each library before it was skipped, one line each.
     """
     passed = list[str]()
     for name in names:
@@ -241,8 +241,7 @@ def open_reference(definition: str, where: str) -> HuggingFace:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Redirects stderr to /dev/null, because the library prints a panic message before it raises.
-    """
+    """Redirects stderr to /dev/null, because the library prints a panic message before it raises."""
     try:
         kept = os.dup(2)
     except OSError:  # stderr is closed

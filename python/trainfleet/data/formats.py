@@ -1,5 +1,5 @@
-"""Readers for text: one document per file, per JSON line (plain, gzip or zstd) or per Parquet row,
-or several documents from one long text.
+"""Text readers that yield one document per file, per JSON line (plain, gzip or zstd) or per Parquet
+row, or several documents from one long text.
 
 A bad record yields its error, with file and line or row. Lines are counted only for errors. Damage
 that makes later records unreadable is raised instead: a damaged file, or a line of more than
@@ -64,7 +64,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Archive member that is not read. `kind` is the reason, and warnings count members by it."""
+    """Archive member that is not read. `kind` is the reason, which warnings report with a count."""
 
     kind: str
 
@@ -273,8 +273,8 @@ def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
             # Skip the rest of a line that starts in an earlier piece.
             rest = stream.readline(min(piece.end - piece.start, LONGEST + 1))
             if not rest.endswith(b"\n"):
-                # The line ends in a later piece, or it is too long and the piece where it starts
-                # raises.
+                # Either the line ends in a later piece, or it is too long and the piece where it
+                # starts raises the error.
                 return
         at = stream.tell()
         while line := stream.readline(LONGEST + 1):
@@ -346,8 +346,8 @@ def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def damage(piece: SourcePiece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
-    """Converts a library's errors about damaged content to a DataError that names the file, and
-    also the line if the caller counts lines in the yielded list.
+    """Converts a library's errors about damaged content into a DataError that names the file. It
+    also names the line if the caller counts lines in the yielded list.
     """
     line = [0]
     try:
@@ -386,8 +386,8 @@ def _first_line(piece: SourcePiece) -> int:
 
 
 def decoded(content: bytes, piece: SourcePiece, offset: int, consumed: int) -> Document:
-    """Decodes bytes that start at `offset` in a file to a document, without a byte order mark.
-    Raises BadText if they are not valid UTF-8.
+    """Decodes the bytes at `offset` in a file into a document, without a byte order mark. Raises
+    BadText if they are not valid UTF-8.
     """
     if offset == 0 and content.startswith(codecs.BOM_UTF8):
         content, offset = content[3:], 3

@@ -35,8 +35,8 @@ OFFLINE = "retry with a network connection, or use a folder with the dataset's f
 
 
 def list_shards(source: str) -> list[SourceFile]:
-    """Lists a dataset's shards, which can be read in parallel. Each shard's size is the dataset
-    size divided by the shard count.
+    """Lists a dataset's shards, which can be read in parallel. Each shard's size is estimated as
+    the dataset size divided by the shard count.
     """
     dataset = open_dataset(source)
     count = int(dataset.num_shards)
@@ -80,8 +80,8 @@ def open_dataset(source: str) -> Any:
 
 
 def _require_own_names(found: HubDataset, source: str) -> None:
-    """Raises DataError if a dataset's description refers to files elsewhere. Just opening the
-    dataset would already send a request to another server.
+    """Raises DataError if a dataset's description refers to files elsewhere. Opening the dataset
+    would already send a request to another server.
     """
     base = (
         str(Path(found.name).resolve())
@@ -174,8 +174,8 @@ def _is_folder(found: HubDataset) -> bool:
 
 
 def _require_own(builder: Any, found: HubDataset, source: str) -> None:
-    """Raises DataError if a file of the dataset is outside the dataset, even through a link, or
-    belongs to another revision.
+    """Raises DataError if a file is outside the dataset's folder or repository, even through a
+    link, or belongs to another revision.
     """
     files = [file for files in (builder.config.data_files or {}).values() for file in files]
     for file in files:

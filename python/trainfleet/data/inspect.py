@@ -41,7 +41,7 @@ def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
 
 
 def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str:
-    """Decodes ids to text, with a marker line after each document."""
+    """Decodes ids to text, with a marker line at the end of each document."""
     parts: list[list[int]] = [[]]
     for id_ in ids:
         parts.append([]) if id_ == end else parts[-1].append(id_)

@@ -42,8 +42,8 @@ ITEM_BYTES: dict[str, int] = {"uint16": 2, "int32": 4}
 LARGEST_UINT16 = 65_500
 BLOCK = 2**22  # bytes of .bin per CRC-32, so that a reader can verify a single block
 LISTED = 1000  # maximum bad records listed in a manifest
-# Number of document length classes, each covering lengths twice those of the previous class. The
-# format does not support longer documents.
+# Number of document length classes. Class i counts documents with [2^i, 2^(i+1)) tokens, and the
+# format does not support longer ones.
 LENGTHS = 31
 FORMAT = 1  # version of the file format; all other versions are rejected
 Digest = Annotated[str, Pattern("[0-9a-f]{64}")]
@@ -154,7 +154,7 @@ class Manifest:
     notes: tuple[str, ...]
     shards: tuple[Shard, ...]
     skipped: Count = 0  # number of bad records (data.on_bad_record)
-    skipped_records: tuple[str, ...] = ()  # the first of them, with file, line and reason
+    skipped_records: tuple[str, ...] = ()  # the first bad records, with file, line and reason
     format: int = FORMAT
 
     @property

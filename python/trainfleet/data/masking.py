@@ -98,7 +98,7 @@ class Masked:
         """Builds BERT's [CLS] A [SEP] B [SEP] and returns tokens, segments and labels. In half of
         the rows (label 1), B is taken from half an epoch later.
 
-        A ends at a sentence end in the middle half of the row if possible (Devlin et al. 2018,
+        A ends at a sentence boundary in the middle half of the row if possible (Devlin et al. 2018,
         section 3.1).
         """
         room = length - 3
@@ -188,8 +188,7 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
 
 
 def _draws(shape: tuple[int, ...], seed: int, purpose: int, first: int) -> npt.NDArray[np.float64]:
-    """Returns a random number in [0, 1) for each token of the global samples starting at `first`.
-    """
+    """Returns a random number in [0, 1) for each token of the global samples starting at `first`."""
     rows = mix(np.arange(first, first + shape[0], dtype=np.uint64) ^ np.uint64(fold(seed, purpose)))
     cells = mix(rows[:, None] ^ np.arange(shape[1], dtype=np.uint64)[None, :])
     return (cells >> np.uint64(11)).astype(np.float64) / 2**53

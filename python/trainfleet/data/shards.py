@@ -243,7 +243,7 @@ class Tokens:
         return np.frombuffer(content, self.dtype)[begin - first : end - first]
 
     def _cached(self, index: int, block: int) -> Callable[[], bytes]:
-        """Starts to fetch a block of a shard in the background if it is not cached. Calling the
+        """Starts fetching a block of a shard in the background if it is not cached. Calling the
         result waits for the block.
         """
         assert self.cache is not None and isinstance(self.store, BucketDataset)
@@ -280,7 +280,7 @@ class BlockCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str, fetch: Callable[[], bytes]) -> Callable[[], bytes]:
-        """Starts to prefetch a block. Calling the result waits for the block and raises its
+        """Starts prefetching a block. Calling the result waits for the block and raises its
         download error.
         """
         if name not in self.coming:

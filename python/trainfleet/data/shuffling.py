@@ -126,8 +126,7 @@ def apportion(weights: Sequence[float], total: int) -> list[int]:
 
 
 def mix(values: npt.ArrayLike) -> Index:
-    """Applies splitmix64's finalizer: every input bit flips each output bit with probability 1/2.
-    """
+    """Applies splitmix64's finalizer: every input bit flips each output bit with probability 1/2."""
     z = np.asarray(values, np.uint64)
     with np.errstate(over="ignore"):
         z = z + np.uint64(0x9E3779B97F4A7C15)
@@ -139,7 +138,7 @@ def mix(values: npt.ArrayLike) -> Index:
 def fold(*parts: int) -> int:
     """Combines numbers into one 64-bit key, which depends on their values and their order."""
     key = 0
-    # Same as `mix`, but on Python integers, which is ten times faster for one number.
+    # Same as `mix`, but on Python integers, which is ten times faster for a single number.
     for part in parts:
         key = ((key ^ part) + 0x9E3779B97F4A7C15) & WORD
         key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & WORD

@@ -60,8 +60,8 @@ def is_remote(path: str) -> bool:
 
 
 def list_files(source: str) -> Listing:
-    """Lists the files of one source to read, sorted by path, and counts the skipped ones. Raises
-    DataError if there are none to read.
+    """Lists the files of one source to read, sorted by path, and counts the skipped files by
+    reason. Raises DataError if no file can be read.
     """
     if is_stdlib(source):
         paths = (

@@ -32,7 +32,7 @@ class SourceSurvey:
     notes: tuple[str, ...]
 
     def seconds(self, processes: int) -> float:
-        """Estimates how many seconds tokenization takes with this number of processes."""
+        """Estimates the tokenization time in seconds for a number of processes."""
         return seconds_for(self.bytes, self.largest, processes)
 
 

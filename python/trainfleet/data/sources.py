@@ -104,7 +104,7 @@ class UnitPlan:
         return [few] if self.few else []
 
     def seconds(self, processes: int) -> float:
-        """Estimates how many seconds tokenization takes with this number of processes."""
+        """Estimates the tokenization time in seconds for a number of processes."""
         return seconds_for(self.bytes, max(unit.bytes for unit in self.units), processes)
 
 

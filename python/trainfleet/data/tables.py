@@ -83,7 +83,7 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
             index = column(names, text_field, piece.path)
             for at, row in rows:
                 where = f"{piece.path}:{at}"
-                # A comma, tab or line break inside a text has split it.
+                # The row was split by a comma, tab or line break inside a text.
                 if len(row) < len(names) or any(row[len(names) :]):
                     yield DataError(
                         f"has {len(row)} cells, not {len(names)}",

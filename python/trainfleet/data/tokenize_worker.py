@@ -1,4 +1,5 @@
-"""One node's share of `make tokenize`. Processes share only the folder, and there is no merge step.
+"""One node's share of `make tokenize`. Processes share only the dataset's folder, and there is no
+merge step.
 
 Node 0 commits the preparation (plan.json and the tokenizer). Unit i belongs to node i mod N, and
 each process takes the next of its node's units. Every unit is committed as a whole, so a restart
@@ -37,15 +38,14 @@ from .tokenizer import Tokenizer, load
 if TYPE_CHECKING:
     from .work_units import UnitWork
 
-POLL = 0.05  # seconds between checks for another node's commit
+POLL = 0.05  # seconds between checks for node 0's commit
 PATIENCE = 60.0  # seconds to wait until node 0 replaces an earlier job's preparation
 REMIND = 30.0
 
 
 @dataclass(frozen=True)
 class Share:
-    """This node's share of a job: its rank among the nodes, the node count and its process count.
-    """
+    """This node's share of a job: its node number, the node count and its process count."""
 
     node: int
     nodes: int
@@ -98,7 +98,7 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
         if trained
         else load(folder_named(data))
     )
-    # Fails before any work is done if the tokenizer has no end-of-document token.
+    # Fail before any work is done if the tokenizer has no end-of-document token.
     preparation = manifest.preparation_of(data, plan, tokenizer)
     store.write(FILE, tokenizer.definition.encode())
     manifest.write(store, manifest.PLAN, preparation)
@@ -250,7 +250,7 @@ def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
 
 
 def _serve(links: dict[Connection, SpawnProcess], units: Iterator[Unit]) -> None:
-    """Assigns units until all workers have exited successfully. Raises the error that a worker
+    """Distributes units until all workers have exited successfully. Raises the error that a worker
     sends, or exits with the code of the first worker that fails.
     """
     waiting = dict(links)
@@ -300,8 +300,8 @@ def _in_turn(link: Connection) -> Iterator[Unit]:
 
 
 def exit_on(number: signal.Signals) -> None:
-    """Makes the process exit on this signal in the same way as on an error, so that partial files
-    are removed.
+    """Makes the process exit on this signal as it does on an error, so that partial files are
+    removed.
     """
 
     def leave(received: int, frame: FrameType | None) -> None:

@@ -222,7 +222,7 @@ def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict
 
 def parts(text: str, encoder: TextEncoder) -> Iterator[str]:
     """Yields consecutive parts of a text, each with about PART characters, that can be encoded
-    separately. Their joined ids are the text's ids.
+    separately. Joining their ids gives the ids of the whole text.
 
     A tokenizer's pre-tokenizer needs only a few characters around a position to decide whether a
     word ends there. A cut is therefore made only if encoding its surroundings in two parts gives
