@@ -122,7 +122,7 @@ class UnitRecord:
     train: Shard | None
     validation: Shard | None
     skipped: Count = 0  # number of bad records (data.on_bad_record)
-    skipped_records: tuple[str, ...] = ()  # the first of them, with file, line and reason
+    skipped_records: tuple[str, ...] = ()  # the first bad records, with file, line and reason
 
     @property
     def shards(self) -> tuple[Shard, ...]:
