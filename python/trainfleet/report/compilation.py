@@ -4,7 +4,7 @@ errors of failed programs.
 The patterns match messages of neuron_parallel_compile and neuronx-cc
 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0: pytorch-neuron-parallel-compile,
 compiler/error-codes; aws-neuron-sdk issue 1081). Because programs are compiled in parallel, an
-error is attributed to the program that was named last before it.
+error is attributed to the last program named before it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Compilation:
 
     def explained(self) -> Iterator[str]:
         """Yields one line per failed program with the unsupported operator or the compiler's
-        message. Errors of unknown programs come last.
+        message. Errors that can't be attributed to a program come last.
         """
         for name in self.failed:
             yield (

@@ -92,8 +92,8 @@ class History:
         """Returns the scheduler's reason why the job is waiting, and how long ago it was recorded.
         Returns "" if the job is running or the reason is unknown.
 
-        With a launcher, only the first reason is recorded. Without one, changes of the reason are
-        not recorded.
+        A launcher records each reason once. Without a launcher, later changes of the reason are not
+        recorded.
         """
         turns = [
             event
@@ -230,7 +230,7 @@ class History:
             for name, raw in (self.results.get("seconds") or {}).items()
             if (value := number(raw)) is not None
         }
-        # With `started`, startup is measured from the start of the command and includes
+        # If `started` is recorded, startup is measured from the start of the command and includes
         # tokenization.
         if self.results.get("started"):
             seconds["startup"] = max(
@@ -309,7 +309,7 @@ def opening(results: Record) -> str:
 
 
 def read(run: Run) -> History:
-    """Takes a snapshot of the run folder."""
+    """Reads the run folder and returns its current state."""
     results = run.read_results()
     status = str(results.get("status") or "not started")
     # A run may also be active without a launcher on this machine.
@@ -323,11 +323,11 @@ def read(run: Run) -> History:
 
 
 def _which_config(run: Run) -> str:
-    """Returns the ` CONFIG=…` argument for suggested commands, or "" if they do not need one. They
-    need none if config.yaml in this folder names this run, or if the run has no config yet.
+    """Returns the ` CONFIG=…` argument that suggested commands need. Returns "" if config.yaml in
+    the current folder names this run, or if the run has no config yet.
     """
     lines: list[str] = []
-    with suppress(FileNotFoundError, InputError):  # without config.yaml, no run is named
+    with suppress(FileNotFoundError, InputError):  # there is no config.yaml that could name a run
         lines = untrusted_input.read_text(
             Path("config.yaml"), untrusted_input.MEBIBYTE
         ).splitlines()
@@ -381,7 +381,7 @@ def predicted(history: History, what: str, write: Callable[[float], str]) -> str
 
 
 def quantity(value: float | None) -> str:
-    """Formats a number with three digits and a unit suffix: 950, 12.4k, 3.21M. Formats None as —."""
+    """Formats a number with three digits and a suffix: 950, 12.4k, 3.21M. Formats None as —."""
     if value is None:
         return UNKNOWN
     size, prefix = next(

@@ -1,5 +1,5 @@
-"""Tables with the results of `make scaling` and `make profile`. For `make scaling`, also files and
-a plot.
+"""Prints the results of `make scaling` and `make profile` as tables. For `make scaling`, also
+writes files and a plot.
 """
 
 from __future__ import annotations

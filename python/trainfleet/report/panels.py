@@ -172,8 +172,8 @@ def facts(history: History) -> Iterator[tuple[str, str]]:
 
 
 def ranks(history: History) -> Iterator[tuple[str, ...]]:
-    """Yields the ranks with the longest busy time in the latest step, which excludes waiting for
-    other ranks. Yields no rows if there are no heartbeats.
+    """Yields the ranks with the longest busy time in the latest step. Busy time excludes waiting
+    for other ranks. Yields no rows if there are no heartbeats.
     """
     if history.status != "running":
         return

@@ -1,4 +1,4 @@
-"""Draws a run's two plots, as PNG files and as SVG with colors that a page can set.
+"""Draws a run's two plots, as PNG files and as SVG whose colors the page can override.
 
 The colors are Okabe and Ito's blue and vermilion, which people with any common type of color vision
 can distinguish (jfly.uni-koeln.de/color). Lines are labeled at their ends, so plots need no legend.

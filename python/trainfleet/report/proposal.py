@@ -84,9 +84,7 @@ def beside(config: Config) -> str:
 
 
 INDENT = "    "
-WORTH = (
-    0.005  # minimum gain in training share for which a plan suggests another checkpoint interval
-)
+WORTH = 0.005  # minimum gain in training share to suggest another checkpoint interval
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "min"), (1.0, "s"))
 PARTS = {  # display names of the parts of a step
     "products": "matrix products",

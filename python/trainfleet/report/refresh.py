@@ -1,4 +1,4 @@
-"""Keeps a running run's report.html up to date from a separate process with the lowest priority.
+"""Keeps report.html up to date during a run, from a separate process with the lowest priority.
 
 `python -m trainfleet.report.refresh RUN_FOLDER` draws the report once and exits, so its errors do
 not reach the launcher.

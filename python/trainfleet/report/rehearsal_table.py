@@ -66,7 +66,7 @@ class FaultOutcome:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Backend with the outcomes of all faults, in order."""
+    """Backend of a rehearsal and the outcomes of its faults, in order."""
 
     backend: Name
     outcomes: tuple[FaultOutcome, ...]

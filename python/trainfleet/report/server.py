@@ -41,7 +41,8 @@ class Server(ThreadingHTTPServer):
     """HTTP server for a single page. `page` returns the bytes of the page."""
 
     daemon_threads = True
-    # Maximum number of connections waiting to be accepted. The kernel delays any more by a second.
+    # Maximum number of connections waiting to be accepted. The kernel delays further connections by
+    # a second.
     request_queue_size = 128
 
     def __init__(self, page: Callable[[], bytes], port: int | None = None) -> None:
@@ -49,9 +50,7 @@ class Server(ThreadingHTTPServer):
         OSError if the given port is in use.
         """
         self.page, self.token = page, secrets.token_urlsafe(18)
-        self.begun = dict[
-            socket.socket, float
-        ]()  # start times of the open connections, oldest first
+        self.begun = dict[socket.socket, float]()  # start times of open connections, oldest first
         try:
             super().__init__((LOOPBACK, PORT if port is None else port), Answer)
         except OSError:

@@ -36,11 +36,11 @@ def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | Non
 
 
 def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> Iterator[str]:
-    """Yields the table of node counts and the size that satisfies the wish. Writes the plot to
-    `out` if it is not None.
+    """Yields the table of node counts and the recommended size. Writes the plot to `out` unless it
+    is None.
 
     Raises:
-        ConfigError: no size satisfies the wish, or the device or price is unknown.
+        ConfigError: no size meets the wish, or the device or price is unknown.
     """
     found = sizing.sizes(config, wish, bill)
     chosen = sizing.answer(found, wish, config.fleet.nodes)
@@ -86,7 +86,7 @@ def _told(size: Size) -> str:
 
 
 def _likely(size: Size) -> str:
-    """Returns the range of run times that four out of five such runs fall into."""
+    """Returns the range of run times that covers four out of five such runs."""
     return span(size.days * DAY / exp(size.spread), size.days * DAY * exp(size.spread))
 
 

@@ -92,7 +92,7 @@ def _outcome(history: History) -> list[Row]:
 
 
 def _data(history: History) -> list[Row]:
-    """Returns the share of the data that the run has used, and notes on skipped records and files."""
+    """Returns the share of the data that the run has used, and notes on skipped records."""
     told = [
         f"{history.epochs}: {quantity(history.measured('tokens'))} of {quantity(whole)} tokens"
         for whole in [number(history.results.get("dataset_tokens"))]
@@ -105,8 +105,8 @@ def _data(history: History) -> list[Row]:
 
 
 def _costs(history: History) -> list[Row]:
-    """Returns memory per rank and cost, next to their predictions. On a CPU, omits memory, because
-    the plan does not predict that of the entire process.
+    """Returns memory per rank and cost, next to their predictions. Omits memory on a CPU, because
+    the plan does not predict the memory of the whole process.
     """
     memory, usd = history.measured("memory_bytes"), number(history.results.get("usd"))
     rows = []
