@@ -90,7 +90,9 @@ def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _read(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Yields every record of a piece, including empty ones, using the reader for the file's format."""
+    """Yields every record of a piece, including empty ones, with the reader for the file's
+    format.
+    """
     path = piece.path
     if path.startswith(HUB):
         return formats.read_rows(piece, text_field)

@@ -241,7 +241,9 @@ def open_reference(definition: str, where: str) -> HuggingFace:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Redirects stderr to /dev/null, because the library prints a panic message before it raises."""
+    """Redirects stderr to /dev/null, because the library prints a panic message before
+    raising it.
+    """
     try:
         kept = os.dup(2)
     except OSError:  # stderr is closed

@@ -188,7 +188,9 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
 
 
 def _draws(shape: tuple[int, ...], seed: int, purpose: int, first: int) -> npt.NDArray[np.float64]:
-    """Returns a random number in [0, 1) for each token of the global samples starting at `first`."""
+    """Returns a random number in [0, 1) for each token of the global samples from `first`
+    onwards.
+    """
     rows = mix(np.arange(first, first + shape[0], dtype=np.uint64) ^ np.uint64(fold(seed, purpose)))
     cells = mix(rows[:, None] ^ np.arange(shape[1], dtype=np.uint64)[None, :])
     return (cells >> np.uint64(11)).astype(np.float64) / 2**53

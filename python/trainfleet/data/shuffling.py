@@ -126,7 +126,7 @@ def apportion(weights: Sequence[float], total: int) -> list[int]:
 
 
 def mix(values: npt.ArrayLike) -> Index:
-    """Applies splitmix64's finalizer: every input bit flips each output bit with probability 1/2."""
+    """Applies splitmix64's finalizer: each input bit flips each output bit with probability 1/2."""
     z = np.asarray(values, np.uint64)
     with np.errstate(over="ignore"):
         z = z + np.uint64(0x9E3779B97F4A7C15)

@@ -133,7 +133,9 @@ def _engine(name: str) -> PlacementSource:
 
 
 def run_node(options: Options) -> int:
-    """Reads the placement, waits for the other nodes and runs the command. Returns the exit code."""
+    """Reads the placement, waits for the other nodes, runs the command and returns its exit
+    code.
+    """
     secrets.take()
     # A container's first process has no default handler for SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -187,7 +189,7 @@ def leave_together(options: Options, placement: Placement, log: Log, code: int) 
 
 
 def in_s3(options: Options, placement: Placement) -> tuple[str, str]:
-    """Returns the S3 URL of the run's or dataset's folder, and a name for this attempt of the job."""
+    """Returns the S3 URL of the run's or dataset's folder, and a name for this job attempt."""
     attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{placement.attempt}"
     return f"{os.environ[BUCKET].rstrip('/')}/{options.folder}", attempt
 

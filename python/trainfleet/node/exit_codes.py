@@ -18,7 +18,7 @@ from ..storage.s3_sync_agent import EVERY, NODES, SIGN
 from ..trust.errors import S3Error
 
 ELSEWHERE = 76  # exit code of node 0 if it succeeded but another node failed
-SILENT = 6 * SIGN  # seconds after its last sign of life until an unfinished node counts as lost
+SILENT = 6 * SIGN  # seconds without a sign of life before an unfinished node counts as lost
 # node number, exit code
 NUMBER, CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,3}")
 LATE = 900.0  # maximum seconds until a node's first sign of life
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 class ExitCodes:
-    """Exit codes of one attempt of a job. `folder` is the S3 URL of the run's or dataset's folder."""
+    """Exit codes of one job attempt. `folder` is the S3 URL of the run's or dataset's folder."""
 
     def __init__(self, folder: str, attempt: str) -> None:
         self.folder, self.exits = folder, f"{folder}/exits/{attempt}"

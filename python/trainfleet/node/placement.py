@@ -91,8 +91,8 @@ class Terms:
 
 @dataclass(frozen=True)
 class PlacementSource:
-    """Scheduler support: reads a node's placement (`read`) and describes how the scheduler treats
-    its nodes (`terms`).
+    """Interface to a scheduler: `read` returns a node's placement, and `terms` describes how the
+    scheduler treats its nodes.
 
     `has_started_this` returns whether the scheduler started this process. `name` identifies the
     scheduler in the node's entry point.
@@ -123,8 +123,8 @@ def torchrun(
 
 
 def require_numbers(*names: str) -> None:
-    """Raises BackendError if any of these variables is set but not a number, so that the error
-    precedes the job.
+    """Raises BackendError if any of these variables is set but is not a number. Called before the
+    job starts.
     """
     for name in names:
         if (value := os.environ.get(name)) and not re.fullmatch(

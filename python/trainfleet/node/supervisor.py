@@ -150,8 +150,8 @@ def remove(scratch: Path, folder: Path | None = None) -> None:
 
 
 def detach(file: Path, task: dict[str, Any]) -> int:
-    """Runs `task` in a separate process. Returns 0 once `file` identifies that process, or 1 if it
-    died before.
+    """Runs `task` in a separate process. Returns 0 once `file` identifies that process, or 1 if the
+    process dies first.
     """
     script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
     pid, said, token = process_in(file)
@@ -291,10 +291,10 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: 
     """Installs signal handlers that forward stop requests. SIGTERM asks the child to stop and is
     followed by SIGKILL after `grace` seconds. SIGUSR1, Slurm's early notice, only asks.
 
-    All times are logged, so that a verdict can detect that a node was killed early
-    (watch/verdict.py). Ranks of a `run` are asked to stop through its stop file. If torchrun
-    received the signal, it would kill its ranks and skip the exit barrier, and the torchruns on
-    other nodes would wait at the barrier for five minutes.
+    SIGTERM and SIGKILL are logged with their times, so that a verdict can detect that a node was
+    killed early (watch/verdict.py). Ranks of a `run` are asked to stop through its stop file. If
+    torchrun received the signal, it would kill its ranks and skip the exit barrier, and the
+    torchruns on other nodes would wait at the barrier for five minutes.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:

@@ -136,7 +136,9 @@ def _row(done: float, total: float, parts: list[Part], width: int) -> Table:
 
 
 class Shown(ABC):
-    """Context manager that displays a job. The launcher calls `update` about five times per second."""
+    """Context manager that displays a job. The launcher calls `update` about five times a
+    second.
+    """
 
     def __init__(self, stream: TextIO | None) -> None:
         self.line = LiveLine(stream or sys.stdout)

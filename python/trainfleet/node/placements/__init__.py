@@ -1,9 +1,9 @@
-"""Placements as passed by each scheduler to its nodes. Each scheduler has one module, which both
-the launcher and the node import. Uses only the standard library.
+"""Modules that read a node's placement, one per scheduler. Both the launcher and the nodes import
+them. They use only the standard library.
 
 Another package can add a scheduler through an entry point in the group `trainfleet.placements`
-(process/plugins.py), which names a `PlacementSource`. That package's backend has the same object as
-its `placement`.
+(process/plugins.py), which names a `PlacementSource`. The package's backend sets `placement` to the
+same object.
 
 The modules follow the environments that the schedulers document (sources:
 tests/unit/test_placement.py). They have not been run on actual nodes of Slurm, AWS Batch or
