@@ -26,9 +26,9 @@ from ..trust.safe_output import shown
 from .builders import Builder, LocalImage
 from .image_recipe import ARCHITECTURE, LAYERS, PARTS, ImageRecipe, write_context
 
-KEPT = 40  # number of output lines to search for the cause of a failure
+KEPT = 40  # number of last output lines to search for the cause of a failure
 SHOWN, MOST = 6, 600  # maximum lines in a message, and characters per line
-# Maps pip options to the secret in docker/Dockerfile and to the secret's path in the build.
+# Maps each pip option to its secret in docker/Dockerfile and to the secret's path during the build.
 CERTIFICATES = {
     "cert": ("ca", "/etc/ssl/certs/ca-certificates.crt"),
     "client-cert": ("client", "/run/secrets/client"),
@@ -138,7 +138,7 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
     """Returns the local image `recipe.reference`. Builds it if it is missing.
 
     Raises:
-        ImageError: the build failed, and there is no image with this name.
+        ImageError: the build failed. No image with this name exists afterwards.
     """
     if found := builder.find(recipe.reference):
         say(f"{recipe.reference} exists: {describe(found)}")

@@ -220,7 +220,7 @@ def _raise_missing(missing: list[int], placement: Placement, seconds: float | No
 
 
 def _allow_connections(nodes: int) -> None:
-    """Raises the open file limit to at least one per node, because containers often start with
+    """Increases the open file limit to at least one per node, because containers often start with
     1024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,37 +1,37 @@
-"""Entry point of a job's node on every backend. Scripts on hosts, sbatch's srun and every image
+"""Entry point for each node of a job, on every backend. Host scripts, sbatch's srun and all images
 start it.
 
     python -m trainfleet.node.entrypoint [--on SCHEDULER] --folder FOLDER [--ranks N [--ahead]]
     [--in HOME] [--wait SECONDS] -- MODULE...
 
---on SCHEDULER   the scheduler that started this node: fleet (this program, on a host), slurm,
-                 batch, sagemaker, or one of another package; detected by default. The node's
-                 placement is read from that scheduler's environment (node/placements/)
---folder FOLDER  folder of the run or the dataset, such as `runs/x`; the node's log is
+--on SCHEDULER   scheduler that started this node: fleet (trainfleet itself, on a host), slurm,
+                 batch, sagemaker, or one from another package; detected by default. The node's
+                 placement is read from this scheduler's environment (node/placements/)
+--folder FOLDER  folder of the run or dataset, such as `runs/x`; the node log is
                  FOLDER/logs/node-<i>.log
---ranks N        runs MODULE on N ranks, through torchrun with the placement; 0, the default, runs
-                 MODULE as one plain process
---ahead          the ranks only record their computation, which is compiled after they have exited
+--ranks N        number of ranks on which torchrun runs MODULE; with 0, the default, MODULE runs as
+                 a single plain process
+--ahead          ranks only record their computation, which is compiled after they exit
                  (node/precompile.py)
 --in HOME        parent folder of FOLDER, runs/ and data/; created if missing
---wait SECONDS   time to wait for nodes that have not started yet (node/barrier.py); 0 does not
-                 wait
+--wait SECONDS   maximum time to wait for nodes that have not started yet (node/barrier.py); 0 does
+                 not wait
 
 Environment variables:
 
 TRAINFLEET_BUCKET, TRAINFLEET_RUN  see storage/s3_sync_agent.py
 TRAINFLEET_SECRETS                 see trust/safe_output.py
 TRAINFLEET_ATTEMPT                 see health/fence.py
-TRAINFLEET_WATCH                   number of ranks that this node watches if no launcher can
-TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, for machines that were set up to
-                                   give more than the scheduler's default
-TRAINFLEET_LOCK                    versions in the job's plan; an image with other versions refuses
+TRAINFLEET_WATCH                   number of ranks that this node watches if there is no launcher
+TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, on machines that are configured
+                                   to allow more than the scheduler's default
+TRAINFLEET_LOCK                    versions in the job's plan; an image with other versions rejects
                                    the job
 
-The exit code is the command's: 128 + n for a signal, 69 if a node never arrived. On SIGTERM, the
-ranks are asked to save and exit. The remaining ranks are killed before the scheduler would kill
-them. Batch and SageMaker also get the node's output. SageMaker also gets the reason of a failure,
-which DescribeTrainingJob shows.
+The exit code is that of the command, 128 + n if signal n killed it, or 69 if a node never arrived.
+On SIGTERM, ranks are asked to save and exit. Remaining ranks are killed before the scheduler would
+kill them. Batch and SageMaker also receive the node's output. SageMaker also receives the failure
+reason, which DescribeTrainingJob shows.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ from .precompile import ahead
 # Settings whose values differ between nodes, such as `GLOO_SOCKET_IFNAME=*` and
 # `NCCL_IB_HCA==%infiniband`.
 CARDS = "TRAINFLEET_CARDS"
-# Placeholders in CARDS: the node's network card, and its ports on the fabric named after PORTS
+# Placeholders in CARDS: the node's network card, and its ports on the fabric whose name follows
+# PORTS
 CARD, PORTS = "*", "%"
 GRACE = "TRAINFLEET_GRACE"
 LOCK = "TRAINFLEET_LOCK"  # versions in the job's plan, if the job runs in an image
@@ -174,8 +175,8 @@ def run_node(options: Options) -> int:
 
 
 def leave_together(options: Options, placement: Placement, log: Log, code: int) -> int:
-    """Returns the node's exit code when the node may exit. If node 0 succeeded, it first waits for
-    all other nodes, which never wait themselves.
+    """Returns the node's exit code once the node may exit. Node 0 waits for all other nodes unless
+    it failed. Other nodes do not wait.
     """
     exit_codes = ExitCodes(*in_s3(options, placement))
     if placement.node:

@@ -45,8 +45,8 @@ def offered(operation: Callable[[], object], *lacks: int) -> bool:
 
 
 def name_once(part: Path, path: Path) -> None:
-    """Atomically gives a complete file a second name. Raises FileExistsError if the name is taken.
-    If several processes try at once, only one of them succeeds.
+    """Gives a complete file a second name. Raises FileExistsError if the name is taken. If several
+    processes try at once, only one of them succeeds.
     """
     # FAT and some FUSE file systems do not support hard links.
     if offered(lambda: os.link(part, path), errno.EPERM):
@@ -68,7 +68,8 @@ def lock(file: int | IO[Any], how: int) -> bool:
 
 
 def take_lock(path: Path) -> TextIO:
-    """Opens and locks a lock file. Raises BlockingIOError if another process holds the lock.
+    """Opens, locks and returns a lock file. Raises BlockingIOError if another process holds the
+    lock.
 
     If the file system has no locks, locks a file on this machine instead. Exclusion between
     machines then relies on a lease (health/lease.py).

@@ -30,9 +30,9 @@ def die_with_parent(ancestor: str | None = None) -> None:
     """Makes the kernel kill this process when its parent dies for any reason.
 
     The worker of a killed torchrun agent keeps training (observed with torch 2.13), and only the
-    kernel can end it reliably. `ancestor` is the pid of a process that is an ancestor of this one
-    as long as this process's parent lives. It is required if the process imports torch before this
-    call, because its parent may have died in the meantime. On systems other than Linux and without
+    kernel can end it reliably. `ancestor` is the pid of a process that remains an ancestor of this
+    one as long as its parent lives. It is required if the process imports torch before this call,
+    because its parent may have died in the meantime. On systems other than Linux, or without
     ctypes, a thread checks twice per second whether the parent has changed.
     """
     parent = os.getppid()
