@@ -97,8 +97,8 @@ class DatasetStore(Protocol):
 
 
 def open_store(folder: Path, address: str | None) -> DatasetStore:
-    """Returns the store for an address such as s3://bucket/prefix, or for the folder if `address`
-    is None.
+    """Returns the store at an address such as s3://bucket/prefix or, without an address, in the
+    folder.
     """
     return (
         BucketDataset(folder, f"{address.rstrip('/')}/{folder.name}")

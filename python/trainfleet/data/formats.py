@@ -235,7 +235,7 @@ def cell(text: str | None, where: str, text_field: str) -> Document:
 
 def column(names: list[str], text_field: str, where: str, readable: list[str] | None = None) -> int:
     """Returns the index of a table's text column. Raises DataError if the column is missing or not
-    unique. `readable` lists the text columns, or is None if all columns are text.
+    unique. `readable` lists the text columns, and defaults to all columns.
     """
     if text_field not in names:
         raise lacks_field(where, text_field, names, names if readable is None else readable)

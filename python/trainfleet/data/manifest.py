@@ -415,8 +415,8 @@ def _shown(value: Any) -> str:
 
 
 def _parse(kind: type[T], content: bytes | None, store: DatasetStore, name: str) -> T | None:
-    """Parses JSON into a dataclass, or returns None if `content` is None. Raises DataError if the
-    JSON has another format.
+    """Parses JSON into a dataclass. Returns None if the file does not exist. Raises DataError if
+    the JSON has another format.
     """
     if content is None:
         return None

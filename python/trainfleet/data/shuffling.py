@@ -27,7 +27,7 @@ EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # purposes of derived keys
 @dataclass(frozen=True)
 class Order:
     """Infinite sample order over one or more sources. `counts` is the number of samples per epoch
-    of each source. `weights` is None if there is only one source.
+    of each source. `weights` may be omitted if there is only one source.
     """
 
     seed: int

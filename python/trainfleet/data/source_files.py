@@ -112,8 +112,8 @@ def _sorted_out(found: list[SourceFile | str]) -> Listing:
 
 
 def told(where: str, unread: Counter[str]) -> list[str]:
-    """Returns a warning with the number of unread files by reason, or an empty list if there are
-    none.
+    """Returns a warning with the number of unread files by reason, or an empty list if all files
+    are read.
     """
     kinds = unread.most_common()
     shown = [f"{count:,} {kind}" for kind, count in kinds[:KINDS]]

@@ -81,7 +81,7 @@ class Builder:
         ]
 
     def find(self, reference: str) -> LocalImage | None:
-        """Returns the image with this name on this machine, or None if there is none."""
+        """Returns the image with this name on this machine, or None if it does not exist."""
         if self.name == "buildah":
             said = self.run("inspect", "--type=image", reference)
             return _of_buildah(said.stdout) if said.returncode == 0 else None

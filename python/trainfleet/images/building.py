@@ -203,7 +203,7 @@ def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
 
 def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
     """Returns the name of the newest local image for the recipe's platform, and its label with the
-    layer hashes. Returns None if there is none.
+    layer hashes. Returns None if no local image has these labels.
     """
     for name in builder.names(f"trainfleet.platform={recipe.platform}"):
         found = builder.find(name)

@@ -71,7 +71,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Terms:
-    """How a scheduler treats its nodes.
+    """Rules that a scheduler applies to its nodes.
 
     wait     seconds within which all nodes must start, or 0 if the launcher ensures it
     grace    seconds from SIGTERM until all processes must have exited, slightly less than the
@@ -205,7 +205,9 @@ def own_address() -> str:
 
 
 def card(routes: Path = Path("/proc/net/route")) -> str:
-    """Returns the network interface of this machine's default route, or "" if there is none."""
+    """Returns the network interface of this machine's default route, or "" if it has no default
+    route.
+    """
     try:
         rows = [line.split() for line in routes.read_text().splitlines()[1:]]
     except OSError:

@@ -32,7 +32,8 @@ def names(group: str) -> tuple[str, ...]:
 
 
 def offered(group: str, name: str) -> object:
-    """Returns the object that an installed package provides under a name, or None if there is none.
+    """Returns the object that an installed package provides under a name, or None if no package
+    provides one.
 
     Raises:
         BackendError: the object can't be loaded.

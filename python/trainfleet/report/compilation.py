@@ -74,7 +74,7 @@ def read(logs: Iterable[Iterable[str]]) -> Compilation:
 
 
 def error_in(line: str) -> str:
-    """Returns the compiler error in a log line, or "" if there is none."""
+    """Returns the compiler error in a log line, or "" if the line does not contain one."""
     operator, code = OPERATOR.search(line), CODE.search(line)
     words = visible(line[code.start() :].strip())[:LETTERS] if code else ""
     if not operator:

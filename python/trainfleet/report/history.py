@@ -145,7 +145,7 @@ class History:
 
     @property
     def broke_at(self) -> int | None:
-        """Returns the first step with a non-finite loss, or None if there is none."""
+        """Returns the first step with a non-finite loss, or None if all losses are finite."""
         return next(
             (
                 int(line["step"])
@@ -375,7 +375,9 @@ def number(value: object) -> float | None:
 
 
 def predicted(history: History, what: str, write: Callable[[float], str]) -> str:
-    """Returns the plan's prediction for a measured value as text, or "" if there is none."""
+    """Returns the plan's prediction for a measured value as text, or "" if the plan has no
+    prediction.
+    """
     predicted = number((history.results.get("predicted") or {}).get(what))
     return f" · predicted {write(predicted)}" if predicted else ""
 

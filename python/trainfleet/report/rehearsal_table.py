@@ -100,8 +100,8 @@ def write(run: Run, unbroken: Path, backend: str, outcomes: Sequence[FaultOutcom
 
 
 def read(run: Run) -> Rehearsal | None:
-    """Returns the rehearsal in a run folder, or None if there is none. Raises InputError if the
-    file is malformed.
+    """Returns the rehearsal in a run folder, or None if the folder does not contain one. Raises
+    InputError if the file is malformed.
     """
     record = run_folder.read_json(run.rehearsal)
     return (

@@ -36,8 +36,8 @@ def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | Non
 
 
 def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> Iterator[str]:
-    """Yields the table of node counts and the recommended size. Writes the plot to `out` unless it
-    is None.
+    """Yields the table of node counts and the recommended size. Writes the plot to `out` if
+    specified.
 
     Raises:
         ConfigError: no size meets the wish, or the device or price is unknown.
