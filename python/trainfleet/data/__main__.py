@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
 
 
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
-    """Records a fault event that provides the error message for the verdict (watch/verdict.py)."""
+    """Records a fault event with the error message, for use by the verdict (watch/verdict.py)."""
     # The catalog of causes lists DataError, but not all of its subclasses.
     kind = DataError if isinstance(error, DataError) else type(error)
     fields = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}

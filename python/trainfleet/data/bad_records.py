@@ -51,8 +51,8 @@ class OtherField(DataError):
 
 
 def alone(error: DataError) -> DataError:
-    """Drops the advice to use another text field from the error. The file's good records show that
-    the current field is correct.
+    """Removes the error's advice to use another text field. The file's good records show that the
+    current field is correct.
     """
     return (
         DataError(error.what, where=error.where, why=error.why, next=LINE)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "Manifest", "find"]
 
-# Contiguous bytes in the windowed order, enough to read from disk or S3 at full throughput
+# Bytes that stay contiguous in the windowed order, enough to read from disk or S3 at full
+# throughput
 BLOCK_BYTES = 8 * MEBIBYTE
 REMOTE_WINDOW = 1024  # MiB
 AHEAD = 4  # batches to prefetch

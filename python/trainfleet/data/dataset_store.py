@@ -97,8 +97,8 @@ class DatasetStore(Protocol):
 
 
 def open_store(folder: Path, address: str | None) -> DatasetStore:
-    """Returns the store at an address such as s3://bucket/prefix or, without an address, in the
-    folder.
+    """Opens the dataset's store under an address such as s3://bucket/prefix, or in the folder if no
+    address is given.
     """
     return (
         BucketDataset(folder, f"{address.rstrip('/')}/{folder.name}")

@@ -74,7 +74,7 @@ def by_suffix() -> dict[str, Format]:
 
 
 def format_of(path: str) -> Format | None:
-    """Returns a file's format by its suffix, or None if the format is not supported."""
+    """Returns a file's format based on its suffix, or None if the format is not supported."""
     return next((row for suffix, row in by_suffix().items() if path.endswith(suffix)), None)
 
 
@@ -85,8 +85,8 @@ def name_of(path: str) -> str:
 
 
 def is_sidecar(path: str) -> bool:
-    """Returns whether a file is a sidecar by its name. A sidecar, such as README.md, only describes
-    the records next to it.
+    """Returns whether a file's name is that of a sidecar. Sidecars, such as README.md, only
+    describe the records next to them.
     """
     return SIDECAR.fullmatch(re.split("/|: ", path)[-1]) is not None
 
@@ -97,8 +97,8 @@ def is_record(path: str) -> bool:
 
 
 def passed_over(path: str) -> str:
-    """Returns why a file, or a folder with all its contents, is skipped. Returns "" if it is not
-    skipped.
+    """Returns the reason why a file or the entire content of a folder is skipped. Returns "" if it
+    is not skipped.
     """
     parts = path.split("/")
     # This includes ._name files, which macOS creates next to each file.

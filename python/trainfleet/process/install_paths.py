@@ -19,8 +19,8 @@ ROOT = _BUNDLED if IS_INSTALLED else PACKAGE.parents[1]
 
 
 def python_path(code: str | Path = CODE) -> dict[str, str]:
-    """Returns variables that make Python find this program in `code` and never import from the
-    current folder.
+    """Returns environment variables that make Python find this program in `code` and never import
+    from the current folder.
 
     Without PYTHONSAFEPATH (Python 3.11), a user's random.py or yaml.py in the current folder would
     shadow a package.

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..trust.redaction import hide_bytes
 from ..trust.untrusted_input import opener
 
-# Errors that a client gets when it has lost its file server
+# Errors that mean that the client has lost its file server
 AWAY = (
     errno.ESTALE,
     errno.EIO,
@@ -35,7 +35,7 @@ _RANKED = re.compile(rb"^(rank \d+) \| ?")
 
 
 class Log:
-    """A node's log, which never stops the process that it logs. Lines that can't be written are
+    """Node log that never stops the process whose output it logs. Lines that can't be written are
     kept in memory. If too many are waiting, the oldest lines are dropped.
 
     `echo` is a file descriptor that also receives each line, until a write to it fails.

@@ -58,8 +58,8 @@ def panels(history: History) -> dict[str, Figure]:
 
 
 def _one(history: History, key: str, title: str, write: Callable[[float], str]) -> Figure | None:
-    """Plots all logged values of one metric. Averages would hide the schedule's peak and spikes of
-    the norm.
+    """Plots all logged values of one metric. Averages would hide the learning rate's peak and
+    spikes of the gradient norm.
     """
     steps, values = history.series(key)
     if not values:
