@@ -131,7 +131,7 @@ else
 drills: ;@echo "make drills: run the slow tests, in groups [ONLY CHANGED]"
 endif
 
-check: .venv/.stamp-test ## check lint, types, scripts, Dockerfile, versions
+check: .venv/.stamp-test ## check lint, types, prose, scripts, Dockerfile, versions
 	@.venv/bin/python -m trainfleet check
 
 release: .venv/.stamp ## build wheel and sdist, check them in a clean environment

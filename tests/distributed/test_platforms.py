@@ -42,7 +42,7 @@ CAUSAL = {"model.kv_heads": 4, "model.dropout": 0.1}
 VALUES: dict[str, tuple[object, ...]] = {
     "model.preset": ("tiny",),
     "model.family": (
-        *("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma"), {"model.family": "gpt2", **CAUSAL}, ranks.BERT,
+        *("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "phi3"), {"model.family": "gpt2", **CAUSAL}, ranks.BERT,
         ranks.BERT | {"model.family": "roberta"},
     ),
     "model.layers": (3,), "model.hidden_size": (32,), "model.heads": (2,), "model.kv_heads": (4,), "model.head_dim": (16,),

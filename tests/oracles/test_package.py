@@ -97,7 +97,7 @@ def test_help_version_and_mistakes(command: Path, tmp_path: Path) -> None:
     assert (
         "  train " in listed
         and "Begin with: trainfleet train" in listed
-        and "  check " not in listed
+        and "\n  check " not in listed
     )
     assert "  NODES " in run(command, tmp_path, "train", "--help").stdout
     wrong = run(command, tmp_path, "trian")

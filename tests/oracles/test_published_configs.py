@@ -40,9 +40,9 @@ def ours(folder: Path) -> Facts:
     sizes = dict[str, tuple[int, ...]]()
     for name, parameter in model.named_parameters():
         there, size = counterpart_of(shape.family, name), tuple(parameter.shape)
-        size = size[::-1] if there.turned else size
-        before = sizes.get(there.name, (0,))[-1]
-        sizes[there.name] = (*size[:-1], before + size[-1])  # query, key and value side by side
+        joined = sizes.get(there.name, (0,) * len(size))  # query, key and value side by side
+        size = (joined[-1 if there.turned else 0] + size[0], *size[1:])
+        sizes[there.name] = size[::-1] if there.turned else size
     return {"sizes": sizes, "turns": turned(*rotary_table(shape, POSITIONS)) if FAMILIES[shape.family].rotary else None,
             "epsilons": {shape.norm_eps}, "heads": (shape.heads, shape.kv_heads, shape.head_features),
             "tied": shape.tie_word_embeddings, "length": shape.max_position_embeddings, "vocabulary": shape.vocab_size}  # fmt: skip
@@ -71,7 +71,8 @@ def theirs(folder: Path) -> Facts:
         turns = turned(*(part[0] for part in rotary(torch.zeros(1), POSITIONS[None])))
     heads = config.num_attention_heads
     features = getattr(config, "head_dim", None) or config.hidden_size // heads
-    longest = config.max_position_embeddings - family.positions_from
+    window = getattr(config, family.folder.window or "-", None)
+    longest = min(config.max_position_embeddings - family.positions_from, window or 10**9)
     return {"sizes": sizes, "turns": turns, "epsilons": epsilons, "heads": (heads, getattr(config, "num_key_value_heads", heads), features),
             "tied": model.get_output_embeddings().weight is model.get_input_embeddings().weight,
             "length": longest, "vocabulary": config.vocab_size}  # fmt: skip

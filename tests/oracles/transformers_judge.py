@@ -25,7 +25,7 @@ import transformers
 import transformers.modeling_rope_utils
 from safetensors.torch import load_file, save_file
 
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma")
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "phi3")
 CLASSES = {
     **{name: (f"{name.title()}Config", f"{name.title()}ForCausalLM") for name in LLAMA_LIKE},
     "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
@@ -143,7 +143,7 @@ def random_config(family: str, draw: random.Random, tied: bool, plain: bool = Fa
         shape |= {
             "num_key_value_heads": draw.choice([each for each in range(1, heads + 1) if heads % each == 0]),
             "rms_norm_eps": draw.choice([1e-5, 1e-6]), "pad_token_id": None,
-        } | rope(draw, plain or (family == "olmo2" and not FIFTH))  # fmt: skip
+        } | rope(draw, plain or family == "phi3" or (family == "olmo2" and not FIFTH))  # fmt: skip
         if family in ("llama", "mistral", "qwen3", "gemma"):
             shape |= {"head_dim": features, "hidden_size": draw.choice([heads * features, 48])}
         if family == "mistral":

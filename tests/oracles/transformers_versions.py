@@ -128,8 +128,8 @@ def read(content: dict[str, Any], folder: Path) -> Preset | None:
 def random_shape(family: str, draw: random.Random, number: int, stretches: bool) -> Model:
     """A shape that a config may ask for: every other one with its head tied to its embedding, and half of all ropes stretched."""
     facts, heads, features = FAMILIES[family], draw.choice([2, 4, 6]), draw.choice([8, 12, 16])
-    scaling = draw.choice([1.0, 1.0, 8.0, 32.0]) if stretches else 1.0
-    wide = facts.rotary and family not in ("qwen2", "olmo2") and draw.random() < 0.5
+    scaling = draw.choice([1.0, 1.0, 8.0, 32.0]) if stretches and facts.scalable else 1.0
+    wide = facts.rotary and family not in ("qwen2", "olmo2", "phi3") and draw.random() < 0.5
     return Model(
         "test", family, draw.choice([1, 2, 3]), 48 if wide else heads * features, heads,
         draw.choice([each for each in range(1, heads + 1) if heads % each == 0]) if facts.rotary else heads,
@@ -153,7 +153,7 @@ def write(model: models.Network, folder: Path) -> torch.Tensor:
     """An export with inputs beside it; the logits that it must give."""
     folder.mkdir(parents=True)
     shape = model.shape
-    (folder / "config.json").write_text(json.dumps(shapes.write(shape)))
+    (folder / "config.json").write_text(json.dumps({"pad_token_id": None} | shapes.write(shape)))
     huggingface_weights.save(model, shape.family, folder)
     count = LONG if shape.rope_scaling != 1 else SHORT
     tokens = torch.randint(

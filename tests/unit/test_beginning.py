@@ -108,7 +108,7 @@ def test_what_can_be_begun_from_is_let_through(desk: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "gpt2", "bert", "roberta"]
+    "family", ["llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "phi3", "gpt2", "bert", "roberta"]
 )  # fmt: skip
 def test_weights_of_every_family_are_let_through(desk: Path, family: str) -> None:
     """As transformers' own folders have them: tied copies and buffers beside the weights."""

@@ -16,6 +16,7 @@ ARROW = (  # an Arrow file with a column whose name is not UTF-8
 )
 FINDS = [
     ("answers", b"== facts\nmtu= 5\n== end"),  # a network card without a name
+    ("answers", b"== facts\nclock=0999.5N0\n== end"),  # a clock that is almost a time
     (
         "sources",
         b"\t\x1f\x8b\x08\xe4\x00\x00\x00\x8b\xcb\x00\x00",

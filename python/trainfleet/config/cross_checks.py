@@ -301,8 +301,8 @@ def _family(config: Config) -> Iterator[tuple[str, str]]:
             "model.kv_heads",
             f"{model.kv_heads}: {model.family} needs as many as model.heads; use {model.heads}",
         )
-    if not family.rotary and model.rope_scaling != 1:
-        yield "model.rope_scaling", f"{model.family} has learned positions; use 1"
+    if not family.scalable and model.rope_scaling != 1:
+        yield "model.rope_scaling", f"{model.family} can't scale its positions; use 1"
     if not family.rotary and model.rope_theta != Preset.rope_theta:
         yield (
             "model.rope_theta",

@@ -35,10 +35,10 @@ class Folder(NamedTuple):  # every verb loads it, and a dataclass takes six time
     attention window, which limits the sequence length.
 
     For weights, `trunk` is the prefix of all names except `heads`. `names` maps our names to theirs
-    within the trunk. `own`: pattern of the names that are the same. `heads`: names outside the
-    trunk. `turned`: matrices are transposed, and query, key and value are one matrix. `ignored`:
-    pattern of further tensors that are skipped and reported. These are buffers of older versions,
-    tied copies, and a head that is not trained here.
+    within the trunk; matrices with the same name there are concatenated. `own`: pattern of the
+    names that are the same. `heads`: names outside the trunk. `turned`: matrices are transposed.
+    `ignored`: pattern of further tensors that are skipped and reported. These are buffers of older
+    versions, tied copies, and a head that is not trained here.
     """
 
     architecture: str
@@ -117,6 +117,11 @@ class Family:
         return self.objective == "next"
 
     @property
+    def scalable(self) -> bool:
+        """Returns whether `transformers` can scale the positions as in Llama 3.1."""
+        return self.rotary and "rope_scaling" not in self.folder.refused
+
+    @property
     def copies_heads(self) -> bool:
         """Returns whether NxD Core can copy a key-value head to several tensor ranks."""
         return self.xla and self.rotary
@@ -190,7 +195,7 @@ def _rotary(architecture: str, fixed: Json, epsilon: float = 1e-6, **more: Any) 
         architecture,
         _LLAMA,
         fixed,
-        refused={"partial_rotary_factor": 1.0},
+        refused={"partial_rotary_factor": 1.0} | more.pop("refused", {}),
         defaults=defaults,
         own=_OWN_NAMES,
         **more,
@@ -292,6 +297,25 @@ FAMILIES = {
             scaled=True,
             gelu=True,
             folder=_rotary("GemmaForCausalLM", _NO_BIAS, defaults={"head_dim": 256, **_TIED}),
+        ),
+        Family(
+            "phi3",  # arXiv:2404.14219
+            "next",
+            LLAMA,
+            rotary=True,
+            folder=_rotary(
+                "Phi3ForCausalLM",
+                {**_SILU, **_NO_BIAS},
+                1e-5,
+                refused={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "rope_scaling": None},
+                same_as=_OWN_HEADS,
+                window="sliding_window",
+                written={"sliding_window": None},
+                names=dict.fromkeys(
+                    (f"self_attn.{name}_proj" for name in "qkv"), "self_attn.qkv_proj"
+                )
+                | dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj"),
+            ),
         ),
         Family(
             "gpt2",

@@ -214,6 +214,9 @@ def _rotary(content: Json, family: Family) -> Json:
     name = "rope_parameters" if content.get("rope_scaling") in (None, {}) else "rope_scaling"
     scaling = {} if content.get(name) is None else content[name]
     stretched = _is_stretched(scaling, name)
+    if (part := scaling.get("partial_rotary_factor", 1.0)) != 1:
+        key = f"{name}.partial_rotary_factor"
+        raise InputError(f"{show(part)} is not supported; supported: 1.0", key=key)
     head = _head_dim(content, family)
     where = f"{name}.rope_theta" if "rope_theta" in scaling else "rope_theta"
     theta = scaling.get("rope_theta", content.get("rope_theta", 10_000.0))

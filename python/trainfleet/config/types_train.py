@@ -115,9 +115,9 @@ class Model:
     """A known shape, or the config.json of a Hugging Face folder (a path with a slash) or of
     hf://owner/name[@revision] on the Hub."""
     family: Annotated[str, Key(default=None, enum=FAMILIES)]
-    """The architecture: llama, mistral, qwen2, qwen3, olmo2, gemma and gpt2 predict the next token;
-    bert and roberta predict masked tokens (bert also whether one text follows the other). Null: the
-    preset's."""
+    """The architecture: llama, mistral, qwen2, qwen3, olmo2, gemma, phi3 and gpt2 predict the next
+    token; bert and roberta predict masked tokens (bert also whether one text follows the other).
+    Null: the preset's."""
     layers: Annotated[int, Key(default=None, unit="blocks", minimum=1, maximum=1000)]
     """Transformer blocks. Null: the preset's."""
     hidden_size: Annotated[int, Key(default=None, unit="features", minimum=8, maximum=131_072)]

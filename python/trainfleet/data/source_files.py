@@ -32,6 +32,7 @@ from .format_table import (
 )
 
 STDLIB = "stdlib"
+LIBRARY = Path(sysconfig.get_path("stdlib"))
 BUFFER = 2**18  # bytes; with the default of 8 KiB, reading lines takes three times as long
 BESIDE = 1000  # maximum names in a folder to search for a similar one
 KINDS = 20  # maximum kinds of unread files to list in a warning
@@ -64,13 +65,9 @@ def list_files(source: str) -> Listing:
     reason. Raises DataError if no file can be read.
     """
     if is_stdlib(source):
-        paths = (
-            file.path for file in _walk(_library()) if isinstance(file, SourceFile) and file.size
-        )
+        paths = (file.path for file in _walk(LIBRARY) if isinstance(file, SourceFile) and file.size)
         modules = sorted(path for path in paths if path.endswith(PYTHON))
-        return [
-            stat(path.replace(f"{_library()}/", f"{STDLIB}:", 1)) for path in modules
-        ], Counter()
+        return [stat(path.replace(f"{LIBRARY}/", f"{STDLIB}:", 1)) for path in modules], Counter()
     files, unread = _sorted_out(_found(source))
     if not files:
         none = "it is empty" if {*unread} == {EMPTY} else f"it has no {', '.join(by_suffix())} file"
@@ -177,7 +174,7 @@ def unreadable(where: str, why: str) -> DataError:
 
 
 def _local(path: str) -> Path:
-    return _library() / path.removeprefix(f"{STDLIB}:") if is_stdlib(path) else Path(path)
+    return LIBRARY / path.removeprefix(f"{STDLIB}:") if is_stdlib(path) else Path(path)
 
 
 def _objects(source: str) -> Iterator[SourceFile | str]:
@@ -189,10 +186,6 @@ def _objects(source: str) -> Iterator[SourceFile | str]:
             yield (
                 found.address != source and why_unread(found.address.removeprefix(folder))
             ) or file
-
-
-def _library() -> Path:
-    return Path(sysconfig.get_path("stdlib"))
 
 
 def _walk(source: Path) -> Iterator[SourceFile | str]:

@@ -278,7 +278,7 @@ def _count(key: str, text: str) -> int:
 
 def _seconds(text: str) -> float:
     # A date without support for %N prints the N unchanged.
-    if not re.fullmatch(r"[0-9]{1,11}(\.[0-9N]{0,9})?", text):
+    if not re.fullmatch(r"[0-9]{1,11}(\.([0-9]{0,9}|N))?", text):
         raise Implausible(f"clock={text[:60]!a} is not a time")
     return float(text.rstrip("N"))
 

@@ -1,3 +1,3 @@
-"""Implementations of the verbs. A verb turns a command's variables into a plan, executes the plan
-here or on a head, and follows the run until it ends.
+"""Implementations of the commands. A command resolves its variables into a plan, executes the plan
+here or on a fleet's head, and follows the run until it ends.
 """

@@ -1,4 +1,4 @@
-"""Preflight of a Slurm job, inside its allocation, before its ranks start (fleet.slurm.preflight;
+"""Preflight inside a Slurm job's allocation, run before the ranks start (fleet.slurm.preflight;
 backends/slurm/sbatch.py).
 
 python -m trainfleet.launch.admission               on every node: prints the node's facts
@@ -6,9 +6,9 @@ python -m trainfleet.launch.admission               on every node: prints the no
 python -m trainfleet.launch.admission FOLDER START  on the first node, after the bandwidth test:
                                                     exits with 0 if the ranks may start
 
-FOLDER is the job's folder, and START is the folder in it for this start. Each finding is written to
-the log of its node. The verdict reads these logs (watch/catalogue/trainfleet.yaml), and later
-attempts exclude a host that is at fault.
+FOLDER is the job's folder, and START is its subfolder for the current start. Each finding goes to
+the affected node's log. The verdict reads these logs (watch/catalogue/trainfleet.yaml), so later
+attempts exclude faulty hosts.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ..run.run_folder import Run, node_log
 from ..trust import safe_output
 from ..trust.errors import telling
 
-LARGEST = 1 << 26  # bytes read from the end of a file
-OPEN, SHUT = 0, 69  # exit codes: ranks may start, or EX_UNAVAILABLE of sysexits.h
+LARGEST = 1 << 26  # maximum bytes to read from the end of a file
+OPEN, SHUT = 0, 69  # exit codes: the ranks may start, or EX_UNAVAILABLE (sysexits.h)
 NODES = "SLURM_JOB_NODELIST"
 
 
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.PreflightReport:
-    """Returns the preflight report for the nodes of a start, from the files that they wrote."""
+    """Returns the preflight report for a job's nodes, based on the files they wrote to `start`."""
     facts, findings = dict[Host, Facts](), list[Finding]()
     for node, host in enumerate(hosts):
         try:
@@ -96,8 +96,8 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.Pre
 
 
 def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
-    """Prints a finding and writes it to its node's log. A finding about all nodes goes to the first
-    node's log.
+    """Prints a finding and appends it to its node's log, or to the first node's log if it concerns
+    all nodes.
     """
     verdict = (
         "failed"
@@ -113,8 +113,8 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
 
 
 def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
-    """Returns findings that explain why the bandwidth test has no result: the last error of each
-    host.
+    """Returns findings that explain why the bandwidth test produced no result, quoting each host's
+    last error.
     """
     errors = {
         host: words
@@ -134,12 +134,12 @@ def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
 
 
 def _plain(log: Path) -> str:
-    """Returns the lines of a log without their time stamps."""
+    """Returns a log's lines without their timestamps."""
     return "\n".join(line.partition(" | ")[2] for line in _text(log).splitlines())
 
 
 def _text(path: Path) -> str:
-    """Returns the end of a file's text, or "" if the file is missing."""
+    """Returns the end of the file's text, or "" if the file is missing."""
     try:
         return read_end(path, LARGEST)
     except FileNotFoundError:

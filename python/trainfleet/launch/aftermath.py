@@ -1,12 +1,12 @@
 """Decides whether to requeue a job that ended without a launcher: `python -m
 trainfleet.launch.aftermath FOLDER START NEAR`.
 
-The batch script of a Slurm job calls this on the first node (backends/slurm/sbatch.py). FOLDER is
-the job's folder, and START is the folder in it for this start. NEAR is non-empty if Slurm's time
-limit was near. Exit code 0 means that the job is requeued.
+A Slurm job's batch script runs this module on the first node (backends/slurm/sbatch.py). FOLDER is
+the job's folder, and START is its subfolder for the current start. NEAR is non-empty if the job was
+close to its time limit. Exit code 0 requeues the job.
 
-Except near the time limit, a running launcher decides instead, from the same verdict
-(watch/retry_loop.py). It also finds a job that this module has requeued.
+A running launcher makes this decision instead, based on the same verdict (watch/retry_loop.py),
+unless the time limit was near. The launcher also picks up jobs that this module has requeued.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def main(arguments: list[str]) -> int:
 
 
 def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) -> bool:
-    """Tells whether another start can succeed. Records and prints the verdict that decides this."""
+    """Returns whether another start could succeed. Records and prints the verdict behind the
+    decision.
+    """
     status = Status(Phase.ENDED, exits=exits)
     verdict = judge(
         request,
@@ -90,5 +92,5 @@ if __name__ == "__main__":
     safe_output.install()
     try:
         sys.exit(main(sys.argv[1:]))
-    except TrainfleetError:  # The error is already printed.
+    except TrainfleetError:  # main has already printed the error.
         sys.exit(OVER)

@@ -1,5 +1,5 @@
-"""Ratios of measured to predicted times, from earlier runs and profiles on the same hardware. The
-next plan corrects its predictions with them.
+"""Calibration of predicted step times against earlier runs and profiles on the same hardware. The
+next plan scales its predictions by the measured ratios.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..run.run_folder import RUNS, Record, Run
 from ..trust.errors import TrainfleetError
 
 NEWEST = 12  # maximum number of run folders to read, newest first
-ENOUGH = 20  # minimum number of steps; in shorter runs, compiling and warm-up weigh too much
-LARGEST = 1 << 20  # largest metrics.jsonl, in bytes, that a plan reads for the parts of a step
-PLAIN = 4  # minimum number of timed steps in a profile, not counting warm-up and profiled steps
-NEAR, FAR = 0.2, 5.0  # ratios outside this range mean that something disturbed the run
-# Names in metrics.jsonl of a step's parts (engine/timing.py), by group of predicted parts.
+ENOUGH = 20  # minimum number of steps; compilation and warm-up dominate shorter runs
+LARGEST = 1 << 20  # maximum size of a metrics.jsonl to read, in bytes
+PLAIN = 4  # minimum number of timed steps in a profile, excluding warm-up and profiled steps
+NEAR, FAR = 0.2, 5.0  # ratios outside this range indicate a disturbed run
+# Metric names (engine/timing.py) that make up each group of predicted step parts.
 SPANS = {
     "computing": ("forward_seconds", "backward_seconds", "pipeline_seconds"),
     "gradients": ("communication_seconds",),
@@ -35,8 +35,8 @@ SPANS = {
 
 @dataclass(frozen=True)
 class Lesson:
-    """A run's config with two kinds of ratios: measured to predicted speed, and measured to
-    predicted seconds for each group of parts.
+    """A past run's config, its measured-to-predicted speed ratio, and its measured-to-predicted
+    time ratio per group of step parts.
     """
 
     config: Config
@@ -45,11 +45,11 @@ class Lesson:
 
 
 def experience_of(config: Config) -> Experience | None:
-    """Returns the corrections from similar runs, or None if there are no similar runs. Prefers runs
-    of the same layout, then of the same model, then of the same hardware.
+    """Returns corrections from similar past runs, or None if no run is similar. Prefers runs with
+    the same layout, then the same model, then the same hardware.
 
-    Runs of the same layout correct the entire step. Other runs correct each group of parts
-    separately, because the groups' shares of a step differ.
+    Runs with the same layout correct the whole step. Other runs correct each group of step parts
+    separately, because the groups' shares of a step vary.
     """
     found = list(_lessons(config))
     for of, is_like in (
@@ -66,7 +66,7 @@ def experience_of(config: Config) -> Experience | None:
 
 
 def _lessons(config: Config) -> Iterator[Lesson]:
-    """Yields the corrections from the newest runs on the hardware of `config`."""
+    """Yields a Lesson for each recent run on this config's hardware."""
     written = {path.parent: path.stat().st_mtime_ns for path in RUNS.glob("*/results.json")}
     for folder in sorted(written, key=written.__getitem__, reverse=True)[:NEWEST]:
         lesson = _read(folder, written[folder])
@@ -76,8 +76,8 @@ def _lessons(config: Config) -> Iterator[Lesson]:
 
 @functools.cache
 def _read(folder: Path, written: int) -> Lesson | None:
-    """Returns the lesson of a run, or None if its files can't be read. Cached until `written`, the
-    time of its results, changes.
+    """Returns the run's Lesson, or None if its files can't be read. `written` is the modification
+    time of the run's results, which only serves as a cache key.
     """
     with suppress(TrainfleetError, OSError):
         run = Run(folder)
@@ -92,7 +92,7 @@ def _read(folder: Path, written: int) -> Lesson | None:
 
 
 def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | None:
-    """Returns the lesson of a run, or None if the run was too short or disturbed."""
+    """Returns the run's Lesson, or None if the run was too short or disturbed."""
     steps, predicted = plain(config, metrics), predict(config)
     speed = results.get("tokens_per_second")
     enough = (results.get("steps") or 0) >= ENOUGH
@@ -107,11 +107,11 @@ def _lesson(config: Config, results: Record, metrics: list[Record]) -> Lesson | 
 
 
 def _parts(steps: list[Record], predicted: StepTime) -> dict[str, float]:
-    """Returns the ratio of measured to predicted seconds by group of parts; {} if the run timed no
-    parts.
+    """Returns the measured-to-predicted time ratio per group of step parts, or {} if the run did
+    not time its parts.
     """
     spent = {group: sum(_median(steps, name) for name in names) for group, names in SPANS.items()}
-    # The prediction, too, counts these as part of the forward and backward passes.
+    # Measured forward and backward times include calls and exchange, which GROUPS lists separately.
     beside = predicted.group("calls") + predicted.group("exchange")
     if spent["computing"] <= beside:
         return {}
@@ -138,7 +138,7 @@ def _median(lines: list[Record], name: str) -> float:
 
 
 def _hardware(fleet: Fleet) -> object:
-    """Returns the hardware and software of a fleet's nodes, ignoring their price."""
+    """Returns a comparable value for a fleet's hardware and software, ignoring the price."""
     kind = fleet.node_type
     what = replace(kind, usd_per_hour=None) if kind else fleet.is_told
     return what, fleet.platform, fleet.backend

@@ -1,10 +1,10 @@
-"""make clean: removes files that can be made again. With PURGE, also removes the run and the
-dataset of the config.
+"""make clean: removes files that can be regenerated. With PURGE, also removes the config's run and
+dataset.
 
-In runs/ and data/, only files that this program wrote are removed, according to run/contents.py,
-and links are never followed. A folder is a run if its config.yaml has the folder's name and it
-contains files of a run. In a dataset's folder, files are recognized by name, because the user may
-keep text in the same folder.
+In runs/ and data/, removes only files that trainfleet wrote (run/contents.py), and never follows
+links. A folder counts as a run if its config.yaml has the folder's name and the folder contains run
+files. In a dataset's folder, files are recognized by name, because the user may keep text files
+next to them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from ..trust.untrusted_input import printable, shortened
 
 
 def is_inside(path: Path, root: Path) -> bool:
-    """Tells whether a path is really inside `root`, with no link on the way to it."""
+    """Returns whether `path` is inside `root` without passing through a symbolic link."""
     if path.is_symlink() or ".." in path.parts or not path.is_relative_to(root):
         return False
     return path.resolve() == root.resolve() / path.relative_to(root)
 
 
 def folders(root: Path) -> list[Path]:
-    """Returns the folders in runs/ or data/, excluding links."""
+    """Returns the subfolders of runs/ or data/, excluding symbolic links."""
     return sorted(path for path in root.glob("*") if path.is_dir() and is_inside(path, root))
 
 
 def is_run(folder: Path) -> bool:
-    """Tells whether a folder in runs/ belongs to a run."""
+    """Returns whether a folder in runs/ contains a run."""
     config = folder / "config.yaml"
     if not (folder.is_dir() and is_inside(config, RUNS) and config.is_file()):
         return False
@@ -61,7 +61,7 @@ def is_run(folder: Path) -> bool:
 
 
 def is_dataset(folder: Path) -> bool:
-    """Tells whether a folder in data/ contains files from tokenizing."""
+    """Returns whether a folder in data/ contains a tokenized dataset."""
     signs = [folder / kind.name for kind in _signs(contents.DATASET)]
     return folder.is_dir() and is_inside(folder, DATA) and any(sign.is_file() for sign in signs)
 
@@ -71,7 +71,7 @@ def _signs(folder: str) -> Iterator[contents.FileKind]:
 
 
 def remakeable(run: Path) -> Iterator[Path]:
-    """Yields the files of a run that can be made again: reports, plots, and incomplete files."""
+    """Yields the run's files that can be regenerated: reports, plots and incomplete files."""
     patterns = dict.fromkeys(kind.glob for kind in contents.kinds(contents.RUN) if kind.again)
     yield from (
         path for pattern in patterns for path in sorted(run.glob(pattern)) if is_inside(path, RUNS)
@@ -79,8 +79,8 @@ def remakeable(run: Path) -> Iterator[Path]:
 
 
 def remove_dataset(folder: Path) -> list[Path]:
-    """Removes the files of tokenizing from a folder, and the folder if it is then empty. Returns
-    the remaining files.
+    """Removes the files that tokenization wrote to a folder, and the folder if that leaves it
+    empty. Returns the remaining files.
     """
     left, ours, links = (
         [],
@@ -92,7 +92,7 @@ def remove_dataset(folder: Path) -> list[Path]:
         if path.is_symlink() and links.fullmatch(name):
             path.unlink()
         elif path.is_dir() and not path.is_symlink():
-            with suppress(OSError):  # The folder is not empty; its remaining files are returned.
+            with suppress(OSError):  # keeps non-empty folders
                 path.rmdir()
         elif not path.is_symlink() and ours.fullmatch(name):
             remove(path)
@@ -104,8 +104,8 @@ def remove_dataset(folder: Path) -> list[Path]:
 
 
 def remove(path: Path) -> int:
-    """Removes a file or a folder with its contents, without following links. Returns the bytes
-    freed.
+    """Removes a file, or a folder and its contents, without following links. Returns the number of
+    bytes freed.
 
     Raises:
         TrainfleetError: the file or folder can't be removed.
@@ -123,7 +123,7 @@ def remove(path: Path) -> int:
 
 
 def measure(path: Path) -> int:
-    """Returns the bytes in a file, or in all files of a folder. Does not count the targets of
+    """Returns the size in bytes of a file or of all files in a folder, excluding the targets of
     links.
     """
     total = 0
@@ -134,18 +134,20 @@ def measure(path: Path) -> int:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yields the contents of a folder recursively, without following links."""
+    """Yields a folder's contents recursively, without following links."""
     for parent, names, files in os.walk(folder):
         yield from (Path(parent) / name for name in (*names, *files))
 
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", str(COMPILED))
-# Suffixes that make profile and make scaling add to the run's name.
+# Suffixes that make profile and make scaling append to the run's name.
 MEASURING = r"-(profile|scaling)-\d{4}-\d{6}[a-z0-9-]*"
 
 
 def made_by(run: Run, config: Config | None) -> list[Path]:
-    """Returns the folders of a run, of its dataset, and of the runs that only measured the run."""
+    """Returns the folders of a run, its dataset, and the profile and scaling runs derived from the
+    run.
+    """
     measuring = [
         folder for folder in _runs() if re.fullmatch(re.escape(run.name) + MEASURING, folder.name)
     ]
@@ -161,7 +163,9 @@ def _datasets() -> list[Path]:
 
 
 def remove_remakeable() -> None:
-    """Removes the files that can be made again. Raises BackendError if a folder is in use."""
+    """Removes all files that can be regenerated. Raises BackendError if a run or dataset is in
+    use.
+    """
     busy = [folder for folder in (*_runs(), *_datasets()) if is_locked(folder)]
     if busy:
         then = f"run make stop CONFIG={busy[0]}/config.yaml, or wait until it ends"
@@ -182,16 +186,16 @@ def _remakeable() -> Iterator[Path]:
 
 
 def machines_of(config: Config | None) -> Machines | None:
-    """Returns the machines that the backend creates for this config, or None if it creates no
-    machines.
+    """Returns the machines that the backend creates for this config, or None if the backend creates
+    no machines.
     """
     backend = backend_of(config) if config and not is_guest(config) else None
     return backend.machines() if backend and Can.MACHINES in backend.can else None
 
 
 def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
-    """Prints the files left on permanent hosts; with PURGE=all, removes these files. Returns the
-    exit code.
+    """Prints the files left on permanent hosts, and removes them if `everything` is set
+    (PURGE=all). Returns the exit code.
 
     Raises:
         BackendError: some of the files can't be removed.
@@ -221,7 +225,7 @@ def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
 
 
 def folders_of(config: Config | None, run: Run) -> Place:
-    """Returns the place of the run's folders after its machines are gone: this machine, or S3 if
+    """Returns where the run's folders are once its machines are gone: on this machine, or in S3 if
     the nodes share no disk.
     """
     backend = backend_of(config) if config else None
@@ -231,8 +235,8 @@ def folders_of(config: Config | None, run: Run) -> Place:
 def take_down(
     machines: Machines, place: Place, made: Sequence[Path], purge_too: bool, sure: bool
 ) -> int:
-    """Removes the machines, which cost money, verifies that they are gone, then cleans up local
-    files. Removes data only with PURGE. Returns the exit code.
+    """Removes the machines first because they cost money, verifies that they are gone, then cleans
+    up local files. Removes data only with PURGE. Returns the exit code.
 
     Raises:
         BackendError: a resource that costs money is left.
@@ -265,8 +269,8 @@ def keep(place: Place, made: Sequence[Path]) -> int:
 
 
 def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
-    """Removes the folders that the config made, here and on its fleet. Returns 1 if the user
-    declines, or if a folder is not the config's.
+    """Removes the folders that this config created, on this machine and on its fleet. Returns 1 if
+    the user declines, or if one of the folders was not created by this config.
     """
     here = {folder: measure(folder) for folder in made if is_run(folder) or is_dataset(folder)}
     far = place.folders()
@@ -290,7 +294,9 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
 
 
 def _left_alone(folders: Iterable[Path]) -> int:
-    """Prints the folders that the config did not make. Returns 1 if there are any, else 0."""
+    """Prints the folders that this config did not create. Returns 1 if it found any, otherwise
+    0.
+    """
     strange = [folder for folder in folders if folder.exists() or folder.is_symlink()]
     for folder in strange:
         what = "it is a link" if folder.is_symlink() else "this config did not create it"
@@ -299,7 +305,7 @@ def _left_alone(folders: Iterable[Path]) -> int:
 
 
 def _remove(folder: Path) -> list[Path]:
-    """Removes this program's files from a folder. Returns the remaining files."""
+    """Removes trainfleet's files from a folder. Returns the remaining files."""
     if folder.parent == DATA:
         return remove_dataset(folder)
     remove(folder)

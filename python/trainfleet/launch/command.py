@@ -1,4 +1,4 @@
-"""Resolves the variables of a command into its config, its run and its plan."""
+"""Resolves a command's variables (CONFIG, RUN, SET, NODES) into its config, run and plan."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ from . import job_image, preflight
 from .calibration import experience_of
 
 Variables = Mapping[str, str]
-# environment variable with the path of the requests that a launcher must execute
+# Environment variable with the path of a JSON file. The file contains the requests that this
+# launcher must execute.
 ORDER = "TRAINFLEET_ORDER"
 KINDS = ("tokenize", "train")
-TOKEN_BYTES = 4  # bytes of text per token with the usual tokenizers, in most languages
+TOKEN_BYTES = 4  # approximate bytes of text per token, for common tokenizers and most languages
 
 
 def settings_of(variables: Variables) -> Settings:
-    """Returns the settings, which are the config file and its overrides."""
+    """Returns the config file and its overrides from a command's variables."""
     short = {"NODES": ("fleet.nodes", variables["NODES"])} if "NODES" in variables else {}
     path = (
         run_called(variables["RUN"]).document
@@ -55,7 +56,7 @@ def settings_of(variables: Variables) -> Settings:
 
 
 def run_called(name: str) -> Run:
-    """Returns the local run named by RUN. Raises ConfigError if there is no run of that name."""
+    """Returns the local run with the given name. Raises ConfigError if no run has that name."""
     here = [path.parent.name for path in RUNS.glob("*/config.yaml")]
     if name not in here:
         message = f"there is no run named {show(name)}{suggest(name, here)}"
@@ -64,7 +65,9 @@ def run_called(name: str) -> Run:
 
 
 def placed(error: NoSource, variables: Variables) -> ConfigError:
-    """Returns the error with the line of config.yaml, or the variable, that names the source."""
+    """Converts a missing-source error to a ConfigError that points to the source's line in
+    config.yaml, or to the variable that sets the source.
+    """
     settings = settings_of(variables)
     line, where = place_of(settings, ("data", "sources", error.entry))
     message = f"{error.where or 'it'} {error.what}: {error.why}"
@@ -75,25 +78,25 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
 
 
 def config_of(settings: Settings) -> tuple[Config, Derivation]:
-    """Returns the config with all derived values, and where each value came from. Raises
-    ConfigError with all errors, including those from the backend's rules.
+    """Returns the config with all derived values, and each value's origin. Raises ConfigError that
+    lists all errors, including violations of the backend's rules.
     """
     return load(settings, terms_of)
 
 
 def config_to_examine(settings: Settings) -> Config:
-    """Returns the config for verbs that examine nodes. The nodes' hardware may still be unknown."""
+    """Returns the config for commands that examine nodes, which accept unknown hardware."""
     return load(settings, terms_to_examine)[0]
 
 
 def run_named(variables: Variables) -> Run:
-    """Returns the run that the config names, for verbs that only read it."""
+    """Returns the run that the config names, for commands that only read it."""
     return run_of(load_name(settings_of(variables)))
 
 
 def run_started(variables: Variables) -> Run:
-    """Returns the run that the config names, for verbs that need its files. Raises RunError if the
-    run was never started.
+    """Returns the run that the config names, for commands that need its files. Raises RunError if
+    the run was never started.
     """
     run = run_named(variables)
     if not run.config.exists():
@@ -107,7 +110,7 @@ def run_started(variables: Variables) -> Run:
 
 
 def store_named(variables: Variables) -> tuple[str, CheckpointStore]:
-    """Returns the name of the config's run, and the checkpoint store of its last training. Raises
+    """Returns the name of the config's run, and its checkpoint store from the last training. Raises
     RunError if the run was never started.
     """
     run = run_started(variables)
@@ -115,10 +118,10 @@ def store_named(variables: Variables) -> tuple[str, CheckpointStore]:
 
 
 def run_trained(variables: Variables) -> Run:
-    """Returns the run that the config names, for verbs that load its model.
+    """Returns the run that the config names, for commands that load its model.
 
     Raises:
-        RunError: the run was never started, or has no checkpoint yet.
+        RunError: the run was never started or has no checkpoint yet.
     """
     name, store = store_named(variables)
     if not store.steps() and not store.broken():
@@ -127,8 +130,8 @@ def run_trained(variables: Variables) -> Run:
 
 
 def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
-    """Returns a plan that the command will carry out. Skips and names parts that are already
-    finished, such as a dataset.
+    """Returns the plan that the command will execute. Skips jobs whose result already exists, such
+    as a dataset, and notes them in the plan.
     """
     config, derived = config_of(settings_of(variables))
     if not _given():
@@ -139,8 +142,8 @@ def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
 def plan_of(
     config: Config, derived: Derivation, kinds: Iterable[str] = KINDS, launch: str = ""
 ) -> Plan:
-    """Returns the plan of a config. If another machine handed requests over to this launcher, the
-    plan uses exactly those requests.
+    """Returns a config's plan. Uses the exact requests from the user's machine if it handed them
+    over to this launcher.
     """
     given = {request.job.kind: request for request in _given()}
     asked = dump_asked(config, derived)
@@ -150,7 +153,7 @@ def plan_of(
         preflight.require(config)
     notes, is_tokenized = _data(config, backend)
     notes += preflight.warnings(config) if "train" in kinds else []
-    if not given:  # Otherwise the notes were already printed where the user typed the command.
+    if not given:  # The user's machine has already printed these notes.
         notes += [note for note in preflight.preset_notes(config) if note not in notes]
     jobs = [] if is_tokenized else [tokenize_job(config)]
     jobs += [train_job(config)] if "train" in kinds else []
@@ -161,12 +164,14 @@ def plan_of(
 
 
 def was_handed_over() -> bool:
-    """Tells whether this process is on a fleet's head, with requests from another machine."""
+    """Returns whether this process runs on a fleet's head with requests from another machine."""
     return ORDER in os.environ
 
 
 def _given() -> list[Request]:
-    """Returns the requests that another machine handed over to this head, or [] elsewhere."""
+    """Returns the requests that the user's machine handed over to this head, or [] if this process
+    is not on a head.
+    """
     path = os.environ.get(ORDER)
     return (
         [Request.of(entry, path) for entry in (read_json(Path(path)) or {}).get("requests", [])]
@@ -196,7 +201,7 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
                 "to tokenize again"
             )
         return notes, True
-    found = look(config.data)  # A missing source is reported now instead of later on the nodes.
+    found = look(config.data)  # Reports a missing source now rather than later on the nodes.
     seconds = found.seconds(node_types.local_cores())
     size = f"{found.bytes / 1e6:,.1f} MB in {found.files:,} files, {found.units:,} units"
     notes = [
@@ -211,18 +216,20 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
 
 
 def seen(config: Config, tokens: int) -> str:
-    """Returns a note on how many epochs the training makes over that many tokens."""
+    """Returns a note with the number of epochs that training makes over a dataset of `tokens`
+    tokens.
+    """
     train = config.train
     taken = train.steps * train.global_batch_size * train.sequence_length
     return f"training sees {taken:,} tokens: {few_digits(taken / max(tokens, 1))} epochs"
 
 
 def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
-    """Returns the config for each number of nodes. Derives and checks all dependent values again
-    before anything runs.
+    """Returns a config for each node count. Each config is derived and checked separately before
+    anything runs.
 
-    Strong scaling keeps the global batch size. Weak scaling keeps the batch size per rank of the
-    smallest node count.
+    Strong scaling keeps the global batch size constant. Weak scaling keeps the batch size per rank
+    of the smallest node count.
     """
     whole = {name: value for name, value in variables.items() if name != "NODES"}
     settings = settings_of(whole)
@@ -230,7 +237,7 @@ def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
     counts = counts_of(variables.get("NODES", ""), config.fleet.nodes)
     sizes = []
     for count in counts:
-        # Unset fleet.min_nodes, so that each run has exactly this many nodes.
+        # Unset fleet.min_nodes so that each run uses exactly this many nodes.
         short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.min_nodes", "null")}
         if weak:
             short["WEAK"] = (

@@ -1,17 +1,17 @@
-"""Ahead-of-time compilation: a separate run of a few steps fills the cache of compiled programs
-that all nodes share.
+"""Ahead-of-time compilation: a separate run of a few steps fills the compile cache that all nodes
+share.
 
-The run is named `compile-<12 digits>`, a hash of everything that its programs depend on. Any
-machine that sees the runs therefore knows whether the cache is warm. Two runs with the same
-programs compile once. A change to a program, for example another micro-batch size, compiles again.
-The compiler's own cache identifies each program by version, flags and graph, and never compiles a
-program twice.
+The run is named `compile-<12 digits>`, after a hash of everything that affects its programs. Any
+machine that can see the runs therefore knows whether the cache is warm. Runs with identical
+programs share one compile run. Any change to the programs, such as another micro-batch size, needs
+a new one. The compiler's own cache is keyed by version, flags and graph, so no program is compiled
+twice.
 
-If a scheduler can queue jobs, training is queued behind the compile job. Training starts once that
-job succeeds, with or without a launcher. The launcher follows the compile job. `train` then finds
-the training job as if an earlier launcher had submitted it. Each attempt to compile is a separate
-job, so training is queued behind each attempt. If no attempt succeeds, or you stop either job,
-training is withdrawn.
+If the scheduler has a queue, training is queued behind the compile job. Training starts once the
+compile job succeeds, with or without a launcher. The launcher follows the compile job first.
+`train` then finds the training job as if an earlier launcher had submitted it. Each compile attempt
+is a separate job, so training is queued again behind each attempt. Training is withdrawn if no
+attempt succeeds or you stop either job.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from .training import train
 
 
 def can_wait(config: Config) -> bool:
-    """Tells whether this machine can queue training behind another job of a scheduler."""
+    """Returns whether the scheduler can queue training behind another job from this machine."""
     backend = backend_of(config)
     return Can.FOLLOWS in backend.can and not backend.hands_over
 
 
 class ChainedTraining:
-    """A training job that waits behind another job. `started` is the time when the command began,
-    in unix seconds.
+    """A training job that waits in the queue behind another job. `started` is the command's start
+    time in unix seconds.
     """
 
     def __init__(self, config: Config, derived: Derivation, started: float) -> None:
@@ -64,8 +64,8 @@ class ChainedTraining:
 
     @property
     def sequel(self) -> Sequel | None:
-        """Returns the sequel to start when the first job succeeds, or None if training can't wait
-        in the queue.
+        """Returns the job to queue behind the first job, or None if the scheduler does not support
+        dependent jobs.
         """
         return Sequel(self.queue, self.is_asked_to_stop) if can_wait(self.config) else None
 
@@ -73,14 +73,14 @@ class ChainedTraining:
         return self.begun and self.run.is_asked_to_stop()
 
     def queue(self, first: Handle) -> None:
-        """Submits the training job to begin once `first` has succeeded. Replaces the training job
-        that waited for an earlier attempt.
+        """Submits the training job so that it starts once `first` has succeeded. Replaces a
+        training job that was queued behind an earlier attempt.
 
         Raises:
-            ConfigError, RunError, BackendError: the config can't be trained; `train` would refuse
-            it too.
+            ConfigError, RunError, BackendError: the config can't be trained; `train` would raise
+                the same error.
         """
-        if self.is_asked_to_stop():  # The job before it is asked to stop, too.
+        if self.is_asked_to_stop():  # The first job receives the stop request, too.
             return
         if self.submitted:
             self.backend.stop(self.submitted, at_once=True)
@@ -111,7 +111,7 @@ class ChainedTraining:
         self.run.note("queued", phase=status.phase.value, reason=status.reason)
 
     def withdraw(self, status: str) -> None:
-        """Withdraws the training job if it is waiting, and writes `status` to its results."""
+        """Withdraws the training job if it is queued, and records `status` in its results."""
         if self.submitted:
             self.backend.stop(self.submitted, at_once=True)
         if self.begun:
@@ -119,9 +119,9 @@ class ChainedTraining:
             training.report(self.run, self.config, status)
 
 
-# Packages with source code that affects the compiled programs, in addition to the config.
+# Packages whose source code affects the compiled programs, in addition to the config.
 WRITTEN_IN = ("engine", "models", "devices")
-# Keys of `train` that do not affect the compiled programs, or that enter a program as a number.
+# `train` keys that do not affect the compiled programs, or that are inputs to them at runtime.
 GIVEN = (
     "steps",
     "learning_rate",
@@ -144,7 +144,9 @@ GIVEN = (
 
 
 def require(config: Config) -> None:
-    """Raises ConfigError if the run compiles no programs, or if no folder would keep them."""
+    """Raises ConfigError if the run does not compile, or if no shared folder could keep the
+    compiled programs.
+    """
     if compiles_ahead(config) or config.train.compile:
         return
     why = "false compiles nothing; set true"
@@ -157,18 +159,18 @@ def require(config: Config) -> None:
 
 
 def is_due(config: Config) -> bool:
-    """Tells whether a separate job should compile before training begins."""
-    if was_handed_over():  # On a head, the command that the user typed has handled this.
+    """Returns whether a separate compile job should run before training."""
+    if was_handed_over():  # already handled on the user's machine
         return False
     if not compiles_ahead(config) or config.train.compile_only or is_warm(config):
         return False
-    # If training is already queued or running, it has been compiled.
+    # Compilation is done if training is already queued or running.
     return not (can_wait(config) and execution.left_running(config, run_of(config.name)))
 
 
 def is_warm(config: Config) -> bool:
-    """Tells whether the compile run for this config has finished, according to the machines that
-    keep runs.
+    """Returns whether the config's compile run has finished, according to the backend's run
+    storage.
     """
     run, backend = run_of(name_of(config)), backend_of(config)
     with backend.place(run) as place:
@@ -179,8 +181,8 @@ def is_warm(config: Config) -> bool:
 
 
 def compile_first(config: Config, derived: Derivation, started: float) -> int:
-    """Compiles like `compile_ahead`, and queues training behind it if the scheduler can do so.
-    Withdraws training if compiling fails.
+    """Compiles like `compile_ahead`, and queues training behind the compile job if the scheduler
+    supports it. Withdraws training if compilation fails.
     """
     waiting, code = ChainedTraining(config, derived, started), 1
     try:
@@ -194,7 +196,9 @@ def compile_first(config: Config, derived: Derivation, started: float) -> int:
 def compile_ahead(
     config: Config, derived: Derivation, started: float, sequel: Sequel | None = None
 ) -> int:
-    """Fills the cache, and prints the time and any programs that failed. Returns the exit code."""
+    """Fills the compile cache, and prints the compile time and any failed programs. Returns the
+    exit code.
+    """
     job_image.make_ready(config)
     run = run_of(name_of(config))
     print(f"compiling ahead of time in {run.folder}: {expected_duration(config)}", flush=True)
@@ -206,7 +210,7 @@ def compile_ahead(
 
 
 def outlook(config: Config) -> list[str]:
-    """Returns the lines about compiling that `make plan` prints."""
+    """Returns the lines about compilation for `make plan`."""
     behind = "; training is queued behind the compile job" if can_wait(config) else ""
     return [
         "",
@@ -217,8 +221,8 @@ def outlook(config: Config) -> list[str]:
 
 
 def name_of(config: Config) -> str:
-    """Returns the name of the compile run for this config. Its 12 digits change with everything
-    that the programs depend on.
+    """Returns the name of the config's compile run. Its last 12 digits are a hash of everything
+    that affects the programs.
     """
     fleet = config.fleet
     inputs = {
@@ -235,7 +239,7 @@ def name_of(config: Config) -> str:
 
 
 def expected_duration(config: Config) -> str:
-    """Returns an estimate in words of the time to compile, based on earlier runs."""
+    """Returns an estimate of the compile time as text, based on earlier runs."""
     taken = [
         seconds
         for path in RUNS.glob("compile-*/results.json")
@@ -249,7 +253,8 @@ def expected_duration(config: Config) -> str:
         )
     if not compiles_ahead(config):
         return "a few minutes at most"
-    # Source: awsdocs-neuron.readthedocs-hosted.com, the tutorial dp_bert, 2026-08-17.
+    # Source: AWS Neuron documentation (awsdocs-neuron.readthedocs-hosted.com), tutorial dp_bert,
+    # 2026-08-17.
     return (
         "no run of this model was compiled here; AWS's BERT-Large takes 13 min on a "
         "trn1.32xlarge, and larger models take longer"

@@ -1,5 +1,5 @@
-"""Execution of a plan by the launcher: under the run's lock or lease, with live progress, and with
-a verdict on failure.
+"""Executes a plan as the run's launcher: holds the run's lock or lease, shows live progress, and
+reports a verdict on failure.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from ..watch.retry_loop import ASK_AGAIN, PATIENCE, first_that_fits, persevere
 from ..watch.signals import Interrupts
 from .launching import leads
 
-# environment variable set for processes on a fleet's head (backends/head.py)
+# Environment variable that marks processes on a fleet's head (backends/head.py).
 HEAD = "TRAINFLEET_HEAD"
-COMPILES = 14400.0  # maximum seconds to compile one program
-STOPPED = 130  # exit code of a command that was stopped, like a shell's after Ctrl-C
+COMPILES = 14400.0  # maximum compile time of one program, in seconds
+STOPPED = 130  # exit code after a stop, as in shells after Ctrl-C
 
 
 @contextmanager
 def in_charge(config: Config, run: run_folder.Run, place: Place) -> Iterator[Lease]:
-    """Takes charge of a run: holds the lock of a local run, or the lease of a run on other
-    machines. Raises BackendError if another command leads the run.
+    """Holds the lock of a local run, or the lease of a run on other machines. Raises BackendError
+    if another command leads the run.
 
-    If a run is on other machines, only its lease decides who leads it. The lock is also taken if it
-    is free, for commands on this machine that check it (run_folder.is_locked).
+    For a run on other machines, only the lease decides who leads it. The lock is still taken if it
+    is free, because commands on this machine check it (run_folder.is_locked).
     """
     lease, backend = Lease(run.folder), backend_of(config)
     place.lead()
@@ -60,7 +60,7 @@ def in_charge(config: Config, run: run_folder.Run, place: Place) -> Iterator[Lea
             yield lease
     finally:
         try:
-            place.refresh()  # Publishes the run's final state.
+            place.refresh()  # publishes the run's final state
         except BackendError as error:
             print(
                 f"warning: other machines can't see the run's final state: {error}", file=sys.stderr
@@ -69,7 +69,7 @@ def in_charge(config: Config, run: run_folder.Run, place: Place) -> Iterator[Lea
 
 @contextmanager
 def held(run: run_folder.Run) -> Iterator[None]:
-    """Holds the lock of the run's folder. Raises BackendError if another command has the lock."""
+    """Holds the lock of the run's folder. Raises BackendError if another command holds the lock."""
     if (lock := run_folder.take_lock(run.folder)) is None:
         raise led_already(run.name, str(run.folder))
     with lock:
@@ -80,27 +80,27 @@ def _attended(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
     """Keeps another host on standby if this process runs on a fleet's head."""
     if HEAD not in os.environ:
         return nullcontext()
-    from .failover import kept  # Deferred import; this module loads SSH.
+    from .failover import kept  # Deferred because it imports SSH modules.
 
     return kept(backend, lease)
 
 
 def _lock_beside(run: run_folder.Run) -> AbstractContextManager[TextIO | None]:
-    """Holds the lock if it is free and the file system supports locks."""
+    """Holds the run's lock if the lock is free and the file system supports locking."""
     with suppress(OSError):
         return run_folder.take_lock(run.folder) or nullcontext()
     return nullcontext()
 
 
 def warn(plan: Plan) -> None:
-    """Prints warnings about the data before work begins."""
+    """Prints the plan's warnings before work begins."""
     for note in plan.notes:
         if note.startswith("warning:"):
             print(note, file=sys.stderr)
 
 
 def is_finished(plan: Plan, run: run_folder.Run) -> bool:
-    """Tells whether the run has completed all steps of the config."""
+    """Returns whether the run has completed all of the config's steps."""
     results = run.read_results()
     return (
         results.get("status") == "finished"
@@ -109,7 +109,7 @@ def is_finished(plan: Plan, run: run_folder.Run) -> bool:
 
 
 def say_finished(plan: Plan, run: run_folder.Run) -> int:
-    """Prints that the run is finished, how it ended, and how to continue. Returns the exit code."""
+    """Prints that the run is already finished, with its final status. Returns the exit code."""
     print(
         f"nothing to do: all {plan.config.train.steps:,} steps are done (train.steps)\n"
         f"{status(run)}"
@@ -118,8 +118,8 @@ def say_finished(plan: Plan, run: run_folder.Run) -> int:
 
 
 def end_remains(run: run_folder.Run, place: Place, backend: Backend) -> None:
-    """Ends leftover processes of a finished run, such as a frozen agent, if its launcher was killed
-    before doing so.
+    """Kills a finished run's leftover processes, such as a frozen agent, if its launcher was killed
+    before it could do so.
     """
     holder, job = newest_holder(run.folder), load_job(run)
     if job and holder and holder.code is None and not place.is_running():
@@ -127,7 +127,7 @@ def end_remains(run: run_folder.Run, place: Place, backend: Backend) -> None:
 
 
 def left_running(config: Config, run: run_folder.Run) -> tuple[Handle, Request] | None:
-    """Returns the job that an earlier launcher submitted, if all of its nodes are still running."""
+    """Returns an earlier launcher's job if all of its nodes are still running, otherwise None."""
     job = load_job(run)
     if job is None:
         return None
@@ -136,14 +136,14 @@ def left_running(config: Config, run: run_folder.Run) -> tuple[Handle, Request] 
 
 
 def refit(run: run_folder.Run, config: Config) -> None:
-    """Writes a new config, with which the ranks continue."""
+    """Writes the config with which the ranks continue, for example on fewer nodes."""
     run_folder.write_atomic(run.config, dump_resolved(config))
     run.update_results(nodes=config.fleet.nodes, world_size=config.world_size)
 
 
 def record_launch(run: run_folder.Run, request: Request) -> None:
-    """Records the event at which a launch starts to cost money, with the time when its command
-    began.
+    """Records the launch event, which marks when the run starts to cost money, with the command's
+    start time.
     """
     began = run.read_results().get("started") or time.time()
     run.record(
@@ -156,9 +156,9 @@ def record_launch(run: run_folder.Run, request: Request) -> None:
 
 @dataclass(frozen=True)
 class Launch:
-    """A command that leads a run. `started` is the time when the command began, in unix seconds.
+    """A command that leads a run. `started` is the command's start time in unix seconds.
 
-    `sequel` is the job to start once the run's last job has succeeded.
+    `sequel` is a job to queue behind the run's last job.
     """
 
     plan: Plan
@@ -181,31 +181,31 @@ class Launch:
         return backend_of(self.config)
 
     def following(self) -> tuple[Launch, tuple[Handle, Request] | None] | None:
-        """Returns the launch to continue with, and an earlier launcher's job if that is still
-        running. If the job is gone too, the launch has a new plan for the remaining hosts. Returns
-        None after a stop request.
+        """Returns the launch to continue with, and an earlier launcher's job if that job is still
+        running. If the earlier job has ended, the launch contains a new plan for the remaining
+        hosts. Returns None after a stop request.
 
         Raises the errors of `take_over`.
         """
         predecessor = self.lease.predecessor
         if predecessor and (running := left_running(self.config, self.run)):
             return self, running
-        # The run was stopped in the meantime, so there is nothing to take over.
+        # The run was stopped in the meantime, so no takeover is needed.
         if SUCCEEDS in os.environ and self.run.is_asked_to_stop():
             return None
         launch = self.take_over() if predecessor else self
         return (launch, None) if launch else None
 
     def take_over(self) -> Launch | None:
-        """Returns the launch with a new plan after the previous launcher's death, without the lost
+        """Returns the launch with a new plan after the previous launcher died, without the lost
         hosts if possible. Returns None after a stop request.
 
-        A standby that takes over waits for missing hosts, like a launcher that loses them
+        A standby that takes over waits for missing hosts, as does a launcher that loses hosts
         (watch/retry_loop.py).
 
         Raises:
-            JobFailed: too few hosts came back in time.
-            BackendError: a command that the user typed finds too few hosts.
+            JobFailed: too few hosts came back before the timeout.
+            BackendError: too few hosts are available for a command that the user typed.
         """
         job, deadline, said = load_job(self.run), time.monotonic() + PATIENCE, False
         while True:
@@ -226,7 +226,7 @@ class Launch:
             time.sleep(ASK_AGAIN)
 
     def _without_lost(self, job: tuple[Handle, Request] | None) -> Launch:
-        """Returns the launch with a plan for the next attempt, without the hosts that were lost."""
+        """Returns the launch with a plan for the next attempt, without the lost hosts."""
         number, without = 1, dict[str, str]()
         if job:
             handle, request = job
@@ -236,7 +236,7 @@ class Launch:
         return replace(self, plan=replace(self.plan, requests=found))
 
     def _next(self, request: Request, number: int, without: Mapping[str, str]) -> Request:
-        """Plans the request's job again, for fewer nodes if necessary and allowed by the config."""
+        """Replans the request's job, using fewer nodes if necessary and allowed by the config."""
         fewer = map(train_job, smaller(self.config) if request.job.kind == "train" else ())
         jobs = (
             replace(job, launch=request.job.launch, attempt=number) for job in (request.job, *fewer)
@@ -244,8 +244,8 @@ class Launch:
         return first_that_fits(self.backend, [*jobs], [without, {}])
 
     def do(self, request: Request, running: tuple[Handle, Request] | None) -> bool:
-        """Executes a request of the plan, or follows the running job of the same kind. Returns True
-        if the dataset is complete or every node has succeeded, and False after a stop.
+        """Executes one of the plan's requests, or follows a running job of the same kind. Returns
+        True if the dataset is complete or every node has succeeded, and False after a stop.
         """
         handle = None
         if running and running[1].job.kind == request.job.kind:
@@ -261,14 +261,14 @@ class Launch:
         if not handle:
             record_launch(self.run, request)
         logged = lambda: sum(run_folder.size_of(log) for log in request.logs)  # noqa: E731
-        # A compile job prints little, so progress is the size of its logs.
+        # A compile job prints little, so its logs' size serves as progress.
         told = {"progress": logged, "still": lambda: COMPILES} if request.job.ahead else {}
         live = Live(self.run, self.config.train.steps)
         return self._execute(request, live, handle, sequel=self.sequel, **told)
 
     def _tokenize(self, request: Request, handle: Handle | None) -> bool:
-        """Executes the request to tokenize. Raises BackendError if another command is tokenizing
-        the same dataset.
+        """Executes a request to tokenize. Raises BackendError if another command is tokenizing the
+        same dataset.
         """
         folder = request.job.folder
         if not handle and is_busy(folder):
@@ -284,15 +284,15 @@ class Launch:
     def _execute(
         self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any
     ) -> bool:
-        """Follows a job until it ends. `told` has further arguments for its Watch.
+        """Follows a job until it ends. `told` contains further arguments for the job's Watch.
 
         Raises:
-            JobFailed: the job failed; with the verdict.
+            JobFailed: the job failed; the message contains the verdict.
         """
         choices = {config.fleet.nodes: config for config in (self.config, *smaller(self.config))}
         job_of = train_job if request.job.kind == "train" else tokenize_job
         found = choices.get(request.job.nodes, self.config)
-        if found != self.config:  # A standby took over and found fewer nodes.
+        if found != self.config:  # A standby took over with fewer nodes.
             refit(self.run, found)
         watch = replace(self._watch(live), **told)
         with live:
@@ -309,7 +309,7 @@ class Launch:
     def _watch(self, live: Live | TokenizeLive) -> Watch:
         def show(waits_for: str = "") -> None:
             live.update(waits_for)
-            # A closed output pipe counts as a closed terminal.
+            # A closed output pipe is treated as a closed terminal.
             self.interrupts.signalled |= live.line.unread
 
         require_numbers(ENDS)

@@ -1,8 +1,8 @@
-"""Standby for a fleet's launcher: another host stands by to take over.
+"""Keeps a standby host that can take over from the launcher on a fleet's head.
 
-The launcher on the fleet's head checks once a second for the standby's heartbeat (health/lease.py:
-standby.json). If the standby is silent, or has taken over and leads, the launcher appoints another
-host. Any host may lead, any number of times.
+The launcher checks the standby's heartbeat every second (standby.json in health/lease.py). If the
+standby falls silent, or has taken over and now leads, the launcher appoints another host. Every
+host may lead any number of times.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..plan.estimate import PAID
 from ..trust.errors import TrainfleetError
 from ..watch.monitor import ENDS
 
-# environment variable with the time when the command began, in unix seconds (cli/)
+# Environment variable with the command's start time in unix seconds (cli/).
 STARTED = "TRAINFLEET_STARTED"
-CLOSES = 10.0  # seconds for a command on a host to end before the interpreter exits
+CLOSES = 10.0  # maximum seconds to wait for a command on a host before the interpreter exits
 AGAIN = 30.0  # seconds between rounds over all hosts if no host could be appointed
-# Seconds between attempts to authorize the appointed host on hosts that were down.
+# Seconds between attempts to authorize the standby's key on hosts that were down.
 KNOCK_EVERY = 5.0
 
 
@@ -47,7 +47,7 @@ def kept(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
 
 
 class Succession:
-    """A thread that keeps one host on standby while the lease is held."""
+    """Thread that keeps one host on standby while the lease is held."""
 
     def __init__(self, fleet: Fleet, lease: Lease) -> None:
         self.fleet, self.lease = fleet, lease
@@ -59,14 +59,14 @@ class Succession:
         self.launcher = Launcher(words, environment, values_of(fleet.config.fleet.secrets))
         self.seen, self.silent = newest_standby(lease.folder), 0.0
         self.number = self.seen.number if self.seen else 0
-        # The terminal that started this launcher has appointed a standby, which needs time to
-        # start. A launcher that was a standby itself appoints a new standby at once.
+        # The terminal that started this launcher has already appointed a standby, which needs time
+        # to start. A launcher that was itself a standby appoints a new one at once.
         self.until = time.monotonic() if SUCCEEDS in os.environ else time.monotonic() + TO_BEGIN
-        # the appointed host, then the hosts that have not authorized its key yet
+        # appointed host, followed by the hosts that have not authorized its key yet
         self.shut: list[Host] = []
         self.knocked = 0.0
         self.tried: Host | None = None
-        self.said = ""  # last printed reason why no host stands by
+        self.said = ""  # last printed reason why no host is on standby
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._keep, name="succession", daemon=True)
 
@@ -98,8 +98,8 @@ class Succession:
                 self.said = str(error)
 
     def look(self, newest: Standby | None) -> None:
-        """Updates the standby from the current content of its file. Counts polls instead of
-        comparing clocks, like lease.Vacancy.
+        """Updates the standby's state from its heartbeat file. Counts polls instead of comparing
+        clocks, as in lease.Vacancy.
         """
         if newest and newest != self.seen:
             self.seen, self.silent = newest, 0.0
@@ -118,7 +118,7 @@ class Succession:
 
     def _appoint(self) -> None:
         """Appoints the next suitable host as standby. Raises TrainfleetError with the last host's
-        reason if no host can stand by.
+        reason if every host fails.
         """
         refused = TrainfleetError("the fleet has no other host")
         for host in self._candidates():
@@ -137,8 +137,8 @@ class Succession:
         raise refused
 
     def _candidates(self) -> list[Host]:
-        """Returns the hosts that may lead, beginning after the last one tried. The host of the
-        previous launcher comes last.
+        """Returns the hosts that may lead, starting after the last one tried. The previous
+        launcher's host comes last.
         """
         hosts = list(self.fleet.transport.hosts)
         first = hosts.index(self.tried) + 1 if self.tried in hosts else 0
@@ -150,7 +150,7 @@ class Succession:
         return sorted(fit, key=lambda host: before in (host.name, self.fleet.name_of(host)))
 
     def _open_doors(self) -> None:
-        """Authorizes the appointed host's key on every host. Hosts that do not respond are retried
+        """Authorizes the appointed host's key on every host. Unresponsive hosts are retried
         later.
         """
         appointed, *hosts = self.shut

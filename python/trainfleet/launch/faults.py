@@ -1,5 +1,5 @@
-"""The faults that a rehearsal causes, each with its expected outcome. The rehearsal's stage
-(rehearsal.py) decides how and where to cause them.
+"""Faults that a rehearsal injects, each with its expected verdicts. The rehearsal's stage
+(rehearsal.py) defines how and where to inject them.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from .rehearsal import (
     RehearsalStage,
 )
 
-SMALL = 600_000  # bytes; less than the files of a checkpoint, more than any log of the run
-# seconds; longer than the timeout for a silent node
+# Bytes: less than a checkpoint's files, more than any of the run's logs.
+SMALL = 600_000
+# Duration in seconds, longer than the timeout for a silent node.
 CUT, CUT_RATE = (30, "rate 1kbit burst 90 latency 1ms")
-# A step sends a few MB, so it takes half a second instead of some hundredths, and every packet is
-# delayed. SLOWED is the most seconds that this lasts.
+# Each packet is delayed, and a step's few MB take half a second instead of hundredths of a second.
+# SLOWED is the maximum duration in seconds.
 SLOWED, SLOW_RATE = 90, "rate 50mbit burst 32kb latency 2s"
 SLOWLY = (
     f"train.steps={LONGEST} train.log_every=10 checkpoint.every={LONGEST} fleet.on_slow_node=warn"
 )
-USUAL = 30.0  # seconds of training until the time of a step is known (watchdog.RECENT)
+USUAL = 30.0  # seconds of training until the usual step time is known (watchdog.RECENT)
 FULL = f"prlimit --pid $p --fsize={SMALL}:{SMALL} 2>&1 && echo {STRUCK}"
-# A read-only folder stops every user except root. For a rank of root, a separate read-only mount
-# covers the folder.
+# File permissions stop every user except root. For a rank that runs as root, a read-only bind mount
+# covers the checkpoint folder.
 READ_ONLY = f"""[ "$(id -u)" = 0 ] || {{ chmod 555 "$c" && echo {STRUCK}; exit; }}
 nsenter --target $p --mount --root --wd sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"' "$c" 2>&1 &&
 echo {STRUCK}"""  # noqa: E501
-# Hides the package on a single host, initially node 1. A replacement host has the package.
+# Hides the package on one host only, initially node 1's, so that a replacement host has it.
 BROKEN_NODE = """
 import os, sys
 def is_here():
@@ -88,19 +89,19 @@ sys.meta_path.insert(0, Poison())
 
 @dataclass(frozen=True)
 class Fault:
-    """A named fault with its effect, its expected verdicts, and the function that causes it."""
+    """A named fault, its description, its expected verdicts, and the function that injects it."""
 
     name: str
     what: str
     verdicts: tuple[str, ...]
     play: Callable[[Fault, RehearsalStage], FaultOutcome]
     rank: int | None = None  # rank that the verdict must blame
-    # required features of a stage, which may lack them (RehearsalStage.lacking)
+    # Features that the stage must support (RehearsalStage.lacking).
     needs: tuple[str, ...] = ()
 
 
 def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Causes a fault and returns its outcome, or the reason why the stage can't cause it."""
+    """Injects a fault and returns its outcome, or the reason why this stage can't inject it."""
     if why := next((stage.lacking[need] for need in fault.needs if need in stage.lacking), ""):
         return FaultOutcome(fault.name, skipped=why, what=fault.what)
     outcome, left = fault.play(fault, stage), stage.left_over()
@@ -109,21 +110,23 @@ def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _running(fault: Fault, stage: RehearsalStage, words: str = "") -> subprocess.Popen[str]:
-    """Starts training and returns its process once the run has reached the step of the fault."""
+    """Starts training and returns its process once the run has reached the fault's step."""
     process = stage.begin(fault.name, words)
     stage.await_step(fault.name, process)
     return process
 
 
 def _ended(code: int, wanted: int = 0) -> list[str]:
-    """Returns the broken promise if a command ended with another exit code than `wanted`."""
+    """Returns a violation message if a command's exit code is not `wanted`."""
     return [] if code == wanted else [f"the command ended with exit code {code}"]
 
 
 def _signalled(
     number: signal.Signals, whom: str
 ) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Sends a signal to one process. The run must continue unaided with the same losses."""
+    """Sends a signal to one process. The run must recover automatically and reach the same
+    losses.
+    """
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         process, began = _running(fault, stage), time.time()
@@ -143,9 +146,9 @@ def _cut_off(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _slowed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Slows the packets of one node. The run must continue with the same losses. The outcome
-    reports whether the node was named, but does not require it: on loaded machines, steps may take
-    no longer.
+    """Slows one node's network traffic. The run must continue with the same losses. The outcome
+    reports whether the slow node was detected but does not require it, because steps on a loaded
+    machine may take no longer than usual.
     """
     process = _running(fault, stage, SLOWLY)
     time.sleep(USUAL)
@@ -168,9 +171,7 @@ def _slowed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _headless(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Kills the processes on the head, including the launcher and a rank. The standby must take
-    over.
-    """
+    """Kills the head's processes, including the launcher and a rank. The standby must take over."""
     process, began = _running(fault, stage), time.time()
     head = stage.lose_head(fault.name)
     code = stage.end(process)
@@ -190,9 +191,10 @@ def _measure(
     named: Record | None = None,
     ends: bool = True,
 ) -> FaultOutcome:
-    """Returns the outcome of a fault at `began`, from the run's events. Checks the promises common
-    to all faults: verdict, losses and repeated steps. `named` is the event that names the fault if
-    there is no verdict. `ends` tells whether the run must end unaided.
+    """Returns a fault's outcome from the run's events since `began`. Checks what every fault
+    requires: the right verdict, unchanged losses and a bounded number of repeated steps. `named`
+    replaces the verdict event for faults that have no verdict. `ends` specifies whether the run
+    must finish without help.
     """
     events = stage.events(fault.name, began)
     verdict = named or _first(events, "verdict")
@@ -209,7 +211,7 @@ def _measure(
 
 
 def _unkept(wrong: str, equal: bool, lost: int, most_lost: int) -> Iterator[str]:
-    """Yields a message for each broken promise that is common to all faults."""
+    """Yields a message for each violated requirement that is common to all faults."""
     if wrong:
         yield wrong
     if not equal:
@@ -223,8 +225,8 @@ def _seconds(began: float, event: Record | None) -> float | None:
 
 
 def _has_equal_losses(stage: RehearsalStage, name: str, ends: bool) -> bool:
-    """Tells whether a run's losses equal those of the unbroken run. Unless the run ends unaided,
-    compares only the steps that it completed.
+    """Returns whether a run's losses equal the unbroken run's. Compares only the steps it
+    completed, unless the run must finish without help.
     """
     losses = stage.losses(name)
     return all(
@@ -233,17 +235,17 @@ def _has_equal_losses(stage: RehearsalStage, name: str, ends: bool) -> bool:
 
 
 def _first(events: Iterable[Record], *names: str, after: float = 0.0) -> Record | None:
-    """Returns the first event with one of these names after a given time."""
+    """Returns the first event after a given time that has one of these names, or None."""
     return next((one for one in events if one["event"] in names and one["time"] > after), None)
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
-    """Returns the mistake in a verdict, which is the cause or the blamed rank; "" if the verdict is
-    right.
+    """Returns what is wrong with a verdict, either its cause or the blamed rank, or "" if the
+    verdict is right.
     """
     if said not in (fault.verdicts or ("none",)):
         return f"the verdict was {said}, not {' or '.join(fault.verdicts) or 'none'}"
-    # A node has exactly one rank.
+    # A rehearsal's node has exactly one rank, so node and rank numbers match.
     if verdict and fault.rank is not None and verdict["node"] != fault.rank:
         return f"the verdict blames {verdict.get('who') or verdict.get('host')}"
     return ""
@@ -261,7 +263,7 @@ def _killed_launcher(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _noticed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Sends SIGUSR1 to a rank, as Slurm and Batch do before they reclaim a machine."""
+    """Sends SIGUSR1 to a rank, as Slurm and AWS Batch do before they reclaim a machine."""
     process, began = _running(fault, stage), time.time()
     stage.strike(fault.name, "rank", signal.SIGUSR1)
     stage.end(process)
@@ -273,7 +275,7 @@ def _noticed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _damaged(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """Truncates the largest file of a stopped run's newest checkpoint to half its size."""
+    """Truncates the largest file in a stopped run's newest checkpoint to half its size."""
     process = _running(fault, stage)
     stage.stop(fault.name, process)
     stage.damage(fault.name)
@@ -285,7 +287,7 @@ def _damaged(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Runs a shell command that stops rank 1 from writing checkpoints, then lets rank 1 write
+    """Runs a shell command that makes checkpoint writes fail on rank 1, then makes them work
     again.
     """
 
@@ -309,8 +311,8 @@ def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutc
 def _mended(
     fault: Fault, stage: RehearsalStage, began: float, code: int, words: str = ""
 ) -> FaultOutcome:
-    """Measures a fault that also breaks the next attempt, after the stage has corrected it. The
-    command must fail with the reason, and the same command must then continue. Alternatively, the
+    """Measures a fault that would also break the next attempt, after the stage has undone it. The
+    command must fail with the reason, and rerunning it must continue the run. Alternatively, the
     run may continue without the faulty node.
     """
     restarted = any(event["event"] == "restarted" for event in stage.events(fault.name, began))
@@ -330,8 +332,8 @@ def _mended(
 
 
 def _changed(program: str, words: str = "") -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Changes the modules that Python finds at startup, like a node with another installation, then
-    restores them.
+    """Injects a program into the nodes' Python startup to simulate a faulty installation, then
+    removes it.
     """
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:

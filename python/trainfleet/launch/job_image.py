@@ -1,5 +1,5 @@
-"""Container image of a config: builds the image, pushes it to a registry, and resolves its full
-name before planning a job.
+"""Builds a config's container image, pushes it to a registry, and resolves its full name for the
+plan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NONE = "none"  # value of fleet.container for jobs without an image
 
 
 def recipe_for(config: Config) -> ImageRecipe:
-    """Returns the recipe of the image for this config's platform."""
+    """Returns the image recipe for this config's platform."""
     fleet = config.fleet
     recipe = recipe_of(
         load_platform(fleet.platform), fleet.container_base or "", code_files(fleet.backend)
@@ -37,17 +37,17 @@ def recipe_for(config: Config) -> ImageRecipe:
 
 
 def registry_for(config: Config) -> Registry:
-    """Returns this account's registry in the fleet's region."""
+    """Returns the current AWS account's registry in the fleet's region."""
     calls = Calls(region_of(config))
     return Registry(calls, str(calls("sts", "GetCallerIdentity")["Account"]))
 
 
 def named(config: Config, given: Sequence[str] = ()) -> Config:
-    """Returns the config with `build` replaced by the full name of its image. Prefers the image of
-    an existing request, in `given`, to the name in ECR.
+    """Returns the config with fleet.container `build` replaced by the image's full name. Prefers
+    the first image in `given` (from existing requests) over the name in ECR.
 
-    Without an account, the name contains ACCOUNT. That is enough for a plan, because `make_ready`
-    runs before any job.
+    Without AWS credentials, the name contains ACCOUNT as a placeholder. That is enough for a plan,
+    because `make_ready` runs before any job.
     """
     if config.fleet.container != BUILD:
         return config
@@ -60,7 +60,7 @@ def named(config: Config, given: Sequence[str] = ()) -> Config:
 
 
 def make_ready(config: Config) -> None:
-    """Ensures before a job that its image is in the registry and fits its nodes.
+    """Ensures that a job's image is in the registry and fits its nodes.
 
     Raises:
         CloudError, ImageError: the image is missing or does not fit.
@@ -85,7 +85,7 @@ def build(config: Config) -> int:
 
 
 def push(config: Config) -> int:
-    """Builds and pushes the missing images (make push). Returns the exit code."""
+    """Builds and pushes the image if the registry lacks it (make push). Returns the exit code."""
     name = provide(config)
     first = "" if config.fleet.container == BUILD else f"set fleet.container: {name}, then "
     print(f"next: {first}make train")
@@ -93,7 +93,9 @@ def push(config: Config) -> int:
 
 
 def provide(config: Config) -> str:
-    """Ensures that the config's image is in its registry. Returns the image's name."""
+    """Builds and pushes the config's image if its registry lacks it. Returns the image's full
+    name.
+    """
     registry, recipe = registry_for(config), recipe_for(config)
     if registry.holder(recipe.tag) is None:
         recipe, builder = _begin(config)
@@ -115,11 +117,12 @@ def _begin(config: Config) -> tuple[ImageRecipe, Builder]:
 
 
 def require_image(config: Config) -> None:
-    """Checks before any job starts that nodes can run the image, using its stored configuration in
-    ECR. Accepts images from other registries unchecked.
+    """Checks the image's stored configuration in ECR before a job starts. Accepts images from other
+    registries unchecked.
 
     Raises:
-        ImageError: the image is missing, or has a different processor or lock than the config.
+        ImageError: the image is missing, or its processor architecture or lock file does not match
+            the config.
     """
     image = config.fleet.container
     registry = Registry.of(image)
@@ -135,8 +138,8 @@ def require_image(config: Config) -> None:
 
 
 def require_fit(config: Config, stored: StoredImage, image: str) -> None:
-    """Raises ImageError if the image is for a different processor than the fleet's, or has a
-    different lock than the config's platform.
+    """Raises ImageError if the image's processor architecture or lock file does not match the
+    config.
     """
     then = "set fleet.container: build, then run make push"
     if stored.architecture != ARCHITECTURE:

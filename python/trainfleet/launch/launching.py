@@ -1,11 +1,11 @@
-"""Publication of a launch in the run folder before its launcher takes the lease. Any machine can
+"""Publishes a launch in the run folder before its launcher takes the lease, so that any machine can
 see and cancel the launch.
 
-Until then, a launch spends minutes on images, plans, the preflight, code and tokenizers. This is
-the first phase of the run's lease (health/lease.py). The command renews the lease, and ends on a
-stop request as it does after Ctrl-C. Once the launcher has the lease, the launcher and its ranks
-check for stop requests. If two launches start simultaneously, the launch that finds the other's
-entry ends.
+Before a launcher takes the lease, a launch spends minutes on images, plans, the preflight, code and
+tokenizers. This is the first phase of the run's lease (health/lease.py). During this phase, the
+launching command renews its entry, and ends on a stop request as it does on Ctrl-C. Afterwards, the
+launcher and its ranks check for stop requests. If two launches start simultaneously, the one that
+finds the other's entry ends.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ from ..trust.errors import BackendError, RunError
 from .command import ORDER
 from .run_location import is_nowhere
 
-PACE = 2.0  # seconds between two renewals
-QUIET = 15.0  # seconds without a renewal after which a launch counts as gone
-JOINS = 5.0  # seconds to wait for a poll to end
-PATIENCE = 120.0  # seconds for a launch to end after a stop request
-_open: dict[str, FirstPhase] = {}  # launches of this process, by run
+PACE = 2.0  # seconds between renewals
+QUIET = 15.0  # seconds without a renewal after which a launch counts as dead
+JOINS = 5.0  # timeout in seconds for joining the polling thread
+PATIENCE = 120.0  # timeout in seconds for a launch to end after a stop request
+_open: dict[str, FirstPhase] = {}  # this process's launches, by run name
 
 
 class FirstPhase:
-    """A thread that renews the launch of this process, and interrupts the process if the run is
-    asked to stop.
-    """
+    """Thread that renews this process's launch, and interrupts the process on a stop request."""
 
     def __init__(self, place: Place, shown: Launching) -> None:
         self.place, self.shown = place, shown
@@ -73,8 +71,8 @@ class FirstPhase:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def end(self, begun: bool) -> None:
-        """Withdraws the launch. `begun` tells whether the run has a launcher, which checks for stop
-        requests.
+        """Withdraws the launch. `begun` specifies whether a launcher leads the run; if so, it
+        handles any stop request.
         """
         if not self.over.is_set():
             self.over.set()
@@ -87,12 +85,12 @@ class FirstPhase:
 @contextmanager
 def launching(config: Config, verb: str) -> Iterator[None]:
     """Publishes the launch of a config's run until the block ends or `leads` is called. Does
-    nothing inside another such block.
+    nothing inside another `launching` block.
 
     Raises:
-        BackendError: another launch of the run is under way.
+        BackendError: another launch of the run is in progress.
     """
-    # On a head, the command that the user typed already publishes the launch.
+    # On a head, the command on the user's machine has already published the launch.
     if config.name in _open or ORDER in os.environ or is_nowhere(config):
         yield
         return
@@ -101,7 +99,7 @@ def launching(config: Config, verb: str) -> Iterator[None]:
             yield
             return
         before = signal.getsignal(signal.SIGINT)
-        # A script's background job ignores SIGINT, but this signal must end the launch.
+        # Background jobs in scripts ignore SIGINT, but here it must end the launch.
         if before == signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _open[config.name] = phase = FirstPhase(place, shown)
@@ -115,18 +113,18 @@ def launching(config: Config, verb: str) -> Iterator[None]:
 
 
 def leads(run: Run) -> None:
-    """Withdraws this launch because its launcher now has the lease."""
+    """Withdraws this launch because its launcher now holds the lease."""
     if phase := _open.get(run.name):
         phase.end(begun=True)
 
 
 def is_cancelled() -> bool:
-    """Tells whether a launch of this process was cancelled."""
+    """Returns whether any of this process's launches was cancelled."""
     return any(phase.cancelled for phase in _open.values())
 
 
 def mine(command: str) -> Launching:
-    """Returns the launch that describes this process."""
+    """Returns a launch entry that describes this process."""
     pid = os.getpid()
     terminal = f"in {os.ttyname(0).removeprefix('/dev/')} " if os.isatty(0) else ""
     words = f"{command}, typed by {user()} {terminal}on {platform.node()} (process {pid})"
@@ -134,10 +132,10 @@ def mine(command: str) -> Launching:
 
 
 def _begin(place: Place, config: Config, shown: Launching) -> bool:
-    """Publishes this launch. Returns False if a launcher already leads the run; the command then
-    joins it or refuses.
+    """Publishes this launch. Returns False if a launcher already leads the run, so that the command
+    can join it or fail.
     """
-    with suppress(BackendError):  # The launch itself reports this error in more detail, by host.
+    with suppress(BackendError):  # The launch reports this error later, with details per host.
         place.refresh()
     if place.is_running():
         return False
@@ -161,18 +159,18 @@ def _begin(place: Place, config: Config, shown: Launching) -> bool:
 
 
 def under_way(place: Place) -> Launching | None:
-    """Returns the launch of a run that is still under way; None if the run has no launch."""
+    """Returns the run's launch if it is still in progress, otherwise None."""
     found = place.launching()
     return found if found and not gone(place, found) else None
 
 
 def gone(place: Place, found: Launching) -> str:
-    """Returns the reason why a launch's command is gone, or "" while it is alive. Waits for a
-    renewal instead of comparing clocks.
+    """Returns the reason why a launch is dead, or "" if it is alive. Waits for a renewal instead of
+    comparing clocks.
     """
     if f" on {platform.node()} (process" in found.words:
         process = identity(found.pid)
-        if process in ("", found.process):  # Otherwise another process has reused the number.
+        if process in ("", found.process):  # Otherwise the PID has been reused.
             return "" if process else "its process has ended"
     deadline = time.monotonic() + QUIET
     while time.monotonic() < deadline:
@@ -184,8 +182,8 @@ def gone(place: Place, found: Launching) -> str:
 
 
 def cancel(place: Place, run: Run, found: Launching) -> bool:
-    """Asks a launch to stop. Returns True once it is gone, or False if a launcher leads the run by
-    then.
+    """Asks a launch to stop. Returns True once it has ended, or False if a launcher leads the run
+    by then.
 
     Raises:
         RunError: the launch does not end.

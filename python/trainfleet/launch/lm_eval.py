@@ -18,20 +18,20 @@ from .command import run_named
 from .run_location import export
 
 NAMES = "from lm_eval.tasks import TaskManager; print(*TaskManager().all_tasks, sep='\\n')"
-PATTERN = "*?/"  # characters that mark a pattern of tasks, or the path of a user's file
+PATTERN = "*?/"  # characters that indicate a task pattern or the path of a user's task file
 
 
 def evaluate(variables: Mapping[str, str], tasks: str) -> int:
-    """Runs lm-eval on the newest checkpoint, and keeps the results in the run folder. Returns the
+    """Runs lm-eval on the newest checkpoint and keeps the results in the run folder. Returns the
     exit code.
 
     Raises:
-        ConfigError: lm-eval is not installed, or does not have one of the tasks.
+        ConfigError: lm-eval is not installed or does not support one of the tasks.
     """
     if importlib.util.find_spec("lm_eval") is None:
         message = "needs lm-eval, which is not installed"
         raise ConfigError.of("TASKS", message, next=installing("eval"))
-    # A separate process, because lm_eval imports torch.
+    # Uses a separate process because lm_eval imports torch.
     known = subprocess.run(
         [sys.executable, "-c", NAMES], capture_output=True, text=True, check=False
     )
@@ -55,8 +55,8 @@ def evaluate(variables: Mapping[str, str], tasks: str) -> int:
 
 
 def require_known(tasks: str, known: list[str]) -> None:
-    """Raises ConfigError for unknown tasks, and suggests the nearest known ones. Accepts all tasks
-    if `known` is empty.
+    """Raises ConfigError that lists unknown tasks with the nearest known names. Accepts any task if
+    `known` is empty.
     """
     named = [task.strip() for task in tasks.split(",")]
     unknown = [

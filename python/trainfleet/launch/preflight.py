@@ -1,9 +1,9 @@
-"""Checks for problems that would end a run later: too little memory, too little disk space for
-checkpoints, and folders that can't be written.
+"""Checks for problems that would otherwise fail a run later: insufficient memory, insufficient disk
+space for checkpoints, and unwritable folders.
 
-Local runs get all of these checks. For a known instance type, only the memory check applies: each
-rank's part of the model must fit in its device. The preflight on the hosts examines nodes of
-unknown types (hosts/node_checks.py).
+Local runs get all of these checks. Runs on other machines only get the memory check, which requires
+a known instance type: each rank's share of the model must fit in its device. Nodes of unknown types
+are checked by the preflight on the hosts (hosts/node_checks.py).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from ..storage import s3
 from ..storage.s3 import SCHEME
 from ..trust.errors import ConfigError, Problem
 
-UNUSED = 8  # multiple of the tokenizer's size above which most of a model's embedding is never read
+UNUSED = 8  # warning threshold for the ratio of model.vocab_size to the tokenizer's vocabulary size
 
 
 def require(config: Config) -> None:
-    """Raises ConfigError that lists every setting that can't work, each with a value that would."""
+    """Raises ConfigError that lists every unusable setting, each with a suggested fix."""
     if found := list(problems(config)):
         then = "use SET='key=value' to try a value; run make plan to see its needs"
         raise ConfigError([Problem(0, "", *one) for one in found], next=then)
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the key and an error message for each setting that can't work."""
+    """Yields the key and error message for each unusable setting."""
     here = backend_of(config).is_here
     room = room_of(config)
     if room and (found := lack(config, room)):
@@ -66,24 +66,24 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def room_of(config: Config) -> Room | None:
-    """Returns the memory available to ranks, or None if it is unknown here. It is the memory of the
-    instance type's devices, of this machine's devices, or of this machine itself.
+    """Returns the memory available to the ranks, or None if unknown. Depending on the fleet, this
+    is the memory of the instance type's devices, of the local devices or of this machine.
     """
     here = backend_of(config).is_here
     if config.fleet.device == "cpu":
         return this_machine() if here else None
-    # This machine's memory is unrelated to the memory of hosts.
+    # The hosts' memory is unrelated to this machine's.
     return device_room(config) if here or config.fleet.is_told else None
 
 
 def warnings(config: Config) -> list[str]:
-    """Returns warnings about settings that work. They cover changes at a resume, tokens that the
-    tokenizer never uses, and more memory than this machine has free.
+    """Returns warnings about usable but questionable settings. They cover changes at a resume,
+    vocabulary that the tokenizer never uses, and insufficient free memory on this machine.
 
     Raises:
         RunError: the run can't continue with this config.
     """
-    # A store in S3 is checked when the run starts.
+    # Checkpoint stores in S3 are checked when the run starts.
     in_bucket = (config.checkpoint.path or "").startswith(SCHEME)
     found = (
         []
@@ -110,17 +110,17 @@ def warnings(config: Config) -> list[str]:
 
 
 def preset_notes(config: Config) -> list[str]:
-    """Returns notes about the keys in model.preset's folder that this program does not use."""
+    """Returns notes about unused keys in the config of the model.preset folder."""
     preset = config.model.preset
     return [*init_from.unused_keys(folder_of(preset))] if preset and preset not in PRESETS else []
 
 
 def resumption(config: Config, run: Run) -> list[str]:
-    """Returns one line for each change if the run resumes from its newest checkpoint. Otherwise,
-    returns one line for each unused part of the model in train.init_from.
+    """Returns a line per changed setting if the run would resume from a checkpoint. Otherwise,
+    returns a line per unused part of the train.init_from model.
 
     Raises:
-        RunError: a setting changed that must not change.
+        RunError: a setting has changed that must stay constant.
     """
     store = store_of(run, config.checkpoint.path)
     for step in reversed(store.steps()):
@@ -135,12 +135,12 @@ def resumption(config: Config, run: Run) -> list[str]:
 
 
 def try_addresses(config: Config) -> None:
-    """Checks access to the S3 and Hub addresses of a local run. Checks the initial model, then
-    writes and removes an empty object where the run's checkpoints will be stored in S3.
+    """Checks a local run's access to S3 and the Hugging Face Hub. Checks train.init_from, then
+    writes and removes an empty object at a checkpoint.path in S3.
 
     Raises:
-        S3Error: access to one of the two is denied, or there is no such bucket.
-        RunError, InputError: the initial model is not a model, or does not match the config.
+        S3Error: access is denied, or the bucket does not exist.
+        RunError, InputError: train.init_from is not a model, or does not match the config.
     """
     if not backend_of(config).is_here:
         return
@@ -153,8 +153,8 @@ def try_addresses(config: Config) -> None:
 
 
 def _is_on_shared_disk(config: Config) -> bool:
-    """Tells whether this machine and the nodes see the same train.init_from. An absolute path may
-    be on a node's disk.
+    """Returns whether this machine and the nodes see the same train.init_from folder. An absolute
+    path may be on a node's local disk.
     """
     backend, address = backend_of(config), Path(config.train.init_from or "/")
     return (
@@ -165,12 +165,12 @@ def _is_on_shared_disk(config: Config) -> bool:
 
 
 def this_machine() -> Room:
-    """Returns the memory that all ranks share if they compute on this machine's CPUs."""
+    """Returns this machine's memory, which all ranks share when training on its CPUs."""
     return Room(node_types.local_memory(), "all", "this machine")
 
 
 def _shut(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields an error for each folder that the run must write but can't."""
+    """Yields the key and error message for each folder that the run must write but can't."""
     own = {"name": run_of(config.name).folder}
     # A finished dataset is only read.
     if not (dataset := DATA / config.data.name).joinpath(MANIFEST).exists():
@@ -186,7 +186,7 @@ def _shut(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _narrow(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields an error if the disk is too small for the kept checkpoints and the next one. The next
+    """Yields an error if the disk can't hold the kept checkpoints plus one more, because the next
     checkpoint is written before the oldest one is removed.
     """
     checkpoint = config.checkpoint
@@ -216,5 +216,5 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _nearest(path: Path) -> Path:
-    """Returns the path itself if it exists, or else its nearest existing parent."""
+    """Returns the path if it exists, otherwise its nearest existing parent."""
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from ..hosts.facts import Facts
     from ..hosts.host_results import Finding, Host
     from ..hosts.transport import Transport
-NAMED = 8  # maximum number of nodes to name in a line
+NAMED = 8  # maximum number of node names per line
 
 
 def make_ready(config: Config, may_buy: bool = False) -> int:
-    """Prepares the machines so that jobs can run. Returns the exit code of `make setup`. `may_buy`
-    permits buying capacity in advance.
+    """Sets up the machines for jobs. Returns the exit code of `make setup`. `may_buy` allows buying
+    capacity in advance.
 
     Raises:
         BackendError: the machines belong to another config.
@@ -51,16 +51,18 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
 
 
 def pinned(config: Config) -> tuple[pins.Pin, ...]:
-    """Returns the packages that new machines and a built image install from package indexes."""
+    """Returns the pinned packages that new machines and image builds install from package
+    indexes.
+    """
     return pins.of(config, backend_of(config).machines().system, config.fleet.container == BUILD)
 
 
 def bake(config: Config) -> int:
-    """Makes a machine image of a node that is set up. Returns the exit code of `make image`.
+    """Creates a machine image from a node that is set up. Returns the exit code of `make image`.
 
     Raises:
         BackendError: the machines belong to another config, or the backend does not create machines
-        from images.
+            from images.
     """
     _require_own(config, "make an image of them")
     baking = backend_of(config).bake()
@@ -76,8 +78,8 @@ def bake(config: Config) -> int:
 
 
 def _require_own(config: Config, do: str) -> None:
-    """Raises BackendError if the machines belong to another config. The message says that only that
-    config can `do` it.
+    """Raises BackendError if the machines belong to another config. `do` names the denied action in
+    the message.
     """
     if is_guest(config):
         what = f"the machines belong to the config {config.fleet_name}; only that config can {do}"
@@ -92,7 +94,7 @@ def planned(config: Config) -> tuple[Artifact, ...]:
 
 
 def prospect(config: Config, needs: Estimate) -> Prospect:
-    """Returns the changes that `make setup` would make, if a plan can know them. Prints whether the
+    """Returns the changes that `make setup` would make, if they are predictable. Prints whether the
     package indexes have the pinned versions.
     """
     pins.say(pinned(config))
@@ -109,7 +111,7 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
 
 
 def inherited(config: Config) -> str:
-    """Returns a plan's line about the environment variables that a job inherits."""
+    """Returns the plan's line about environment variables that jobs inherit."""
     return (
         "environment inherited by jobs: "
         f"{', '.join((*backend_of(config).inherits, *config.fleet.secrets)) or 'none'}"
@@ -117,22 +119,20 @@ def inherited(config: Config) -> str:
 
 
 def exact(config: Config) -> list[Request]:
-    """Returns the requests for a run's jobs, for backends that can plan them before machines
-    exist.
-    """
+    """Returns the requests for a run's jobs, for backends that can plan before machines exist."""
     config = job_image.named(config)
     backend = backend_of(config)
     return [backend.plan(job, {}) for job in (tokenize_job(config), train_job(config))]
 
 
 def shares_one_machine(config: Config) -> bool:
-    """Tells whether this machine simulates all nodes, so that they share its cores."""
+    """Returns whether this machine simulates all nodes, so that they share its cores."""
     return backend_of(config).is_here
 
 
 def examine(config: Config, lift: Sequence[str]) -> int:
-    """Examines the nodes after releasing hosts from quarantine. Returns the exit code of `make
-    doctor`.
+    """Releases the hosts in `lift` from quarantine, then examines the nodes. Returns the exit code
+    of `make doctor`.
     """
     say_unheard(config)
     quarantine = Quarantine()
@@ -153,7 +153,9 @@ def examine(config: Config, lift: Sequence[str]) -> int:
 
 
 def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
-    """Prints one line per host with its faults, then the fabric and the next command."""
+    """Prints each host's status and problems, the state of the fabric, and the command to run next.
+    Returns the exit code.
+    """
     from ..hosts.host_table import Board
     from ..hosts.preflight import examine as examine_fleet
 
@@ -185,8 +187,8 @@ def _then(held: Mapping[Host, object]) -> str:
 
 
 def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
-    """Returns lines about the hosts, their differences from the config and their fabric settings.
-    Also returns whether the config fits.
+    """Returns lines about the hosts, their differences from the config, and their fabric settings.
+    Also returns whether the config is compatible with the hosts.
     """
     named = {host.name: found for host, found in facts.items()}
     differs, fits = compare(config, named)
@@ -198,8 +200,8 @@ def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
 def collectives(
     transport: Transport, config: Config, facts: Mapping[Host, Facts]
 ) -> tuple[list[str], list[Finding]]:
-    """Returns the output and the faults of Neuron's own link test; both are empty if the nodes have
-    no NeuronCores.
+    """Returns the output and findings of Neuron's link test, both empty on nodes without
+    NeuronCores.
     """
     from ..hosts.collectives import is_for, try_collectives
     from ..hosts.fleet import wanted_of
@@ -224,8 +226,8 @@ def environment(config: Config, host: Host, facts: Facts) -> Iterable[str]:
 
 
 def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool]:
-    """Returns lines about differences between config and nodes, with corrections. Also returns
-    whether the config may stay unchanged.
+    """Returns lines about differences between config and nodes, with suggested fixes. Also returns
+    whether the config can stay unchanged.
     """
     fleet, kind = config.fleet, config.fleet.node_type
     wrong = [
@@ -237,7 +239,7 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
             return wrong, not wrong
         return [*wrong, "the hosts have no known GPU, but fleet.platform is cuda"], False
     if kind and not kind.owned:
-        return wrong, not wrong  # An EC2 instance type defines all hardware.
+        return wrong, not wrong  # EC2 instance types fully define the hardware.
     if kind and not wrong and _says_all(config, kind, facts):
         return [], True
     lines = [*wrong, *_correction(config, found, bool(wrong))]
@@ -245,7 +247,7 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
 
 
 def _correction(config: Config, found: Devices, wrong: bool) -> Iterator[str]:
-    """Yields lines to write into the config about the nodes' devices."""
+    """Yields lines to copy into the config that describe the nodes' devices."""
     kind = config.fleet.node_type
     how = "differs from" if wrong else "does not fully describe" if kind else "does not describe"
     yield f"the config {how} the nodes' devices; write:"
@@ -257,14 +259,16 @@ def _correction(config: Config, found: Devices, wrong: bool) -> Iterator[str]:
 
 
 def _says_all(config: Config, kind: NodeType, facts: Mapping[str, Facts]) -> bool:
-    """Tells whether the config sets the number of GPUs per node and the network between nodes."""
+    """Returns whether the config specifies the GPU count per node and the network between nodes."""
     own, counts = config.fleet.accelerator, {len(fact.gpus) for fact in facts.values()}
     linked = own is None or own.network is not None or config.fleet.nodes == 1
     return counts == {kind.accelerators} and linked
 
 
 def described(facts: Mapping[str, Facts]) -> list[str]:
-    """Describes the nodes, grouped by identical hardware. Skips nodes without accelerators."""
+    """Returns lines that describe the nodes, grouped by identical hardware. Skips nodes without
+    accelerators.
+    """
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, fact in facts.items():
         if fact.gpus or set(fact.bus) & {"nvidia", "amd", "gaudi"}:

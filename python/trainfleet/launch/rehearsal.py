@@ -1,10 +1,10 @@
-"""Rehearsal of faults: breaks a short separate run on purpose, and measures the time to detect the
-fault, the verdict, the cost and the leftovers.
+"""Fault rehearsal: injects faults into a short separate run, and measures detection time, verdict,
+cost and leftovers.
 
-A rehearsal uses one folder outside the user's runs, which is created for the rehearsal and removed
-afterwards. All its processes die with this process, even after kill -9; the next rehearsal then
-empties the folder. This module covers nodes that this machine simulates with real torchruns. Hosts
-and Slurm have separate stages: rehearsal_hosts.py, rehearsal_steps.py.
+A rehearsal works in one temporary folder outside the user's runs, which is removed afterwards. All
+its processes die with this process. After kill -9, the next rehearsal empties the folder. This
+module handles nodes that this machine simulates with real torchruns. See rehearsal_hosts.py for
+hosts and rehearsal_steps.py for Slurm.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ from ..process.processes import die_with_parent
 from ..run.run_folder import Record, Run, run_of, take_lock
 from ..trust.errors import BackendError, RunError
 
-# steps of the run, between two checkpoints, and before the fault
+# Steps in the run, steps between checkpoints, and the step at which the fault is injected.
 STEPS, EVERY, BREAK_AT = (120, 20, 50)
-LONGER = 400  # steps if this machine sees the nodes' progress some seconds late
-LONGEST = 8000  # steps of a run that is stopped once a fault is detected
-PATIENCE = 480.0  # maximum seconds for one command
-LEFT_WITHIN = 10.0  # seconds within which every process must be gone
-APART = 5.0  # maximum seconds that a host's clock may be behind this machine's clock
-SITE = "site"  # folder of the program that the nodes' Python interpreters run at startup
-STRUCK = "struck"  # output of a command that has caused its fault
-# A model this small gains nothing from more threads, and the threads of a busy node wait for each
-# other.
+LONGER = 400  # number of steps if progress reaches this machine with a delay of seconds
+LONGEST = 8000  # number of steps in a run that is stopped once its fault is detected
+PATIENCE = 480.0  # timeout in seconds for a command
+LEFT_WITHIN = 10.0  # timeout in seconds for every process to end
+APART = 5.0  # maximum lag of a host's clock behind this machine's, in seconds
+SITE = "site"  # folder of the program that the nodes' Python runs at startup
+STRUCK = "struck"  # printed by a command that has injected its fault
+# A model this small does not benefit from more threads, which would contend on a busy node.
 PYTHON = """#!/bin/sh
 export OMP_NUM_THREADS=1 PYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}}
 exec {python} "$@"
@@ -55,10 +54,10 @@ truncate -s $(( $(stat -c %s "$file") / 2 )) "$file" && echo struck"""
 REMOVE = "[ ! -e {folder} ] || chmod -R u+w {folder}; rm -rf {folder}"
 PARENT = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); "
 OWN_LINKS = "nodes simulated on one machine have no separate links"
-# Requirements of faults (faults.Fault.needs) that a stage may lack, in addition to LINKS and
-# OWN_HEAD of backends/base.py. SPARE: enough nodes to continue without one. MAJORITY: enough nodes
-# to call one of them slow. KERNEL: a network that tc can slow. PYTHON_OF_NODES: a Python that can
-# be changed. MOUNTS: mounts that end with the run.
+# Features that faults require (faults.Fault.needs) and stages may lack, besides LINKS and OWN_HEAD
+# (backends/base.py). SPARE: enough nodes to continue without one. MAJORITY: enough nodes to
+# identify a slow one. KERNEL: a network that tc can slow down. PYTHON_OF_NODES: modifiable Python
+# startup on the nodes. MOUNTS: mounts that end with the run.
 SPARE, MAJORITY, KERNEL = "spare", "majority", "kernel network"
 PYTHON_OF_NODES, MOUNTS = "python", "mounts"
 LACKING = {
@@ -70,9 +69,7 @@ LACKING = {
 def config_of_run(
     fleet: Mapping[str, object], text: str, batch: int = 8, steps: int = STEPS
 ) -> str:
-    """Returns the config.yaml of a short run on this fleet. Its documents are in the folder
-    `text`.
-    """
+    """Returns a short run's config.yaml for this fleet, with documents from the folder `text`."""
     return yaml.safe_dump(
         {
             "name": "whole",
@@ -106,7 +103,9 @@ def config_of_run(
 
 
 def documents() -> dict[str, bytes]:
-    """Returns the training text as forty small files, keyed by path in the stage's folder."""
+    """Returns the training text as forty small files, keyed by path relative to the stage's
+    folder.
+    """
     lines = {
         number: " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
         for number in range(40)
@@ -118,14 +117,14 @@ def documents() -> dict[str, bytes]:
 
 
 def python_of(place: str, interpreter: str) -> bytes:
-    """Returns a wrapper for the Python of nodes that this machine does not start. The wrapper runs
-    the program in SITE first (RehearsalStage.alter).
+    """Returns a wrapper script for the Python on nodes that this machine does not start. Python
+    runs the program in SITE at startup (RehearsalStage.alter).
     """
     return PYTHON.format(site=quote(f"{place}/{SITE}"), python=quote(interpreter)).encode()
 
 
 def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files to a folder; `files` is keyed by relative path. Makes scripts executable."""
+    """Writes files to a folder, keyed by relative path. Makes scripts executable."""
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
@@ -133,7 +132,7 @@ def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Converts values to YAML types and drops unset values."""
+    """Converts a value for YAML: tuples become lists, and unset keys are dropped."""
     if isinstance(value, dict):
         return {
             key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()
@@ -143,49 +142,49 @@ def plain(value: Any) -> Any:
 
 @dataclass
 class RehearsalStage:
-    """The environment in which runs are broken, with a folder in which `type` enters commands like
-    a user. This class simulates all nodes on this machine. Stages with other nodes override
-    `place`, `at_rank`, `on_head`, `let_write` and `at_work`, and implement methods that only they
+    """An environment in which faults are injected into runs, with a folder in which `type` runs
+    commands as a user would. This class simulates all nodes on this machine. Stages with real nodes
+    override `place`, `at_rank`, `on_head`, `let_write` and `at_work`, and implement what only they
     support, such as `shape`.
     """
 
     folder: Path
-    # requirements of faults that this stage lacks, with the reasons
+    # features that this stage lacks, with reasons
     lacking: Mapping[str, str] = field(default_factory=lambda: LACKING)
-    # losses of the unbroken run, by step
+    # the unbroken run's losses by step
     whole: Mapping[int, float] = field(default_factory=dict)
-    said: str = ""  # output of the last command that ended
+    said: str = ""  # output of the last finished command
 
     steps: ClassVar[int] = STEPS
     patience: ClassVar[float] = PATIENCE
-    # maximum seconds that the nodes' clocks may be behind this machine's clock
+    # maximum lag of the nodes' clocks behind this machine's, in seconds
     apart: ClassVar[float] = 0.0
-    things: ClassVar[str] = "processes"  # what the leftovers are called in messages
+    things: ClassVar[str] = "processes"  # noun for leftovers in messages
     left_within: ClassVar[float] = LEFT_WITHIN
-    outlives: ClassVar[bool] = False  # whether a run continues without the command that launched it
+    outlives: ClassVar[bool] = False  # whether a run survives the command that launched it
 
     @property
     def place(self) -> str:
-        """Returns the path of the stage's folder on the nodes."""
+        """Returns the stage folder's path on the nodes."""
         return str(self.folder)
 
     def called(self, name: str) -> str:
-        """Returns the name of the run for the fault `name`."""
+        """Returns the run's name for the fault `name`."""
         return name
 
     def run(self, name: str) -> Run:
         return Run(run_of(self.called(name), self.folder / "runs").folder)
 
     def checkpoints(self, name: str) -> str:
-        """Returns the folder of a run's checkpoints, quoted for a node's shell."""
+        """Returns the run's checkpoint folder, quoted for a node's shell."""
         return quote(f"{self.place}/runs/{self.called(name)}/checkpoints")
 
     def begin(self, name: str, words: str = "") -> subprocess.Popen[str]:
-        """Starts `make train` for the run `name`. `words` has further config keys."""
+        """Starts `make train` for the run `name`. `words` contains additional config overrides."""
         return self.type("train", name, words)
 
     def type(self, verb: str, name: str, words: str = "") -> subprocess.Popen[str]:
-        """Starts a verb for the run `name` and returns its process."""
+        """Starts the command `verb` for the run `name`. Returns its process."""
         inherited = {
             key: value
             for key, value in os.environ.items()
@@ -213,7 +212,7 @@ class RehearsalStage:
         )
 
     def end(self, process: subprocess.Popen[str]) -> int:
-        """Waits for a command to end and returns its exit code. Kills the command after a timeout
+        """Waits for a command to end and returns its exit code. After a timeout, kills the command
         and returns 124.
         """
         try:
@@ -225,11 +224,13 @@ class RehearsalStage:
         return process.returncode
 
     def again(self, name: str, words: str = "") -> int:
-        """Runs the same command again and returns its exit code."""
+        """Reruns `make train` for the run `name`, waits for it to end, and returns its exit
+        code.
+        """
         return self.end(self.begin(name, words))
 
     def stop(self, name: str, process: subprocess.Popen[str]) -> None:
-        """Stops a run like its user, with a checkpoint."""
+        """Stops a run with `make stop`, which writes a checkpoint."""
         self.end(self.type("stop", name))
         self.end(process)
 
@@ -242,8 +243,8 @@ class RehearsalStage:
         ]
 
     def await_step(self, name: str, process: subprocess.Popen[str], step: int = BREAK_AT) -> None:
-        """Waits until the run has logged the given step. Raises RunError if the run ended earlier,
-        or did not reach the step in time.
+        """Waits until the run has logged the given step. Raises RunError if the run ends earlier or
+        times out.
         """
         until = time.monotonic() + self.patience
         while max(self.losses(name), default=0) < step:
@@ -255,17 +256,17 @@ class RehearsalStage:
             time.sleep(0.05)
 
     def at_rank(self, name: str, command: str) -> str:
-        """Runs a shell command on rank 1's machine and returns its output. In the command, $p is
-        the rank's process and $c is the folder of the run's checkpoints.
+        """Runs a shell command on rank 1's machine and returns its output. The command can use $p
+        for the rank's PID and $c for the run's checkpoint folder.
 
         Raises:
-            RunError: rank 1 has no process on any host.
+            RunError: no host has a process of rank 1.
         """
         return self.on_head(self.words_at_rank(name, command))
 
     def words_at_rank(self, name: str, command: str) -> str:
-        """Returns the shell command with $p and $c set. The run's folder must be readable on this
-        machine. Raises RunError if rank 1 has no heartbeat.
+        """Returns the shell command with $p and $c set. Requires a run folder that is readable on
+        this machine. Raises RunError if rank 1 has no heartbeat.
         """
         folder = self.run(name).folder
         beat = read_beats(folder, fence.current(folder).number).get(1)
@@ -278,7 +279,7 @@ class RehearsalStage:
         return f"p={beat.pid} c={self.checkpoints(name)}\n{command}"
 
     def on_head(self, command: str) -> str:
-        """Runs a shell command on the machine with the stage's folder and returns its output."""
+        """Runs a shell command on the machine that has the stage's folder. Returns its output."""
         return subprocess.run(
             ["sh", "-c", command], cwd="/", capture_output=True, text=True, check=False
         ).stdout.strip()
@@ -291,14 +292,14 @@ class RehearsalStage:
         self.require(name, self.at_rank(name, f"{parent}kill -{number.value} $p && echo {STRUCK}"))
 
     def damage(self, name: str) -> None:
-        """Truncates the largest file of the newest checkpoint to half its size. Raises RunError if
-        there is no checkpoint.
+        """Truncates the largest file in the newest checkpoint to half its size. Raises RunError if
+        the run has no checkpoint.
         """
         self.require(name, self.on_head(DAMAGE.format(checkpoints=self.checkpoints(name))))
 
     def alter(self, name: str, program: str) -> None:
-        """Makes the nodes' Python interpreters run a program at startup, until `restore` is called.
-        Raises RunError if the program could not be written.
+        """Makes the nodes' Python run a program at startup, until `restore` is called. Raises
+        RunError if the program can't be written.
         """
         site = quote(f"{self.place}/{SITE}")
         words = (
@@ -312,11 +313,11 @@ class RehearsalStage:
         self.on_head(f"rm -rf {quote(f'{self.place}/{SITE}')}")
 
     def let_write(self, name: str) -> None:
-        """Makes the folder of the run's checkpoints writable again."""
+        """Makes the run's checkpoint folder writable again."""
         self.on_head(f"chmod 755 {self.checkpoints(name)}")
 
     def require(self, name: str, said: str) -> None:
-        """Raises RunError unless a command that causes a fault has printed STRUCK."""
+        """Raises RunError unless a fault's command has printed STRUCK."""
         if said != STRUCK:
             why = said[-400:] or "the node printed nothing"
             raise RunError(
@@ -328,8 +329,8 @@ class RehearsalStage:
 
     @property
     def alone(self) -> list[str]:
-        """Returns a command prefix that removes the command's mounts when it ends. Only root needs
-        the prefix (faults.READ_ONLY).
+        """Returns a command prefix that confines root's mounts to the command
+        (faults.READ_ONLY).
         """
         return (
             ["unshare", "--mount"]
@@ -338,17 +339,17 @@ class RehearsalStage:
         )
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
-        """Limits the traffic from rank 1's host to `rate` for `seconds` seconds, with tc. Returns
+        """Limits the traffic from rank 1's host to `rate` for `seconds` seconds, using tc. Returns
         "" or the reason for failure.
         """
         return self.lacking[LINKS]
 
     def free(self) -> None:
-        """Removes the limits that `shape` has set."""
+        """Removes the traffic limits that `shape` has set."""
 
     def lose_head(self, name: str) -> str:
         """Kills the run's processes on its head, including the launcher. Returns the head's name.
-        Raises RunError if a stage has no separate head.
+        Raises RunError if the stage has no separate head.
         """
         raise RunError(
             f"the fault {name} can't be caused here",
@@ -358,8 +359,8 @@ class RehearsalStage:
         )
 
     def processes(self) -> list[int]:
-        """Returns all processes on this machine with the stage's folder as working directory,
-        except this process.
+        """Returns the PIDs on this machine with the stage's folder as working directory, except
+        this process.
         """
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
@@ -369,11 +370,11 @@ class RehearsalStage:
         return found
 
     def at_work(self) -> Sequence[object]:
-        """Returns the remaining processes, jobs or hosts of the stage's runs."""
+        """Returns the stage's remaining processes or jobs, or the hosts that still run them."""
         return self.processes()
 
     def left_over(self) -> Sequence[object]:
-        """Waits until nothing is running, for at most `left_within` seconds. Returns the
+        """Waits up to `left_within` seconds until the stage's runs are gone. Returns the
         leftovers.
         """
         until = time.monotonic() + self.left_within
@@ -384,11 +385,11 @@ class RehearsalStage:
 
 @contextmanager
 def stage() -> Iterator[RehearsalStage]:
-    """Yields a stage with data and the losses of an unbroken run. Removes all its files and
+    """Yields a stage with data and an unbroken run's losses. Removes the stage's files and
     processes afterwards.
 
     Raises:
-        BackendError: another rehearsal of this user is under way.
+        BackendError: the same user is running another rehearsal.
         RunError: the unbroken run failed.
     """
     with own_folder() as folder:
@@ -405,7 +406,7 @@ def stage() -> Iterator[RehearsalStage]:
 
 @cache
 def can_unshare() -> bool:
-    """Tells whether this process can start a command with separate mounts."""
+    """Returns whether this process can start a command in a separate mount namespace."""
     words = ["unshare", "--mount", "true"]
     return (
         shutil.which(words[0]) is not None
@@ -415,8 +416,8 @@ def can_unshare() -> bool:
 
 @contextmanager
 def own_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Yields a folder for this user's rehearsals, and removes it afterwards. Raises BackendError if
-    another rehearsal is under way.
+    """Yields this user's rehearsal folder, and removes it afterwards. Raises BackendError if
+    another rehearsal is running, or if the folder belongs to another user.
     """
     folder = (
         parent or Path(tempfile.gettempdir()).resolve()
@@ -443,7 +444,7 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def empty(made: RehearsalStage) -> None:
-    """Kills all processes in the folder, including those of a killed rehearsal, and removes all
+    """Kills all processes in the stage's folder, including a killed rehearsal's, and removes all
     contents except the lock.
     """
     for pid in made.processes():
@@ -459,7 +460,9 @@ def empty(made: RehearsalStage) -> None:
 
 
 def rehearse_unbroken(made: RehearsalStage) -> None:
-    """Runs the unbroken run and keeps its losses. Raises RunError if this run fails."""
+    """Executes the unbroken run and stores its losses in the stage. Raises RunError if the run
+    fails.
+    """
     process = made.begin("whole")
     if code := made.end(process):
         said = [

@@ -1,14 +1,14 @@
-"""Rehearsal stage on the hosts of a fleet: a short separate run in a new folder below the shared
+"""Rehearsal stage on a fleet's hosts: a short separate run in a new folder inside the shared
 folder.
 
-The stage only touches processes with the mark of its runs, the network link of one host for a
-limited time, and its folder. It restores everything at the end, also after Ctrl-C. After kill -9,
-the hosts clean up on their own: a guard on each host watches for this process's heartbeat. After
-SILENT seconds without a heartbeat, the guard ends the runs, removes mounts in the folder, and
-removes the folder. Each host restores its own link after a fixed time, without this process.
+The stage only touches its folder, processes that have its runs' mark, and one host's network link
+for a limited time. It restores everything at the end, even after Ctrl-C. After kill -9, the hosts
+clean up on their own because each host's guard watches for this process's heartbeat. After SILENT
+seconds without a heartbeat, the guard ends the runs, removes their mounts, and removes the folder.
+Each host restores its link after a fixed time, without this process.
 
-Not covered: links of hosts on which sudo requires a password, and instances that only Session
-Manager reaches.
+Limitations: links can't be changed on hosts where sudo requires a password. Instances that only
+Session Manager can reach are not supported.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from .rehearsal import (
 PREFIX = "rehearsal-"
 TIMEOUT = 60.0
 UNDONE = "the rehearsal failed on these hosts"
-SIGN, SILENT = 10.0, 60  # seconds between two heartbeats, and seconds without one until guards act
-# keys of the user's fleet that the rehearsal's config keeps
+SIGN, SILENT = 10.0, 60  # heartbeat interval, and seconds of silence until guards act
+# Keys that the rehearsal's config copies from the user's fleet.
 KEPT = (
     "hosts",
     "ssh",
@@ -73,7 +73,7 @@ setsid env {link} sh -c "trap '$s tc qdisc del dev $d root; exit' TERM
 sleep 0.5; $s tc qdisc replace dev $d root tbf {rate}; sleep {seconds} & wait
 $s tc qdisc del dev $d root" > /dev/null 2>&1 < /dev/null &
 echo struck"""  # noqa: E501
-# Marks in the environment of the process that keeps a link slow, and of a host's guard.
+# Environment markers of the process that slows a link, and of a host's guard.
 LINK, WATCH = ("TRAINFLEET_LINK", "TRAINFLEET_GUARD")
 END = """for _ in $(seq 50); do
 p=$(grep -Fsxzl -e {mark} /proc/[0-9]*/environ | cut -d / -f 3)
@@ -91,11 +91,11 @@ do sleep 5; done
 
 @dataclass
 class HostStage(RehearsalStage):
-    """A stage on hosts. Faults affect the host of node 1."""
+    """A rehearsal stage on hosts. Faults affect node 1's host."""
 
     transport: Transport = field(kw_only=True)
-    shared: str = field(kw_only=True)  # path of the stage's folder on the hosts
-    names: tuple[str, ...] = field(kw_only=True)  # names of the unbroken run and of the faults
+    shared: str = field(kw_only=True)  # the stage folder's path on the hosts
+    names: tuple[str, ...] = field(kw_only=True)  # names of the unbroken run and the faults
 
     steps, apart, outlives, things = LONGER, APART, True, "hosts with processes"
 
@@ -131,7 +131,7 @@ class HostStage(RehearsalStage):
         return next(iter(answers.ok.values())).stdout.strip()
 
     def on_all(self, command: str) -> None:
-        """Runs a shell command on every host. Raises BackendError, by host, if it fails."""
+        """Runs a shell command on every host. Raises BackendError that lists the failed hosts."""
         self.transport.run(command, timeout=TIMEOUT).require(UNDONE)
 
     def let_write(self, name: str) -> None:
@@ -140,7 +140,7 @@ class HostStage(RehearsalStage):
 
     @property
     def unmount(self) -> str:
-        """Returns a shell command that removes the mounts in the folder."""
+        """Returns a shell command that removes all mounts in the stage's folder."""
         return UNMOUNT.format(folder=quote(self.shared))
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
@@ -174,8 +174,8 @@ class HostStage(RehearsalStage):
         ]
 
     def end_all(self) -> str:
-        """Returns a shell command that ends these runs on a host, launchers first, and removes the
-        host's job files of the runs.
+        """Returns a shell command that ends the stage's runs on a host, launchers first, and
+        removes their job files from the host.
         """
         ends = [
             f"( {host_commands.fence(self.mark(name), launchers=True)} )" for name in self.names
@@ -190,10 +190,12 @@ class HostStage(RehearsalStage):
         )
 
     def put_back(self) -> None:
-        """Restores the hosts. Raises BackendError, by host, if a host could not be restored."""
+        """Restores the hosts. Raises BackendError that lists the hosts that could not be
+        restored.
+        """
         folder = quote(self.shared)
         self.transport.run(self.end_all(), timeout=TIMEOUT)
-        # Run this twice, because a launcher may have started a part on another host just before it
+        # Repeated because a launcher may have started a process on another host just before it
         # ended.
         failed = self.transport.run(self.end_all(), timeout=TIMEOUT).failed
         failed |= self.transport.run(
@@ -201,7 +203,7 @@ class HostStage(RehearsalStage):
         ).failed
         failed |= self.transport.run(
             END.format(mark=self.guard), timeout=TIMEOUT
-        ).failed  # Guards end last, because they are needed until the folder is removed.
+        ).failed  # Guards end last because they must watch until the folder is removed.
         if failed:
             raise BackendError(
                 by_host("these hosts were not fully restored", failed),
@@ -210,10 +212,10 @@ class HostStage(RehearsalStage):
 
 
 def require_hosts(head: Head) -> Config:
-    """Returns the config with the existing hosts, by the addresses that this machine uses.
+    """Returns the config with the existing hosts, using the addresses that this machine can reach.
 
     Raises:
-        ConfigError: the hosts can't be used for a rehearsal.
+        ConfigError: the hosts are unsuitable for a rehearsal.
         BackendError: AWS does not list the hosts.
     """
     makes = Can.MACHINES in backend_of(head.config).can
@@ -232,7 +234,7 @@ def require_hosts(head: Head) -> Config:
 
 
 def lacking(config: Config) -> dict[str, str]:
-    """Returns the requirements of faults that the config's hosts lack, with the reasons."""
+    """Returns the fault requirements that the config's hosts do not meet, with reasons."""
     nodes, row = nodes_of(config), config.fleet.node_type
     found = (
         {SPARE: "a run on two hosts can't continue on one"} if len(config.fleet.hosts) < 3 else {}
@@ -248,12 +250,12 @@ def lacking(config: Config) -> dict[str, str]:
 
 @contextmanager
 def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
-    """Yields a stage on the hosts of a located config for the faults in `names`. Removes all its
-    files and processes afterwards.
+    """Yields a stage on the hosts of a config from `require_hosts`, for the given faults. Removes
+    the stage's files and processes afterwards.
 
     Raises:
         BackendError: another rehearsal is running on the hosts, or a host can't be reached or
-        restored.
+            restored.
         RunError: the unbroken run failed.
     """
     shared = f"{config.fleet.shared_folder}/rehearsal"
@@ -288,8 +290,8 @@ def _refuse_another(made: HostStage) -> None:
 
 
 def _furnish(made: HostStage, config: Config) -> None:
-    """Creates the stage's folder with its documents, a guard on every host, and the config on this
-    machine.
+    """Creates the stage's folder and documents on the hosts, a guard on every host, and the config
+    on this machine.
     """
     folder = quote(made.shared)
     made.on_all(made.end_all())
@@ -300,7 +302,7 @@ def _furnish(made: HostStage, config: Config) -> None:
     files = rehearsal.documents() | {"guard.sh": guard.encode(), "sign": b"", "python": python}
     made.on_head(f"rm -rf {folder}")
     made.transport.put(files, made.shared, hosts=made.transport.hosts[:1]).require(UNDONE)
-    # Public keys, with which every node authorizes the head.
+    # The public keys that authorize the head on every node.
     keys = f"{quote(config.fleet.shared_folder or '')}/ssh"
     made.on_head(f"[ ! -d {keys} ] || cp -r {keys} {folder}/")
     made.on_all(
@@ -317,21 +319,21 @@ def _furnish(made: HostStage, config: Config) -> None:
 
 
 def nodes_of(config: Config) -> int:
-    """Returns the number of hosts that the run uses. With three or more hosts, one of them is a
-    spare.
+    """Returns the number of nodes in the rehearsal's run. Leaves one host as a spare if there are
+    at least three.
     """
     return max(2, len(config.fleet.hosts) - 1)
 
 
 def fleet_of(config: Config, shared: str) -> dict[str, object]:
-    """Returns the fleet of the short run: the user's hosts and software, one rank per node, and a
+    """Returns the short run's fleet: the user's hosts and software, one rank per node, and a
     separate folder.
     """
     given: dict[str, Any] = {
         key: value for key, value in dataclasses.asdict(config.fleet).items() if key in KEPT
     }
     fleet: dict[str, Any] = rehearsal.plain(given)
-    # These paths are relative to this working directory, not to the run's folder.
+    # Relative paths refer to the current directory, not to the run's folder.
     for path in ("key", "known_hosts", "config"):
         if path in fleet["ssh"]:
             fleet["ssh"][path] = str(expanded(fleet["ssh"][path], f"fleet.ssh.{path}").absolute())
@@ -346,7 +348,7 @@ def fleet_of(config: Config, shared: str) -> dict[str, object]:
 
 
 def _live(made: HostStage, over: threading.Event) -> None:
-    """Renews the heartbeat of this process until `over` is set."""
+    """Renews this process's heartbeat until `over` is set."""
     while not over.wait(SIGN):
         made.transport.run(
             f"touch -c {quote(made.shared)}/sign",

@@ -1,14 +1,14 @@
-"""Rehearsal stage in the jobs of a scheduler (Slurm): a short run of two nodes in a separate
-folder. Job steps next to its ranks cause the faults.
+"""Rehearsal stage in a scheduler's jobs (Slurm): a short run of two nodes in a separate folder.
+Additional job steps inject the faults.
 
-The stage only touches its folder, and jobs that run in that folder. Both are removed at the end,
-also after Ctrl-C and kill -9. A guard on this machine waits until this process ends, cancels the
-jobs, and removes the folder. A fault of one rank only changes that process (kill, prlimit), so the
+The stage only touches its folder and the jobs that run in it. Both are removed at the end, even
+after Ctrl-C or kill -9. A guard process on this machine waits until this process ends, cancels the
+jobs, and removes the folder. A fault in one rank only affects that process (kill, prlimit), so the
 fault ends with its job.
 
-If this machine dies, the jobs run until they end, and the next rehearsal removes the folder. Jobs
-in a container image are not covered. If the login node is reached by SSH, type the command on the
-login node.
+If this machine dies, the jobs run to their end, and the next rehearsal removes the folder. Jobs in
+container images are not supported. If the login node is only reachable by SSH, run the rehearsal on
+the login node.
 
 `stage_for` chooses the stage for a config: in jobs, on hosts, or on this machine.
 """
@@ -43,9 +43,9 @@ from .rehearsal_hosts import require_hosts, stage_on
 
 NODES = 2
 STEPS = 240
-PATIENCE = 1800.0  # maximum seconds for a command, including its time in the queue
-LEFT_WITHIN = 60.0  # seconds for Slurm to end a job: KillWait and the nodes' epilog
-# keys of the user's fleet that the rehearsal's config keeps
+PATIENCE = 1800.0  # timeout in seconds for a command, including its queue time
+LEFT_WITHIN = 60.0  # seconds for Slurm to end a job: KillWait plus the nodes' epilog
+# Keys that the rehearsal's config copies from the user's fleet.
 KEPT = ("platform", "slurm", "instance_type", "accelerator", "exclusive", "device")
 ROOT = "root can write to read-only folders, and a step's mounts would outlive the step"
 OWN = "the rehearsal uses separate runs in a separate folder; first, an unbroken run"
@@ -54,7 +54,7 @@ ENGINES = "the nodes of a managed service allow no login, so kill -9, tc and mou
 
 @dataclass
 class JobStage(RehearsalStage):
-    """A stage in the jobs of a scheduler. Faults affect the rank of node 1."""
+    """A rehearsal stage in a scheduler's jobs. Faults affect node 1's rank."""
 
     beside: JobSteps = field(kw_only=True)
 
@@ -80,23 +80,23 @@ class JobStage(RehearsalStage):
         return said
 
     def at_work(self) -> Sequence[object]:
-        """Returns the jobs of the folder that are in the queue."""
+        """Returns the queued and running jobs that belong to the stage's folder."""
         return self.beside.jobs_in(self.folder)
 
 
 @contextmanager
 def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
-    """Yields a stage in the jobs of a config's scheduler. Removes all its jobs and files
+    """Yields a stage in jobs of the config's scheduler. Removes the stage's jobs and files
     afterwards.
 
     Raises:
-        BackendError: another rehearsal is running, or a job can't be ended.
+        BackendError: another rehearsal is running, or a job can't be cancelled.
         RunError: the unbroken run failed.
     """
     with rehearsal.own_folder(Path(beside.folder)) as folder:
         lacking = {**beside.lacking, **({MOUNTS: ROOT} if os.getuid() == 0 else {})}
         made = JobStage(folder, lacking, beside=beside)
-        _end(_guard(beside, folder))  # Ends jobs of an earlier rehearsal that lost its machine.
+        _end(_guard(beside, folder))  # Cancels jobs of an earlier rehearsal whose machine died.
         rehearsal.empty(made)
         guard = _guard(beside, folder)
         try:
@@ -109,8 +109,8 @@ def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
 
 
 def _guard(beside: JobSteps, folder: Path) -> subprocess.Popen[str]:
-    """Starts the guard, which ends the folder's jobs on request. If this process dies, the guard
-    also removes the folder.
+    """Starts a guard process that cancels the folder's jobs on request. If this process dies, the
+    guard also removes the folder.
     """
     words = beside.guard(folder, REMOVE.format(folder=shlex.quote(str(folder))))
     return subprocess.Popen(
@@ -152,12 +152,12 @@ def _furnish(made: JobStage, config: Config) -> None:
 def stage_for(
     config: Config, names: Sequence[str], sure: bool
 ) -> AbstractContextManager[RehearsalStage]:
-    """Returns the stage for the faults in `names`. Asks the user first if real nodes are involved,
-    unless `sure` is set.
+    """Returns the stage on which to inject the given faults. Asks for consent before using real
+    nodes, unless `sure` is set.
 
     Raises:
-        ConfigError: the faults can't be caused on that fleet.
-        RunError: the user did not agree.
+        ConfigError: the faults can't be injected on this fleet.
+        RunError: the user did not consent.
     """
     harm = backend_of(config).harm()
     if harm is None:
@@ -184,9 +184,7 @@ def stage_for(
 
 
 def agree(what: str, where: str, sure: bool) -> None:
-    """Asks the user to agree to do `what` on `where`. Raises RunError if the user does not
-    agree.
-    """
+    """Asks the user for consent to do `what` on `where`. Raises RunError if the user declines."""
     if not sure and not is_agreed(f"{what} on {where}?"):
         raise RunError(
             "a rehearsal disrupts real hosts and needs your consent",

@@ -1,4 +1,4 @@
-"""Launch of a run on a fleet's head: hands the exact requests over to the head, and follows the run
+"""Launches a run on a fleet's head: hands the exact requests over to the head, then follows the run
 from this machine.
 """
 
@@ -36,17 +36,17 @@ from ..watch.signals import SIGNALS
 from . import execution
 from .launching import is_cancelled, leads
 
-# environment variable with the time when the command began, in unix seconds (cli/)
+# Environment variable with the command's start time in unix seconds (cli/).
 STARTED = "TRAINFLEET_STARTED"
 LOOK_EVERY = 1.0  # seconds between polls
-SILENCE = 60.0  # seconds without an answer from any host until polling gives up
-# config keys that are ignored, because the head knows the hosts by other addresses
+SILENCE = 60.0  # maximum seconds without a response from any host
+# Config keys excluded from comparison, because the head uses other addresses for the hosts.
 OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")
 
 
 def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
-    """Hands a verb over to the fleet's head, or joins the launcher there. Follows the launcher
-    until it ends or the user detaches.
+    """Hands a command over to the fleet's head, or joins the launcher that is already running
+    there. Follows the launcher until it ends or the user detaches. Returns the exit code.
     """
     run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
     head = backend.head()
@@ -73,8 +73,8 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
 
 
 def handed_over(place: Hosts) -> Config | None:
-    """Returns the config with which the run was last launched. Returns None if the config is
-    missing, or was written by another version of trainfleet.
+    """Returns the config of the run's last launch, or None if the config is missing or from another
+    trainfleet version.
     """
     text = place.read("launch.yaml")
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file, suppress(ConfigError):
@@ -85,7 +85,9 @@ def handed_over(place: Hosts) -> Config | None:
 
 
 def require_same(config: Config, there: Config, run: Run, finished: bool) -> None:
-    """Raises RunError, with the differences, if a running or finished run has another config."""
+    """Raises RunError that lists the differences if a running or finished run has another
+    config.
+    """
     was, now = changes.flatten(there), changes.flatten(config)
     keys = [
         key
@@ -109,25 +111,25 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
 
 
 def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
-    """Returns facts from the AWS account that a launcher on a host can't query: the time when the
-    machines are reclaimed, and the advance payment.
+    """Returns environment variables with AWS facts that a launcher on a host can't query: when the
+    machines will be reclaimed, and the upfront payment.
     """
     known = {ENDS: head.ends, PAID: bill.paid if bill and bill.paid else None}
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
 def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> LauncherLogs:
-    """Examines the hosts and starts a launcher on the first one. Returns the launcher's logs,
-    without their earlier lines.
+    """Examines the hosts and starts a launcher on the first suitable one. Returns the launcher's
+    logs, skipping lines from earlier launches.
 
     Raises:
-        ConfigError: the run has used up its budget.
+        ConfigError: the run's budget is exhausted.
         BackendError: the preflight failed, another run is running, or the launcher does not start.
     """
     run, secrets, backend = place.run, values_of(plan.config.fleet.secrets), backend_of(plan.config)
     Budget(run, plan.config, backend.bill()).require()
     sound = _prepare(plan, head, place)
-    # The nodes have this code now, and it detects an earlier launch.
+    # The nodes now have the current code, so an earlier launch can be detected.
     place.refresh()
     before, words = newest_holder(run.folder), LauncherLogs(run).from_now_on()
     term = before.term if before else 0
@@ -139,7 +141,7 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     appoint(place, standbys, launcher, term)
     try:
         await_lease(place, first, term, words)
-    except (KeyboardInterrupt, BackendError):  # No launcher may take the lease now.
+    except (KeyboardInterrupt, BackendError):  # The launcher must no longer take the lease.
         _withdraw(plan, place, standbys)
         raise
     leads(run)
@@ -147,7 +149,9 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
 
 
 def _prepare(plan: Plan, head: Head, place: Hosts) -> list[Host]:
-    """Writes the run's config here and on the hosts that fit together. Returns these hosts."""
+    """Selects the hosts that fit together, and writes the run's config to this machine and these
+    hosts. Returns the hosts.
+    """
     plan, sound = fit_hosts(plan, head, place.run)
     run_folder.write_atomic(place.run.config, dump_resolved(plan.config))
     run_folder.write_atomic(place.run.given, plan.asked)
@@ -156,7 +160,9 @@ def _prepare(plan: Plan, head: Head, place: Hosts) -> list[Host]:
 
 
 def _withdraw(plan: Plan, place: Hosts, standbys: list[Host]) -> None:
-    """Ends a launcher without a lease, and dismisses its standby. Prints a warning on failure."""
+    """Ends a launcher that has no lease, and dismisses its standby hosts. Prints a warning on
+    failure.
+    """
     backend = backend_of(plan.config)
     try:
         backend.stop(backend.find(place.run), at_once=True)
@@ -170,7 +176,7 @@ def _withdraw(plan: Plan, place: Hosts, standbys: list[Host]) -> None:
 
 def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
     """Returns the plan for the hosts that fit together, and these hosts. Raises BackendError if too
-    few fit, or if another run uses them.
+    few hosts fit, or if another run uses them.
     """
     backend = backend_of(plan.config)
     sound, unsound = head.survey(head.transport.hosts)
@@ -190,7 +196,7 @@ def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
 
 
 def appoint(place: Hosts, hosts: list[Host], launcher: Launcher, term: int) -> None:
-    """Makes these hosts stand by. If a host can't, the launcher appoints another one later."""
+    """Appoints standby hosts. If a host fails, the launcher appoints another one later."""
     before = newest_standby(place.run.folder)
     for host in hosts:
         try:
@@ -203,7 +209,7 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
     """Waits until the launcher has taken its lease, with a term higher than `term`.
 
     Raises:
-        BackendError: the launcher ended first, or timed out. Its output is printed.
+        BackendError: the launcher ended first or timed out. Its output is printed.
     """
     deadline = time.monotonic() + TO_BEGIN
     while True:
@@ -211,7 +217,7 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
         try:
             ended = place.head.has_ended(host)
             place.refresh()
-        except BackendError:  # A network link or host failed, and may recover.
+        except BackendError:  # A failed network link or host may recover.
             if late:
                 raise
             ended = False
@@ -228,11 +234,10 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
 
 def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
     """Checks before a job starts that its nodes fit together, and tests the links if the instance
-    type is known. Replaces an unfit host with a spare one. Returns the reason for each excluded
-    host.
+    type is known. Replaces unfit hosts with spares. Returns the excluded hosts with reasons.
 
     Raises:
-        BackendError: too few hosts fit; with the reasons by host.
+        BackendError: too few hosts fit. The error lists the reasons per host.
     """
     config, without = head.located, dict[str, str]()
     nodes = config.fleet.nodes
@@ -253,7 +258,7 @@ def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
 
 
 def _unfit(report: PreflightReport, hosts: list[Host]) -> BackendError:
-    """Returns the error for too few hosts that fit together."""
+    """Returns the error for a preflight with too few suitable hosts."""
     of_all = [f"\n  fleet: {finding}" for finding in report.findings if finding.host is None]
     what = f"the preflight failed: these nodes can't train together{''.join(of_all)}"
     said = {host: "; ".join(map(str, found)) for host in hosts if (found := report.against(host))}
@@ -261,11 +266,11 @@ def _unfit(report: PreflightReport, hosts: list[Host]) -> BackendError:
 
 
 class LeftAlone(Exception):
-    """Exception for a user who detached while the run continues."""
+    """Raised when the user detaches while the run continues."""
 
 
 class LauncherLogs:
-    """The logs of the run's launcher and its standbys. After a takeover, a standby's log continues
+    """Logs of the run's launcher and its standbys. After a takeover, the standby's log continues
     the launcher's.
     """
 
@@ -282,7 +287,7 @@ class LauncherLogs:
         return self
 
     def show(self) -> None:
-        """Prints new complete lines without their time stamps."""
+        """Prints new complete lines without their timestamps."""
         for log in self.logs:
             lines, self.shown[log] = run_folder.whole_lines(log, self.shown.get(log, 0))
             for line in lines:
@@ -290,8 +295,8 @@ class LauncherLogs:
 
 
 def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool) -> int:
-    """Prints the launcher's output until it ends, and returns its exit code. Ctrl-C only
-    detaches.
+    """Prints the launcher's output until it ends, and returns its exit code. Ctrl-C only detaches
+    from the launcher.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -302,12 +307,13 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
         code = follow_launcher(place, words)
         backend.learn(place.run)
         if summarize and code != 1 and place.run.metrics.exists():
-            # The head's report is not fetched, because a browser would run its scripts.
+            # The report is generated here instead of fetched, because a browser would run scripts
+            # in a report from the head.
             html.write(place.run)
             print_summary(place.run)
         return code
     except LeftAlone:
-        # A run that was asked to stop before it began must not be left alone; follow it until it
+        # A run whose launch was cancelled must not be left unattended, so it is followed until it
         # has stopped.
         if is_cancelled():
             place.ask_to_stop()
@@ -325,15 +331,15 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
 
 
 class LauncherGone(RunError):
-    """Error for a run that lost its launcher and has no standby to take over."""
+    """Raised when a run's launcher is gone and no standby has taken over."""
 
 
 def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
     """Prints the launcher's output until it ends. Returns its exit code.
 
     Raises:
-        BackendError: no host has answered for SILENCE seconds.
-        LauncherGone: no launcher leads the run any more.
+        BackendError: no host has responded for SILENCE seconds.
+        LauncherGone: the run no longer has a launcher.
     """
     heard, leads = time.monotonic(), Leads(place.run)
     while True:
@@ -349,8 +355,7 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
             time.sleep(LOOK_EVERY)  # The launcher's last lines may arrive after its exit code.
             place.refresh()
             words.show()
-            # A different holder means that this launcher was frozen, and another one has taken over
-            # since.
+            # A different holder means that this launcher was frozen and another one has taken over.
             if newest_holder(place.run.folder) == holder:
                 return holder.code
         elif holder and leads.look(time.monotonic() - heard + LOOK_EVERY) > SILENCE:
@@ -362,16 +367,16 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
 
 
 class Leads:
-    """Detects whether a launcher leads a run or is about to, from the heartbeats of launchers and
-    standbys in local files.
+    """Detects whether a launcher leads a run or is about to, from local copies of launcher and
+    standby heartbeats.
     """
 
     def __init__(self, run: Run) -> None:
         self.folder, self.vacancies = run.folder, [Vacancy(renewed=True), Vacancy(renewed=True)]
 
     def look(self, since: float) -> float:
-        """Returns the seconds for which both launcher and standby have been silent. `since` is the
-        time between polls in seconds.
+        """Returns the number of seconds for which both launcher and standby have been silent.
+        `since` is the time since the last poll in seconds.
         """
         found = newest_holder(self.folder), newest_standby(self.folder)
         self.vacancies = [

@@ -1,5 +1,5 @@
-"""Locates an active run for the verbs that read it, and stops a run. A stop sends a request, waits,
-and verifies that no process is left.
+"""Locates and stops active runs. Stopping sends a request, waits, and verifies that no process is
+left.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from ..run.run_folder import Run, is_locked
 from ..trust.errors import BackendError, ConfigError, RunError
 from .command import Variables, config_of, run_named, run_trained, settings_of
 
-ANSWERS = 2  # seconds for a scheduler to report why a job waits
-# Seconds without progress after which a stop gives up, and maximum seconds in total. The run needs
-# time for a step and a checkpoint.
+ANSWERS = 2  # timeout in seconds for a scheduler to report why a job is waiting
+# Maximum seconds without progress, and in total, before a stop gives up. The run needs time to
+# finish a step and write a checkpoint.
 PATIENCE, LONGEST = (120.0, 1800.0)
-# Seconds for a launcher to see that its job has ended, because it queries Slurm every 15 s at most.
+# Seconds for a launcher to notice that its job has ended. It polls Slurm at most every 15 s.
 LAUNCHER_ENDS = 30.0
 
 
 def place_of(variables: Variables) -> Place:
-    """Returns the place of the run that the config names."""
+    """Returns where the config's run is stored."""
     run = run_named(variables)
     backend = backend_known(run, variables)
     return backend.place(run) if backend else Here(run)
 
 
 def forwarded(verb: str, variables: Variables, config: Config | None = None) -> int | None:
-    """Runs a verb that needs a run's files on the machine that has them, and returns its exit code.
-    Returns None if this machine has the files.
+    """Runs a command that needs a run's files on the machine that has them. Returns the exit code,
+    or None if the files are on this machine.
     """
     run = run_named(variables)
     config = config or config_known(run, variables)
@@ -48,10 +48,10 @@ def forwarded(verb: str, variables: Variables, config: Config | None = None) -> 
 
 
 def export(variables: Variables) -> int:
-    """Exports the newest checkpoint to the folder OUT, from the machine that has the checkpoint.
-    Returns the exit code.
+    """Exports the newest checkpoint to the folder OUT, running on the machine that has the
+    checkpoint. Returns the exit code.
     """
-    platforms.require_new(Path(variables["OUT"]))  # Fails early, before anything is loaded.
+    platforms.require_new(Path(variables["OUT"]))  # Fails early, before loading anything.
     if (code := forwarded("export", variables)) is not None:
         return code
     form = variables.get("FORMAT") or platforms.HUGGINGFACE
@@ -61,10 +61,10 @@ def export(variables: Variables) -> int:
 
 
 def stop(place: Place, run: Run, variables: Variables) -> bool:
-    """Asks a run to stop at its next step. Returns True once it has stopped, or False if it fell
-    silent first.
+    """Asks a run to stop at its next step. Returns True once it has stopped, or False after a
+    timeout.
 
-    The timeout is PATIENCE seconds without a sign of progress, with or without a launcher.
+    The timeout is PATIENCE seconds without progress, or LONGEST seconds in total.
     """
     place.ask_to_stop()
     print(f"asked {run.name} to stop at its next step, with a checkpoint", flush=True)
@@ -82,8 +82,8 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
 
 
 def require_over(run: Run) -> None:
-    """Waits for the launcher on this machine after its ranks have ended. Raises RunError if it
-    still holds the run's lock after LAUNCHER_ENDS seconds.
+    """Waits for this machine's launcher after its ranks have ended. Raises RunError if it still
+    holds the run's lock after LAUNCHER_ENDS seconds.
     """
     deadline = time.monotonic() + LAUNCHER_ENDS
     while is_locked(run.folder) and time.monotonic() < deadline:
@@ -100,7 +100,7 @@ def require_over(run: Run) -> None:
 
 
 def bytes_written(run: Run) -> int:
-    """Returns the total size of the local metrics and events, which grows while the run makes
+    """Returns the total size of the run's local metrics and events, which grows while the run makes
     progress.
     """
     return sum(
@@ -109,8 +109,8 @@ def bytes_written(run: Run) -> int:
 
 
 def nodes_at_work(variables: Variables) -> tuple[str, ...]:
-    """Returns the nodes on which a process of the run is active, with or without a launcher. Raises
-    BackendError if a node can't be queried.
+    """Returns the nodes on which the run's processes are active, with or without a launcher. Raises
+    BackendError if a node can't be reached.
     """
     run = run_named(variables)
     if (backend := backend_known(run, variables)) is None:
@@ -127,7 +127,7 @@ def nodes_at_work(variables: Variables) -> tuple[str, ...]:
 
 
 def orphan_note(run: Run, variables: Variables) -> str:
-    """Returns a note if a run counts as running but has no launcher; "" otherwise."""
+    """Returns a note if a run's status is running but its launcher is gone, otherwise ""."""
     if run.read_results().get("status") != "running":
         return ""
     nodes = nodes_at_work(variables)
@@ -142,15 +142,16 @@ def orphan_note(run: Run, variables: Variables) -> str:
 
 
 def heard_now(run: Run, variables: Variables) -> str | None:
-    """Returns the scheduler's reason for a job that was waiting at its launcher's last poll.
-    Returns "" for other jobs, and for runs led by another machine. Returns None if the scheduler
-    does not answer within ANSWERS seconds, or before Ctrl-C.
+    """Returns the scheduler's current reason for a job that was last seen waiting. Returns "" for
+    other jobs and for runs led by another machine. Returns None if the query fails, exceeds ANSWERS
+    seconds, or is interrupted by Ctrl-C.
     """
     waited = History(run, {}, [], run.read_events(), "").waits_for
     backend = backend_known(run, variables) if waited else None
     if backend is None or backend.hands_over or not (job := load_job(run)):
         return ""
-    # This handler raises KeyboardInterrupt, which no `except Exception` in the backend can catch.
+    # The default handler raises KeyboardInterrupt, which no `except Exception` in the backend
+    # catches.
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(ANSWERS)
     try:
@@ -163,8 +164,8 @@ def heard_now(run: Run, variables: Variables) -> str | None:
 
 
 def require_known(run: Run, handle: Handle, status: Status) -> None:
-    """Raises BackendError, by host, if a node can't be reached, because its processes are
-    unknown.
+    """Raises BackendError that lists unreachable nodes, because processes may still be running on
+    them.
     """
     if status.lost:
         rows = "\n".join(f"  {handle.hosts[node]}: {why}" for node, why in status.lost.items())
@@ -173,11 +174,10 @@ def require_known(run: Run, handle: Handle, status: Status) -> None:
 
 
 def end(variables: Variables) -> None:
-    """Kills all remaining processes of the run that the config names, on all nodes, and verifies
-    that they are gone.
+    """Kills the run's remaining processes on all nodes, and verifies that they are gone.
 
     Raises:
-        BackendError: a node can't be reached, or a process does not die; by host.
+        BackendError: a node can't be reached, or a process does not die. The error lists the nodes.
     """
     run = run_named(variables)
     if (backend := backend_known(run, variables)) is None:
@@ -193,51 +193,49 @@ def end(variables: Variables) -> None:
 
 
 def config_known(run: Run, variables: Variables) -> Config | None:
-    """Returns the run's own config. If that is missing or from another version of trainfleet,
-    returns the config of the command. Returns None if neither can be read.
+    """Returns the run's stored config. If it is missing or from another trainfleet version, returns
+    the command's config. Returns None if neither is readable.
     """
     if run.config.exists():
         with suppress(ConfigError):
             config = load_resolved(run.config)
-            # Another name means that this is another run's config, which would query or remove the
-            # wrong run.
+            # A different name means another run's config, with which commands would query or remove
+            # the wrong run.
             if config.name == run.name:
                 return config
-    with suppress(ConfigError):  # Verbs that only read a run do not need a valid config.
+    with suppress(ConfigError):  # Commands that only read a run do not need a valid config.
         return config_of(settings_of(variables))[0]
     return None
 
 
 def backend_known(run: Run, variables: Variables) -> Backend | None:
-    """Returns the backend on which the run may be active. Returns None if the config is unknown, or
-    if the fleet has no machine yet.
+    """Returns the backend on which the run may be active, or None if the config is unknown or the
+    fleet has no machines yet.
     """
     config = config_known(run, variables)
     return None if config is None or is_nowhere(config) else backend_of(config)
 
 
 def is_nowhere(config: Config) -> bool:
-    """Tells whether the fleet has no machine yet, so that the run was never active."""
+    """Returns whether the fleet has no machines yet, which means that the run was never active."""
     return not backend_of(config).lingers
 
 
 def runs_programs(config: Config) -> bool:
-    """Tells whether connecting to the hosts runs a program on this machine, which a plan must not
+    """Returns whether connecting to the hosts runs a program on this machine, which a plan must not
     do.
     """
     if config.fleet.ssh.config is None:
         return False
-    from ..hosts import ssh_config  # Deferred import; this module loads SSH.
+    from ..hosts import ssh_config  # Deferred because it imports SSH modules.
 
     return ssh_config.runs_programs(config.fleet.ssh)
 
 
 def say_unheard(config: Config) -> None:
-    """Prints a warning about ssh settings of the hosts that ssh would use but trainfleet does
-    not.
-    """
+    """Warns about settings in fleet.ssh.config that ssh applies but trainfleet ignores."""
     if config.fleet.ssh.config:
-        from ..hosts import ssh_config  # Deferred import; this module loads SSH.
+        from ..hosts import ssh_config  # Deferred because it imports SSH modules.
 
         if words := ssh_config.unheard(config.fleet.ssh, parse_hosts(config.fleet.hosts)):
             print(

@@ -1,4 +1,4 @@
-"""Tokenizing and training by a plan, from launch to report, on the machine that launches."""
+"""Tokenizes and trains according to a plan, from launch to report, on the launching machine."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ NOTHING = "nothing was compiled: neuron_parallel_compile reported no result for 
 
 
 def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | None = None) -> int:
-    """Trains by this plan. Returns the command's exit code. `summarize` prints a summary after the
-    run has ended.
+    """Trains according to a plan. Returns the exit code. `summarize` prints a summary after the
+    run.
     """
     with launching(plan.config, "train"):
         run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
         if backend.hands_over:
-            from .remote_launch import hand_over  # Deferred import; this module loads SSH.
+            from .remote_launch import hand_over  # Deferred because it imports SSH modules.
 
             return hand_over("train", plan, started, summarize)
         place = backend.place(run)
@@ -56,31 +56,31 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
             if code is None:
                 return LEFT
             lease.code = code
-        # On a head, the command that the user typed prints the summary.
+        # On a head, the command on the user's machine prints the summary.
         if summarize and (backend.is_here or Can.SHARED not in backend.can):
             print_summary(run)
         return lease.code
 
 
 def require_same(config: Config, run: Run) -> None:
-    """Checks that the run may continue with this config, with the same rules as its ranks. Does not
-    change the run's folder.
+    """Checks that the run can continue with this config, by the same rules as its ranks. Does not
+    modify the run folder.
 
     Raises:
-        RunError: the config differs; with the differences.
+        RunError: the config has incompatible changes. The error lists them.
     """
-    # The plan does not query S3, so the lines are printed here.
+    # The plan does not query S3, so changes to a run with checkpoints in S3 are printed here.
     in_bucket = (config.checkpoint.path or "").startswith(SCHEME)
     for line in preflight.resumption(config, run):
         print(f"{line}\n" * in_bucket, end="", flush=True)
 
 
 def mend_finished(plan: Plan, run: Run) -> None:
-    """Rewrites a finished run's config.yaml if the file was lost or damaged, because verbs that use
-    the run's model need the file.
+    """Rewrites a finished run's missing or damaged config.yaml, because commands that load the
+    model need it.
 
     Raises:
-        RunError: all checkpoints of the run are gone.
+        RunError: all of the run's checkpoints are gone.
     """
     saved = str(run.read_results().get("last_checkpoint") or "")
     if saved and not store_at(saved.rpartition("/")[0]).steps():
@@ -98,16 +98,16 @@ def mend_finished(plan: Plan, run: Run) -> None:
 
 
 def require_able(config: Config, run: Run) -> None:
-    """Raises ConfigError or BackendError if the run has used up its budget, or can't access the
-    addresses of its models.
+    """Raises ConfigError or BackendError if the run's budget is exhausted, or the run can't access
+    its model addresses.
     """
     Budget(run, config, backend_of(config).bill()).require()
     preflight.try_addresses(config)
 
 
 def _finish_again(plan: Plan, run: Run, place: Place) -> int:
-    """Restores missing files of a finished run, and prints that it is finished. Returns the exit
-    code.
+    """Restores a finished run's config if needed, and prints that the run is finished. Returns the
+    exit code.
     """
     backend = backend_of(plan.config)
     if backend.is_here:
@@ -135,7 +135,7 @@ def _led(launch: Launch) -> int | None:
 
 
 def lead(launch: Launch) -> int:
-    """Leads the run until none of its processes is left. Returns the command's exit code."""
+    """Leads the run until all its processes have ended. Returns the exit code."""
     run, config, predecessor = launch.run, launch.config, launch.lease.predecessor
     found = launch.following()
     if found is None:
@@ -144,7 +144,8 @@ def lead(launch: Launch) -> int:
     restarts = restarts_of(run, None if running else predecessor)
     if not running:
         prepare(launch.plan, run)
-    state = {} if running else {"status": "running"}  # Otherwise the ranks report the status.
+    # The ranks report the status of a job that is already running.
+    state = {} if running else {"status": "running"}
     describe(launch.plan, run, launch.started, restarts=restarts, **state)
     launch.place.refresh()
     if not running and run.is_asked_to_stop():
@@ -153,8 +154,8 @@ def lead(launch: Launch) -> int:
 
 
 def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
-    """Executes each request of the plan. Returns the exit code. `running` is the job that an
-    earlier launcher submitted.
+    """Executes each of the plan's requests. Returns the exit code. `running` is an earlier
+    launcher's job, if any.
     """
     run, config, seconds = launch.run, launch.config, dict[str, float]()
     for request in launch.plan.requests:
@@ -173,16 +174,16 @@ def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
 
 
 def prepare(plan: Plan, run: Run) -> None:
-    """Writes the run's config files, which the ranks read at startup. Keeps a stop request in the
-    run folder, because it is newer than the command (launch/launching.py).
+    """Writes the config files that the ranks read at startup. Keeps a stop request in the run
+    folder, because it is newer than the command (launch/launching.py).
     """
     run_folder.write_atomic(run.config, dump_resolved(plan.config))
-    if not was_handed_over():  # Otherwise the file arrived with the requests.
+    if not was_handed_over():  # On a head, the file arrived with the requests.
         run_folder.write_atomic(run.given, plan.asked)
 
 
 def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
-    """Writes facts about a run and `state` to results.json before its ranks report more."""
+    """Writes the run's facts and `state` to results.json before the ranks report more."""
     fleet, training = plan.config.fleet, plan.config.train
     versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
     run.update_results(
@@ -204,7 +205,7 @@ def require_compiled(run: Run, ahead: bool) -> None:
     """Marks an ahead-of-time compile run as finished if every recorded program was compiled.
 
     Raises:
-        JobFailed: some programs could not be compiled; with the failing operators.
+        JobFailed: some programs could not be compiled. The error lists the failing operators.
     """
     if not ahead:
         return
@@ -223,8 +224,8 @@ def require_compiled(run: Run, ahead: bool) -> None:
 
 
 def restarts_of(run: Run, predecessor: Holder | None) -> int:
-    """Records the restart after a previous launcher died. Returns the run's number of restarts, or
-    0 if no launcher died.
+    """Records a restart if the previous launcher died. Returns the run's restart count, or 0 if no
+    launcher died.
     """
     if predecessor is None:
         return 0
@@ -236,15 +237,15 @@ def restarts_of(run: Run, predecessor: Holder | None) -> int:
 
 
 def conclude(run: Run, config: Config, status: str, seconds: dict[str, float]) -> int:
-    """Writes the final state to results.json and draws the report. Returns the exit code."""
+    """Writes the final state to results.json and generates the report. Returns the exit code."""
     run.update_results(seconds=(run.read_results().get("seconds") or {}) | seconds)
     report(run, config, status)
     return 0 if status == "finished" else execution.STOPPED
 
 
 def export(run: Run, config: Config) -> int:
-    """Exports the finished model to a Hugging Face folder inside the run's folder. Returns the exit
-    code of the export.
+    """Exports the finished model to a Hugging Face folder inside the run folder. Returns the exit
+    code.
     """
     return run_module(
         "trainfleet.engine.export",
@@ -255,16 +256,16 @@ def export(run: Run, config: Config) -> int:
 
 
 def spending(run: Run) -> dict[str, object]:
-    """Returns the ledger of the run's seconds for results.json, or {} if the run has no ledger."""
+    """Returns the run's time ledger and goodput for results.json, or {} if no time was recorded."""
     spent = ledger(run.read_events(), run.read_metrics())
     return {"ledger": spent, "goodput": goodput(spent)} if spent else {}
 
 
 def report(run: Run, config: Config, status: str) -> None:
-    """Writes status and cost to results.json, and draws plots and report.html from the log so far.
-    Also works for failed runs.
+    """Writes status and cost to results.json, and generates plots and report.html from the current
+    metrics. Also works for failed runs.
 
-    A full disk only causes a warning, because `make report` can draw the report again.
+    A full disk only causes a warning, because `make report` can regenerate the report.
     """
     try:
         bill = backend_of(config).bill()
@@ -284,11 +285,11 @@ def report(run: Run, config: Config, status: str) -> None:
 
 
 def tokenize(plan: Plan, started: float) -> int:
-    """Tokenizes the sources into data/<name> by this plan. Returns the command's exit code."""
+    """Tokenizes the sources into data/<name> according to a plan. Returns the exit code."""
     with launching(plan.config, "tokenize"):
         run = run_folder.run_of(plan.config.name)
         if backend_of(plan.config).hands_over:
-            from .remote_launch import hand_over  # Deferred import; this module loads SSH.
+            from .remote_launch import hand_over  # Deferred because it imports SSH modules.
 
             return hand_over("tokenize", plan, started, summarize=False)
         place = backend_of(plan.config).place(run)
@@ -304,7 +305,7 @@ def tokenize(plan: Plan, started: float) -> int:
 
 
 def _is_whole(launch: execution.Launch) -> bool:
-    """Tells whether every request of the plan has succeeded. Returns False after a stop request."""
+    """Returns True if all of the plan's requests have succeeded, and False after a stop request."""
     found = launch.following()
     if found is None:
         return False
@@ -315,7 +316,7 @@ def _is_whole(launch: execution.Launch) -> bool:
 
 
 def describe_dataset(plan: Plan) -> None:
-    """Draws and prints a summary of the dataset."""
+    """Prints a summary of the dataset and plots its document lengths."""
     dataset = find(plan.config.data)
     assert dataset is not None
     folder = run_folder.DATA / plan.config.data.name

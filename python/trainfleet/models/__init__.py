@@ -2,7 +2,7 @@
 
 llama gpt2 bert   one module per architecture: `model(tokens)` returns logits, and
                   `model(tokens, targets=...)` the loss. Variants differ only in config data: llama
-                  also implements mistral, qwen2, qwen3, olmo2 and gemma, and bert roberta
+                  also implements mistral, qwen2, qwen3, olmo2, gemma and phi3, and bert roberta
 layers   layers of gpt2 and bert
 loss     training losses
 network  base class, and the plan for splitting a model over ranks

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..config.families import FAMILIES
+from ..config.families import FAMILIES, Folder
 from ..config.types import Model
 from ..config.weight_files import (
     BIASES,
@@ -39,13 +39,13 @@ SHARD_BYTES = 5 * 10**9  # maximum size of a file in bytes, the same as in trans
 
 @dataclass(frozen=True)
 class Counterpart:
-    """The location of our parameter in Hugging Face files: its name, whether it is transposed, and
-    its index if query, key and value are joined.
+    """The Hugging Face tensor with one of our parameters. `turned`: it is transposed. `parts`: the
+    names of all our parameters that it concatenates, in order; empty if there is only one.
     """
 
     name: str
     turned: bool = False
-    third: int | None = None
+    parts: tuple[str, ...] = ()
 
 
 def counterpart_of(family: str, ours: str) -> Counterpart:
@@ -54,33 +54,33 @@ def counterpart_of(family: str, ours: str) -> Counterpart:
     for mine, theirs in folder.heads.items():
         if ours.startswith(mine):
             return Counterpart(ours.replace(mine, theirs, 1))
-    name, prefix = ours, folder.trunk
+    name, parts = ours, tuple[str, ...]()
     for mine, theirs in folder.names.items():
         if f".{mine}" in f".{name}" and not (mine == "norm." and not name.startswith("norm.")):
             name = name.replace(mine, theirs, 1)
+            parts = parts or _parts(folder, mine, ours)
             if mine.startswith(("embed", "norm.")):
                 break
-    if not folder.turned or not ours.startswith("layers.") or "layernorm" in ours:
-        return Counterpart(f"{prefix}.{name}")
-    third = next(
-        (index for index, letter in enumerate("qkv") if f"self_attn.{letter}_proj" in ours), None
-    )
-    return Counterpart(f"{prefix}.{name}", ours.endswith("weight"), third)
+    matrix = ours.startswith("layers.") and ours.endswith("weight") and "layernorm" not in ours
+    return Counterpart(f"{folder.trunk}.{name}", folder.turned and matrix, parts)
+
+
+def _parts(folder: Folder, mine: str, ours: str) -> tuple[str, ...]:
+    """Returns our parameters that share a tensor with this one, in order, or none."""
+    shared = [other for other, theirs in folder.names.items() if theirs == folder.names[mine]]
+    return tuple(ours.replace(mine, other, 1) for other in shared if shared[1:])
 
 
 def outgoing(model: Network, family: str) -> dict[str, Tensor]:
     """Returns host tensors by Hugging Face name. A tied weight appears once, and the bias of an
     untied output layer under two names.
     """
-    parts: dict[str, list[Tensor]] = {}
-    for ours, parameter in model.named_parameters():
+    named, found = dict(model.named_parameters()), dict[str, Tensor]()
+    for ours in named:
         there = counterpart_of(family, ours)
-        value = parameter.detach().cpu()
-        parts.setdefault(there.name, []).append(value.T if there.turned else value)
-    found = {
-        name: torch.cat(several, -1).contiguous() if len(several) > 1 else several[0].contiguous()
-        for name, several in parts.items()
-    }
+        parts = [named[part].detach().cpu() for part in there.parts or (ours,)]
+        whole = torch.cat(parts) if parts[1:] else parts[0]
+        found[there.name] = (whole.T if there.turned else whole).contiguous()
     twice = {} if model.shape.tie_word_embeddings else BIASES
     return found | {other: found[name].clone() for name, other in twice.items() if name in found}
 
@@ -146,8 +146,7 @@ def collect(
             names[name] = names.pop(other)
     refuse_others(folder, shape, set(names))
     return {
-        ours: take(folder, names, counterpart_of(shape.family, ours), ours, size)
-        for ours, size in sizes.items()
+        ours: take(folder, names, counterpart_of(shape.family, ours), ours, sizes) for ours in sizes
     }
 
 
@@ -190,35 +189,36 @@ def take(
     names: dict[str, tuple[Any, str]],
     wanted: Counterpart,
     ours: str,
-    size: torch.Size,
+    sizes: dict[str, torch.Size],
 ) -> Tensor:
     """Reads one parameter, transposed to our layout if necessary."""
-    file, key = names[wanted.name]
+    (file, key), size = names[wanted.name], sizes[ours]
     there = file.get_slice(key)
     if len(there.get_shape()) != len(size) or there.get_dtype() not in FLOATS:
         why = (
             f"{key} is {there.get_dtype()} with shape {tuple(there.get_shape())}, but {ours} "
             f"needs floats with shape {tuple(size)}"
         )
-        raise RunError(
-            "has a weight with the wrong type or shape",
-            where=str(folder),
-            why=why,
-            next=f"set model.preset: {folder} to use its shape",
-        )
+        raise _wrong("type or shape", folder, why)
     value: Tensor = file.get_tensor(key)
-    if wanted.third is not None:
-        value = value.chunk(3, -1)[wanted.third]
-    value = value.T.contiguous() if wanted.turned else value
+    value = value.T if wanted.turned else value
+    widths = [sizes[part][0] for part in wanted.parts]
+    if widths and value.shape[0] == sum(widths):
+        value = torch.split(value, widths)[wanted.parts.index(ours)]
+    value = value.contiguous()
     if value.shape != size:
         why = f"{key} gives {ours} shape {tuple(value.shape)}, but the model needs {tuple(size)}"
-        raise RunError(
-            "has a weight with the wrong shape",
-            where=str(folder),
-            why=why,
-            next=f"set model.preset: {folder} to use its shape",
-        )
+        raise _wrong("shape", folder, why)
     return value
+
+
+def _wrong(what: str, folder: Path, why: str) -> RunError:
+    return RunError(
+        f"has a weight with the wrong {what}",
+        where=str(folder),
+        why=why,
+        next=f"set model.preset: {folder} to use its shape",
+    )
 
 
 def sizes_of(named: Iterable[tuple[str, Tensor]]) -> dict[str, torch.Size]:

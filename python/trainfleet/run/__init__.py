@@ -1,1 +1,1 @@
-"""The run folder, with its files, events and records, and the rules about who may write to it."""
+"""The run folder: its files, events and records, and the rules for writing to it."""

@@ -1,15 +1,15 @@
-"""Coordinates hosts through files in a shared folder: claims on names, and files that are rewritten
-in place.
+"""Coordination between hosts through files in a shared folder: claims on names, and files that are
+rewritten in place.
 
-A claim permanently assigns a name to one process on one host. It is a file that link(2) creates,
-which is atomic on file servers and fails if the name exists. Over NFS, the reply to a successful
-link may be lost, and the retry then fails. The link count of the source file therefore decides
-(open(2), under O_EXCL). Locks are not suitable. The server keeps the flock(2) of a dead
-host for 90 s or more, and Lustre may be mounted without locks.
+A claim permanently assigns a name to one process on one host. Claims are created with link(2),
+which is atomic on file servers and fails if the name exists. Over NFS, a lost reply to a successful
+link makes the client retry, and the retry fails. The source file's link count therefore decides who
+holds the claim (O_EXCL in open(2)). File locks are unsuitable because a server may keep a dead
+host's flock(2) for 90 s or more, and Lustre may be mounted without locks.
 
-A file that is rewritten in place keeps its length, and readers reopen it each time. The client of
-NFS or Lustre then queries the server. A client may cache the old version of a renamed file for
-seconds, and a listing for up to a minute.
+A file that is rewritten in place keeps its length, and readers reopen it for each read. Reopening
+makes an NFS or Lustre client query the server. By contrast, a client may cache the old version of a
+renamed file for seconds, and a directory listing for up to a minute.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from ..process import file_systems
 from ..trust import untrusted_input
 from .run_folder import make_folder, unwritable
 
-ROOM = 512  # minimum bytes of a file that is rewritten in place
+ROOM = 512  # minimum size in bytes of a file that is rewritten in place
 
 
 def rewrite(path: Path, text: str, durable: bool = False, start: int = 0) -> None:
-    """Rewrites a file in place from byte `start`, padded with blanks. Raises OSError on failure.
+    """Rewrites a file in place from byte `start`, padded with spaces to keep its length. Raises
+    OSError on failure.
 
-    `durable` makes the new content survive a power failure.
+    `durable` ensures that the new content survives a power failure.
     """
     content = text.encode()
     file = untrusted_input.opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
@@ -42,7 +43,7 @@ def rewrite(path: Path, text: str, durable: bool = False, start: int = 0) -> Non
 
 
 def claim(path: Path, text: str) -> bool:
-    """Creates a permanent file with this text. Returns False if the name is already taken.
+    """Creates a permanent file with the given text. Returns False if the name is already taken.
 
     Raises RunError if the file can't be written.
     """
@@ -69,9 +70,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def look_again(*folders: Path) -> None:
-    """Lists folders, so that an NFS client updates its cache.
+    """Lists folders to refresh an NFS client's cache.
 
-    Otherwise it may report for a minute that a new file does not exist.
+    Otherwise, the client may not see a new file for up to a minute.
     """
     for folder in folders:
         with suppress(OSError):

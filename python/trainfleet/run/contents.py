@@ -1,10 +1,10 @@
-"""Declares each kind of file that trainfleet writes to run folders, dataset folders and the shared
+"""Declares every kind of file that trainfleet writes to run folders, dataset folders and the shared
 folder.
 
-Backends derive file paths from these declarations. `make clean` uses them on this machine, on hosts
-and in S3, and keeps all undeclared files. A name is a path relative to the folder, with {words} as
-placeholders. A trailing slash declares a folder with all its content. This module needs only the
-standard library.
+Backends derive file paths from these declarations. `make clean` uses them locally, on hosts and in
+S3, and keeps undeclared files. A name is a path relative to its folder and may contain
+{placeholders}. A trailing slash declares a folder with all its contents. This module only requires
+the standard library.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from ..trust import untrusted_input
 
 RUN, DATASET, SHARED = "a run's folder", "a dataset's folder", "the folder that hosts share"
-# Placeholder → its pattern, as a POSIX extended regular expression because find(1) on hosts also
-# uses it.
+# Maps placeholders to patterns. These are POSIX extended regular expressions because find(1) on
+# hosts also uses them.
 WORDS = {
     "node": "[0-9]+",
     "job": "[0-9]+",
@@ -37,10 +37,10 @@ WORDS = {
 
 @dataclass(frozen=True)
 class FileKind:
-    """A kind of file.
+    """A declared kind of file.
 
-    `again` marks files that can be recreated. `signs` marks files that only folders of trainfleet
-    contain.
+    `again` marks files that can be regenerated. `signs` marks files that identify a folder as
+    trainfleet's.
     """
 
     name: str
@@ -49,7 +49,7 @@ class FileKind:
     signs: bool = False
 
     def at(self, folder: Path | str, **words: object) -> Path:
-        """Returns the path of a file of this kind. Also seals the folder, so that links in it are
+        """Returns this file's path in a folder. Also seals the folder, so that links inside it are
         not followed.
         """
         untrusted_input.seal(Path(folder))
@@ -57,8 +57,8 @@ class FileKind:
 
     @property
     def pattern(self) -> str:
-        """Returns a pattern for the names of this kind, including temporary names of incomplete
-        files.
+        """Returns a regular expression for this kind's paths, including the temporary names of
+        incomplete files.
         """
         parts = re.split(r"\{(\w+)\}", self.name)
         name = "".join(
@@ -72,8 +72,8 @@ class FileKind:
 
     @property
     def glob(self) -> str:
-        """Returns an approximation of `pattern` for Path.glob. It matches a folder, but not its
-        content.
+        """Returns an approximation of `pattern` for Path.glob. For a declared folder, it matches
+        only the folder itself.
         """
         return re.sub(r"\{\w+\}", "*", self.name.rstrip("/"))
 
@@ -86,7 +86,7 @@ def _declare(name: str, *folders: str, again: bool = False, signs: bool = False)
     return KINDS[-1]
 
 
-# Job files in the folder of a run or dataset: backends/, node/
+# Job files in run and dataset folders: backends/, node/
 NODE_LOG = _declare("logs/node-{node}.log", RUN, DATASET)
 ENGINE_LOG = _declare("logs/engine-{node}.log", RUN, DATASET)
 JOB_LOG = _declare("logs/slurm.log", RUN, DATASET)
@@ -146,7 +146,7 @@ _declare("rehearsal.json", RUN)
 _declare("scaling.json", RUN)
 _declare("scaling.md", RUN)
 
-# Files in the shared folder, next to runs/ and data/: hosts/host_setup.py, hosts/preflight.py
+# Shared folder files, next to runs/ and data/: hosts/host_setup.py, hosts/preflight.py
 _declare("env/", SHARED)
 _declare("code/", SHARED)
 _declare("ssh/", SHARED)
@@ -154,7 +154,7 @@ _declare(".fleet/", SHARED)
 
 
 def kinds(folder: str) -> list[FileKind]:
-    """Returns the kinds of files that trainfleet writes to this type of folder, such as RUN."""
+    """Returns the kinds of files that belong to this type of folder, such as RUN."""
     return [kind for kind in KINDS if folder in kind.folders]
 
 
@@ -164,6 +164,6 @@ def pattern_of(folder: str) -> str:
 
 
 def strangers(folder: str, names: Iterable[str]) -> list[str]:
-    """Returns the names in this type of folder that trainfleet did not write."""
+    """Returns those of `names` that trainfleet does not write to this type of folder."""
     ours = re.compile(pattern_of(folder))
     return [name for name in names if not ours.fullmatch(name)]

@@ -1,8 +1,8 @@
 """Sends metrics to Weights & Biases, MLflow and Trackio (train.loggers).
 
-Each library runs in a separate thread behind a queue, so that its errors or a hanging network do
-not affect training. A failure is reported once, in the node's log and as an event. The run folder
-still has all metrics. The libraries' environment variables set the destination and the key
+Each library runs in a separate thread behind a queue, so that neither its errors nor a hanging
+network affect training. A failure is reported once, in the node's log and as an event. The run
+folder always contains all metrics. Each library's environment variables set its destination and key
 (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...). fleet.secrets passes these variables to the
 nodes.
 
@@ -26,20 +26,20 @@ from urllib.parse import urlsplit
 from ..process.install_paths import installing_package
 
 PROJECT = "trainfleet"
-PATIENCE = 30.0  # seconds to send the last lines at the end
-MOST = 10_000  # maximum lines in a queue, after which the oldest are dropped
+PATIENCE = 30.0  # timeout in seconds for flushing the queue at the end
+MOST = 10_000  # maximum queue length; the oldest items are dropped if it is full
 Metrics = Mapping[str, float]
 
 
 class Service(Protocol):
-    """A tracking service, opened for one run."""
+    """Interface to a tracking service for one run."""
 
     def log(self, step: int, metrics: Metrics) -> None: ...
     def close(self, status: str) -> None: ...
 
 
 class Wandb:
-    """A run of Weights & Biases. A resume continues the same run."""
+    """Weights & Biases run. A resumed training continues the same run."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         wandb = importlib.import_module("wandb")
@@ -60,7 +60,7 @@ class Wandb:
 
 
 class Mlflow:
-    """A run of MLflow. A resume finds it by its tag."""
+    """MLflow run. A resumed training finds it by its tag."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         self.mlflow = importlib.import_module("mlflow")
@@ -81,7 +81,7 @@ class Mlflow:
 
 
 class Trackio:
-    """A run of Trackio. A resume finds it by its name."""
+    """Trackio run. A resumed training finds it by its name."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         self.trackio = importlib.import_module("trackio")
@@ -105,7 +105,7 @@ Failed = Callable[[str, str], None]  # callback with the failed service and the 
 
 
 def lack(kind: str) -> str:
-    """Returns the reason why this Python can't use a service, or ""."""
+    """Returns the reason why a service is unusable from this Python, or ""."""
     if importlib.util.find_spec(kind) is None:
         return f"{kind} is not installed: {installing_package(kind)}"
     if (
@@ -121,7 +121,7 @@ def lack(kind: str) -> str:
 
 
 def _has_wandb_key() -> bool:
-    """Tells whether wandb can find an API key.
+    """Returns whether wandb can find an API key.
 
     Source: docs.wandb.ai/models/track/environment-variables.
     """
@@ -137,7 +137,7 @@ def _has_wandb_key() -> bool:
 
 
 class Logger:
-    """A service of a run, with its thread and its queue."""
+    """Thread and queue that send a run's metrics to one service."""
 
     def __init__(
         self,
@@ -159,7 +159,9 @@ class Logger:
         self.thread.start()
 
     def put(self, item: tuple[int, Metrics] | str) -> None:
-        """Queues a line of metrics, or the final status. Never blocks."""
+        """Queues a step's metrics or the final status. Never blocks, because it drops the oldest
+        item if the queue is full.
+        """
         while True:
             try:
                 self.lines.put_nowait(item)
@@ -173,7 +175,7 @@ class Logger:
             while not isinstance(item := self.lines.get(), str):
                 service.log(*item)
             service.close(item)
-        # Includes SystemExit, because no failure of a library may end the run.
+        # Also catches SystemExit, because a library failure must not end the run.
         except BaseException as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == self.kind
             why = (
@@ -184,13 +186,13 @@ class Logger:
             self.tell(f"{' '.join(why.split())[:400]}; training continues without it")
 
     def tell(self, why: str) -> None:
-        """Reports the failure of the service in the node's log and to the callback."""
+        """Reports the service's failure in the node's log and through the callback."""
         print(f"logger {self.kind} failed: {why}", flush=True)
         self.failed(self.kind, why)
 
 
 class Loggers:
-    """All services of a run."""
+    """All of a run's tracking services."""
 
     def __init__(
         self,
@@ -203,7 +205,7 @@ class Loggers:
     ) -> None:
         """Opens the services.
 
-        `identity` distinguishes runs with the same name. `config` maps dotted keys to values.
+        `identity` distinguishes runs that have the same name. `config` maps dotted keys to values.
         """
         self.all = [Logger(kind, name, identity, config, folder, failed) for kind in kinds]
 
@@ -212,9 +214,7 @@ class Loggers:
             logger.put((step, metrics))
 
     def close(self, status: str, patience: float = PATIENCE) -> None:
-        """Flushes all queues. Abandons a service that has not finished within `patience`
-        seconds.
-        """
+        """Flushes all queues. Abandons a service that does not finish within `patience` seconds."""
         for logger in self.all:
             logger.put(status)
         for logger in self.all:

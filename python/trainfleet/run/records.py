@@ -1,15 +1,14 @@
-"""Defines the content of a run folder's files as types, which are validated on read
-(trust/validation.py). Other keys are allowed.
+"""Types of the records in a run folder's files, which are validated on read (trust/validation.py).
+Additional keys are allowed.
 
 events.yaml defines the events and their fields.
 
-events/<writer>.jsonl has one line per event, with its time (unix), name and fields. Each file has
-one writer, because appends are not atomic over NFS:
-    launcher-<host>     the launcher on that host; each host has a separate file
-    node-<i>-<attempt>  the ranks of a node in an attempt; one kernel makes their appends atomic
+events/<writer>.jsonl contains one line per event, with its unix time, name and fields. Each file
+    has one writer, because appends are not atomic over NFS:
+    launcher-<host>     the launcher on that host
+    node-<i>-<attempt>  a node's ranks in one attempt; they share a kernel, so appends are atomic
 
-Readers merge the files by time (`merge`). Runs that began before format 2 have a single file,
-`events.jsonl`.
+Readers merge the files by time (`merge`). Runs in format 1 have a single file, `events.jsonl`.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from ..trust.errors import InputError
 from ..trust.untrusted_input import show
 from ..trust.validation import Count, Moment, Name, Range, fit
 
-Number = Annotated[float, Range(-1e100, 1e100)] | None  # null for a number that is not finite
+Number = Annotated[float, Range(-1e100, 1e100)] | None  # null if the number is not finite
 Seconds = Annotated[float, Range(0, 1e9)]
 Step = Annotated[int, Range(0, 10**12)]
 SMALLEST, LARGEST = -1e100, 1e100
 
-FORMAT = 2  # format of the run folder; format 1 had events.jsonl and heartbeats/rank-<r>.json
+FORMAT = 2  # run folder format; format 1 used events.jsonl and heartbeats/rank-<r>.json
 
 
 class Shape(TypedDict, total=False):
-    """The model of a run in results.json."""
+    """Model description in results.json."""
 
     family: Name
     parameters: Count
 
 
 class Sample(TypedDict, total=False):
-    """A prompt, and the model's continuation of it."""
+    """A prompt and the model's continuation."""
 
     prompt: str
     text: str
 
 
 class Results(TypedDict, total=False):
-    """The content of results.json."""
+    """Contents of results.json."""
 
     name: Name
     status: Literal["running", "finished", "failed", "stopped"]
@@ -91,7 +90,7 @@ class Results(TypedDict, total=False):
 
 
 class Event(TypedDict, total=False):
-    """A line of an events file."""
+    """One line of an events file."""
 
     time: Required[Moment]
     event: Required[Name]
@@ -118,7 +117,7 @@ class Event(TypedDict, total=False):
 
 
 class Talk(TypedDict):
-    """The collectives in the profiled steps."""
+    """Communication time in the profiled steps."""
 
     seconds: Seconds
     not_hidden: Seconds
@@ -133,7 +132,7 @@ class Operation(TypedDict):
 
 
 class Profile(TypedDict):
-    """The content of profile/summary.json."""
+    """Contents of profile/summary.json."""
 
     seconds: Seconds
     steps: tuple[Step, Step]
@@ -143,21 +142,22 @@ class Profile(TypedDict):
 
 
 def require_object(line: Any) -> dict[str, Any]:
-    """Returns the object in a line. Raises InputError for other JSON values."""
+    """Returns the line if it is a JSON object. Raises InputError for other values."""
     if not isinstance(line, dict):
         raise InputError(f"must be an object, not {show(line)}")
     return line
 
 
 def check_event(line: Any) -> dict[str, Any]:
-    """Returns a valid event. Raises InputError for other values."""
+    """Returns the line if it is a valid event. Raises InputError otherwise."""
     return dict(fit(Event, line))
 
 
 def check_metric(line: Any) -> dict[str, Any]:
-    """Returns a valid line of metrics, with a step and numbers; missing numbers are null or NaN.
+    """Returns the line if it is a valid metrics record: a step plus numbers, in which null and NaN
+    mark missing values. Raises InputError otherwise.
 
-    The check does not use `fit`, which is too slow for many lines.
+    Does not use `fit`, which is too slow for many lines.
     """
     record = require_object(line)
     if type(step := record.get("step")) is not int or not 0 <= step <= 10**12:
@@ -183,10 +183,9 @@ def node(number: int, attempt: int) -> str:
 
 
 def merge(files: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Returns the events of all files, sorted by time.
+    """Returns the events from all files, sorted by time.
 
-    Events of one writer keep their order even if the clock was set back. Records without a name or
-    a time are skipped.
+    Keeps each writer's order even if its clock was set back. Skips records without a name or time.
     """
     timed: list[tuple[float, dict[str, Any]]] = []
     for lines in files:

@@ -1,24 +1,23 @@
-"""The run folder. This module defines its file names and formats for both the control plane and the
-node plane.
+"""Run folder: file names and formats, shared by the control plane and the nodes.
 
 runs/<name>/
   config.yaml  results.json  metrics.jsonl  report.html
-  given.yaml             the user's config with SET and NODES applied, which a resume reads
-  events/<writer>.jsonl  events (run/records.py); events.jsonl in runs that began before format 2
+  given.yaml             the user's config with SET and NODES applied; a resume reads it
+  events/<writer>.jsonl  events (run/records.py); events.jsonl in runs of format 1
   heartbeats/node-<i>    latest heartbeats of a node's ranks (health/heartbeat.py)
-  heartbeats/attempts/   a file per attempt, for fencing (health/fence.py)
+  heartbeats/attempts/   one file per attempt, for fencing (health/fence.py)
   heartbeats/dump        request for stack dumps (health/heartbeat.py)
   logs/node-<i>.log      output of a node's ranks
-  logs/engine-<i>.log    the engine's log of a node that left no log (backends/aws_managed.py)
+  logs/engine-<i>.log    the scheduler's log for a node without a log (backends/aws_managed.py)
   checkpoints/step-<8 digits>/
   huggingface/step-<8 digits>/
   tensorboard/  plots/*.png  profile/
-  handle.json            the job that was submitted last; any process can query, follow or stop it
+  handle.json            the last submitted job; any process can query, follow or stop it
   request.json           the request for that job
-  nodes/node-<i>         the process of a simulated node, with its script and exit code
-  stop                   exists from a stop request until the ranks have obeyed; begins with
-                         "engine:" if only the engine requests it (a signal, a time limit)
-  lock                   flock of the launcher while the job runs
+  nodes/node-<i>         PID of a simulated node, next to its script and exit code
+  stop                   stop request, kept until the ranks have stopped; begins with "engine:" if
+                         only the scheduler requested it (a signal, a time limit)
+  lock                   the launcher's flock while the job runs
 """
 
 from __future__ import annotations
@@ -42,26 +41,27 @@ from .records import Results, check_event, check_metric, require_object
 
 RUNS = Path("runs")
 DATA = Path("data")
-# environment variable with the folder where an engine has mounted the complete dataset
+# Environment variable with the folder where a scheduler has mounted the complete dataset.
 MOUNTED = "TRAINFLEET_MOUNTED"
-# environment variable with a folder on the node's disk, for a copy of a dataset from S3
+# Environment variable with a folder on the node's disk for a copy of a dataset from S3.
 COPY = "TRAINFLEET_COPY"
-COMPILED = Path(".compiled")  # cache of torch.compile, which can be recreated
+COMPILED = Path(".compiled")  # torch.compile cache, which can be regenerated
 LOCK = contents.LOCK.name
-ENGINE = "engine:"  # first word of a stop file that an engine, not a person, has written
-# maximum bytes of a .jsonl file, enough for ten million lines
+ENGINE = "engine:"  # prefix of a stop file that a scheduler wrote rather than a user
+# Maximum size of a .jsonl file in bytes, enough for ten million lines.
 LARGEST = 4096 * untrusted_input.MEBIBYTE
-MOST = 64 * untrusted_input.MEBIBYTE  # maximum bytes to read from a growing file at once
+MOST = 64 * untrusted_input.MEBIBYTE  # maximum number of bytes to read from a growing file at once
 Record = dict[str, Any]
 
 
 class Run:
-    """The paths in a run folder, and the methods to read and write its files."""
+    """A run folder's paths, and methods to read and write its files."""
 
     def __init__(self, folder: Path, writer: str = "") -> None:
         """Opens the run in `folder`.
 
-        `writer` names the writer of events (run/records.py), by default the launcher on this host.
+        `writer` names the author of new events (run/records.py) and defaults to this host's
+        launcher.
         """
         untrusted_input.seal(folder)
         self.folder, self.writer = folder, writer or records.launcher()
@@ -86,26 +86,29 @@ class Run:
 
     @property
     def document(self) -> Path:
-        """Returns the config with which a command resumes this run.
+        """Returns the config file from which a command resumes this run.
 
-        It is the user's config, or the resolved config if the user's config is lost.
+        Prefers the user's config, and falls back to the resolved config if the user's config is
+        missing.
         """
         return self.given if self.given.exists() else self.config
 
     def ask_to_stop(self, engine: str = "") -> None:
-        """Asks the ranks to save and stop at their next step, for a person or an engine."""
+        """Asks the ranks to save and stop at their next step. `engine` names the scheduler that
+        requests the stop, or is empty if the user does.
+        """
         if not engine or not self.stop.exists():
             with open(self.stop, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
                 file.write(f"{ENGINE} {engine}\n" if engine else "")
 
     def is_asked_to_stop(self) -> bool:
-        """Tells whether a person has asked the run to stop."""
+        """Returns whether the user has asked the run to stop."""
         try:
             return (
                 untrusted_input.read_bytes(self.stop, untrusted_input.KIBIBYTE)[: len(ENGINE)]
                 != ENGINE.encode()
             )
-        # A link or a folder with that name is not a request.
+        # A link or folder with that name is not a stop request.
         except (FileNotFoundError, InputError):
             return False
 
@@ -113,11 +116,11 @@ class Run:
         return self.folder / "huggingface" / step_name(step)
 
     def read_results(self) -> Record:
-        """Returns the content of results.json, or {} if it does not exist.
+        """Returns the contents of results.json, or {} if the file does not exist.
 
         Raises:
-            RunError: a newer version of trainfleet wrote it.
-            InputError: its content is invalid.
+            RunError: the file was written by a newer version of trainfleet.
+            InputError: the file's contents are invalid.
         """
         results = read_json(self.results) or {}
         if isinstance(format_ := results.get("format"), int) and format_ > records.FORMAT:
@@ -131,78 +134,82 @@ class Run:
         return dict(fit(Results, results, str(self.results), remedy(self.results)))
 
     def read_metrics(self) -> Iterator[Record]:
-        """Yields the lines of metrics.jsonl. Raises InputError for invalid lines.
+        """Yields the records in metrics.jsonl. Raises InputError for invalid lines.
 
-        If several lines have the same step, the last one is valid.
+        If several records have the same step, the last one counts.
         """
         return read_lines(self.metrics, check_metric)
 
     def update_results(self, **fields: Any) -> Record:
-        """Atomically replaces these keys of results.json.
+        """Atomically updates the given keys in results.json.
 
-        There is only one writer at a time: the launcher, then rank 0, then the launcher again.
+        There is only one writer at a time: first the launcher, then rank 0, then the launcher
+        again.
         """
         results = self.read_results() | {"format": records.FORMAT} | fields
         write_json(self.results, hide_all(results))
         return results
 
     def record(self, event: str, **fields: Any) -> None:
-        """Appends an event from events.yaml to this writer's file."""
+        """Appends an event defined in events.yaml to this writer's file."""
         make_folder(self.events)
         append_line(
             self.events / f"{self.writer}.jsonl", {"time": time.time(), "event": event, **fields}
         )
 
     def note(self, event: str, **fields: Any) -> None:
-        """Records an event like `record`, but drops it if it can't be written."""
+        """Records an event as `record` does, but drops the event if it can't be written."""
         with suppress(RunError):
             self.record(event, **fields)
 
     def read_events(self) -> list[Record]:
-        """Returns the events of all writers, sorted by time."""
+        """Returns the events from all writers, sorted by time."""
         return Feed(self.folder).new()
 
 
 def run_of(name: str, root: Path = RUNS) -> Run:
-    """Returns the run `name`. Its folder may not exist."""
+    """Returns the run called `name`, whether or not its folder exists."""
     return Run(root / name)
 
 
 def step_name(step: int) -> str:
-    """Returns the name of a folder for a step."""
+    """Returns a step's folder name, such as step-00000100."""
     return f"step-{step:08d}"
 
 
 def node_log(folder: Path, node: int) -> Path:
-    """Returns the log with the output of a node's ranks. `folder` is that of a run or dataset."""
+    """Returns the path of a node's rank output log in a run or dataset folder."""
     return contents.NODE_LOG.at(folder, node=node)
 
 
 def job_log(folder: Path) -> Path:
-    """Returns the log of the batch script, srun and slurmstepd.
+    """Returns the path of the log for the batch script, srun and slurmstepd.
 
-    Its folder must exist, because Slurm otherwise ends the job without a message.
+    Its parent folder must exist before submission, because Slurm otherwise ends the job without a
+    message.
     """
     return contents.JOB_LOG.at(folder)
 
 
 def engine_log(folder: Path, node: int) -> Path:
-    """Returns the log that an engine has for node `node`, if the node left no log
+    """Returns the path of the scheduler's log for a node that left no log
     (backends/aws_managed.py).
     """
     return contents.ENGINE_LOG.at(folder, node=node)
 
 
 def scratch(log: Path) -> Path:
-    """Returns the folder for torchrun's copies of the ranks' output. It is removed when the node's
-    part ends.
+    """Returns the temporary folder for torchrun's copies of the ranks' output, which is removed
+    when the node's process ends.
     """
     return log.with_suffix(".parts")
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replaces a file atomically. After a power failure, the old or the new file is complete."""
-    # Threads, and hosts that share the folder, may write the same file concurrently.
+    """Replaces a file atomically. After a power failure, the file contains either the old or the
+    new text in full.
+    """
+    # Threads, or hosts that share the folder, may write the same file concurrently.
     unique = int.from_bytes(os.urandom(6))
     temporary = path.with_name(f".{path.name}.{unique}")
     try:
@@ -219,7 +226,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames in `folder` durable."""
+    """Makes renames in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         file_systems.offered(lambda: os.fsync(descriptor))
@@ -228,7 +235,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def no_place(folder: Path) -> str:
-    """Returns the reason why a command can't write its output to a folder, or ""."""
+    """Returns the reason why a command can't write output to this folder, or ""."""
     if folder.parent.resolve() in (RUNS.resolve(), DATA.resolve()):
         return f"{folder.parent}/ is reserved for runs and datasets"
     there = next(
@@ -240,7 +247,7 @@ def no_place(folder: Path) -> str:
 
 
 def unwritable(path: Path, error: OSError) -> RunError:
-    """Returns the error for a path that can't be written, with the cause and the remedy."""
+    """Returns the error for an unwritable path, with its cause and a remedy."""
     why = error.strerror or str(error)
     remedy = f"make {path.parent} writable for your user: ls -ld {path.parent}"
     if error.errno == errno.ENOSPC:
@@ -260,9 +267,9 @@ def unwritable(path: Path, error: OSError) -> RunError:
 
 
 def size_of(path: Path) -> int:
-    """Returns the size of a file in bytes, or 0 if it does not exist.
+    """Returns a file's size in bytes, or 0 if it does not exist.
 
-    Opening the file queries the file server; stat alone may return a cached size.
+    Opens the file to query the file server, because stat alone may return a cached size.
     """
     try:
         with os.fdopen(
@@ -270,14 +277,14 @@ def size_of(path: Path) -> int:
         ) as file:
             return os.fstat(file.fileno()).st_size
     except OSError as error:
-        # Readers report a symbolic link.
+        # Readers report symbolic links, so links count as missing here.
         if isinstance(error, FileNotFoundError) or untrusted_input.is_in_the_way(error):
             return 0
         raise
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a folder if it does not exist. Raises RunError on failure."""
+    """Creates a folder unless it exists. Raises RunError on failure."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -285,11 +292,11 @@ def make_folder(folder: Path) -> None:
 
 
 def append_line(path: Path, record: Record) -> None:
-    """Appends a line of JSON in a single write, so that readers on this machine never see a partial
+    """Appends a JSON line in a single write, so that readers on this machine never see a partial
     line.
 
-    After a full disk or a power failure, the file may end with a partial line. It is terminated
-    first, so that it does not corrupt the new line.
+    A full disk or power failure may have left a partial line at the end of the file. That line is
+    terminated first so that it does not corrupt the new one.
     """
     try:
         with open(path, "ab+", opener=untrusted_input.opener) as file:
@@ -302,13 +309,13 @@ def append_line(path: Path, record: Record) -> None:
 
 
 def write_json(path: Path, record: object) -> None:
-    """Writes a record as indented JSON, like `write_atomic`."""
+    """Writes a record as indented JSON, atomically."""
     write_atomic(path, json.dumps(record, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Record | None:
-    """Returns the object in a JSON file, or None if the file does not exist. Raises InputError for
-    invalid content.
+    """Returns the object in a JSON file, or None if the file does not exist. Raises InputError if
+    the contents are invalid.
     """
     try:
         found = untrusted_input.read_json(path)
@@ -326,13 +333,13 @@ def read_json(path: Path) -> Record | None:
 
 
 def remedy(path: Path) -> str:
-    """Returns the advice for a damaged file of a run."""
+    """Returns advice on how to handle a damaged file."""
     return f"inspect it, or remove it: rm {path}"
 
 
 def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> Iterator[Record]:
-    """Yields the checked records of a .jsonl file. Skips partial lines left by a crash or a full
-    disk.
+    """Yields the validated records in a .jsonl file. Skips partial lines, which a crash or full
+    disk leaves behind.
 
     Raises:
         InputError: a complete line fails `check`, no line is valid, or the file can't be read.
@@ -343,7 +350,7 @@ def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> I
             for number, line in enumerate(untrusted_input.lines_of(stream), 1):
                 try:
                     record = _whole(line)
-                except InputError as error:  # A partial line with another line after it.
+                except InputError as error:  # A partial line followed by more lines.
                     strange = error.why
                     continue
                 if record is not None:
@@ -358,7 +365,7 @@ def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> I
 
 
 def _whole(line: bytes) -> Any:
-    """Returns the value in a line. Raises InputError for invalid lines.
+    """Returns the JSON value in a line. Raises InputError if the line is invalid.
 
     Returns None for an incomplete last line, or for zeros left by a power failure.
     """
@@ -370,9 +377,10 @@ def _whole(line: bytes) -> Any:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Opens a .jsonl file of a run.
+    """Opens a run's .jsonl file.
 
-    Raises like `untrusted_input.open_regular`, and InputError for a file larger than LARGEST.
+    Raises the errors of `untrusted_input.open_regular`, and InputError if the file exceeds LARGEST
+    bytes.
     """
     stream = untrusted_input.open_regular(path)
     if os.fstat(stream.fileno()).st_size <= LARGEST:
@@ -391,11 +399,11 @@ def _checked(record: Any, check: Callable[[Any], Record], path: Path, number: in
 
 
 def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
-    """Returns the complete lines after byte `start` of a growing file, and the position of their
+    """Returns the complete lines after byte `start` of a growing file, and the position where they
     end.
 
-    Returns no lines if the file does not exist. Reads at most MOST bytes; the next call continues
-    there. Longer lines are split.
+    Returns no lines if the file does not exist. Reads at most MOST bytes per call and splits longer
+    lines.
     """
     try:
         with untrusted_input.open_regular(path) as file:
@@ -408,7 +416,7 @@ def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
 
 
 class Lines:
-    """A .jsonl file that is still being written. `new()` returns the records since the last
+    """A .jsonl file that is still being written. `new()` returns the records since the previous
     call.
     """
 
@@ -419,10 +427,10 @@ class Lines:
         self.offset = size_of(path) if from_end else 0
 
     def new(self) -> list[Record]:
-        """Returns the new records. Skips invalid lines, which are reported once the finished file
+        """Returns the new records. Skips invalid lines, which are reported when the finished file
         is read.
         """
-        # A resume has truncated the file.
+        # A resumed run has truncated the file.
         if self.path.exists() and self.path.stat().st_size < self.offset:
             self.offset = 0
         found: list[Record] = []
@@ -438,7 +446,7 @@ class Lines:
 
 
 class Feed:
-    """The events of a run in progress. `new()` returns those since the last call, from all writers
+    """Events of an active run. `new()` returns all writers' events since the previous call, sorted
     by time.
     """
 
@@ -457,7 +465,7 @@ class Feed:
 
 
 def take_lock(folder: Path) -> TextIO | None:
-    """Locks the folder of a run or dataset until the returned file is closed.
+    """Locks a run or dataset folder until the returned file is closed.
 
     Returns None if another launcher holds the lock.
     """
@@ -471,5 +479,5 @@ def take_lock(folder: Path) -> TextIO | None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Tells whether a launcher on this machine is currently running in this folder."""
+    """Returns whether a launcher on this machine is running in this folder."""
     return file_systems.is_locked(folder / LOCK)

@@ -1,11 +1,11 @@
-"""Cost of a run so far, computed only from the run's events as hours times prices, and compared
-with its budget.
+"""Tracks a run's cost against its budget. The cost is computed from the run's events as hours times
+prices.
 
-Because only events count, no cost is lost when a launcher dies, and every reader computes the same
-sum. If machines are made for the run, the bill of plan/estimate.py applies. It contains an estimate
-for set-up and charges nodes by the hour. Between launches, nodes count until fleet.idle_minutes
-removes them. Resources other than nodes count for the same hours, plus time in queues. A run is
-stopped while its budget still covers its nodes until they are removed.
+Using only events means that no cost is lost when a launcher dies, and every reader computes the
+same total. If machines are created for the run, the bill comes from plan/estimate.py. It includes
+an estimate for set-up and charges nodes by the hour. Between launches, nodes are charged until
+fleet.idle_minutes removes them. Other resources are charged for the same hours plus queue time. A
+run is stopped early enough that its budget still covers its nodes until their removal.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..trust.errors import ConfigError
 LOOK_EVERY = 5.0  # seconds between checks
 # Events that end a wait in the queue. Ranks record `began` even without a launcher.
 RUNS = ("running", "launched", "began")
-NEAR = 0.8  # fraction of the limit at which the user is warned
+NEAR = 0.8  # fraction of the limit at which to warn the user
 
 
 class Budget:
-    """The cost and the limit of one run. Without a bill nothing is counted, so plan/plan.py refuses
-    a budget limit for that fleet.
+    """Cost and limit of one run. Fleets without a bill have no cost, so plan/plan.py rejects a
+    budget limit for them.
     """
 
     def __init__(
@@ -38,14 +38,12 @@ class Budget:
 
     @property
     def reserve(self) -> float:
-        """Returns the US dollars that the nodes cost from the end of training until they are
-        removed.
-        """
+        """Returns the nodes' cost from the end of training until their removal, in US dollars."""
         return self.bill.idle(self.nodes)
 
     def spent(self, now: float | None = None, under_way: bool = True) -> float:
-        """Returns the US dollars spent from set-up until `now` (unix time). `under_way` tells
-        whether a launch is running.
+        """Returns the cost in US dollars from set-up until `now` (unix time). `under_way` specifies
+        whether a launch is active.
         """
         events, lingers = self.run.read_events(), self.bill.lingers
         if not any(event["event"] == "launched" for event in events):
@@ -67,7 +65,7 @@ class Budget:
         return f"{rest} to pay for its nodes until they are removed"
 
     def is_spent(self, say: Callable[[str], None] = lambda words: None) -> bool:
-        """Tells whether a running run has reached its limit. Warns once when the limit is near.
+        """Returns whether an active run has reached its limit. Warns once when the limit is near.
         Checks at most every LOOK_EVERY seconds.
         """
         now = self.clock()
@@ -84,7 +82,7 @@ class Budget:
         return spent >= self.limit
 
     def require(self) -> None:
-        """Raises ConfigError if the budget is used up before the launch."""
+        """Raises ConfigError if the budget is exhausted before the launch."""
         if self.limit is None:
             return
         if (
@@ -105,11 +103,11 @@ class Budget:
 def node_hours(
     events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
 ) -> float:
-    """Returns the node-hours of all launches of a run. Each launch counts from its `launched` event
-    to its last event, or to `now` if it is still running.
+    """Returns the node-hours of all of a run's launches. Each launch counts from its `launched`
+    event to its last event, or to `now` if it is active.
 
-    After a launch, nodes count for at most `lingers` hours. Time in a scheduler's queue is free,
-    because the run has no nodes between `queued` and `running`.
+    After a launch, nodes count for at most `lingers` hours. Queue time is free, because the run has
+    no nodes between `queued` and `running`.
     """
     hours, nodes, since, waits = 0.0, 0, 0.0, False
     for event in events:
@@ -129,8 +127,8 @@ def node_hours(
 def hours_beside(
     events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
 ) -> float:
-    """Returns the hours for which a run pays for resources other than nodes. These are its nodes'
-    hours plus time in queues.
+    """Returns the hours for which a run pays for resources other than nodes: the hours with nodes
+    plus queue time.
     """
     alone = (
         {**event, "nodes": 1} if "nodes" in event else event
@@ -141,8 +139,8 @@ def hours_beside(
 
 
 def _waits(event: Record, waits: bool) -> bool:
-    """Tells whether the job waits in a queue after this event. `waits` is the state before the
-    event. Machines that are starting already cost money, so they do not count as waiting.
+    """Returns whether the job is queued after this event, given the state `waits` before it. The
+    starting phase does not count as queued, because machines that are starting already cost money.
     """
     if event["event"] == "queued":
         return bool(event.get("phase") == "queued")

@@ -1,21 +1,21 @@
-"""Causes of job failures, with the decision and the next command for each (causes.yaml). The log
-patterns that identify a cause are in catalogue/*.yaml, with their sources.
+"""Job failure causes, each with a description, a decision and a suggested command (causes.yaml).
+The log patterns that identify a cause are in catalogue/*.yaml, with their sources.
 
-`firm: false` marks patterns with a wider meaning, which count only if no more exact pattern
-matches. Patterns under `closed` always mean that cause, in any log. Patterns under `says` sometimes
-mean another cause. Only closed patterns, and lines of a machine (weight proof), make a verdict
-sure.
+`firm: false` marks broad patterns, which count only if no more specific pattern matches. Patterns
+under `closed` always indicate their cause, in any log. Patterns under `says` may also appear with
+other causes. Only closed patterns and machine-reported lines (weight: proof) make a verdict
+certain.
 
-An entry's `by` names the writers to which its patterns apply:
-kernel    the kernel
-agent     launchers, schedulers and their daemons
-library   a library's own log line, from any process
-error     an exception and its message
-watch     trainfleet's watchdog and backends
-any       any writer
+An entry's `by` restricts its patterns to lines from certain writers:
+    kernel    the kernel
+    agent     launchers, schedulers and their daemons
+    library   a library's own log line, from any process
+    error     an exception and its message
+    watch     trainfleet's watchdog and backends
+    any       any writer
 
-A named group in a pattern adds a fact: `peer` and `rank` identify the party that the line blames,
-and `joined` and `all` count clients.
+Named groups in a pattern extract facts: `peer` and `rank` identify the party that the line blames,
+and `joined` and `all` are client counts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FILE = Path(__file__).with_name("causes.yaml")
 
 
 class Weight(IntEnum):
-    """The strength of a line as evidence. VICTIM: its writer lost a peer. HINT: it may mean this
-    cause. WORD: it reports this cause. PROOF: a machine, not a program, reports this cause.
+    """Strength of a log line as evidence. VICTIM: the writer lost a peer. HINT: the line may
+    indicate the cause. WORD: a program reports the cause. PROOF: a machine reports the cause.
     """
 
     VICTIM = 0
@@ -45,8 +45,8 @@ class Weight(IntEnum):
 
 
 class Then(Enum):
-    """The decision after a failure: retry, retry without the node to blame, or stop because a retry
-    would fail the same way.
+    """Decision after a failure: retry, retry without the blamed node, or stop because a retry would
+    fail the same way.
     """
 
     HERE = "retry here"
@@ -56,10 +56,10 @@ class Then(Enum):
 
 @dataclass(frozen=True)
 class Cause:
-    """A class of failures, with a description, the next command to run, and the decision.
+    """A class of failures with its description, decision, and suggested command.
 
-    `of_a_node` marks causes that depend on one node and that a replacement node can fix. If several
-    nodes fail the same way, a replacement would fail too.
+    `of_a_node` marks causes that are specific to one node, so that a replacement node fixes them.
+    If several nodes show such a cause, a replacement would fail too.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Cause:
     of_a_node: bool = False
 
     def then_on(self, nodes: int) -> Then:
-        """Returns the decision if this number of nodes shows the cause."""
+        """Returns the decision if `nodes` nodes show this cause."""
         return Then.STOP if self.of_a_node and nodes > 1 else self.then
 
 
@@ -81,8 +81,8 @@ CAUSES = {
 }
 
 
-FOLDERS = [Path(__file__).with_name("catalogue")]  # folders with the .yaml files
-_NUMBERS = re.compile(  # parts that no pattern depends on: long numbers, addresses, ports, ranks
+FOLDERS = [Path(__file__).with_name("catalogue")]  # folders with the catalogue's .yaml files
+_NUMBERS = re.compile(  # text that no pattern depends on: long numbers, addresses, ports, ranks
     r"\d{5,}|0x[0-9a-f]+|\b\d+\.\d+\.\d+\.\d+\b|(?<=\]:)\d+|(?<=<)\d+(?=>)|(?<=[Rr]ank "
     r")\d+|(?<=rank_)\d+"
 )
@@ -92,14 +92,15 @@ _NUMBERS = re.compile(  # parts that no pattern depends on: long numbers, addres
 class Sign:
     """A log pattern that indicates a cause, with its strength.
 
-    `cancels` marks a pattern that withdraws an earlier complaint about the cause. `forestalls`
-    drops later hints at the cause, which are only consequences.
+    `cancels` marks patterns that withdraw an earlier complaint about the cause. `forestalls` marks
+    patterns that explain later hints at the cause, so that those hints are ignored.
     """
 
     pattern: re.Pattern[str]
     cause: str
     weight: Weight
-    # Every matching line contains at least one of these words. If empty, any line may match.
+    # Every matching line contains at least one of these words. If empty, the pattern is tried on
+    # every line.
     about: tuple[str, ...]
     firm: bool = True
     closed: bool = False
@@ -118,7 +119,7 @@ class Sign:
 
 @functools.cache
 def signs() -> dict[str, tuple[Sign, ...]]:
-    """Returns all signs, grouped by the writers to which they apply."""
+    """Returns all patterns, grouped by the type of writer whose lines they match."""
     found: dict[str, list[Sign]] = {}
     for path in (path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))):
         for entry in read_table(path)["entries"]:
@@ -151,14 +152,14 @@ def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
 
 
 def first_sign(by: tuple[str, ...], text: str) -> tuple[Sign, re.Match[str]] | None:
-    """Returns the strongest sign in a text among the signs of these writers."""
+    """Returns the strongest matching pattern for these types of writers, and its match, or None."""
     sign = _sign_of(by, _NUMBERS.sub("0", text))
     if sign is not None and (match := sign.search(text)):
         return sign, match
     return None
 
 
-@functools.lru_cache(maxsize=65536)  # A thousand ranks write the same line, apart from numbers.
+@functools.lru_cache(maxsize=65536)  # A thousand ranks write lines that only differ in numbers.
 def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
     best: Sign | None = None
     for group in by:
@@ -171,8 +172,8 @@ def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
 
 
 def firm_causes(by: tuple[str, ...], text: str) -> frozenset[str]:
-    """Returns every cause that a text names firmly. Two or more causes mean that the text is
-    ambiguous.
+    """Returns all causes whose firm patterns match the text. More than one cause means that the
+    text is ambiguous.
     """
     return _causes_of(by, _NUMBERS.sub("0", text))
 

@@ -1,30 +1,30 @@
-"""Diagnosis of one cause from the log lines of all nodes: the rank that failed first, and the
-reason.
+"""Diagnoses a failure from all nodes' log lines: which rank failed first, and why.
 
 `diagnose` returns None if the lines do not show a cause.
 
-The rules of evidence, in order:
-1. A complaint that its process survived is not the cause. A process survived if it reported a later
-   step, if other processes did, or if the complaint was withdrawn.
-2. A process's last exception counts. If it names no cause (RuntimeError), a library's message just
-   before it takes precedence, or a kernel message about a file system. A failed mount explains a
+Rules of evidence, in order:
+1. A complaint is not the cause if its process survived it. A process survived if it or other
+   processes later reported steps, or if the complaint was withdrawn.
+2. A process's last exception counts. If it names no cause (RuntimeError), an earlier message from a
+   library, or from the kernel about a file system, takes precedence. A failed mount explains a
    missing file.
-3. A machine's line (kernel, scheduler, watchdog) is proof. A rank's line never is, because its text
-   may quote anything.
-4. Words that name a cause come next, then hints. Ranks that only lost a peer come last, although
+3. Lines from a machine (kernel, scheduler, watchdog) are proof. A rank's lines never are, because
+   they may quote anything.
+4. Lines that name a cause come next, then hints. Ranks that only lost a peer come last, even though
    they complain first and most often.
-5. Among equals, a named cause comes before an unknown cause, then the node that most others blame,
+5. Between equals, a named cause beats an unknown one. Next, the node that most others blame wins,
    then the earliest line.
-6. Time decides last because the nodes' clocks differ. One possible difference is midnight.
-7. The writer is not always the rank to blame. A pid, rank, host or address in the words may
-   identify another rank. Victims only accuse the peer that most of them lost. Ranks that timed out
-   together only accuse the rank that did not time out, or the rank that is behind.
-8. A finding is sure if a machine reports it, or if a process reports it in words with no other
-   meaning (`closed` in the catalogues). It is not sure if there is a rival cause, or if its process
-   named another cause just before. Weak evidence is reported as likely. Without evidence, no cause
-   is named. An exception that matches no pattern is the program's fault if Python or the program's
-   own line raises it, or if it is about arguments. Otherwise its cause is `unknown`: the finding
-   names the rank that failed first and its words, and any named cause takes precedence.
+6. Time decides last because the nodes' clocks differ, possibly by a whole day around midnight.
+7. The rank that wrote a line is not necessarily to blame. A PID, rank, host or address in the line
+   may identify another one. Victims only accuse the peer that most of them lost. Ranks that timed
+   out together only accuse the rank that did not time out or that is behind.
+8. A finding is certain if a machine reports it, or if a process reports it in unambiguous words
+   (`closed` in the catalogues). It is uncertain if a competing cause exists, or if its process
+       named
+   another cause shortly before. Weak evidence is reported as likely. Without evidence, no cause is
+   named. An exception that matches no pattern is blamed on the program if Python or the program's
+   own line raised it, or if it concerns arguments. Otherwise its cause is `unknown`: the finding
+   names the rank that failed first and quotes it, and any named cause takes precedence.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from .lines import MOST, LogLine, parse, read_lines
 from .log_reader import read
 
 __all__ = ["Diagnosis", "LogLine", "diagnose", "parse", "quote", "read_lines"]
-JUST_BEFORE = 60.0  # seconds within which a library's message explains a later exception
-TOGETHER = 5.0  # seconds within which the exceptions of one process belong together
-# Pairs of a library's message and the exception that is its consequence.
+JUST_BEFORE = 60.0  # maximum seconds between a library's message and the exception that it explains
+TOGETHER = 5.0  # maximum seconds between related exceptions of one process
+# Pairs of causes: a library's message with the first cause explains an exception with the second.
 EXPLAINS = (("mount", "data"), ("environment", "compiler"))
-TAIL = 8  # lines to quote in a finding
+TAIL = 8  # maximum number of lines to quote in a finding
 _PID = re.compile(r"\b(?:pid[=:]? ?|[Pp]rocess )(\d+)")
 _RANK = re.compile(
     r"(?i)^[^\]]{0,60}\brank[ =:]?(\d+)\]|(?:^|: )rank "
     r"(\d+):|\b(?:error|exception|failed|failure) (?:on|in) rank (\d+)\b"
 )
-# Causes for which no rank is to blame.
+# Causes that concern a whole node or job, so no rank is blamed.
 OF_A_NODE = (
     "lost-node",
     "preempted",
@@ -79,8 +79,8 @@ OF_A_NODE = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The finding that explains the failure. `sure` means that it may be acted on. `nodes` are all
-    nodes with the same cause.
+    """Explanation of a failure. `sure` means that it is certain enough to act on. `nodes` contains
+    all nodes that show the same cause.
     """
 
     weight: Weight
@@ -99,10 +99,10 @@ def diagnose(
     hosts: Mapping[str, int] | None = None,
     nodes: int = 0,
 ) -> Diagnosis | None:
-    """Returns the finding that explains the failure, or None if no line shows a cause.
+    """Returns the explanation of a failure, or None if no line shows a cause.
 
-    `pids` maps node and pid to known ranks. `hosts` maps names and addresses to nodes. `nodes` is
-    the number of nodes.
+    `pids` maps (node, PID) to ranks. `hosts` maps host names and addresses to nodes. `nodes` is the
+    node count.
     """
     book = Book({plain(name): node for name, node in (hosts or {}).items()}, dict(pids or {}))
     record = read(lines, book)
@@ -127,10 +127,10 @@ def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, bool, int, 
 
 
 def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
-    """Corrects a cause with the kernel log of the same node.
+    """Refines a cause using the kernel log of the same node.
 
-    If an exception names no cause, a kernel complaint about a file system just before explains it.
-    A killed process ran out of host memory if the node counted an OOM kill. A storage failure is a
+    If an exception names no cause, a recent kernel complaint about a file system explains it. A
+    killed process ran out of host memory if the node counted an OOM kill. A storage failure is a
     disk failure if the kernel also reports the disk.
     """
     if best.error and not best.firm and best.cause in TELLING:
@@ -159,7 +159,7 @@ def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
 
 
 def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Returns the evidence that has a meaning, was not withdrawn by its writer, and is not a mere
+    """Returns the evidence that indicates a cause, was not withdrawn, and is not merely a
     consequence of another failure.
     """
     marks = [one for one in evidence if one.cause[0] in "-+"]
@@ -178,9 +178,7 @@ def _annuls(mark: Evidence, one: Evidence) -> bool:
 
 
 def settle(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Drops the lines that a process wrote before its last exception, if that exception names a
-    cause.
-    """
+    """Drops what a process wrote before its last exception if that exception names a cause."""
     by_writer: dict[object, list[Evidence]] = {}
     for one in evidence:
         by_writer.setdefault(one.writer, []).append(one)
@@ -196,7 +194,7 @@ def _last_words(mine: list[Evidence]) -> list[Evidence]:
         (one for one in errors if one.time > end.time - TOGETHER),
         key=lambda one: (one.weight, one.firm, one.cause != "unknown", one.index),
     )
-    if last.cause == "unknown":  # Use the earlier exception that named a cause.
+    if last.cause == "unknown":  # An earlier exception that named a cause takes precedence.
         last = next(
             (
                 one
@@ -232,9 +230,10 @@ def _find(
     counted: Counter[int],
     nodes: int,
 ) -> Diagnosis:
-    """Creates the finding from the best evidence: whom it blames, and whether it is sure.
+    """Builds the diagnosis from the best evidence: whom to blame, and whether the cause is certain.
 
-    `heard` is all evidence of rival causes, including earlier complaints of the same process.
+    `heard` contains evidence for competing causes, including earlier complaints from the same
+    process.
     """
     node, rank, words = _whom(best, standing, record, counted, nodes)
     alike = frozenset(
@@ -268,7 +267,8 @@ def _whom(
         return _who_hangs(best, standing, record)
     if (rank := untrusted_input.whole(best.groups.get("rank", ""), MOST)) is not None:
         ended = ENDED.search(best.words) and " on node " not in best.words
-        # Lines of these kinds blame the node that wrote them.
+        # Lines from outside observers, and about killed or ended processes, concern the writer's
+        # node.
         here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended
         return record.homes.get(rank, best.node if here else None), rank, best.words
     if best.cause == "rendezvous":
@@ -294,8 +294,8 @@ def _whom(
 
 
 def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> int | None:
-    """Returns the rank to blame on the evidence's node. It is the rank with the pid in the line, or
-    else the first rank of that node that complained.
+    """Returns the rank to blame on the evidence's node: the rank with the PID in the line, or else
+    the node's first rank that complained.
     """
     if best.rank is not None or best.cause in OF_A_NODE or best.node is None:
         return best.rank
@@ -319,8 +319,8 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
 
 
 def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
-    """Describes the node that went silent and how many other nodes lost it; "" if no line names a
-    peer.
+    """Describes the node that disappeared and how many others lost it, or returns "" if no line
+    names a single peer.
     """
     node = most_blamed(counted)
     if node is not None:
@@ -339,7 +339,8 @@ def _absent(
     """Returns the only node that did not join the rendezvous, or the only rank that reports a
     failed rendezvous. Returns (None, None) if there is not exactly one.
 
-    No rank of a missing node wrote a line. `alike` tells whether other writers report the same.
+    A missing node has no log lines from ranks. `alike` specifies whether other writers report the
+    same failure.
     """
     here = {node for node in record.homes.values() if node is not None} | {
         node
@@ -359,10 +360,10 @@ def _absent(
 def _who_hangs(
     best: Evidence, standing: Sequence[Evidence], record: Record
 ) -> tuple[int | None, int | None, str]:
-    """Returns the rank to blame among ranks that timed out together, with its node and the reason.
-    It is the rank without a timeout, or the rank whose collectives are behind.
+    """Returns the node and rank to blame for a collective timeout, and the reason. The culprit is
+    the rank that did not time out, or the rank whose collectives are behind.
 
-    Without such a rank, node and rank are missing from the result.
+    Returns None for node and rank if no rank stands out.
     """
     waited = sorted(
         (one for one in standing if one.cause == "hang" and one.rank is not None),
@@ -391,9 +392,7 @@ def _sequence(text: str) -> int:
 
 
 def quote(finding: Diagnosis, lines: Sequence[LogLine]) -> tuple[str, ...]:
-    """Returns the line that showed the cause, after the lines that the same writer wrote just
-    before.
-    """
+    """Returns the writer's last lines up to and including the one that showed the cause."""
     writer = finding.line.node, finding.line.rank, finding.line.who
     mine = [line for line in lines if (line.node, line.rank, line.who) == writer]
     ends = (index for index, line in enumerate(mine) if line.text == finding.line.text)

@@ -1,9 +1,8 @@
-"""Evidence: the cause that a log line shows, the line's writer and time, and whether the process
+"""Evidence from single log lines: the cause, the writer, the time, and whether the process
 survived.
 
-A line outside an exception is classified by its writer, for example a library's message or a
-process's exit. Names and addresses of nodes, pids of ranks, and votes against peers identify whom
-the nodes blame.
+Lines outside exceptions are classified by their writer, such as a library's message or a process's
+exit. Node names and addresses, rank PIDs, and votes against peers determine whom to blame.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from .causes import Sign, Weight, first_sign, signs
 from .lines import LogLine
 from .tracebacks import Tracebacks
 
-# a log line of slurmctld or slurmd
+# log line from slurmctld or slurmd
 DAEMON = re.compile(r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[[\w.]+\] )?(?:\w+: )?")
-# an error or the end of a process, as logged by c10
+# c10 log line about an error or the end of a process
 SEVERE = re.compile(r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] ")
 LOGGED = re.compile(
     r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - "
@@ -40,11 +39,11 @@ COMPLAINT = re.compile(
     r".*\b(?:fail(?:ed|ure)|error|fatal|unable|can ?not|could "
     r"not|can.t|denied|refused|lost|killed|corrupt(?:ed)?|\w+(?:Error|Exception))\b"
 )
-# an exception quoted after other words
+# exception quoted after other words
 QUOTED = re.compile(
     r"^(?![\w.]*(?:Error|Exception): ).*?[^\w.]((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b.*)"
 )
-ENDED = re.compile(  # the end of a process, reported by its launcher
+ENDED = re.compile(  # process exit, as reported by its launcher
     r"(?i)(?:\brank (?P<rank>\d+)\b.{0,200}?)?\b"
     r"(?:(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?|ended|crashed)[ "
     r"a-z_(]{0,20}(?:code|status)?\W{0,4}(?P<code>-\d{1,2}|1[2-9]\d)"
@@ -52,19 +51,17 @@ ENDED = re.compile(  # the end of a process, reported by its launcher
     r"(?P<signal>\d+))\b"
 )
 CUDA = re.compile(r"Cuda failure (?:\d+ )?'(?P<what>[^']+)'")
-FOLLOWED = re.compile(  # a launcher's line about processes that the launcher ended
+FOLLOWED = re.compile(  # launcher message about processes that the launcher itself ended
     r"(?i)\b(?:clean|terminat|stopp|kill|end|cancel)\w* (?:up )?(?:the )?(?:\w+ "
     r"){0,2}(?:other|remaining|rest)\b"
 )
-# Writers that observe processes from outside, so their lines are not a process's output.
+# Writers that observe processes from outside. Their lines are not process output.
 OUTSIDE = ("kernel", "watch")
 Found = tuple[Sign, re.Match[str]]
 
 
 def meant(who: str, text: str) -> Found | None:
-    """Returns the sign in a line outside an exception, using the patterns that apply to its
-    writer.
-    """
+    """Returns the matching pattern for a line outside an exception, given its writer."""
     if who in OUTSIDE:
         return first_sign((who, "any"), text)
     by = ("library", "any") if who == "rank" else ("library", "any", "agent")
@@ -87,15 +84,15 @@ def meant(who: str, text: str) -> Found | None:
     found = first_sign(by, text)
     if (told := implied(text, by)) and (found is None or found[0].weight < told[0].weight):
         found = told
-    # Schedulers join several reasons with " - ".
+    # Schedulers join multiple reasons with " - ".
     if found is None and who == "agent" and (parts := text.split(" - ")[1:]):
         return next(filter(None, (first_sign(by, part) for part in parts)), None)
     return _reasoned(found, by, text)
 
 
 def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | None:
-    """Returns the sign of the reason that a complaint quotes, if the reason has another cause:
-    `Failed compilation: no such library`.
+    """Returns the match in the reason that a complaint quotes if that reason has another cause, as
+    in `Failed compilation: no such library`. Otherwise, returns `found`.
     """
     if (
         found is None
@@ -115,8 +112,8 @@ def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | No
 
 
 def implied(text: str, by: tuple[str, ...]) -> Found | None:
-    """Returns the sign in a line that is not a library's message, such as a quoted CUDA error, an
-    exit code, or a process's last message.
+    """Returns the match in a line that is not a library's own message: a quoted CUDA error, an exit
+    code, or a process's last message.
     """
     if match := CUDA.search(text):
         return first_sign(("error",), f"CUDA error: {match['what']}")
@@ -142,8 +139,8 @@ def _unsure(found: Found | None) -> Found | None:
 
 
 def firmer(inner: Found | None, whole: Found | None) -> Found | None:
-    """Chooses between the exception that a message quotes and the entire message. Prefers the
-    quoted exception if its sign is firm and at least as strong.
+    """Chooses between the match in a quoted exception and the match in the whole message. Prefers
+    the quoted exception if its pattern is firm and at least as strong.
     """
     return (
         inner
@@ -153,17 +150,15 @@ def firmer(inner: Found | None, whole: Found | None) -> Found | None:
 
 
 def stated(text: str) -> str:
-    """Returns a text without the guesses at causes that some libraries append, because patterns
-    would match these guesses.
+    """Returns the text without the guesses at causes that some libraries append, because patterns
+    would match them.
     """
     match = CONJECTURE.search(text)
     return text[: match.start()] if match else text
 
 
 def _mild(found: Found | None) -> Found | None:
-    """Weakens a complaint that a program only logged to a hint, because the program may have
-    recovered.
-    """
+    """Downgrades a logged complaint to a hint, because the program may have recovered."""
     return found and (
         replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False, closed=False),
         found[1],
@@ -172,8 +167,8 @@ def _mild(found: Found | None) -> Found | None:
 
 @functools.cache
 def _words(group: str) -> tuple[str, ...]:
-    """Returns words such that every line with a sign of this group contains at least one of
-    them.
+    """Returns keywords of a pattern group. Every line that matches one of its patterns contains at
+    least one keyword.
     """
     every = {word for sign in signs().get(group, ()) for word in sign.about}
     return (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
@@ -194,15 +189,15 @@ _PIDS = (re.compile(r"\(pid:? (\d+)\)"), re.compile(r"^\d{4}-\w{3}-\d\d [\d:.]+ 
 
 @dataclass
 class Book:
-    """The directory of a job, which maps names and addresses to nodes, and pids to ranks."""
+    """Directory that maps names and addresses to nodes, and PIDs to ranks."""
 
     nodes: dict[str, int] = field(default_factory=dict)
     pids: dict[tuple[int, int], int] = field(default_factory=dict)
-    # first rank that failed according to torchrun, by node
+    # first failed rank per node, according to torchrun
     failed: dict[int, int] = field(default_factory=dict)
 
     def note(self, node: int, rank: int | None, text: str) -> None:
-        """Learns a node's name, or a rank's pid, from a line that this node wrote."""
+        """Records a node's name or a rank's PID from a line that the node wrote."""
         if any(hint in text for hint in _HINTS):
             for pattern in _OWN:
                 if match := pattern.search(text):
@@ -221,8 +216,8 @@ class Book:
 
 
 def plain(name: str) -> str:
-    """Normalizes a host's name: removes port, domain and process, and converts EC2's `ip-10-0-0-1`
-    to an address.
+    """Normalizes a host name: strips port, domain and process, and converts EC2's `ip-10-0-0-1` to
+    an address.
     """
     if name.startswith("fi_addr"):
         return name
@@ -238,7 +233,7 @@ def plain(name: str) -> str:
 
 
 def votes(accusations: Iterable[tuple[int | None, int | None]]) -> Counter[int]:
-    """Returns how many other nodes blame each node, from pairs of accuser and accused."""
+    """Counts how many other nodes blame each node, given (accuser, accused) pairs."""
     accusers: Mapping[int, set[int]] = defaultdict(set)
     for accuser, accused in accusations:
         if accuser is not None and accused is not None and accuser != accused:
@@ -247,27 +242,27 @@ def votes(accusations: Iterable[tuple[int | None, int | None]]) -> Counter[int]:
 
 
 def most_blamed(counted: Counter[int]) -> int | None:
-    """Returns the node that most others blame, or None if there is a tie or there are no votes."""
+    """Returns the node that most others blame, or None if there is a tie or no votes."""
     ranking = counted.most_common(2)
     if not ranking or (len(ranking) > 1 and ranking[0][1] == ranking[1][1]):
         return None
     return ranking[0][0]
 
 
-SKEW = 60.0  # seconds by which the clocks of two nodes may differ
-SAME_CLOCK = 2.0  # seconds within which ranks of a node notice each other's failures
+SKEW = 60.0  # maximum clock difference between two nodes, in seconds
+SAME_CLOCK = 2.0  # maximum seconds for ranks of a node to notice each other's failures
 ONE_MORE = 30.0  # seconds after which a single later step shows that the job continued
-# seconds after a mere warning; a calm line later than that shows that the warning was harmless
+# Seconds after which a calm line shows that a warning was harmless.
 BREATH = 5.0
 Writer = tuple[int | None, int | None, str]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The cause that a line shows. `node` and `rank` are to blame; `writer` wrote the line.
+    """A cause that a log line indicates. `node` and `rank` are to blame; `writer` wrote the line.
 
-    `error` marks a process's exception. `firm` means that the words state the cause, so it is not
-    inferred from missing alternatives. `closed` means that the words have no other meaning.
+    `error` marks a process's exception. `firm` means that the line states the cause. Otherwise, the
+    cause is inferred because no other one fits. `closed` means that the line is unambiguous.
     """
 
     weight: Weight
@@ -275,26 +270,26 @@ class Evidence:
     time: float
     line: LogLine
     writer: Writer
-    index: int  # index of the line among the lines of its node
+    index: int  # the line's index within its node's lines
     node: int | None
     rank: int | None
     words: str
     error: bool = False
     firm: bool = True
     closed: bool = False
-    guessed: bool = False  # whether the exception's words match no catalogue
-    # text matched by the pattern's groups: peer, rank, pid, joined, all
+    guessed: bool = False  # whether the exception matches no pattern in the catalogue
+    # text captured by the pattern's groups: peer, rank, pid, joined, all
     groups: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class ProcessLines:
-    """The state of the reader for one process's lines."""
+    """Reader state for one process's lines."""
 
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     signed: list[Evidence] = field(default_factory=list)
-    progress: int = -1  # index of the last line about a step
-    calm: float = -math.inf  # time of the last line that is not a complaint
+    progress: int = -1  # index of the last line that reported a step
+    calm: float = -math.inf  # time of the last line that was not a complaint
 
 
 @dataclass
@@ -317,8 +312,8 @@ class Record:
 def signed(
     sign: Found, line: LogLine, time: float, writer: Writer, index: int, words: str
 ) -> Evidence:
-    """Creates the evidence from a sign in a line. A rank's own line is proof only of the causes
-    busy and preempted.
+    """Creates evidence from a pattern match. A rank's own line is proof only of the causes busy and
+    preempted.
     """
     what, match = sign
     weight, closed = what.weight, what.closed
@@ -345,10 +340,10 @@ def signed(
 
 
 def survived(evidence: Evidence, record: Record) -> bool:
-    """Tells whether the job continued after the evidence. Its process must have reported a later
-    step, or other processes at least two more steps.
+    """Returns whether the job continued after this evidence: its process reported a later step, or
+    other processes reported at least two.
     """
-    # A kernel line inside the agent's output may come from any process.
+    # A kernel line in the agent's output may come from any process.
     untold = evidence.writer[2] == "kernel" and evidence.line.who == "agent"
     stream = record.streams[(evidence.writer[0], None, "agent") if untold else evidence.writer]
     if stream.progress > evidence.index:

@@ -1,5 +1,5 @@
-"""Classification of a process's exceptions by their words, the code that raised them, and the
-operation in progress.
+"""Classifies a process's exceptions by message, by the code that raised them, and by the operation
+in progress.
 """
 
 from __future__ import annotations
@@ -17,50 +17,49 @@ RESTORING = re.compile(
     r"(?i)(?:load|restore|resume|read)_?\w*(?:checkpoint|ckpt|state)|\bresume\b|(?:torch/distributed/checkpoint|/orbax|/tensorstore)/"
     r"|torch/serialization\.py \w*load"
 )
-# code that starts a program
+# code that launches a program
 STARTING = re.compile(
     r"subprocess\.py "
     r"_execute_child|\bsubprocess\.\w+\(|\bPopen\(|\bcheck_(?:output|call)\(|\bos\.exec\w+\("
 )
-# errno(3) numbers in the formats of Rust and C
+# errno(3) numbers as printed by Rust and C
 _NUMBER = re.compile(
     r"\bOs \{ code: (?P<code>\d+),|\(os error (?P<number>\d+)\)|(?<![\w.])(?P<name>E[A-Z]{3,12})\b"
 )
 _LAST = re.compile(r"Last error:\n(?!NCCL WARN)(.+)")
 # functions that write files
 SAVING = re.compile(r"(?im) _?(?:save|write|dump)(?:$|_\w*$|checkpoint|state)")
-# a file of the program itself
+# one of the program's own files
 OWN = re.compile(
     r"^(?!.*(?:/(?:site|dist)-packages/|/lib/python\d|\.pxi\b|\.pyx\b|<frozen|<string))\S"
 )
-# a file of a library, except libraries that call the program back
+# library file, except for libraries that call back into the program
 LIBRARY = re.compile(
     r"/(?:site|dist)-packages/(?!torch/(?:nn/modules/module|multiprocessing|utils/data)|torch_xla)"
 )
-MISFIT = re.compile(  # errors of a library that expects another version of its dependency
+MISFIT = re.compile(  # errors in a library that expects another version of its dependency
     r"unexpected keyword argument|takes (?:from )?\d+ .{0,30}positional arguments? but"
     r"|(?:module|type object) '[\w.]+' has no attribute"
     r"|'(?!NoneType|DataFrame|Series|Namespace|Tensor|Parameter|Dataset)[A-Z][a-z]\w+' object "
     r"has no attribute"
 )
-# source lines that take values from a checkpoint
+# source lines that read values from a checkpoint
 KEYS = re.compile(r"(?i)load_state_dict\(|\b\w*(?:checkpoint|ckpt|state_dict)\w*\[")
-# Code of torch and numpy that checks arguments. The catalogues have words for other failures of
-# torch and numpy.
+# Argument checks in torch and numpy. The catalogues cover their other failures.
 CALLED = re.compile(
     r"/(?:site|dist)-packages/(?:torch/(?:functional|_tensor\.py|autograd|optim|amp|linalg|fft|nn/(?!parallel))|numpy/|einops/)"
 )
-# Causes with broad words such as "timed out" and "not found", which any failure may use.
+# Causes with broad patterns such as "timed out" and "not found", which match many failures.
 WIDE = ("storage", "data")
-# Exceptions that the program itself raises if its own line is the innermost frame.
+# Exceptions that count as the program's own if its code is the innermost frame.
 RAISED = ("Exception", "RuntimeError", "ValueError")
-TELLING = {"unknown": 0, "code": 1}  # causes that are used only if no other cause is known
-# Exceptions that only a bug in the program's source can cause.
+TELLING = {"unknown": 0, "code": 1}  # causes of last resort, in ascending order of preference
+# Exceptions that only a bug in the source code can cause.
 SLIPS = ("NameError", "UnboundLocalError", "RecursionError")
 
 
 def errors(writer: Writer, stream: ProcessLines) -> Iterator[Evidence]:
-    """Yields the likeliest root of each chain of exceptions in a process's output."""
+    """Yields the most likely root cause of each exception chain in a process's output."""
     for chain in stream.tracebacks.chains:
         causes = [_error(writer, block, block is chain[0]) for block in chain]
         if found := max(
@@ -89,7 +88,7 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
         False,
     )
     text = numbered(stated(block.text))
-    if last := _LAST.search(text):  # the warning that NCCL quotes
+    if last := _LAST.search(text):  # the NCCL warning that the exception quotes
         text = f"{text[: last.start()]}\nNCCL WARN {last[1]}"
     sign = firmer(
         first_sign(by, stated(block.inner)) if block.inner else None, first_sign(by, text)
@@ -102,7 +101,7 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
         sign = told
     where = first_sign(("frame",), block.where)
     if sign and not sign[0].firm and where and sign[0].cause in WIDE and "[Errno " not in text:
-        sign = None  # The frame shows more exactly what failed.
+        sign = None  # The frame is more specific about what failed.
     if sign and (sign[0].firm or block.name not in BUGS):
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
         found = replace(signed(sign, line, line.time, writer, block.index, said), error=True)
@@ -118,7 +117,7 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
 
 
 def numbered(text: str) -> str:
-    """Returns a text in which errno(3) numbers from other languages have Python's format."""
+    """Adds Python's errno format to errno(3) numbers printed by other languages."""
     return _NUMBER.sub(_number, text)
 
 
@@ -128,8 +127,8 @@ def _number(match: re.Match[str]) -> str:
 
 
 def _handled(cause: str, firm: bool, block: PrintedException) -> str:
-    """Returns the cause, corrected by the operation on the file. Examples are reading data as a
-    checkpoint, and writing a checkpoint.
+    """Refines a cause by the operation on the file: reading data as part of a restore is a
+    checkpoint failure, and a failed checkpoint write is a disk failure.
     """
     missing = cause in ("data", "disk") and re.search(r"\[Errno (?:2|13)\]", block.text)
     if missing and STARTING.search(f"{block.frames}\n{block.source}"):
@@ -140,8 +139,8 @@ def _handled(cause: str, firm: bool, block: PrintedException) -> str:
 
 
 def _guess(blank: Evidence, block: PrintedException, text: str, root: bool) -> Evidence:
-    """Classifies an exception that no catalogue knows. The program is at fault if Python or the
-    program's own line raises it, or if it is about arguments. Otherwise the cause is unknown.
+    """Classifies an exception that matches no catalogue pattern. Blames the program if Python or
+    the program's own line raised it, or if it concerns arguments. Otherwise, the cause is unknown.
     """
     if block.panicked:
         return replace(blank, cause="code")
@@ -166,7 +165,7 @@ def _guess(blank: Evidence, block: PrintedException, text: str, root: bool) -> E
 
 
 def _misfits(block: PrintedException, text: str) -> bool:
-    """Tells whether a library failed because of another library's version, or while it was being
+    """Returns whether a library failed because of a dependency's version, or while it was being
     imported.
     """
     frames = block.frames.split("\n")

@@ -1,5 +1,5 @@
-"""Reader of log lines. It strips the prefixes that launchers, loggers and log shippers add, both
-known forms and forms learned from a log.
+"""Parses log lines. Strips prefixes that launchers, loggers and log shippers add, both known
+formats and formats learned from the log.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..trust import untrusted_input
 from ..trust.errors import InputError
 
 TRACEBACK = "Traceback (most recent call last)"
-MOST = 10**7  # limit on rank numbers; a larger number is not a rank
-SHAPES = 16  # maximum number of prefixes to learn from one log
+MOST = 10**7  # upper bound for rank numbers; larger numbers are not ranks
+SHAPES = 16  # maximum number of prefixes to learn per log
 _FRAME = '  File "'
-_FAR = 200  # maximum characters of a prefix
-_JSON = 1 << 16  # maximum characters of a JSON line to parse
+_FAR = 200  # maximum prefix length in characters
+_JSON = 1 << 16  # maximum length of a JSON line to parse, in characters
 _MESSAGES = ("message", "msg", "log", "text", "event", "textPayload", "MESSAGE", "@message", "line")
 _STACKS = ("exc_info", "exception", "stack_trace", "traceback", "stack", "exc_text")
-# Prefixes in this order: colours; ISO time stamps, with CRI's stream and flag; plain clocks and
-# milliseconds since the epoch; names of pods, containers and hosts (pdsh, docker compose); labels
-# of Ray, SkyPilot, MPI, srun and torch. Time stamps of Slurm's daemons are kept because they
-# identify the writer.
+# Prefixes, in this order: colors; ISO timestamps, with CRI's stream and flag; clock times and
+# milliseconds since the epoch; pod, container and host names (pdsh, docker compose); labels from
+# Ray, SkyPilot, MPI, srun and torch. Timestamps from Slurm's daemons are kept because they identify
+# the writer.
 _PREFIX = re.compile(
     r"""(?:\x1b\[[0-9;]*m
     |\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?[ ](?:(?:stdout|stderr)[ ][FP][ ])?(?:\#\#\[\w+\])?
@@ -56,7 +56,7 @@ _PREFIX = re.compile(
     |[A-Za-z][\w.-]*:[ ](?=Traceback[ ]\(|[ ]{2}File[ ]"))""",  # noqa: E501
     re.VERBOSE,
 )
-# groups of _PREFIX that contain a rank
+# _PREFIX groups that contain a rank
 _RANKS = ("rank", "mpi", "slurm", "tag", "word", "colon", "sky")
 _TOKEN = re.compile(
     r"(?P<rank>(?i:rank)[ =:]{0,2})\d+"
@@ -65,7 +65,7 @@ _TOKEN = re.compile(
 )
 _LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)"
 _WARNS = re.compile(r"\bW(?:ARN(?:ING)?)?\b|\[W")
-# a progress bar without a line end
+# progress bar without a line break
 _GLUED = re.compile(r".{0,300}\[\d+:\d\d(?::\d\d)?<[^\]]*\](?=[A-Z\[])")
 _BOX = re.compile(r"\s*[│|]$")
 Shapes = tuple[re.Pattern[str], ...]
@@ -73,7 +73,7 @@ Shapes = tuple[re.Pattern[str], ...]
 
 def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
     """Returns the rank in a line's prefixes, if any, and the text after the prefixes with its
-    indentation. `own` are prefixes learned from the log.
+    indentation. `own` contains prefixes learned from the log.
     """
     rank, text = None, text.removesuffix("\r").removesuffix("\x1b[0m")
     if "<" in text and (match := _GLUED.match(text)):
@@ -97,8 +97,8 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
 
 
 def learned(texts: Iterable[str]) -> Shapes:
-    """Learns a log's unknown prefixes, which are texts that precede both headers and frames of its
-    tracebacks. Also learns a common left margin.
+    """Learns a log's unknown prefixes, which precede both headers and frames of its tracebacks.
+    Also learns a common left margin.
     """
     heads, frames, margin = dict[str, None](), set[str](), _FAR
     for text in texts:
@@ -119,9 +119,7 @@ def learned(texts: Iterable[str]) -> Shapes:
 
 
 def _shape(before: str) -> str:
-    """Returns a pattern for prefixes that differ from this prefix only in numbers and log
-    levels.
-    """
+    """Returns a regular expression that generalizes a prefix to any numbers and log levels."""
     shape, told = "", False
     for token in _TOKEN.finditer(before):
         if token["rank"]:
@@ -141,8 +139,8 @@ def _shape(before: str) -> str:
 
 
 def opened(text: str) -> tuple[list[str], int | None, str]:
-    """Returns the lines, rank and time stamp in a line of JSON from log shippers and structured
-    loggers. The list of lines is empty if the line is not JSON.
+    """Unpacks a JSON line from a log shipper or structured logger into text lines, rank and
+    timestamp. The list of lines is empty if the line is not JSON.
     """
     if not (
         text[:1] == "{" and '"' in text[:4] and len(text) < _JSON and text.rstrip().endswith("}")
@@ -176,13 +174,13 @@ def _stamp_of(record: dict[str, Any]) -> str:
 
 
 DAY = 86400.0
-HEAD, TAIL = 1 << 18, 7 << 20  # bytes to read from the start and from the end of a log
-ALL = 96 << 20  # maximum bytes to read of all logs together
-LONGEST = 4000  # maximum characters of a line to examine
+HEAD, TAIL = 1 << 18, 7 << 20  # bytes to read from the start and end of a log
+ALL = 96 << 20  # maximum bytes to read from all logs together
+LONGEST = 4000  # maximum number of characters to examine per line
 _STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
-# a clock, but not a progress bar's `elapsed<remaining`
+# clock time, but not a progress bar's `elapsed<remaining`
 _CLOCK = re.compile(r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")
-# colours, cursor movements and links
+# colors, cursor movements and hyperlinks
 _COLOURS = re.compile(
     r"\x1b\[[\d;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\]8;[^\x1b\x07]*(?:\x1b\\\\|\x07)"
 )
@@ -200,7 +198,7 @@ _CAUTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a node's log. `time` is in seconds of the day. The writer is a rank, or else
+    """One line of a node's log. `time` is in seconds since midnight. The writer is a rank, or else
     agent, kernel or node.
     """
 
@@ -212,8 +210,8 @@ class LogLine:
 
 
 def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> list[LogLine]:
-    """Reads the lines of a node's log from byte `start` on. Reads only the first and last lines of
-    a log above the size limit, which `logs` logs share.
+    """Reads a node's log from byte `start`. Reads only the first and last lines if the log exceeds
+    the size limit, which `logs` logs share.
     """
     try:
         with untrusted_input.open_regular(log) as file:
@@ -226,14 +224,14 @@ def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> li
                 data = file.read(head).rpartition(b"\n")[0] + b"\n"
                 file.seek(size - tail)
                 data += file.read().partition(b"\n")[2]
-    except (FileNotFoundError, InputError):  # missing, or a link, which no node writes
+    except (FileNotFoundError, InputError):  # missing, or a symbolic link, which nodes never write
         return []
     return list(parse(data.decode(errors="replace").splitlines(), node))
 
 
 def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
-    """Splits lines into time stamp and text. A line without a stamp has the writer and the time of
-    the line before it, unless it contains a clock.
+    """Splits lines into timestamp and text. A line without a timestamp inherits the previous line's
+    writer, and its time unless it contains a clock time.
     """
     lines = list(lines)
     time, rank, who = (
@@ -272,8 +270,8 @@ def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
 
 
 def _clock_of(text: str) -> float | None:
-    """Returns the clock of a line, or None if the line has no clock. The first clock in a log also
-    applies to all earlier lines.
+    """Returns a line's clock time, or None. The first clock time in a log also applies to all
+    earlier lines.
     """
     match = _STAMP.fullmatch(text[:LONGEST])
     if match is None and (match := _CLOCK.search(text[:60])):
@@ -282,39 +280,35 @@ def _clock_of(text: str) -> float | None:
 
 
 def stamp_of(text: str) -> float | None:
-    """Returns the clock of a line of a node's log in seconds of the day, or None without a
-    stamp.
-    """
+    """Returns a log line's timestamp in seconds since midnight, or None."""
     match = _STAMP.fullmatch(text.rstrip("\n"))
     return _seconds(match[3]) if match else None
 
 
-@functools.lru_cache(maxsize=1024)  # Consecutive lines often have the same clock.
+@functools.lru_cache(maxsize=1024)  # Consecutive lines often share a timestamp.
 def _seconds(clock: str) -> float:
     hours, minutes, seconds = clock.split(":")
     return (int(hours) * 3600 + int(minutes) * 60 + float(seconds.replace(",", "."))) % DAY
 
 
 def time_of_day(moment: float) -> float:
-    """Returns the seconds of the local day for a unix time, like the time stamps in logs."""
+    """Converts a unix time to seconds since local midnight, as in log timestamps."""
     local = localtime(moment)
     return (local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + moment % 1) % DAY
 
 
 def is_closing(text: str) -> bool:
-    """Tells whether the line reports a successful end of the work."""
+    """Returns whether the line reports that the work ended successfully."""
     return _CLOSING.search(text) is not None
 
 
 def is_progress(text: str) -> bool:
-    """Tells whether the line reports a step like a training loop, with the step's number and a
-    metric.
-    """
+    """Returns whether the line reports a training step, with the step's number and a metric."""
     return is_closing(text) or (
         _COUNT.search(text) is not None and _MEASURE.search(text) is not None
     )
 
 
 def is_calm(text: str) -> bool:
-    """Tells whether the line is neither a complaint nor a part of one."""
+    """Returns whether the line is neither a complaint nor part of one."""
     return bool(text.strip()) and not text[0].isspace() and _CAUTION.search(text) is None

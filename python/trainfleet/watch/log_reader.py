@@ -1,5 +1,5 @@
-"""Reader of all nodes' log lines. It classifies each line as part of a traceback, part of a
-launcher's report, a sign of a cause, or a sign of progress.
+"""Reads all nodes' log lines, and classifies each one as part of a traceback, part of a launcher's
+report, evidence of a cause, or progress.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .evidence import OUTSIDE, Book, Evidence, ProcessLines, Record, Writer, mea
 from .exception_classifier import errors
 from .lines import DAY, TRACEBACK, LogLine, is_calm, is_closing, is_progress, learned, strip
 
-# a kernel log line, recognized by the prefix of syslog or dmesg, or by a driver's name
+# kernel log line, recognized by its syslog or dmesg prefix or by a driver's name
 KERNEL = re.compile(
     r"^(?:(?:<\d+>)?\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ "
     r")?(?:\S+ )?kernel: |kern: +\w+: +(?:\[\S+\]: )?|"
@@ -33,8 +33,8 @@ _EXITS = {
 
 
 def read(lines: Iterable[LogLine], book: Book) -> Record:
-    """Collects the evidence in the lines. The lines of each node must be in the order in which they
-    were written.
+    """Collects the evidence in the lines. Each node's lines must be in the order in which they were
+    written.
     """
     record, nodes = Record(book), defaultdict[int | None, list[LogLine]](list)
     for line in lines:
@@ -48,8 +48,8 @@ def read(lines: Iterable[LogLine], book: Book) -> Record:
 
 
 def _days(nodes: Mapping[int | None, list[LogLine]]) -> dict[int | None, list[float]]:
-    """Returns the seconds to add to each line's clock. The result makes a node's times increase
-    past midnight, and makes the nodes' logs end at about the same time.
+    """Returns the seconds to add to each line's clock time, in whole days. Makes each node's times
+    increase past midnight, and aligns the ends of the nodes' logs.
     """
     shifts, reference = {}, None
     for node in sorted(nodes, key=lambda node: -1 if node is None else node):
@@ -88,7 +88,7 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
             and writer[2] == "agent"
             and (sign := first_sign(("agent",), text.partition(TRACEBACK)[0]))
         ):
-            # The text before the traceback is a scheduler's message that quotes the program.
+            # Text before the traceback is a scheduler message that quotes the program.
             stream.signed.append(signed(sign, line, time, writer, index, text.strip()))
         if shift:
             line = replace(line, time=time)
@@ -115,7 +115,7 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
 def _note_life(
     record: Record, stream: ProcessLines, writer: Writer, index: int, time: float, text: str
 ) -> None:
-    """Records that a process is still making progress."""
+    """Records signs of life: progress, and lines that are not complaints."""
     if writer[2] in (*OUTSIDE, "node"):
         return
     if is_progress(text):
@@ -129,8 +129,8 @@ def _note_life(
 
 @dataclass
 class TorchrunReport:
-    """The report of torchrun on a node's first failed rank: `rank : 3 (local_rank: 1)`, `exitcode :
-    -9 (pid: 771)`.
+    """torchrun's report on a node's first failed rank: `rank : 3 (local_rank: 1)`, `exitcode : -9
+    (pid: 771)`.
     """
 
     entry: int = 0

@@ -1,5 +1,5 @@
-"""Monitor of one attempt: submits the job, shows progress, forwards stop requests, and ends all
-nodes when one part has failed.
+"""Monitors one attempt: submits the job, shows progress, forwards stop requests, and ends all nodes
+if one of them fails.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from .budget import Budget
 from .signals import Interrupts
 
 POLL = 0.2  # seconds between polls
-ENDS = "TRAINFLEET_ENDS"  # variable with the unix time at which all machines are reclaimed
-TO_SAVE = 300.0  # seconds before ENDS at which a run is asked to save and stop
-CONCLUDED = ("finished", "stopped")  # events of ranks that completed their work
+# Environment variable with the unix time at which all machines are reclaimed.
+ENDS = "TRAINFLEET_ENDS"
+TO_SAVE = 300.0  # seconds before ENDS at which the run is asked to save and stop
+CONCLUDED = ("finished", "stopped")  # events that ranks record after completing their work
 TURNS = ("launched", "restarted", "queued", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
-# seconds without progress until a job is stalled; training a tokenizer takes longest
+# Seconds without progress until a job counts as stalled. Training a tokenizer takes longest.
 STILL = 1800.0
-STUCK = 300.0  # the same after the tokenizer is trained, when every MiB of text is progress
-# Age of a heartbeat, in seconds, up to which the ranks of an unreachable node count as alive.
+# Shorter limit once the tokenizer is trained, when every MiB of text counts as progress.
+STUCK = 300.0
+# Maximum heartbeat age, in seconds, at which ranks on an unreachable node count as alive.
 ALIVE = 5.0
 CUT_OFF = 143  # exit code after SIGTERM
-SILENT_GRACE = 60.0  # seconds to wait for unreachable nodes after the ranks are done
+SILENT_GRACE = 60.0  # seconds to wait for unreachable nodes after the ranks have finished
 # Seconds for the other nodes to report their errors after one node has failed.
 FAILED_GRACE = 3.0
 MOST = 1 << 22  # maximum bytes to read from the NCCL log
@@ -42,17 +44,17 @@ SAID = "NCCL INFO"
 
 
 class CutOff(BackendError):
-    """Error for a launcher that reaches no other host while a standby host can take over."""
+    """Raised by a launcher that can't reach any other host while a standby can take over."""
 
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """The end of an attempt: its last status, the alarm that ended it, if any, and the unreachable
-    nodes with live ranks.
+    """Outcome of an attempt: its last status, the alarm that ended it, if any, and the unreachable
+    nodes whose ranks are alive.
 
-    `concluded` means that the ranks had completed their work, so later failures of their nodes do
-    not count. `cut_off` is the name of this machine if it could not reach any other host. `asked`
-    means that the attempt was asked to stop.
+    `concluded` means that the ranks had completed their work, so later node failures do not count.
+    `cut_off` is this machine's name if it could not reach any other host. `asked` means that the
+    attempt was asked to stop.
     """
 
     status: Status
@@ -71,8 +73,8 @@ class AttemptOutcome:
 class Sequel:
     """A job that starts once another job has succeeded.
 
-    submitted         is called with the job of each attempt, as soon as that job is submitted
-    is_asked_to_stop  tells whether the sequel was asked to stop, which also stops the job before it
+    submitted         is called with each attempt's job as soon as that job is submitted
+    is_asked_to_stop  returns whether the sequel was asked to stop; the job before it stops, too
     """
 
     submitted: Callable[[Handle], None]
@@ -81,15 +83,15 @@ class Sequel:
 
 @dataclass(frozen=True)
 class Watch:
-    """The context for following all attempts of a job.
+    """Context for monitoring all attempts of a job.
 
-    show      shows progress; its argument is the reason why the job waits, or ""
-    progress  returns a value that changes while a job without heartbeats makes progress, or None
-              for jobs with heartbeats
-    still     returns the seconds without a change of `progress` until the job counts as stalled
-    replaces  whether to replace nodes whose links slow the others down (fleet.on_slow_node)
+    show      shows progress; its argument is the reason why the job is waiting, or ""
+    progress  returns a value that changes as a job without heartbeats makes progress, or None for
+              jobs with heartbeats
+    still     returns how many seconds `progress` may stay unchanged until the job counts as stalled
+    replaces  whether to replace nodes with slow links (fleet.on_slow_node)
     ends      unix time at which all machines are reclaimed
-    kind      type of the nodes
+    kind      node type
     confirm   ends this process if another launcher has taken over
     standby   returns the standby host that this machine sees
     """
@@ -112,7 +114,7 @@ class Watch:
 
 
 class MonitoredAttempt:
-    """A follower of one attempt of a request's job."""
+    """Monitors one attempt at a request's job."""
 
     def __init__(self, watch: Watch, request: Request) -> None:
         self.watch, self.request = watch, request
@@ -124,13 +126,13 @@ class MonitoredAttempt:
         self.sentry: Sentry | None = None
         self.nccl: FabricLog | None = None
         self.refreshed = 0.0  # monotonic time of the last refresh
-        self.trouble = False  # whether the run folder can't be brought up to date
-        # nodes that do not answer although their ranks send heartbeats
+        self.trouble = False  # whether the run folder can't be updated
+        # unresponsive nodes whose ranks still send heartbeats
         self.unreachable = frozenset[int]()
 
     def follow(self, running: Handle | None = None) -> AttemptOutcome:
-        """Submits the job, or follows the running one, and returns the outcome. Afterwards, all
-        processes of the job on reachable nodes have ended, even after an exception.
+        """Submits the job, or follows a running one, and returns the outcome. On return or
+        exception, all of the job's processes on reachable nodes have ended.
         """
         self.watch.place.refresh()
         self.watch.confirm()
@@ -202,8 +204,8 @@ class MonitoredAttempt:
         return AttemptOutcome(status, alarm, alive, concluded, cut_off, self.asked)
 
     def _await_silent(self, handle: Handle, silent: frozenset[int]) -> None:
-        """Waits for unreachable nodes after the ranks are done, because their processes can only be
-        ended once the nodes answer.
+        """Waits for unreachable nodes after the ranks have finished, because their processes can
+        only be ended once the nodes respond.
         """
         deadline, who = (
             time.monotonic() + SILENT_GRACE,
@@ -221,8 +223,8 @@ class MonitoredAttempt:
             self.say(f"still no answer from {who}: run make clean to end the processes there")
 
     def _with_cut_off(self, status: Status) -> Status:
-        """Returns the status. If another user made the scheduler end the job before the ranks had
-        completed their work, adds the exit code CUT_OFF.
+        """Returns the status. Adds exit code CUT_OFF if another user ended the job through the
+        scheduler before the ranks had finished.
         """
         if not status.ended_by or self.asked:
             return status
@@ -231,8 +233,8 @@ class MonitoredAttempt:
         return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
 
     def _with_absent(self, status: Status) -> Status:
-        """Returns the status with lost nodes that the scheduler has not noticed. They have no exit
-        code, no recent heartbeat, and do not answer.
+        """Returns the status. Adds lost nodes that the scheduler has not noticed: those without an
+        exit code, a recent heartbeat or a response.
         """
         if status.ended or not (
             unheard := set(range(len(status.hosts))) - set(status.exits) - set(status.lost)
@@ -251,16 +253,14 @@ class MonitoredAttempt:
         return replace(status, lost={**status.lost, **gone})
 
     def _supplement(self) -> None:
-        """Fetches output that only the scheduler has, because the verdict reads it."""
+        """Fetches output that only the scheduler has, because the verdict needs it."""
         try:
             self.watch.place.supplement(self.request.job.folder)
         except BackendError as error:
             self.say(f"the scheduler's copy of the nodes' output can't be read: {error}")
 
     def _refresh(self) -> None:
-        """Brings the run folder up to date. While that fails, the ranks' stale heartbeats are
-        ignored.
-        """
+        """Updates the run folder. Ignores the ranks' stale heartbeats while updates fail."""
         if time.monotonic() - self.refreshed < self.watch.place.pace:
             return
         try:
@@ -273,8 +273,8 @@ class MonitoredAttempt:
         self.refreshed = time.monotonic()
 
     def _notice(self, status: Status) -> None:
-        """Records why the job waits, and when it starts to run. Starts to watch the ranks, again in
-        each attempt.
+        """Records why the job is waiting and when it starts to run. Starts watching the ranks'
+        heartbeats in each attempt.
         """
         if self.trouble:
             return
@@ -306,8 +306,8 @@ class MonitoredAttempt:
             self.run.note("fabric", node=0, why=why)
 
     def _is_broken(self, status: Status) -> bool:
-        """Tells whether a part of the job has failed. An unreachable node with live ranks has not
-        failed, because only SSH is down.
+        """Returns whether any node has failed. An unreachable node with live ranks has not failed,
+        because only SSH is down.
         """
         lost = set(status.lost)
         if lost and self.sentry:
@@ -321,9 +321,7 @@ class MonitoredAttempt:
         return bool(lost) or any(status.exits.values())
 
     def _still(self, status: Status) -> Alarm | None:
-        """Returns an alarm if a job without heartbeats, like tokenizing, has made no progress for
-        too long.
-        """
+        """Returns an alarm if a job without heartbeats, such as tokenizing, has stalled."""
         done, now = self.watch.progress(), time.monotonic()
         if (
             self.request.job.beats
@@ -340,7 +338,7 @@ class MonitoredAttempt:
         )
 
     def _is_concluded(self) -> bool:
-        """Tells whether the ranks' last event is that they finished or stopped."""
+        """Returns whether the ranks' last event reports that they have finished or stopped."""
         names = [event["event"] for event in self.run.read_events()]
         return next((name for name in reversed(names) if name in TURNS), "") in CONCLUDED
 
@@ -351,7 +349,7 @@ class MonitoredAttempt:
         if self.watch.interrupts.count > 1:
             self.say("stopping now after a second stop request")
             return True
-        # The job before the sequel has nothing to save.
+        # The job before the sequel is a compile job, which has nothing to save.
         if self.watch.sequel and self.watch.sequel.is_asked_to_stop():
             self.asked = True
             self.say("stopping")
@@ -375,7 +373,7 @@ class MonitoredAttempt:
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
 
     def _is_over(self) -> bool:
-        """Tells whether the machines will soon be reclaimed, at a time known from the start."""
+        """Returns whether the machines' known reclaim time is near."""
         if over := self.watch.ends is not None and time.time() > self.watch.ends - TO_SAVE:
             self.say(
                 "the capacity block ends soon; next: run make setup with another capacity block, "
@@ -420,11 +418,11 @@ class MonitoredAttempt:
 
 
 class FabricLog:
-    """The new NCCL log lines of node 0's ranks about the fabric, its interfaces and GPUDirect.
+    """New NCCL log lines on node 0 about the fabric, its interfaces and GPUDirect.
 
-    Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/request_json.py), because no
-    preflight tests their nodes. On hosts, `make doctor` and the preflight have already checked
-    these lines (hosts/preflight.py), so jobs do not log them.
+    AWS Batch and SageMaker jobs set NCCL_DEBUG=INFO (backends/request_json.py) because no preflight
+    tests their nodes. Jobs on hosts do not, because `make doctor` and the preflight have already
+    checked the fabric (hosts/preflight.py).
     """
 
     def __init__(self, run: Run, folder: Path, kind: NodeType | None) -> None:

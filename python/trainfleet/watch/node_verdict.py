@@ -1,12 +1,12 @@
-"""Judges a failed job on node 0, for schedulers that retry automatically, to decide whether another
-attempt is worthwhile.
+"""Decides on node 0 whether a failed job is worth another attempt, for schedulers that retry
+automatically.
 
-    python -m trainfleet.watch.node_verdict FOLDER NODES CODE BEGAN
+python -m trainfleet.watch.node_verdict FOLDER NODES CODE BEGAN
 
-Node 0 runs this with the job's exit code and the time when the attempt began. It downloads all
-nodes' files from S3 into a temporary folder, judges them like a launcher (verdict.py), and prints
-the verdict. The exit code is AGAIN if another attempt may succeed. It is 0 if the program would
-fail the same way, or if the cause is unknown.
+Node 0 runs this command with the job's exit code and the attempt's start time. The command
+downloads all nodes' files from S3 into a temporary folder, judges them as a launcher would
+(verdict.py), and prints the verdict. The exit code is AGAIN if another attempt may succeed. It is 0
+if the program would fail the same way, or if the cause is unknown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .lines import DAY, stamp_of, time_of_day
 from .monitor import AttemptOutcome
 from .verdict import Start, judge
 
-SAME = 2.0  # maximum seconds by which the clocks of two AWS machines differ
+SAME = 2.0  # maximum clock difference between two AWS machines, in seconds
 SETTLE = 2 * EVERY + 1.0  # seconds until the other nodes' last lines are in S3
 
 
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 
 def is_since(line: str, began: float) -> bool:
-    """Tells whether an event belongs to this attempt, within the precision of the clocks."""
+    """Returns whether an event belongs to this attempt, allowing for clock differences."""
     try:
         return float(parse_line(line.encode(), "")["time"]) > began - SAME
     except (InputError, KeyError, TypeError, ValueError):
@@ -70,7 +70,7 @@ def is_since(line: str, began: float) -> bool:
 
 
 def cut(log: Path, began: float) -> None:
-    """Removes all lines of earlier attempts from a log."""
+    """Removes the lines of earlier attempts from a log."""
     first = time_of_day(int(began))
     lines = log.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines):
@@ -81,8 +81,8 @@ def cut(log: Path, began: float) -> None:
 
 
 def request_of(folder: Path, nodes: int) -> Request:
-    """Returns the request that the launcher wrote, or else a plain request for this number of
-    nodes.
+    """Returns the launcher's request, or a minimal request for this node count if that file is
+    missing.
     """
     record = read_json(folder / REQUEST)
     if record is not None:

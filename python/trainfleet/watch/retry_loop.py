@@ -1,12 +1,13 @@
-"""Retry loop of a job: runs attempts until the job finishes, is stopped, or fails in a way that
-another attempt would not fix.
+"""Retries a job until it finishes, is stopped, or fails in a way that another attempt would not
+fix.
 
-The cause of a failure decides (causes.py):
-- Failures of machines and services are retried from the last checkpoint, such as a lost node, a
-  killed or silent rank, or throttled storage.
-- Failures of one node are retried on other nodes, such as a broken device or a missing environment.
-- Failures that would recur are not retried, such as a bug, too little device memory, broken data,
-  or non-finite numbers.
+The failure's cause decides (causes.py):
+- Failures of machines and services are retried from the last checkpoint. Examples are a lost node,
+  a killed or silent rank, and throttled storage.
+- Failures specific to one node are retried on other nodes. Examples are a broken device and a
+  missing environment.
+- Failures that would recur are not retried. Examples are a bug, too little device memory, broken
+  data, and non-finite numbers.
 
 An attempt does not count as failed if its ranks saved and exited because a machine will soon be
 reclaimed. The next attempt runs without that machine.
@@ -29,18 +30,17 @@ from .causes import CAUSES, Then, Weight, first_sign
 from .monitor import AttemptOutcome, CutOff, MonitoredAttempt, Watch
 from .verdict import Start, Verdict, judge, start_now
 
-ATTEMPTS = 4  # maximum number of attempts in a row without a new checkpoint
-BACK_OFF = (1.0, 5.0, 20.0)  # seconds before the second, third and later of these attempts
-PATIENCE = 900.0  # seconds for lost nodes to return if there are no other nodes
+ATTEMPTS = 4  # maximum number of consecutive attempts without a new checkpoint
+# Backoff in seconds before the second, third and later of these attempts.
+BACK_OFF = (1.0, 5.0, 20.0)
+PATIENCE = 900.0  # seconds to wait for lost nodes if no other nodes are available
 ASK_AGAIN = 3.0
 TAKEN_BACK = ("cancelled", "preempted")  # causes that a scheduler reports
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a job after its last attempt, with the verdict if it failed, and whether it was
-    asked to stop.
-    """
+    """End of a job: the verdict if it failed, and whether it was asked to stop."""
 
     verdict: Verdict | None
     asked: bool
@@ -53,12 +53,12 @@ def persevere(
     refit: Callable[[Job], None],
     running: Handle | None = None,
 ) -> Ended:
-    """Runs attempts until the job ends. The result has no verdict if every node succeeded, or
+    """Runs attempts until the job ends. The result has no verdict if every node succeeded or
     stopped on request.
 
-    `jobs` are the choices for further attempts: the same job for as many nodes, then for fewer.
-    `refit` writes the config of a chosen job to the run folder. `running` is the request's job if
-    another launcher has already submitted it.
+    `jobs` lists the options for further attempts: the same job on the same number of nodes, then on
+    fewer. `refit` writes the chosen job's config to the run folder. `running` is the request's job
+    if another launcher has already submitted it.
     """
     run, broken, fruitless, restarts = watch.run, dict[str, str](), 0, 0
     while True:
@@ -94,9 +94,7 @@ def persevere(
 
 
 def await_next(watch: Watch, verdict: Verdict, fruitless: int, broken: dict[str, str]) -> None:
-    """Reports that another attempt follows, and waits before it. Adds a host to blame to
-    `broken`.
-    """
+    """Announces another attempt and waits before it. Adds the blamed host, if any, to `broken`."""
     if verdict.then is Then.ELSEWHERE:
         broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
         watch.run.note("quarantined", host=verdict.host, evidence=broken[verdict.host])
@@ -121,7 +119,7 @@ def explain(
         CutOff: the verdict blames this machine, and a standby host exists.
     """
     standby = watch.standby()
-    # This machine is only at fault if other hosts show that they are alive.
+    # This machine is only at fault if other hosts are demonstrably alive.
     if not outcome.cut_off or not (standby or outcome.alive):
         return judge(request, outcome, watch.run, since), False
     verdict = blame_itself(request, outcome, standby)
@@ -131,7 +129,7 @@ def explain(
 
 
 def blame_itself(request: Request, outcome: AttemptOutcome, standby: str) -> Verdict:
-    """Returns the verdict that blames this machine because it reaches no other host."""
+    """Returns a verdict that blames this machine because it can't reach any other host."""
     here, others = outcome.cut_off, [str(request.host(node)) for node in sorted(outcome.alive)]
     lives = " and ".join(dict.fromkeys(filter(None, [standby, *others])))
     why = (
@@ -143,15 +141,15 @@ def blame_itself(request: Request, outcome: AttemptOutcome, standby: str) -> Ver
 
 
 def lost_hosts(request: Request, status: Status) -> dict[str, str]:
-    """Returns the unreachable machines, each with the reason. Includes machines that a scheduler
-    chose, if the scheduler can exclude them.
+    """Returns the unreachable hosts with reasons. Includes hosts that a scheduler chose, if the
+    scheduler can exclude them.
     """
     placed = request.placed(status.hosts if status.leaves else ())
     return {placed.host(node): why for node, why in status.lost.items() if placed.host(node)}
 
 
 def following_of(request: Request, jobs: Sequence[Job]) -> list[Job]:
-    """Returns the jobs that may follow a request, with the same launch and the next attempt
+    """Returns candidate jobs for the next attempt, with the same launch and an incremented attempt
     number.
     """
     return [
@@ -182,7 +180,7 @@ def begin_again(
 
 
 def notices(run: run_folder.Run) -> list[int]:
-    """Returns the nodes that reported that their machine will be reclaimed, in that order."""
+    """Returns the nodes that received a reclaim notice, in the order of the notices."""
     return [int(event["node"]) for event in run.read_events() if event["event"] == "notice"]
 
 
@@ -194,11 +192,11 @@ def without_taken(
     broken: dict[str, str],
     noticed: int,
 ) -> Request | None:
-    """Returns the next request without the machines that AWS reclaims, or None if the attempt ended
-    for another reason.
+    """Returns the next request without the machines that AWS is reclaiming, or None if the attempt
+    ended for another reason.
 
-    Adds these machines to `broken`. `noticed` is the number of notices before this attempt. Does
-    not wait for replacements, because `make setup` must create them.
+    Adds these machines to `broken`. `noticed` is the number of reclaim notices before this attempt.
+    Does not wait for replacements, because only `make setup` can create them.
     """
     status = outcome.status
     placed = request.placed(status.hosts if status.leaves else ())
@@ -222,7 +220,7 @@ def without_taken(
 
 
 def is_taken_back(watch: Watch, request: Request, outcome: AttemptOutcome) -> bool:
-    """Tells whether ranks saved and exited because the scheduler ended their job (`slurm: job 7
+    """Returns whether ranks saved and exited because the scheduler ended their job (`slurm: job 7
     CANCELLED`) without a stop request from this machine.
     """
     status, asked = outcome.status, outcome.asked or watch.interrupts.count
@@ -241,7 +239,7 @@ def is_taken_back(watch: Watch, request: Request, outcome: AttemptOutcome) -> bo
 
 
 def worth_it(verdict: Verdict, fruitless: int, run: run_folder.Run) -> bool:
-    """Tells whether another attempt can succeed. An unexplained failure is retried only if ranks
+    """Returns whether another attempt could succeed. Unexplained failures are retried only if ranks
     had started.
     """
     return (
@@ -252,13 +250,13 @@ def worth_it(verdict: Verdict, fruitless: int, run: run_folder.Run) -> bool:
 
 
 def has_started(run: run_folder.Run) -> bool:
-    """Tells whether ranks of the newest attempt have sent a heartbeat."""
+    """Returns whether ranks in the newest attempt have sent a heartbeat."""
     return bool(read_beats(run.folder, fence.current(run.folder).number))
 
 
 def conclude(run: run_folder.Run, verdict: Verdict, done: str) -> Verdict:
-    """Adds the action taken to the verdict. Records the verdict as an event and, if the disk has
-    space, in results.json.
+    """Adds the action taken to the verdict. Records the verdict as an event and, if possible, in
+    results.json.
     """
     verdict = replace(verdict, done=done)
     run.note("verdict", **verdict.record())
@@ -270,8 +268,8 @@ def conclude(run: run_folder.Run, verdict: Verdict, done: str) -> Verdict:
 def another(
     watch: Watch, jobs: Sequence[Job], broken: Mapping[str, str], lost: Mapping[str, str]
 ) -> Request:
-    """Returns the request for the next attempt, without the `broken` hosts and, if possible,
-    without the `lost` hosts.
+    """Returns the request for the next attempt. Excludes the `broken` hosts and, if possible, the
+    `lost` hosts.
 
     Waits for lost nodes to return if no other nodes can replace them.
 
@@ -300,11 +298,11 @@ def another(
 def first_that_fits(
     backend: Backend, jobs: Sequence[Job], choices: Iterable[Mapping[str, str]]
 ) -> Request:
-    """Plans the first job for which there are enough nodes. `choices` are sets of hosts to exclude,
-    in order of preference.
+    """Plans the first job for which enough nodes are available. `choices` are sets of hosts to
+    exclude, in order of preference.
 
     Raises:
-        BackendError: no job has enough nodes; with the reason for the last job.
+        BackendError: no job has enough nodes. The error is the last job's.
     """
     refused = BackendError("no job fits the available hosts")
     for without in choices:
@@ -317,7 +315,7 @@ def first_that_fits(
 
 
 def pause(watch: Watch, seconds: float) -> None:
-    """Waits and shows progress. A stop request ends the wait."""
+    """Waits while showing progress. A stop request ends the wait."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not watch.interrupts.count:
         watch.show("")

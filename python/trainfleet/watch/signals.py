@@ -1,9 +1,9 @@
-"""Stop requests: Ctrl-C, SIGTERM or a closed terminal requests a clean stop; a second Ctrl-C stops
-at once.
+"""Handles stop requests. Ctrl-C, SIGTERM or a closed terminal requests a clean stop, and a second
+Ctrl-C stops at once.
 
-Timeouts and service managers send one SIGTERM to a process group, but it arrives twice because make
-also forwards its own. The SIGHUP of a closed terminal comes from both the kernel and the shell. All
-these signals together therefore count as one request.
+Timeouts and service managers send a single SIGTERM to a process group, but it arrives twice because
+make also forwards its own. When a terminal closes, both the kernel and the shell send SIGHUP. All
+signals other than SIGINT therefore count as one request.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """A context manager that counts stop requests, which do not kill the process inside its
-    block.
-    """
+    """Context manager that counts stop requests instead of letting them kill the process."""
 
     def __init__(self) -> None:
-        # number of SIGINTs; whether any other signal arrived
+        # number of SIGINTs, and whether any other signal arrived
         self.pressed, self.signalled = 0, False
 
     @property

@@ -1,10 +1,9 @@
 """Standby host: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` replaces a launcher that
 dies.
 
-The launcher is a command that can resume a run (`make train`), so a takeover runs that command
-again. Until then, the standby writes heartbeats (health/lease.py: standby.json). If the standby
-falls silent, the launcher appoints another one. If there are two standbys, the standby appointed
-later stays.
+The launcher is a command that can resume a run (`make train`), so a takeover reruns that command.
+Until then, the standby writes heartbeats (standby.json in health/lease.py). If the standby falls
+silent, the launcher appoints another one. If two standbys exist, the one appointed later stays.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from ..trust.errors import TrainfleetError
 from ..trust.safe_output import install
 
 LOOK_EVERY = 1.0
-TYPE_AGAIN = (5.0, 10.0, 30.0)  # seconds before the second, third and later attempts to take over
+TYPE_AGAIN = (5.0, 10.0, 30.0)  # seconds before the second, third and later takeover attempts
 HOSTS_MAY_RETURN = 900.0  # seconds for which a takeover is retried
 UNHEARD = f"the launcher has been silent for {PATIENCE:.0f} s"
-TRIES = 20  # maximum number of attempts by all hosts together to take over
-STOPPED = 130  # exit code of a command that was stopped
+TRIES = 20  # maximum number of takeover attempts by all hosts together
+STOPPED = 130  # exit code of a stopped command
 
 
 def main(arguments: list[str]) -> int:
@@ -53,14 +52,14 @@ def main(arguments: list[str]) -> int:
 
 
 class StandbyWatch:
-    """A standby that replaces the launcher of one run if the launcher dies."""
+    """Standby that replaces one run's launcher if the launcher dies."""
 
     def __init__(self, folder: Path, command: list[str]) -> None:
         self.folder, self.command = folder, command
         before, standby = newest_holder(folder), newest_standby(folder)
         number, term = os.environ.get(APPOINTED, "").split() or ("", "")
         self.number = int(number or (standby.number + 1 if standby else 1))
-        self.term = int(term or (before.term if before else 0))  # term of the previous launcher
+        self.term = int(term or (before.term if before else 0))  # the previous launcher's term
         self.begun = term == "" and before is not None and before.code is None
 
     def keep(self) -> int:
@@ -75,11 +74,11 @@ class StandbyWatch:
         return 0
 
     def await_vacancy(self) -> Holder | None:
-        """Waits until a launcher that led the run falls silent, and returns its last renewal.
+        """Waits until a launcher that led the run falls silent, and returns its last lease renewal.
         Returns None if the run no longer needs this standby.
 
-        Counts polls instead of comparing clocks. If a file system pauses for a minute, that takes
-        one poll and does not count as a death.
+        Counts polls instead of comparing clocks. If the file system stalls for a minute, that is
+        still one poll, so the launcher does not count as dead.
         """
         silent, last = 0.0, newest_holder(self.folder)
         self.begun = self.begun or (last is not None and last.term > self.term)
@@ -106,8 +105,8 @@ class StandbyWatch:
             last = newest or last
 
     def _look(self) -> Holder | None:
-        """Reads the launcher's lease from the file server. Opening the file first is necessary
-        because this client may have cached that the file does not exist.
+        """Reads the launcher's lease from the file server. Opens the file first, because this
+        client may have cached that the file does not exist.
         """
         with suppress(OSError):
             os.close(
@@ -127,20 +126,20 @@ class StandbyWatch:
             and (newest.host, newest.pid) != (mine.host, mine.pid)
         ):
             return False
-        with suppress(OSError):  # The file system may be unavailable for a moment.
+        with suppress(OSError):  # The file system may be temporarily unavailable.
             write_standby(self.folder, mine)
         return True
 
     def take_over(self, silent: Holder) -> int | None:
         """Starts a launcher that takes over. Returns its exit code if it concluded the run, or None
-        if another launcher leads the run now.
+        if another launcher now leads the run.
 
-        If the launcher could not start, for example because hosts are missing, it is started again
-        for HOSTS_MAY_RETURN seconds.
+        If the launcher fails to start, for example because hosts are missing, retries for
+        HOSTS_MAY_RETURN seconds.
         """
         deadline, tries = time.monotonic() + HOSTS_MAY_RETURN, 0
         while True:
-            # The first try must run, because it checks the ranks that are still running.
+            # The first attempt must run because it checks for ranks that are still running.
             if tries and Run(self.folder).is_asked_to_stop():
                 return self.conclude(STOPPED)
             code = self.launch(silent)
@@ -150,7 +149,7 @@ class StandbyWatch:
             if newest.renewal != silent.renewal and newest.time != VACATED:
                 self.begun = True
                 return None
-            # The ranks finished without a launcher, so this launcher took no lease.
+            # The ranks finished without a launcher, so the new launcher did not take the lease.
             found_finished = code == 0
             if found_finished or time.monotonic() > deadline or newest.tries >= TRIES:
                 return self.conclude(code)
@@ -164,8 +163,8 @@ class StandbyWatch:
             silent, tries = newest, tries + 1
 
     def launch(self, silent: Holder) -> int:
-        """Runs a launcher that succeeds the silent one, and returns its exit code. This host stays
-        the standby until the new launcher has the lease.
+        """Runs a launcher that succeeds the silent one, and returns its exit code. This host
+        remains the standby until the new launcher holds the lease.
         """
         environment = os.environ | {SUCCEEDS: silent.renewal}
         with subprocess.Popen(self.command, env=environment, preexec_fn=die_with_parent) as process:
@@ -191,7 +190,9 @@ class StandbyWatch:
         return mine
 
     def conclude(self, code: int) -> int:
-        """Writes the exit code to the lease, which all followers of the run read."""
+        """Writes the exit code to the lease, where all followers of the run read it. Returns the
+        exit code.
+        """
         with suppress(TrainfleetError), Lease(self.folder) as lease:
             lease.code = code
         return code

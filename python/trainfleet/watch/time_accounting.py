@@ -1,10 +1,11 @@
-"""Accounting of a run's time: each second from a command's start to its end counts exactly once.
+"""Accounts for a run's time, so that each second from a command's start to its end counts exactly
+once.
 
-Events come from the clocks of the launcher and rank 0, for example that ranks were launched,
-training began, or an attempt failed. Spans come from the metrics. Each line reports the time since
-the line before, with the parts that a checkpoint, a validation or a compiler took. Time between
-spans counts for the activity at that moment. If two clocks disagree, an event counts as no earlier
-than the event before it, so the sum stays exact.
+Events mark when ranks were launched, training began or an attempt failed, by the clocks of the
+launcher and rank 0. Spans come from the metrics. Each metrics line reports the time since the
+previous line, and how much of it went to checkpoints, validation and compilation. Time between
+spans counts toward the activity at that moment. An event never counts as earlier than the event
+before it, so the sum stays exact even if clocks disagree.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ USES = (
     "start",
     "down",
 )
-AFTER = {  # activity after an event, until the next event
+AFTER = {  # activity from this event until the next one
     "launched": "start",
     "queued": "queue",
     "running": "start",
@@ -42,8 +43,8 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """Seconds of training that ended at `time` (unix), with the parts that other activities took.
-    `kept` means that no crash lost the steps.
+    """A period of training that ended at `time` (unix), with the seconds that other activities
+    took. `kept` means that no crash lost the steps.
     """
 
     time: float
@@ -55,7 +56,7 @@ class Span:
 
     @classmethod
     def of(cls, line: Record, kept: bool) -> Span | None:
-        """Returns the span of a line of metrics, or None if the line has no span, like lines before
+        """Returns a metrics line's span, or None if it contains no span, such as in runs before
         format 2.
         """
         if not isinstance(line.get("time"), (int, float)) or not isinstance(
@@ -69,7 +70,7 @@ class Span:
         return cls(float(line["time"]), max(0.0, float(line["span"])), kept, **apart)
 
     def uses(self, seconds: float, step: float) -> Iterator[tuple[str, float]]:
-        """Divides `seconds` among the uses. `step` is the usual duration of a step, which does not
+        """Divides `seconds` among the activities. `step` is the usual step time, which does not
         count as compilation.
         """
         rest = seconds
@@ -87,11 +88,11 @@ class Span:
 def ledger(
     events: Sequence[Record], metrics: Iterable[Record], now: float | None = None
 ) -> dict[str, float]:
-    """Returns the seconds by use, which add up to the time from each command's start to its end.
-    Returns {} if no command recorded its start.
+    """Returns the seconds per activity, which add up to the time from each command's start to its
+    end. Returns {} if no command recorded its start.
 
-    `now` (unix time) is set while the run is running. Time lost in a crash comes from the `lost`
-    events, because these lines are removed from the metrics.
+    `now` (unix time) is set while the run is active. Time lost in a crash comes from `lost` events,
+    because the crash's lines are removed from the metrics.
     """
     timed = [(line, span) for line in metrics if (span := Span.of(line, True))]
     spans = [span for _, span in timed]
@@ -112,7 +113,7 @@ def ledger(
 
 
 def _of_a_step(line: Record, span: Span) -> float:
-    """Returns the seconds of one of the steps that a line of metrics reports."""
+    """Returns the time of one step from a metrics line."""
     seconds = line.get("seconds")
     return min(float(seconds), span.seconds) if isinstance(seconds, (int, float)) else span.seconds
 
@@ -135,7 +136,7 @@ def _sweep(
     now: float | None,
     spent: dict[str, float],
 ) -> None:
-    """Adds the seconds of one command to `spent`, event by event."""
+    """Adds one command's seconds to `spent`, event by event."""
     begin = float(launch[0]["started"])
     last = max((span.time for span in spans), default=begin)
     # A killed launcher does not record its end.
@@ -150,7 +151,7 @@ def _sweep(
         if isinstance(what, Span):
             from_ = max(at, time - what.seconds)
             work = "useful" if what.kept else "repeated"
-            # Only rounding separates two consecutive spans.
+            # Consecutive spans are only separated by rounding.
             spent[work if stepping else use] += max(0.0, from_ - at)
             for name, seconds in what.uses(max(0.0, time - from_), usual):
                 spent[name] += seconds
@@ -165,8 +166,8 @@ def _sweep(
 
 
 def goodput(spent: dict[str, float]) -> float | None:
-    """Returns the fraction of all seconds spent on steps that were kept, or None if there are no
-    seconds.
+    """Returns the fraction of the total time that was spent on kept steps, or None if no time was
+    recorded.
     """
     total = sum(spent.values())
     return round(spent.get("useful", 0.0) / total, 4) if total else None

@@ -1,6 +1,4 @@
-"""Parser of the exceptions in one process's output, each with its name, its message and its
-chain.
-"""
+"""Parses the exceptions in a process's output, with name, message and chain."""
 
 from __future__ import annotations
 
@@ -10,19 +8,19 @@ from dataclasses import dataclass, field
 
 from .lines import TRACEBACK, LogLine, is_progress
 
-# Maximum lines and seconds by which an exception's message continues after its first line.
+# Maximum number of lines, and of seconds, for which an exception's message may continue.
 MESSAGE_LINES, MESSAGE_SECONDS = (16, 1.5)
 CHAINS = 16  # maximum number of chains to keep per process; the last ones are kept
 FRAMES = 8  # maximum number of frames to keep per traceback; the innermost ones are kept
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_FRAME = "│╭╰❱|+"  # borders of rich's boxes and of exception groups
+_FRAME = "│╭╰❱|+"  # borders of rich's boxes and exception groups
 _POINTED = re.compile(r"-+> ?\d+(?: |$)|-{20}")  # IPython's arrow to the line that failed
 _BARE = re.compile(
     r"(?:error: "
     r")?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
     r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |Error: |error: "
 )
-# a traceback's frame without the traceback's header
+# traceback frame without a preceding header
 _HEADLESS = re.compile(r'\s+File "[^"]+", line \d+, in \S+$')
 _FLAT = re.compile(
     r'File "[^"]+", line \d+, in (?:(?!File '
@@ -32,7 +30,7 @@ _LAUNCHER = re.compile(
     r"(?:srun|slurmstepd|sbatch|mpirun\S*|prterun|orterun|kubelet): |[IWEF]\d{4} "
     r"\d\d:|(?:ERROR|WARNING|INFO):torch\."
 )
-_FOREIGN = re.compile(  # last messages of runtimes other than Python: C++, Rust, Go, Java, glog
+_FOREIGN = re.compile(  # final messages from runtimes other than Python: C++, Rust, Go, Java, glog
     r"(?P<head>terminate called (?:after|recurs)|libc\+\+abi: terminating|thread '.*' (?:\(\d+\) "
     r")?panicked at |panic: )"
     r'|Exception in thread "[^"]*" (?P<java>(?:[a-z_]\w*\.)+[A-Z][\w$]*)|Caused by: '
@@ -40,14 +38,14 @@ _FOREIGN = re.compile(  # last messages of runtimes other than Python: C++, Rust
     r"|(?:[\d-]+ [\d:.]+: )?F(?:\d{4,8} [\d:.]+ +\d+)? ?[\w/.+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] "
     r"(?P<check>.)"
 )
-# Words that indicate a bug if there is no other message.
+# Messages that indicate a bug unless another message explains the failure.
 _PANIC = re.compile(
     r"thread '.*' (?:\(\d+\) )?panicked at |panic: |Check failed: |\w*\.?PanicException: "
 )
-# output of ranks that write over each other
+# interleaved output from several ranks
 _WOVEN = re.compile(r"^(\s*)([\w.]*?(?:Error|Exception))(?:(?:: )?\2)+(?:: ?)*")
 _DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*: ")
-# a frame of Python, of IPython (`File x.py:3, in f()`, `~/x.py in f()`) or of rich (`x.py:3 in f`)
+# frame format of Python, IPython (`File x.py:3, in f()`, `~/x.py in f()`) or rich (`x.py:3 in f`)
 _IN = re.compile(
     r'(?:> )?File "([^"]+)", line \d+(?:, in (\S+))?|File (\S+?):\d+, in '
     r"([\w.<>]+)|(?:Cell|Input) In ?\[\d+\]"
@@ -78,10 +76,10 @@ PROGRAM = BUGS | {"ImportError", "NotImplementedError", "StopIteration", "StopAs
 
 @dataclass
 class PrintedException:
-    """A printed exception: its log line, the index of that line among its node's lines, and its
-    message with further lines.
+    """An exception in a log: its line, the line's index within its node's lines, and its multi-line
+    message.
 
-    `bare` means without a traceback. `aside` means raised in a destructor or a thread, which the
+    `bare` means without a traceback. `aside` means raised in a destructor or thread, which the
     process survives.
     """
 
@@ -90,7 +88,7 @@ class PrintedException:
     message: list[str]
     bare: bool = False
     aside: bool = False
-    frames: str = ""  # files and functions, the innermost last
+    frames: str = ""  # files and functions, innermost last
     source: str = ""  # source line of the innermost frame, if printed
 
     @property
@@ -99,13 +97,14 @@ class PrintedException:
 
     @property
     def panicked(self) -> bool:
-        """Tells whether the program ended itself because its own check failed."""
+        """Returns whether the program aborted because an internal check failed."""
         return _PANIC.match(self.message[0]) is not None
 
     @property
     def inner(self) -> str:
-        """Returns the message from the last exception that it quotes. Wrappers quote exceptions,
-        for example as `X raised:` followed by `RuntimeError: ...`.
+        """Returns the message starting at the last exception that it quotes, or "" if it quotes no
+        exception. Wrappers quote exceptions, for example as `X raised:` followed by `RuntimeError:
+        ...`.
         """
         last = max(
             (index for index, line in enumerate(self.message) if index and _NESTED.match(line)),
@@ -115,38 +114,40 @@ class PrintedException:
 
     @property
     def where(self) -> str:
-        """Returns the innermost frame, and the exception's class with its module as a path."""
+        """Returns the innermost frame, followed by the exception's qualified class name as a
+        path.
+        """
         match = _NAME.match(self.message[0])
         frame = _HOME.sub("", self.frames.rpartition("\n")[2])
         return "\n".join([frame, match[1].replace(".", "/") if match and "." in match[1] else ""])
 
     @property
     def name(self) -> str:
-        """Returns the exception's class without its module."""
+        """Returns the exception's class name without its module."""
         match = _NAME.match(self.message[0])
         return match[1].rpartition(".")[2] if match else ""
 
 
 @dataclass
 class Tracebacks:
-    """A parser for the lines of one process, in order. Each chain contains the exceptions of one
-    failure, the likeliest root first.
+    """Incremental parser for one process's lines. Each chain contains one failure's exceptions, the
+    most likely root first.
     """
 
     chains: deque[list[PrintedException]] = field(default_factory=lambda: deque(maxlen=CHAINS))
     base: int | None = None  # indentation of the open traceback's header
     last: PrintedException | None = None  # exception whose message may continue
-    # relation of the next traceback to the last one: "chained", "original", or ""
+    # how the next traceback relates to the last one: "chained", "original" or ""
     link: str = ""
     aside: bool = False
-    dropped: bool = False  # whether the open traceback is an exception that Python ignored
-    # whether the open traceback has no header, and so may not be an exception
+    dropped: bool = False  # whether Python ignored the open traceback's exception
+    # whether the open traceback has no header, so it may not be an exception
     headless: bool = False
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=FRAMES))
     source: str = ""
 
     def take(self, line: LogLine, index: int, text: str) -> bool:
-        """Tells whether the line is a part of a traceback or of an exception's message."""
+        """Parses a line. Returns whether it is part of a traceback or an exception's message."""
         if text.count("Error") > 1:
             text = _WOVEN.sub(r"\1\2: ", text)
         if TRACEBACK in text:
@@ -154,7 +155,7 @@ class Tracebacks:
             self._open(head)
             if not pieces and (flat := _FLAT.search(head)):
                 self.take(line, index, flat[1])
-            for piece in pieces:  # A traceback may be in one line, as in JSON.
+            for piece in pieces:  # A traceback may be on a single line, as in JSON.
                 if re.search(r"\w", piece):
                     self.take(line, index, piece)
             return True
@@ -247,7 +248,7 @@ class Tracebacks:
         self.last, self.link = block, ""
 
     def _goes_on(self, line: LogLine, text: str) -> bool:
-        """Tells whether the line continues the message of the last exception."""
+        """Returns whether the line continues the last exception's message. If so, appends it."""
         block = self.last
         if (
             block is None

@@ -1,5 +1,5 @@
-"""The verdict on a failure: who failed first, why, the last lines, the action taken, and the next
-command.
+"""Verdict on a failure: who failed first, why, the last log lines, the action taken, and the
+command to run next.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .lines import TRACEBACK, LogLine, read_lines, time_of_day
 from .monitor import AttemptOutcome
 
 TAIL = 12  # maximum number of lines to quote
-# Causes by which a healthy node may end.
+# Causes that can end a healthy node.
 FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")
 # exit codes of POSIX shells
 UNRUN = {126: "a command could not be run", 127: "a command was not found"}
@@ -38,7 +38,7 @@ OURS = re.compile(
 
 @dataclass(frozen=True)
 class Start:
-    """The moment before an attempt. Older events and log lines do not count for the attempt's
+    """The moment before an attempt. Older events and log lines do not count toward the attempt's
     verdict.
     """
 
@@ -55,11 +55,11 @@ def start_now(request: Request) -> Start:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The report that a user reads after a failure. `sure` means that the user may act on it
+    """Report that the user reads after a failure. `sure` means that it is certain enough to act on
     without reading the logs.
     """
 
-    cause: str  # a key of CAUSES
+    cause: str  # key of CAUSES
     words: str
     node: int | None
     rank: int | None
@@ -68,7 +68,7 @@ class Verdict:
     next: str
     done: str = ""
     sure: bool = False
-    nodes: int = 1  # number of nodes with the same cause
+    nodes: int = 1  # number of nodes that show the cause
 
     @property
     def who(self) -> str:
@@ -88,8 +88,8 @@ class Verdict:
 
     @property
     def then(self) -> Then:
-        """Returns the decision. A host is excluded only if the cause is sure, and only if another
-        host would not fail the same way.
+        """Returns the decision. A host is excluded only if the cause is certain and another host
+        would not fail the same way.
         """
         then = self.kind.then_on(self.nodes)
         if then is Then.ELSEWHERE and not (self.host and self.sure):
@@ -99,7 +99,7 @@ class Verdict:
     def __str__(self) -> str:
         said = [line for line in self.lines if line != self.words]
         if said and said[-1] == f"{TRACEBACK}:":
-            said.pop()  # The header of the traceback is not information.
+            said.pop()  # The traceback's header provides no information.
         quoted = [f"  | {line}" for line in said]
         doubt = "" if self.sure or self.cause == "unknown" else "most likely "
         head = f"failed: {self.who}: {doubt}{self.kind.words} ({self.cause})"
@@ -113,12 +113,12 @@ class Verdict:
         return "\n".join(filter(None, block))
 
     def record(self) -> run_folder.Record:
-        """Returns the record for events and results.json."""
+        """Returns the verdict as a record for events and results.json."""
         return {"who": self.who, "then": self.then.value, **asdict(self)}
 
 
 def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since: Start) -> Verdict:
-    """Judges a failed job from its logs, events and status since its start."""
+    """Judges a failed job by its logs, events and status since the attempt's start."""
     status = outcome.status
     request = request.placed(status.hosts if status.leaves else ())
     attempt = fence.current(run.folder)
@@ -159,7 +159,7 @@ def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since:
 def _with_others(
     verdict: Verdict, status: Status, request: Request, alive: frozenset[int]
 ) -> Verdict:
-    """Adds the other lost nodes to a verdict on a lost node."""
+    """Adds any other lost nodes to a verdict on a lost node."""
     others = [node for node in status.lost if node != verdict.node and node not in alive]
     if verdict.node not in status.lost or not others:
         return verdict
@@ -170,8 +170,8 @@ def _with_others(
 
 
 def _cut_short(lines: list[LogLine], node: int | None) -> str:
-    """Describes a node that was asked to leave and ended before its ranks had saved; "" if no node
-    did. `node` None means any node.
+    """Describes a node that was asked to save but ended first, or returns "" if there is no such
+    node. `node` None means any node.
     """
     stops = (
         line
@@ -198,16 +198,16 @@ def _cut_short(lines: list[LogLine], node: int | None) -> str:
 
 
 def _is_of(event: run_folder.Record, order: int, since: Start) -> bool:
-    """Tells whether a fault belongs to this attempt. The time is not sufficient, because a node's
-    clock may be behind this machine's.
+    """Returns whether a fault event belongs to this attempt. Prefers the attempt number over the
+    time, because a node's clock may lag behind this machine's.
     """
     own = event.get("order")
     return bool(event["time"] >= since.time - SKEW) if own is None else own == order
 
 
 def of_finding(finding: Diagnosis, lines: list[LogLine], host: str) -> Verdict:
-    """Creates the verdict for a finding in these lines. `host` is the name of the finding's node,
-    or "" if unknown.
+    """Creates the verdict from a diagnosis. `host` is the name of the blamed node, or "" if
+    unknown.
     """
     cause = CAUSES[finding.cause]
     quoted = tuple(map(plain, quote(finding, lines)))
@@ -225,8 +225,8 @@ def of_finding(finding: Diagnosis, lines: list[LogLine], host: str) -> Verdict:
 
 
 def _abstained(named: Verdict | None, silent: Verdict, request: Request) -> Verdict:
-    """Creates a verdict without a cause: who probably failed first, its exception, and the last
-    lines of all. If another node was killed silently, names that node instead.
+    """Creates a verdict without a cause: who probably failed first, its exception, and all writers'
+    last lines. If another node was silently killed, blames that node instead.
     """
     if named is None or (silent.cause == "killed" and silent.node != named.node):
         return silent
@@ -237,16 +237,18 @@ def _abstained(named: Verdict | None, silent: Verdict, request: Request) -> Verd
 
 
 def plain(words: str) -> str:
-    """Removes the class name from one of trainfleet's messages, because it does not help a user."""
+    """Removes the exception class name from trainfleet's own messages, because it does not help the
+    user.
+    """
     return OURS.sub("", words)
 
 
 def _unexplained(request: Request, status: Status, lines: list[LogLine], since: Start) -> Verdict:
-    """Creates the verdict when no line names a cause. It names the node that a signal ended, or the
-    first failed node, with all last lines.
+    """Creates the verdict if no line names a cause. Blames the node that a signal ended, or the
+    first failed node, and quotes all last lines.
 
-    Nodes that ended by SIGTERM come last, because a scheduler asks the other nodes of a failed job
-    to end.
+    Nodes that ended by SIGTERM come last, because a scheduler sends SIGTERM to the other nodes of a
+    failed job.
     """
     ended = sorted(
         (code == 128 + SIGTERM, _exit(code)[1] != "killed", node)
@@ -277,7 +279,7 @@ def _exit(code: int | None) -> tuple[str, str]:
 
 
 def last_words(lines: list[LogLine]) -> tuple[str, ...]:
-    """Returns the last line of each rank or other writer, limited to the newest lines."""
+    """Returns each rank's or other writer's last line, limited to the newest lines."""
     last = {(line.node, line.rank, line.who): line for line in lines if line.text.strip()}
     newest = sorted(last.values(), key=lambda line: line.time)[-TAIL:]
     if len(newest) == 1:
@@ -293,8 +295,8 @@ def _writer(line: LogLine) -> str:
 
 
 def _said_of_all(log: Path, since: Start) -> Iterator[LogLine]:
-    """Yields the lines of the scheduler's log of the job, which has no time stamps. Skips lines
-    about nodes that were ended because another node failed.
+    """Yields the lines of the scheduler's job log, which has no timestamps. Skips lines about nodes
+    that were ended because another node failed.
     """
     lines = read_lines(log, None, since.ends.get(log, 0))
     moment = time_of_day(log.stat().st_mtime) if lines else 0.0
@@ -302,7 +304,7 @@ def _said_of_all(log: Path, since: Start) -> Iterator[LogLine]:
 
 
 def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
-    """Yields the observations of the backend and the watchdog as log lines with a time."""
+    """Yields the backend's and watchdog's observations as timestamped log lines."""
     now, status, alarm = time_of_day(time.time()), outcome.status, outcome.alarm
     if alarm:
         yield LogLine(now, alarm.node, alarm.rank, "watch", alarm.words)
@@ -347,7 +349,7 @@ def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
 
 
 def _faults(faults: list[run_folder.Record]) -> Iterator[LogLine]:
-    """Yields the faults that ranks recorded, in the form of the last lines of their tracebacks."""
+    """Yields the faults that ranks recorded, formatted as the last lines of their tracebacks."""
     for event in faults:
         words = f"{event['error']}: {event['message']}" + (
             f"; why: {event['why']}" if event.get("why") else ""
