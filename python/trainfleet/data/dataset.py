@@ -33,7 +33,7 @@ __all__ = ["Dataset", "Manifest", "find"]
 # throughput
 BLOCK_BYTES = 8 * MEBIBYTE
 REMOTE_WINDOW = 1024  # MiB
-AHEAD = 4  # batches to prefetch
+AHEAD = 4  # number of batches to prefetch
 
 
 class Dataset:
@@ -57,8 +57,8 @@ class Dataset:
         """Opens the dataset in a folder. `data` specifies its store, source weights and shuffle
         window.
 
-        Raises DataError if the dataset is unfinished, if a file is missing, or if the tokenizer or
-        a sampled block does not match the manifest.
+        Raises DataError if the dataset is unfinished or a file is missing. Also raises it if the
+        tokenizer or a sampled block does not match the manifest.
         """
         from .shards import check_opening
 
@@ -135,8 +135,8 @@ class Dataset:
     def positions(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Returns the source of each global sample in [first, first + count) and its position in
-        that source, as two uint64 [count] arrays.
+        """Returns the source of each global sample in [first, first + count), and its position in
+        that source. Both are uint64 [count] arrays.
         """
         import numpy as np
 

@@ -4,11 +4,12 @@ file becomes visible only once it is complete.
 Names such as `units/00000.json` are relative to the dataset. An S3 store also has a local folder
 for the tokenizer, cached token blocks, and shards that are not uploaded yet.
 
-The job that creates a dataset holds a lease in its folder (health/lease.py), and a claim object in
-S3 if the dataset is stored there. The job renews both, and another job takes over if the renewals
-stop. The other job measures that time on its own clock, so the clocks of two machines are never
-compared. On the same machine, an operating system lock also shows immediately that the holder has
-exited. On NFS and Lustre, a dead or frozen host's lock persists for minutes.
+The job that creates a dataset holds a lease in the dataset's folder (health/lease.py). If the
+dataset is in S3, the job also holds a claim object there. The job renews both, and another job
+takes over if the renewals stop. The other job measures that time on its own clock, so the clocks of
+two machines are never compared. On the same machine, an operating system lock also shows
+immediately that the holder has exited. On NFS and Lustre, a dead or frozen host's lock persists for
+minutes.
 """
 
 from __future__ import annotations

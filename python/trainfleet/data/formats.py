@@ -1,10 +1,10 @@
-"""Text readers that yield one document per file, per JSON line (plain, gzip or zstd) or per Parquet
-row, or several documents from one long text.
+"""Text readers. They yield one document per file, JSON line (plain, gzip or zstd) or Parquet row,
+or several documents from one long text.
 
 A bad record yields its error, with file and line or row. Lines are counted only for errors. Damage
 that makes later records unreadable is raised instead: a damaged file, or a line of more than
-LONGEST bytes. Parsing a line takes several times its size in memory, and an overlong line usually
-means that the file has no line breaks.
+LONGEST bytes. Parsing a line takes several times its size in memory. An overlong line usually means
+that the file has no line breaks.
 """
 
 from __future__ import annotations

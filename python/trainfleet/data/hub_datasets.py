@@ -1,9 +1,9 @@
 """Hugging Face datasets as sources, streamed by the `datasets` library. config/addresses.py defines
 their addresses.
 
-A dataset may read only its own files. If its README.md refers to files in another folder, in
-another repository or on a server, the dataset is rejected before any of them is requested. The
-files that the library resolves are checked again before they are read.
+A dataset may read only its own files. If its README.md refers to files in another folder, another
+repository or on a server, the dataset is rejected. This happens before any of those files is
+requested. The files that the library resolves are checked again before they are read.
 """
 
 from __future__ import annotations

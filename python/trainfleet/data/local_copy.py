@@ -1,10 +1,11 @@
 """Copies a dataset from S3 to this node's local disk before its ranks read it: `python -m
 trainfleet.data.local_copy RUN DISK`.
 
-Prints the folder of the copy to stdout. Ranks read the copy in the same way as a dataset that a
-scheduler has mounted (run_folder.MOUNTED), so they get the same batches in the same order. Each
-block is checked against the manifest's checksums on arrival. The manifest is written last, so a
-copy without a manifest is incomplete. Token files from an earlier attempt are not downloaded again.
+Prints the folder of the copy to stdout. Ranks read the copy as they would read a dataset that a
+scheduler has mounted (run_folder.MOUNTED). They therefore get the same batches in the same order.
+Each block is checked against the manifest's checksums on arrival. The manifest is written last, so
+a copy without a manifest is incomplete. Token files from an earlier attempt are not downloaded
+again.
 """
 
 from __future__ import annotations

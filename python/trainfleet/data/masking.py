@@ -2,10 +2,10 @@
 BERT's sentence pairs.
 
 The masked tokens of global sample g depend only on (seed, g), because random draws come from a
-counter instead of a stateful generator. So the same tokens are masked for every world size and
-after every resume, and each epoch masks different ones. Every row is full, so no compute is spent
-on padding. All rows have the same number of targets, so the mean over a batch equals the mean over
-its parts.
+counter instead of a stateful generator. The same tokens are therefore masked for every world size
+and after every resume, and each epoch masks different ones. Every row is full, so no compute is
+spent on padding. All rows have the same number of targets, so the mean over a batch equals the mean
+over its parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .tokenizer import Tokenizer, load
 
 Rows = npt.NDArray[np.int64]
 IGNORED = -100  # target that torch.nn.CrossEntropyLoss ignores
-SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # purposes of random draws
+SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # keys that separate random draws by purpose
 # Shares of the selected tokens that are masked and that stay unchanged. The rest become another
 # word (Devlin et al. 2018, section 3.1).
 MASKED, KEPT = (0.8, 0.1)

@@ -327,8 +327,8 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def check_opening(store: DatasetStore, manifest: Manifest) -> None:
-    """Raises DataError if a file is missing or has the wrong size, if the tokenizer differs from
-    the dataset's, or if a sampled block is damaged.
+    """Raises DataError if a file is missing, a file's size is wrong, the tokenizer is not the
+    dataset's, or a sampled block is damaged.
 
     Blocks from S3 are checked on arrival instead.
     """

@@ -21,7 +21,7 @@ Index = npt.NDArray[np.uint64]
 ROUNDS = 6
 MIX = 4096  # consecutive samples over which every source gets exactly its share
 WORD = 2**64 - 1
-EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # purposes of derived keys
+EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # keys that separate permutations by purpose
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ address where the ranks will rendezvous. Every other node connects, sends its nu
 node 0's response. This also tests the exact address and port that the ranks need. Uses only the
 standard library.
 
-The protocol is line-based. A node sends `JOB NODE`. Node 0 sends `wait N` every PACE seconds, where
-N is the number of nodes that have arrived, and finally `go` or `missing 3 5`. A node that receives
+The protocol is line-based. A node sends `JOB NODE`. Every PACE seconds, node 0 sends `wait N` with
+the number of nodes that have arrived. Finally, it sends `go` or `missing 3 5`. A node that receives
 no data for SILENCE seconds reconnects.
 """
 

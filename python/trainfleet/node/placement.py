@@ -136,8 +136,8 @@ def require_numbers(*names: str) -> None:
 
 
 def lone_rank(placement: Placement) -> dict[str, str]:
-    """Returns the environment that torchrun would set for a node's only rank, so that a job can run
-    without waiting for torchrun to start.
+    """Returns the environment that torchrun would set for a node's only rank. With it, a job can
+    run without waiting for torchrun to start.
     """
     values = {
         "RANK": placement.node,

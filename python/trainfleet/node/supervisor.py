@@ -139,8 +139,8 @@ def on_own_disk(scratch: Path) -> Iterator[None]:
 
 
 def remove(scratch: Path, folder: Path | None = None) -> None:
-    """Removes `scratch`. If it is a link and `folder` is given, removes it only if it points there,
-    because it may belong to a later attempt.
+    """Removes `scratch`. If `folder` is given, a link is removed only if it points there, because
+    it may belong to a later attempt.
     """
     with contextlib.suppress(OSError):
         if not scratch.is_symlink():
@@ -293,8 +293,8 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: 
 
     SIGTERM and SIGKILL are logged with their times, so that a verdict can detect that a node was
     killed early (watch/verdict.py). Ranks of a `run` are asked to stop through its stop file. If
-    torchrun received the signal, it would kill its ranks and skip the exit barrier, and the
-    torchruns on other nodes would wait at the barrier for five minutes.
+    torchrun received the signal, it would kill its ranks and skip the exit barrier. The torchruns
+    on other nodes would then wait at the barrier for five minutes.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:

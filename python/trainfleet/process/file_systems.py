@@ -146,7 +146,8 @@ def hold(folder: Path) -> int:
 def sweep(folders: Iterable[Path]) -> None:
     """Removes this user's folders that are not held by any process."""
     for folder in folders:
-        with suppress(OSError):  # held, another user's, or already gone
+        # The folder is held, belongs to another user or no longer exists.
+        with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Announces a run to all users of a host through the name of an abstract socket, for as long as the
+"""Announces a run to all users of a host through the name of an abstract socket, as long as the
 run's process lives.
 
 Abstract socket names are unique, are readable by everyone in /proc/net/unix, and disappear with

@@ -38,7 +38,7 @@ def die_with_parent(ancestor: str | None = None) -> None:
     parent = os.getppid()
     if sys.platform == "linux" and ctypes:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # The parent died before the prctl call.
+        # Exit if the parent died before the prctl call.
         if os.getppid() != parent or not (ancestor is None or _is_below(int(ancestor))):
             os._exit(1)
     else:

@@ -72,7 +72,7 @@ class History:
         """Returns the number of steps in the run's config, or the number of completed steps if that
         is larger.
         """
-        from ..config import load_steps  # loads YAML
+        from ..config import load_steps  # imported here, because it loads YAML
 
         return max(load_steps(self.run.config) or self.results.get("steps") or 0, self.step)
 
@@ -289,7 +289,7 @@ class History:
             return [(f"{train} SET='train.steps={more}'", why), write]
         saved = self.steps_of("checkpointed")
         again = f"resumes from step {saved[-1]:,}" if saved else "starts the run"
-        quiet = self.status in ("not started", "stopped")  # not a failure
+        quiet = self.status in ("not started", "stopped")  # these states are not failures
         return ([] if quiet else [(logs, "shows the ranks' logs")]) + [(train, again)]
 
 
@@ -339,7 +339,7 @@ def _as_given(run: Run) -> str:
     """Returns the ` CONFIG=…` argument for resuming training if SET or NODES made the run's config
     differ from config.yaml, otherwise "".
     """
-    from ..config import Settings, load, load_resolved  # loads YAML
+    from ..config import Settings, load, load_resolved  # imported here, because it loads YAML
 
     with suppress(ConfigError):
         if load(Settings(Path("config.yaml")))[0] == load_resolved(run.config):

@@ -360,7 +360,7 @@ def _settings(history: History) -> str:
     """Returns the resolved config. The file itself may contain anything, so only known keys are
     shown.
     """
-    from ..config import dump_known  # loads YAML
+    from ..config import dump_known  # imported here, because it loads YAML
 
     if not history.run.config.exists():
         return ""

@@ -1,6 +1,8 @@
-"""Smaller sections of report.html: plots of single quantities (parts of a step, slowest rank,
-gradient norm, learning rate, memory), the run's provenance (versions, devices, config keys) and the
-state of its ranks.
+"""Smaller sections of report.html: plots of single quantities, the run's provenance and the state
+of its ranks.
+
+The plots show the parts of a step, the slowest rank, gradient norm, learning rate and memory.
+Provenance covers versions, devices and config keys.
 """
 
 from __future__ import annotations

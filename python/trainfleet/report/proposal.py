@@ -382,7 +382,7 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
         for artifact in request.artifacts
     }
     files |= {artifact.name: artifact.text for artifact in changes}
-    for old in folder.glob("requests/[0-9][0-9]-*.json"):  # requests of an earlier plan
+    for old in folder.glob("requests/[0-9][0-9]-*.json"):  # requests left by an earlier plan
         old.unlink()
     for name, text in files.items():
         write_atomic(folder / name, text)

@@ -1,10 +1,10 @@
 """Serves a run's report to this machine's browser. It serves only this page, which it rereads for
 each request.
 
-The server listens only on the loopback interface and accepts only requests with a loopback Host
-header, so a page from another host can't read the report through DNS rebinding. Other users of the
-machine can also reach the loopback interface, so a request must contain the token from the printed
-URL. The response sets a cookie, so that later requests work without the token in the URL.
+The server listens only on the loopback interface, and rejects requests without a loopback Host
+header. A page from another host therefore can't read the report through DNS rebinding. Other users
+of the machine can also reach the loopback interface, so a request must contain the token from the
+printed URL. The response sets a cookie, so that later requests work without the token in the URL.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _end(request: socket.socket) -> None:
 
 class Answer(BaseHTTPRequestHandler):
     server: Server
-    timeout = LONGEST  # seconds between two bytes
+    timeout = LONGEST  # maximum seconds between two bytes
 
     def do_GET(self) -> None:
         (path, _, query), hosts = self.path.partition("?"), self.headers.get_all("Host", [])
