@@ -1,8 +1,7 @@
-"""Tokenizes this node's part of the data: `python -m trainfleet.data CONFIG_YAML`. NODE_RANK, NODES
-and WORKERS in the environment define that part.
+"""Tokenizes this node's share of the data: `python -m trainfleet.data CONFIG_YAML`.
 
-Each process has a memory limit, so a file that needs more memory causes an error message and does
-not bring the machine down.
+NODE_RANK, NODES and WORKERS in the environment select the share. Each process has a memory limit,
+so a file that needs too much memory causes an error instead of exhausting the machine.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-# Each process encodes with one thread, so that WORKERS is the number of busy cores. The libraries
-# read these variables on import.
+# Each process encodes with a single thread, so WORKERS equals the number of busy cores. The
+# libraries read these variables at import time.
 os.environ |= {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -35,7 +34,7 @@ from .tokenize_worker import Share, exit_on, tokenize
 
 
 def main(arguments: list[str]) -> int:
-    """Tokenizes. Returns the exit code."""
+    """Tokenizes this node's share and returns the exit code."""
     exit_on(signal.SIGTERM)
     exit_on(signal.SIGINT)
     try:
@@ -55,7 +54,7 @@ def main(arguments: list[str]) -> int:
         finished = tokenize(config.data, share)
     except TrainfleetError as error:
         print(error, file=sys.stderr, flush=True)
-        with suppress(TrainfleetError):  # On a full disk, the message is only in the log.
+        with suppress(TrainfleetError):  # On a full disk, the error appears only in the log.
             record_fault(Run(path.parent, records.node(share.node, order)), share, error)
         return error.exit_code
     if finished:
@@ -73,8 +72,8 @@ def main(arguments: list[str]) -> int:
 
 
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
-    """Records a fault event, which contains the message for the verdict (watch/verdict.py)."""
-    # The catalogue of causes lists DataError, but not all its subclasses.
+    """Records a fault event with the error message, for use by the verdict (watch/verdict.py)."""
+    # The catalog of causes lists DataError, but not all of its subclasses.
     kind = DataError if isinstance(error, DataError) else type(error)
     fields = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}
     run.record(

@@ -1,5 +1,6 @@
-"""Reads compressed texts, and the files in tar archives such as WebDataset shards. A file in a tar
-is read like a file in a folder.
+"""Readers for compressed text files and for tar archives such as WebDataset shards.
+
+Files in a tar are handled in the same way as files in a folder.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from .formats import LONGEST, Document, Item, Unread, attempted, damage, decoded
 from .source_files import EMPTY, SourceFile, told
 from .sources import SourcePiece, Unit
 
-# First bytes of a compressed tar, with the Python module and the program that unpack it. Some
-# Python builds lack such a module.
+# Magic number of each compression format, with the Python module and the command that decompress
+# it. Not every Python build includes all of these modules.
 PACKED = {b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": ("lzma", "xz")}
-# Maximum number of sidecars to hold back before the first record. Any more are read as texts.
+# Maximum number of sidecars to hold back until the first record. Beyond that, they are read as
+# texts.
 HELD = 16
-LOOKED = 200  # files that `make plan` reads of one tar per source
+LOOKED = 200  # maximum files that `make plan` reads from one tar per source
 SIDECAR = ".md, README or licence files next to records"
 
 
 @dataclass(frozen=True)
 class Member(SourcePiece):
-    """A file in an archive."""
+    """File in an archive, held in memory."""
 
     content: bytes = field(repr=False, compare=False)
 
@@ -49,7 +51,7 @@ Found = Member | Unread | DataError
 
 
 def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads an entire compressed text as one document."""
+    """Yields a compressed text file as a single document."""
     parts, length = list[bytes](), 0
     with piece.open() as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile):
         for line in unpacked(raw, piece):
@@ -61,10 +63,9 @@ def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads the files in a tar in their order, with the same formats as files in a folder.
+    """Yields the records of a tar in archive order. Supports the same formats as in a folder.
 
-    It reads the tar from front to back and writes no file, so names and links in the tar can't
-    point outside it.
+    The tar is read sequentially and never extracted, so names and links inside it can't escape it.
     """
     errors = (
         tarfile.TarError,
@@ -82,8 +83,8 @@ def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
-    """Yields a warning for each source with unread files among the first files of a tar. Raises
-    DataError if one of those files would stop tokenizing.
+    """Yields a warning for each source whose tar contains unread files among its first LOOKED ones.
+    Raises DataError if one of these files would stop tokenization.
     """
     tars = {
         unit.source: piece for unit in units for piece in unit.pieces if name_of(piece.path) == TAR
@@ -98,8 +99,8 @@ def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
 
 
 def _records(members: Iterable[Found], text_field: str) -> Iterator[Item]:
-    """Reads the members in order. A text and a .json file with the same name that follow each other
-    are one record.
+    """Yields the records of all members in order. Adjacent text and .json members with the same
+    stem form one record.
     """
     held: Member | None = None
     for member in members:
@@ -119,8 +120,8 @@ def _are_one(text: Member, record: Member) -> bool:
 
 
 def _either(text: Member, record: Member, text_field: str) -> Iterator[Item]:
-    """Reads a text and a .json file with the same name, in any order. Uses the .json file if all
-    its records have text, otherwise the text.
+    """Yields the records of a text and a .json file with the same stem, passed in either order.
+    Uses the .json file if all its records contain text, otherwise the text.
     """
     if text.path.endswith(JSON):
         text, record = record, text
@@ -131,8 +132,8 @@ def _either(text: Member, record: Member, text_field: str) -> Iterator[Item]:
 
 
 def _read(member: Member | None, text_field: str) -> Iterator[Item]:
-    """Reads one member. Yields the error of a damaged member, so that the other members are still
-    read.
+    """Yields the records of one member. If the member is damaged, yields its error, so that the
+    other members are still read.
     """
     try:
         if member and (row := format_of(member.path)):
@@ -142,8 +143,8 @@ def _read(member: Member | None, text_field: str) -> Iterator[Item]:
 
 
 def _described(members: Iterable[Found]) -> Iterator[Found]:
-    """Filters out sidecars, which only describe records. Holds them back until the first record. If
-    there is no record, yields them as texts.
+    """Drops sidecars, which only describe records. Holds them back until the first record, and
+    yields them as texts if there are no records.
     """
     held, records = list[Member](), False
     for member in members:
@@ -159,10 +160,9 @@ def _described(members: Iterable[Found]) -> Iterator[Found]:
 
 
 class Headers:
-    """A stream for tarfile that only moves forward and returns at most MOST bytes between two calls
-    of `renew`.
+    """Forward-only stream for tarfile that returns at most MOST bytes between calls to `renew`.
 
-    tarfile reads all headers before a member into memory, regardless of their claimed size: long
+    tarfile loads all headers before a member into memory, regardless of their declared size: long
     names, PAX records, sparse-file maps.
     """
 
@@ -181,7 +181,7 @@ class Headers:
         return self.stream.read(size)
 
     def seek(self, position: int) -> None:
-        # A member with a negative size would send tarfile back to the same header forever.
+        # A member with a negative size would make tarfile reread the same header forever.
         if position < self.stream.tell():
             raise tarfile.TarError("a header points backwards")
         self.stream.seek(position)
@@ -192,7 +192,7 @@ class Headers:
 
 def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
     """Yields each regular file in a tar, and Unread for links and devices. Bounds the memory that
-    tarfile uses for members and global headers.
+    tarfile uses for its member list and global headers.
     """
     with tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:") as archive:
         while (member := archive.next()) is not None:
@@ -210,7 +210,7 @@ def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
 
 
 def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Found:
-    """Returns a file in a tar, or the reason why the file is not read."""
+    """Returns a file in a tar with its content, or the reason why it is not read."""
     why = why_unread(about.name) or (
         "tar inside a tar" if name_of(about.name) == TAR else "" if about.size else EMPTY
     )
@@ -224,8 +224,8 @@ def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Fou
 
 
 def _unpacked(raw: BinaryIO, piece: SourcePiece) -> tuple[BinaryIO, type[Exception]]:
-    """Detects compression by the first bytes. Returns the unpacked stream, or `raw` if it is not
-    compressed, and the exception class for damaged content.
+    """Detects compression by its magic number. Returns the decompressed stream, or `raw` if it is
+    not compressed, and the exception class for damaged content.
     """
     begin = raw.read(6)
     raw.seek(0)

@@ -1,5 +1,5 @@
-"""Builds the errors for bad records, each with a remedy that works, and counts the bad records that
-a unit skips.
+"""Errors for bad records, each with a suggested fix, and counters for the records that a unit
+skips.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ..trust.untrusted_input import converting, mistaken, printable, shortened, 
 from .format_table import format_of
 from .sources import LARGEST_TEXT
 
-# Named values of data.on_bad_record. A number is the largest share of records to skip.
+# Named values of data.on_bad_record. A number is the maximum share of bad records to skip.
 STOP, SKIP = "stop", "skip"
-SHARE = 1e-4  # largest share of bad records that `skip` allows
-LISTED = 100  # maximum number of bad records in a unit's record
-# A unit fails if it has at least this many bad records and they outnumber the good ones. The cause
-# is usually a wrong file or text field.
+SHARE = 1e-4  # maximum share of bad records that `skip` allows
+LISTED = 100  # maximum bad records listed in a unit's record
+# A unit fails if it has at least this many bad records and they outnumber the good ones. The usual
+# cause is a wrong file or text field.
 HOPELESS = 100
-SHOWN = 400  # maximum length of field names or of an error, in characters
+SHOWN = 400  # maximum characters of an error message or of a list of field names
 ELSE = ", or skip such records: SET='data.on_bad_record=skip'"
 LINE = f"correct or remove the line{ELSE}"
-# Usual names of a text field
+# Common names of the text field
 COMMON = ("text", "content", "body", "document", "raw_content", "code")
-CHATS = ("messages", "conversations")  # fields that contain the turns of a chat
-TURNS = (("role", "content"), ("from", "value"))  # keys of the speaker and the text in each turn
+CHATS = ("messages", "conversations")  # fields that contain chat turns
+TURNS = (("role", "content"), ("from", "value"))  # speaker key and text key of a chat turn
 PAIRS = (
     ("prompt", "completion"),
     ("prompt", "response"),
@@ -43,16 +43,16 @@ NO_SFT = (
 
 
 class BadText(DataError):
-    """Raised for a text that is not UTF-8."""
+    """Raised if a text is not valid UTF-8."""
 
 
 class OtherField(DataError):
-    """Raised for a record without text in the text field. Another field may contain text."""
+    """Raised if a record has no text in the text field. Another field may contain its text."""
 
 
 def alone(error: DataError) -> DataError:
-    """Removes the advice to use another text field, because the file's good records have the
-    current one.
+    """Removes the error's advice to use another text field. The file's good records show that the
+    current field is correct.
     """
     return (
         DataError(error.what, where=error.where, why=error.why, next=LINE)
@@ -63,8 +63,8 @@ def alone(error: DataError) -> DataError:
 
 @dataclass
 class Skipped:
-    """The bad records and unread archive files that one unit skips. With `stop`, the first bad
-    record stops the job instead.
+    """Bad records and unread archive members that one unit skips. If `stop` is set, the first bad
+    record ends the job instead.
     """
 
     stop: bool = False
@@ -82,7 +82,9 @@ class Skipped:
             )
 
     def require_few(self, documents: int) -> None:
-        """Raises DataError if most records of a unit are bad."""
+        """Raises DataError if there are at least HOPELESS bad records and they outnumber the good
+        ones. `documents` is the number of good records.
+        """
         if self.count >= HOPELESS and self.count > documents:
             what = f"one unit has {self.count:,} bad records and only {documents:,} good ones"
             why, then = (
@@ -93,20 +95,20 @@ class Skipped:
 
 
 def share_of(bad_records: str | float) -> float:
-    """Returns the largest share of bad records that data.on_bad_record allows."""
+    """Returns the maximum share of bad records that data.on_bad_record allows."""
     return SHARE if bad_records == SKIP else 0.0 if bad_records == STOP else float(bad_records)
 
 
 def most(bad_records: str | float, records: int) -> int:
-    """Returns how many of `records` may be bad, rounded up."""
+    """Returns the maximum number of bad records among `records`, rounded up."""
     return int(-(-share_of(bad_records) * records // 1))
 
 
 def lacks_field(
     where: str, text_field: str, names: Sequence[str], readable: Sequence[str]
 ) -> DataError:
-    """Builds the error for a record without the text field. `readable`: the record's fields that
-    contain text.
+    """Builds the error for a record that lacks the text field. `readable` lists the record's fields
+    that contain text.
     """
     why = f"its fields: {shortened(printable(', '.join(names)), SHOWN) or 'none'}"
     remedy = flattening(where, names) or naming(names, readable)
@@ -114,7 +116,7 @@ def lacks_field(
 
 
 def not_text(where: str, text_field: str, record: Mapping[str, object]) -> DataError:
-    """Builds the error for a record with a text field that is not a string."""
+    """Builds the error for a record in which the text field is not a string."""
     others = texts_in(record)
     remedy = flattening(where, [text_field]) or (naming(list(record), others) if others else LINE)
     return OtherField(
@@ -123,13 +125,13 @@ def not_text(where: str, text_field: str, record: Mapping[str, object]) -> DataE
 
 
 def texts_in(record: Mapping[str, object]) -> list[str]:
-    """Returns the names of the fields that contain text."""
+    """Returns the names of all string fields."""
     return [name for name, value in record.items() if isinstance(value, str)]
 
 
 def naming(names: Sequence[str], readable: Sequence[str]) -> str:
-    """Suggests a SET= argument that selects another text field: one with a usual name, otherwise
-    the first field with text.
+    """Suggests a SET= argument that selects another text field. Prefers common names over the first
+    field with text.
     """
     others = [name for name in readable if re.fullmatch(r"\w[\w.-]{0,62}", name)]
     best = next((name for name in COMMON if name in others), others[0] if others else "")
@@ -139,8 +141,8 @@ def naming(names: Sequence[str], readable: Sequence[str]) -> str:
 
 
 def flattening(where: str, names: Sequence[str]) -> str:
-    """Returns advice and a jq command that turns chats, or prompts with answers, into plain text.
-    Returns "" for other records.
+    """Suggests how to flatten chats and prompt-answer pairs to plain text, with a jq command if jq
+    can read the file. Returns "" for other records.
     """
     chat = next((name for name in CHATS if name in names), None)
     pair = next((pair for pair in PAIRS if set(pair) <= set(names)), None)
@@ -153,7 +155,7 @@ def flattening(where: str, names: Sequence[str]) -> str:
         return ""
     form, entry = f"{{text: ({text})}}", ": entry " in where
     file = shlex.quote(re.sub(r":[0-9]+$|: entry [0-9]+$", "", where))
-    # jq can't read this format, or a file inside an archive.
+    # jq can't read this format, or the file is inside an archive.
     if (row := format_of(file.strip("'"))) is None or not row.by_jq or ": " in file:
         return f"{NO_SFT}: write each record's text into one field"
     unpack = "gzip -dc" if ".gz" in file[-4:] else "zstd -dc" if ".zst" in file[-5:] else "cat"
@@ -164,7 +166,7 @@ def flattening(where: str, names: Sequence[str]) -> str:
 
 
 def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> DataError:
-    """Builds the error for a line that failed to parse as JSON with `error`."""
+    """Builds the error for a line that is not valid JSON. `error` is the parser's exception."""
     if isinstance(error, UnicodeDecodeError):
         return not_utf8(where, error, 0)
     if isinstance(error, UnicodeEncodeError):
@@ -172,7 +174,7 @@ def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Data
     if isinstance(error, json.JSONDecodeError):
         if other := mistaken(line.decode("utf-8", "replace"), where):
             return DataError(other.what, where=where, next="download the file again")
-        whole = line.strip() in (b"[", b"{")  # first line of a JSON text that spans several lines
+        whole = line.strip() in (b"[", b"{")  # start of a multi-line JSON value
         return DataError(
             "is not valid JSON",
             where=where,
@@ -181,7 +183,7 @@ def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Data
         )
     if isinstance(error, RecursionError):
         return DataError("is nested too deeply", where=where, next=LINE)
-    # Python refuses to parse an integer with thousands of digits.
+    # Python refuses to parse integers with thousands of digits.
     return DataError(
         "can't be parsed as JSON", where=where, why=str(error).partition(";")[0], next=LINE
     )

@@ -1,5 +1,5 @@
-"""Trains a byte-level BPE on a bounded sample of the data. The sample does not depend on the number
-of nodes.
+"""Trains a byte-level BPE tokenizer on a bounded sample of the data. The sample does not depend on
+the node count.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from .bad_records import STOP, Skipped
 from .documents import read_piece
 from .sources import UnitPlan
 
-SMALLEST = 300  # minimum of data.vocab_size
+SMALLEST = 300  # minimum data.vocab_size
 SAMPLE_BYTES = 10 * MEBIBYTE
-# Bytes of the sample to accumulate before opening a file, so that at most SAMPLE_BYTES / GRAIN
-# files are opened
+# A file is opened only once this many sample bytes have accumulated, so the sample reads at most
+# SAMPLE_BYTES / GRAIN files.
 GRAIN = MEBIBYTE // 16
-# Longer words are split for training, because the time for a merge grows with the square of a
-# word's length.
+# Longer words are split for training, because merge time grows with the square of the word length.
 LONG_WORD = re.compile(r"(\S{1000}|\s{1000})")
-LONGEST = MEBIBYTE  # maximum characters to use of one document
+LONGEST = MEBIBYTE  # maximum characters to use per document
 
-# Pre-tokenizer pattern of Llama 3 and GPT-4: words with one leading space or punctuation mark,
-# numbers of up to three digits, line ends
+# Pre-tokenizer pattern of Llama 3 and GPT-4: words with an optional leading space or punctuation
+# mark, numbers of up to three digits, and line breaks
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
     r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,10 +34,11 @@ SPLIT = (
 
 
 def train(data: Data, plan: UnitPlan) -> str:
-    """Trains a BPE with `data.vocab_size` tokens and returns its tokenizer.json. The
-    end-of-document, padding and mask tokens come first.
+    """Trains a BPE tokenizer with `data.vocab_size` tokens and returns its tokenizer.json. The
+    end-of-document, padding and mask tokens have the first ids.
 
-    Raises DataError if the text is missing, too small or too uniform for that vocabulary.
+    Raises DataError if there is no text, or if the text is too small or too uniform for that
+    vocabulary size.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -74,8 +74,8 @@ def train(data: Data, plan: UnitPlan) -> str:
 
 
 def sample(data: Data, plan: UnitPlan, limit: int = SAMPLE_BYTES) -> Iterator[str]:
-    """Yields about `limit` bytes of documents, spread evenly over the data. Yields all documents if
-    the data is smaller.
+    """Yields about `limit` bytes of text, spread evenly over the data, or all of it if the data is
+    smaller.
     """
     share, due = min(1.0, limit / plan.bytes), 0.0
     for source, piece in ((unit.source, piece) for unit in plan.units for piece in unit.pieces):

@@ -1,8 +1,8 @@
-"""Opens a finished dataset and reads batches of samples from it.
+"""Reader for sample batches from a finished dataset.
 
-The tokens of a split are the concatenated tokens of its shards. Sample k of length T is tokens
-[k·T, k·T + T], so that inputs and targets come from one array and neighbouring samples share one
-token. shuffling.py decides which sample is the g-th of the training.
+A split's tokens are the concatenated tokens of its shards. Sample k of length T is tokens [k·T, k·T
++ T]. Inputs and targets therefore come from one array, and adjacent samples share one token.
+shuffling.py decides which sample is the g-th in training.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "Manifest", "find"]
 
-# Bytes that stay together in the windowed order, enough for a disk or S3 to deliver at full speed
+# Bytes that stay contiguous in the windowed order, enough to read from disk or S3 at full
+# throughput
 BLOCK_BYTES = 8 * MEBIBYTE
 REMOTE_WINDOW = 1024  # MiB
-AHEAD = 4  # batches to prefetch
+AHEAD = 4  # number of batches to prefetch
 
 
 class Dataset:
-    """A reader of a dataset's samples. Opening it checks that the dataset is complete; token files
-    are mapped when they are first read.
+    """Reader for a dataset's samples. Opening it checks that the dataset is complete, and token
+    files are mapped on first read.
     """
 
     def __init__(
@@ -53,11 +54,11 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path, data: Data | None = None) -> Dataset:
-        """Opens the dataset in a folder. `data` defines its store, the weights of its sources and
-        the shuffle window.
+        """Opens the dataset in a folder. `data` specifies its store, source weights and shuffle
+        window.
 
-        Raises DataError if the dataset is unfinished or lacks a file. Also raises it if the
-        tokenizer or a sampled block differs from the manifest.
+        Raises DataError if the dataset is unfinished or a file is missing. Also raises it if the
+        tokenizer or a sampled block does not match the manifest.
         """
         from .shards import check_opening
 
@@ -73,15 +74,14 @@ class Dataset:
             )
         check_opening(store, manifest)
         window = data.shuffle_window_mib if data else None
-        # Mounted datasets and datasets in S3 use the same window, so that they give the same
-        # batches.
+        # A mounted dataset uses the same window as a dataset in S3, so both yield the same batches.
         if window is None and (isinstance(store, BucketDataset) or mounted):
             window = REMOTE_WINDOW
         return cls(store, manifest, data.weights if data else None, window)
 
     @property
     def identity(self) -> str:
-        """A hash of everything that decides a sample's tokens, given its number, length and seed.
+        """Hash of everything that determines a sample's tokens, given its number, length and seed.
         It must not change during a run.
         """
         if self.weights is None and self.window is None:
@@ -92,12 +92,12 @@ class Dataset:
 
     @property
     def end_of_document(self) -> int:
-        """The token that ends a document."""
+        """Token id that ends each document."""
         return self.manifest.end_of_document
 
     @property
     def folder(self) -> Path:
-        """The folder on this machine that contains the tokenizer."""
+        """Local folder that contains the tokenizer."""
         return self.store.folder
 
     def samples(self, split: str, sequence_length: int) -> int:
@@ -107,11 +107,11 @@ class Dataset:
     def batch(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> npt.NDArray[np.int64]:
-        """Returns samples [first, first + count) of the global order: int64 [count, sequence_length
-        + 1].
+        """Returns samples [first, first + count) of the global order as int64 [count,
+        sequence_length + 1].
 
-        The result depends only on the arguments, not on the rank or on how many samples are read at
-        a time. `train` is shuffled again every epoch; `validation` is read in order. Raises
+        The result depends only on the arguments, not on the rank or on how samples are grouped into
+        calls. `train` is reshuffled every epoch, and `validation` is read in order. Raises
         DataError if the split is shorter than one sample.
         """
         rows = self.rows(split, first, count, sequence_length, seed)
@@ -122,7 +122,7 @@ class Dataset:
     def rows(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> npt.NDArray[np.int64]:
-        """Returns the same as `batch`, but without prefetching."""
+        """Returns the same samples as `batch`, but without prefetching."""
         import numpy as np
 
         rows, tokens = np.empty((count, sequence_length + 1), np.int64), self._splits[split]
@@ -136,7 +136,7 @@ class Dataset:
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """Returns the source of each global sample in [first, first + count), and its position in
-        that source: two uint64 [count] arrays.
+        that source. Both are uint64 [count] arrays.
         """
         import numpy as np
 
@@ -147,7 +147,7 @@ class Dataset:
         return np.zeros_like(positions), positions
 
     def check_vocabulary(self, size: int) -> None:
-        """Raises DataError if the largest token id does not fit a model with `size` embeddings."""
+        """Raises DataError if a token id is out of range for a model with `size` embeddings."""
         if (largest := max(shard.max_id for shard in self.manifest.shards)) >= size:
             why = f"its largest token id is {largest}, but the model has {size} embeddings"
             raise DataError(
@@ -183,8 +183,8 @@ class Dataset:
 
     @cached_property
     def _splits(self) -> dict[str, list[Tokens]]:
-        """The tokens of each split, as one sequence. If sources have weights, training has one
-        sequence per source.
+        """Token sequences of each split. If sources have weights, the training split has one
+        sequence per source. Otherwise, each split is a single sequence.
         """
         from .shards import Tokens
 
@@ -204,7 +204,7 @@ class Dataset:
     def _cache(self) -> BlockCache | None:
         from .shards import BlockCache
 
-        # room for the current shuffle window and the next one
+        # enough for the current and the next shuffle window
         limit = 2 * (self.window or REMOTE_WINDOW) * MEBIBYTE
         return (
             BlockCache(self.store.folder / "cache", limit)
@@ -213,7 +213,7 @@ class Dataset:
         )
 
     def _expect(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> None:
-        """Prefetches the next batches, assuming that the stride between calls stays the same."""
+        """Prefetches the next batches, assuming a constant stride between calls."""
         step, self.last[split] = first - self.last.get(split, first), first
         for ahead in range(first + step, first + AHEAD * step + 1, step) if step > 0 else ():
             sources, positions = self.positions(split, ahead, count, sequence_length, seed)

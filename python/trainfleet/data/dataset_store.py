@@ -1,14 +1,15 @@
-"""Stores a dataset in a folder that all nodes share, or below a prefix in S3. In both, a file
-becomes visible only when it is complete.
+"""Storage for a dataset, in a folder that all nodes share or under an S3 prefix. In both cases, a
+file becomes visible only once it is complete.
 
-Names are relative to the dataset (`units/00000.json`). A store in S3 also has a local folder for
-the tokenizer, for cached blocks of tokens, and for shards until they are uploaded.
+Names such as `units/00000.json` are relative to the dataset. An S3 store also has a local folder
+for the tokenizer, cached token blocks, and shards that are not uploaded yet.
 
-The job that makes a dataset holds a lease in its folder (health/lease.py), and for S3 also a claim
-object there. The job renews both, and another job takes over if the renewals stop. The other job
-measures that time itself, so the clocks of two machines are never compared. A lock of the operating
-system also shows at once that a holder on this machine has ended. On NFS and Lustre, the lock of a
-dead or frozen host remains for minutes.
+The job that creates a dataset holds a lease in the dataset's folder (health/lease.py). If the
+dataset is in S3, the job also holds a claim object there. The job renews both, and another job
+takes over if the renewals stop. The other job measures that time on its own clock, so the clocks of
+two machines are never compared. On the same machine, an operating system lock also shows
+immediately that the holder has exited. On NFS and Lustre, a dead or frozen host's lock persists for
+minutes.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ from ..trust import untrusted_input
 from ..trust.errors import BackendError, DataError, S3Error
 
 PART = 2**23
-# Largest file to read at once, in bytes. A manifest of a million shards is half as large.
+# Maximum size of a file to read at once, in bytes. A manifest with a million shards is half as
+# large.
 LARGEST = 2**30
-# Parents of a dataset's folder that its job may have created: data and the parent of data
+# Number of folders above a dataset's folder that its job may have created: data and its parent
 LEVELS = 2
-THREADS = 16  # small objects to read in parallel
+THREADS = 16  # parallel reads of small objects
 
 RENEW = 10.0  # seconds
 LAPSE = 60.0
@@ -47,35 +49,35 @@ POLL = 1.0
 
 
 class DatasetStore(Protocol):
-    """The interface to a dataset's files. `folder` contains the dataset, or this machine's local
-    files if the dataset is in S3. Raises RunError or DataError on failure.
+    """Interface to a dataset's files. `folder` contains the dataset, or only this machine's local
+    files if the dataset is in S3. Methods raise RunError or DataError on failure.
     """
 
     folder: Path
-    note_every: float  # minimum seconds between two calls of `note`
+    note_every: float  # minimum seconds between calls to `note`
 
     def read(self, name: str) -> bytes | None:
-        """Returns the content of a small file, or None if the file does not exist."""
+        """Returns the content of a small file, or None if it does not exist."""
         ...
 
     def read_all(self, names: Iterable[str]) -> list[bytes | None]:
-        """Reads many files like `read`."""
+        """Returns the content of each small file in order, or None for files that do not exist."""
         ...
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces a small file atomically."""
+        """Atomically replaces a small file."""
         ...
 
     def stream(self, name: str) -> Iterator[bytes]:
-        """Yields the content of a large file in parts."""
+        """Yields the content of a large file in chunks."""
         ...
 
     def publish(self, name: str, file: Path) -> None:
-        """Moves a finished local file to `name` in the dataset."""
+        """Moves a finished local file into the dataset as `name`."""
         ...
 
     def note(self, name: str, content: bytes) -> None:
-        """Replaces a small file that need not survive a crash."""
+        """Replaces a small file without guaranteeing that it survives a crash."""
         ...
 
     def remove(self, name: str) -> None:
@@ -83,20 +85,22 @@ class DatasetStore(Protocol):
         ...
 
     def sizes(self, part: str) -> dict[str, int]:
-        """Returns the name and size in bytes of each file in one of the dataset's folders."""
+        """Returns the size in bytes of each file in one of the dataset's folders, by file name."""
         ...
 
     def describe(self, name: str) -> str:
-        """Returns a file's path or address, for error messages."""
+        """Returns a file's path or URL, for error messages."""
         ...
 
     def remake(self) -> str:
-        """Returns the command that deletes a damaged dataset and makes it again."""
+        """Returns the command that deletes a damaged dataset and recreates it."""
         ...
 
 
 def open_store(folder: Path, address: str | None) -> DatasetStore:
-    """Returns the store at an address such as s3://bucket/prefix, or the folder itself."""
+    """Opens the dataset's store under an address such as s3://bucket/prefix, or in the folder if no
+    address is given.
+    """
     return (
         BucketDataset(folder, f"{address.rstrip('/')}/{folder.name}")
         if address
@@ -105,7 +109,7 @@ def open_store(folder: Path, address: str | None) -> DatasetStore:
 
 
 class FolderDataset:
-    """A dataset in a folder on a file system."""
+    """Dataset in a folder on a file system."""
 
     note_every = 0.2  # seconds
 
@@ -120,8 +124,8 @@ class FolderDataset:
         names = list(names)
         found = {name: self._read(name) for name in names}
         if missing := [name for name, content in found.items() if content is None]:
-            # The file system client may still cache that the file is missing, although another node
-            # wrote it.
+            # The file system client may have cached that the file is missing, although another node
+            # has written it since.
             look_again(
                 *dict.fromkeys(
                     folder
@@ -164,7 +168,7 @@ class FolderDataset:
         except OSError as error:
             raise run_folder.unwritable(path, error) from error
         finally:
-            with suppress(OSError):  # Clean up even if a signal stops the process during the write.
+            with suppress(OSError):  # Clean up even if a signal interrupts the write.
                 partial.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
@@ -177,7 +181,7 @@ class FolderDataset:
             return {}
         with os.scandir(folder) as entries:
             for entry in entries:
-                # Another node may just have removed leftovers of an earlier job.
+                # Another node may have just removed an earlier job's leftovers.
                 with suppress(FileNotFoundError):
                     if not entry.name.endswith(".partial"):
                         found[f"{part}/{entry.name}"] = entry.stat().st_size
@@ -187,14 +191,14 @@ class FolderDataset:
         return str(self.folder / name)
 
     def remake(self) -> str:
-        """Returns the command that deletes only this dataset and makes it again."""
+        """Returns the command that deletes and recreates only this dataset."""
         return f"rm -r {self.folder} && make tokenize"
 
 
 class BucketDataset:
-    """A dataset below a prefix in S3, with a local folder for files in transit."""
+    """Dataset under an S3 prefix, with a local folder for files in transit."""
 
-    note_every = 5.0  # seconds; each call costs a request
+    note_every = 5.0  # seconds; each call costs an S3 request
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder, self.address = folder, address
@@ -214,7 +218,7 @@ class BucketDataset:
         )
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """Reads bytes [start, end) of a file that never changes."""
+        """Reads bytes [start, end) of an immutable file."""
         return s3.read_range(self.describe(name), start, end)
 
     def write(self, name: str, content: bytes) -> None:
@@ -245,8 +249,8 @@ class BucketDataset:
 
 @contextmanager
 def only_job(store: DatasetStore) -> Iterator[None]:
-    """Claims the dataset for this job while the block runs. Raises DataError if another job is
-    making the dataset.
+    """Claims the dataset for this job while the `with` block runs. Raises DataError if another job
+    is creating the dataset.
     """
     busy = is_busy(store.folder, PATIENCE)
     file = run_folder.take_lock(store.folder)
@@ -265,8 +269,8 @@ def only_job(store: DatasetStore) -> Iterator[None]:
 
 
 def is_busy(folder: Path, seconds: float = GLANCE) -> bool:
-    """Tells whether a job is making the dataset in this folder. Watches its lease for up to
-    `seconds` if the last holder's record and lock do not decide.
+    """Returns whether a job is creating the dataset in this folder. If the last holder's record and
+    lock are inconclusive, watches its lease for up to `seconds`.
     """
     holder = newest_holder(folder)
     if holder is None or holder.code is not None:
@@ -277,13 +281,13 @@ def is_busy(folder: Path, seconds: float = GLANCE) -> bool:
 
 
 class Claim:
-    """An object in S3 that names the job that makes the dataset. It is written by compare-and-swap
-    (S3's conditional writes).
+    """S3 object that identifies the job that is creating the dataset. It is written by
+    compare-and-swap (S3 conditional writes).
     """
 
     def __init__(self, address: str, lock: str) -> None:
-        """Identifies this claim by `lock`, the name in the lock file that this process holds. So
-        any earlier claim with that name belongs to a process that has ended.
+        """Identifies this claim by `lock`, the name in the lock file that this process holds. An
+        existing claim with that name therefore belongs to a process that has exited.
         """
         self.address, self.lock, self.count = address, lock, 0
         self.ended = threading.Event()
@@ -299,8 +303,8 @@ class Claim:
         s3.remove(self.address, self.version)
 
     def _take(self) -> str:
-        """Writes the claim if there is no other claim or the other one has expired. Raises
-        DataError if the other holder is alive.
+        """Writes the claim if no other claim exists or the other one has expired. Raises DataError
+        if the other claim's holder is alive.
         """
         seen, since = "", time.monotonic()
         while not (mine := self._put("")):
@@ -323,7 +327,7 @@ class Claim:
         return mine
 
     def _put(self, version: str) -> str:
-        self.count += 1  # Each write must differ from the one before, so that the ETag changes.
+        self.count += 1  # Consecutive writes must differ, so that the ETag changes.
         content = f"{self.lock} {socket.gethostname()} (process {os.getpid()}, claim {self.count})"
         return s3.write_if(self.address, content.encode(), version)
 
@@ -348,7 +352,7 @@ class Claim:
 
 
 def _name(file: TextIO) -> str:
-    """Returns the unique name in a lock file. Writes one first if the file is empty."""
+    """Returns the unique name in a lock file. If the file is empty, writes a new name first."""
     file.seek(0)
     if not (name := file.read()):
         file.write(name := uuid.uuid4().hex)

@@ -1,4 +1,4 @@
-"""Summarizes a finished dataset as a table, from its manifest only."""
+"""Summarizes a finished dataset as a table, based only on its manifest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .manifest import Manifest
 
 
 def table(manifest: Manifest) -> list[tuple[str, str]]:
-    """Returns rows of name and value, which `make tokenize` prints at the end."""
+    """Returns (name, value) rows, which `make tokenize` prints at the end."""
     tokens = manifest.tokens + manifest.validation_tokens
     return [
         ("documents", f"{manifest.documents:,} ({manifest.validation_documents:,} for validation)"),

@@ -1,8 +1,8 @@
-"""Reads the texts of a unit in order and in bounded memory, from any format (formats.py).
+"""Yields a unit's documents in order and in bounded memory, from any format (formats.py).
 
-A document is a small text file, a line of JSON, or a row of a table. A plain text longer than
-sources.LARGEST_TEXT is cut at the first blank line after every multiple of sources.GRID. The cuts
-do not depend on the bounds of units.
+A document is a small text file, a JSON line, or a table row. Plain texts longer than
+sources.LARGEST_TEXT are cut at the first blank line after each multiple of sources.GRID. Unit
+boundaries do not affect these cuts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .formats import Document, Item, Unread
 from .source_files import check_unchanged, is_stdlib
 from .sources import MEMORY, SourcePiece, Unit, is_long_text
 
-# beginning of a line in a table of literals
+# start of a line in a table of literals
 LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")
-TABLE = 0.6  # share of literal lines above which a file is a table
-BATCH_BYTES = 2**20  # small, so that the tokenizer needs most of the memory, not the batch
+TABLE = 0.6  # share of literal lines above which a file counts as a table
+BATCH_BYTES = 2**20  # bytes; small, because the tokenizer needs most of the memory
 
 
 def read_unit(unit: Unit, text_field: str, skipped: Skipped | None = None) -> Iterator[Document]:
-    """Yields the documents of a unit in order, without empty ones. Raises DataError with file and
-    line for a bad record, unless it is skipped.
+    """Yields a unit's non-empty documents in order. Raises DataError with file and line for a bad
+    record, unless bad records are skipped.
     """
     for piece in unit.pieces:
         yield from read_piece(piece, text_field, skipped)
@@ -38,10 +38,10 @@ def read_unit(unit: Unit, text_field: str, skipped: Skipped | None = None) -> It
 def read_piece(
     piece: SourcePiece, text_field: str, skipped: Skipped | None = None
 ) -> Iterator[Document]:
-    """Yields the documents that begin in one piece. Raises DataError if the file changed after
+    """Yields the documents that start in one piece. Raises DataError if the file has changed since
     planning.
     """
-    # Only files on disk need a check, because requests to S3 name the version.
+    # Only files on disk need this check, because S3 requests specify the object version.
     on_disk = not piece.path.startswith((HUB, SCHEME))
     if on_disk:
         check_unchanged(piece.file)
@@ -60,9 +60,7 @@ def read_piece(
 
 
 def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
-    """Yields the documents that are not empty. Raises the error of a bad record, or counts the
-    record as skipped.
-    """
+    """Yields the non-empty documents. Raises the error of a bad record, or counts it as skipped."""
     good = False
     for item in items:
         if isinstance(item, DataError):
@@ -77,7 +75,7 @@ def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
 
 
 def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yields lists of documents with about BATCH_BYTES of text each, so that memory use does not
+    """Yields batches of documents with about BATCH_BYTES of text each, so that memory use does not
     grow with the input.
     """
     batch, length = list[Document](), 0
@@ -102,15 +100,15 @@ def _read(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_plain(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads a plain text as one document, or as several documents if it is long."""
+    """Yields a plain text file as one document, or as several documents if it is long."""
     if is_long_text(piece.file):
         return formats.read_long_text(piece)
     return _library_text(piece) if is_stdlib(piece.path) else formats.read_text(piece)
 
 
 def _library_text(piece: SourcePiece) -> Iterator[Item]:
-    """Reads a file of the standard library. Skips tables of literals, and files that are not
-    UTF-8.
+    """Yields the document in a standard library file. Skips tables of literals and files that are
+    not valid UTF-8.
     """
     for item in formats.read_text(piece):
         if isinstance(item, Document) and not is_table(item.text):
@@ -118,15 +116,15 @@ def _library_text(piece: SourcePiece) -> Iterator[Item]:
 
 
 def is_table(text: str) -> bool:
-    """Tells whether most lines begin with a string, a number or a bracket, like in
-    encodings/cp437.py. A model can't learn Python from such a file.
+    """Returns whether most lines start with a string, number or bracket, as in encodings/cp437.py.
+    A model can't learn Python from tables of literals.
     """
     lines = [line for line in text.splitlines() if line and not line.isspace()]
     return sum(map(bool, map(LITERAL.match, lines))) > TABLE * len(lines)
 
 
 def left_out(unit: Unit, documents: int) -> tuple[str, ...]:
-    """Returns a note for the unit's record about skipped files of the standard library."""
+    """Returns a note for the unit's record if standard library files were skipped."""
     if not is_stdlib(unit.pieces[0].path) or documents == len(unit.pieces):
         return ()
     why = "a table of literals, empty, or not UTF-8"
@@ -136,7 +134,7 @@ def left_out(unit: Unit, documents: int) -> tuple[str, ...]:
     )
 
 
-# Reader of each format, by the format's name
+# Reader of each format, by format name
 READERS: dict[str, Callable[[SourcePiece, str], Iterator[Item]]] = {
     row.name: named(row.read) for row in FORMATS.values()
 }

@@ -1,15 +1,16 @@
-"""Wraps tokenizer libraries in one interface, fastest first. Hugging Face `tokenizers` is the
+"""Common interface to tokenizer libraries, fastest first. Hugging Face `tokenizers` is the
 reference.
 
-A faster library is used only if it gives the same ids as the reference. It must pass an adversarial
-check when it is opened, and a check of a sample of every batch after that (work_units.py). All
-libraries encode a document as plain text, so `<|endoftext|>` inside a document does not end it.
+A faster library is used only if it produces the same ids as the reference. It must pass an
+adversarial check when it is opened, and a spot check of every batch after that (work_units.py). All
+libraries encode documents as plain text, so `<|endoftext|>` inside a document does not end it.
 
-For BERT's WordPiece, the reference encodes each word once, and a table caches the ids. BERT's
-splitter ends a word at every ASCII space, line end and punctuation mark. Its normalizer never reads
-past these characters: a leading combining mark affects at most the punctuation mark before it,
-which stays the same. So the ids of a text are the concatenated ids of its words. Without the table,
-`tokenizers` encodes 1 to 2 MB per second; no faster library is exact for WordPiece.
+For BERT's WordPiece, the reference encodes each distinct word once, and a table caches the ids.
+BERT's pre-tokenizer ends a word at every ASCII space, line break and punctuation mark. Its
+normalizer never looks past these characters: a leading combining mark affects at most the preceding
+punctuation mark, which stays unchanged. The ids of a text are therefore the concatenated ids of its
+words. Without the table, `tokenizers` encodes 1 to 2 MB per second, and no faster library is exact
+for WordPiece.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 
 WORD = re.compile(r"[^ \t\n\r!-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
-KEPT = 2**18  # words, about 50 MB
+KEPT = 2**18  # maximum words in the table, about 50 MB
 KEPT_IDS = 2**21
 
 
 class Reference(Protocol):
-    """The encoder of words that are not in the table yet."""
+    """Encoder for words that are not in the table yet."""
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]: ...
 
 
 class Words:
-    """An encoder for WordPiece: the reference with a table of words. Raises ValueError for any
+    """WordPiece encoder that caches the reference's ids for each word. Raises ValueError for any
     other kind of tokenizer.
     """
 
@@ -72,14 +73,14 @@ class Words:
         self._learn(words)
         rows = np.fromiter(map(self.rows.__getitem__, words), np.int64, len(words))
         starts, lengths = self.bounds[rows], self.bounds[rows + 1] - self.bounds[rows]
-        ends = np.concatenate([[0], np.cumsum(lengths)])  # bounds of each word's ids in the result
+        ends = np.concatenate([[0], np.cumsum(lengths)])  # offsets of each word's ids in the result
         indices = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
         return self.ids[indices], ends[
             np.concatenate([[0], np.cumsum([len(part) for part in found], dtype=np.int64)])
         ]
 
     def _learn(self, words: list[str]) -> None:
-        """Adds new words to the table. Empties a full table first."""
+        """Adds new words to the table. Clears the table first if it is full."""
         if len(self.rows) > KEPT or len(self.ids) > KEPT_IDS:
             self._forget()
         if new := [word for word in dict.fromkeys(words) if word not in self.rows]:
@@ -95,7 +96,7 @@ class Words:
 
 
 class TextEncoder(Protocol):
-    """The interface of an encoder. It encodes all texts into one array of ids: text i has
+    """Encoder interface. `encode` returns one flat array of ids, in which text i is
     ids[offsets[i]:offsets[i+1]].
 
     `package` is the name of the package to install.
@@ -108,7 +109,7 @@ class TextEncoder(Protocol):
 
 
 class HuggingFace:
-    """The reference encoder: slow, complete, and the definition of the tokenizer.json format."""
+    """Reference encoder: slow but complete. It defines the tokenizer.json format."""
 
     name = package = "tokenizers"
 
@@ -133,8 +134,8 @@ class HuggingFace:
 
 
 class Fastokens:
-    """A BPE encoder in Rust with a hand-written splitter and a word cache. It returns flat arrays
-    without Python objects.
+    """BPE encoder in Rust with a hand-written pre-tokenizer and a word cache. It returns flat
+    arrays without creating Python objects.
     """
 
     name = package = "fastokens"
@@ -152,8 +153,8 @@ class Fastokens:
 
 
 class Gigatoken:
-    """A BPE encoder in Rust. It can't treat special tokens as plain text, so it gets a tokenizer
-    without special tokens.
+    """BPE encoder in Rust. It can't encode special tokens as plain text, so it loads the tokenizer
+    without them.
     """
 
     name = package = "gigatoken"
@@ -188,7 +189,7 @@ HARD_TEXTS = [
     "日本語の文章。中文字符 한국어 텍스트 русский текст العربية हिन्दी ไทย",
     "😀👩‍👩‍👧‍👦🇩🇪 \U0001f3f4\U000e0067 \U00020000 \U0010ffff \ue000 \ud7ff",
     "\x01\x07\x1b[0m\x7f\x85 \u2028\u2029",
-    # Characters of Unicode 15, 15.1, 16 and 17, because libraries use different versions
+    # Characters from Unicode 15, 15.1, 16 and 17, because libraries support different versions
     "a\U00031350b \U0002ebf0c \U00010d4a1 \U000329abd \U000329ab's",
     "a" * 3000 + " " * 3000 + "!?" * 500 + "\n" * 300,
     "def f(x: int) -> int:\n    return x**2  # 'quoted' \"text\"\n",
@@ -199,10 +200,10 @@ HARD_TEXTS = [
 def open_encoder(
     definition: str, reference: HuggingFace, names: tuple[str, ...] = tuple(ENCODERS)
 ) -> tuple[TextEncoder, list[str]]:
-    """Returns the first of the named encoders that loads this tokenizer.json and encodes the hard
-    texts like the reference.
+    """Returns the first encoder in `names` that can load this tokenizer.json and matches the
+    reference on the hard texts.
 
-    Also returns a line with the reason for each skipped library.
+    Also returns the reason why each library before it was skipped, one line each.
     """
     passed = list[str]()
     for name in names:
@@ -233,15 +234,15 @@ def open_reference(definition: str, where: str) -> HuggingFace:
         reference = HuggingFace(definition)
         reference.encode(
             HARD_TEXTS
-            # A tokenizer without an unknown token loads, but fails at the first unknown word.
+            # A tokenizer without an unknown token loads, but fails on the first unknown word.
         )
         return reference
 
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Redirects stderr to /dev/null, because the library prints a panic before it raises an
-    exception.
+    """Redirects stderr to /dev/null, because the library prints a panic message before
+    raising it.
     """
     try:
         kept = os.dup(2)
@@ -259,8 +260,8 @@ def muted() -> Iterator[None]:
 
 @contextmanager
 def blaming(where: str) -> Iterator[None]:
-    """Turns errors of `tokenizers` into a DataError that names `where`. The library raises a bare
-    Exception, or PanicException, which is not a subclass of Exception.
+    """Converts errors from `tokenizers` to a DataError that names `where`. The library raises a
+    bare Exception, or PanicException, which is not a subclass of Exception.
     """
     try:
         yield
@@ -279,7 +280,7 @@ def blaming(where: str) -> Iterator[None]:
 
 
 def hard_texts(reference: HuggingFace) -> list[str]:
-    """Returns HARD_TEXTS, and a text around each of the tokenizer's first added tokens."""
+    """Returns HARD_TEXTS, plus one text around each of the tokenizer's first added tokens."""
     added = reference.tokenizer.get_added_tokens_decoder()
     return HARD_TEXTS + [
         f"a {added[id_].content} b{added[id_].content}" for id_ in sorted(added)[:32]
@@ -287,7 +288,7 @@ def hard_texts(reference: HuggingFace) -> list[str]:
 
 
 def first_difference(encoder: TextEncoder, reference: TextEncoder, texts: list[str]) -> str | None:
-    """Returns the start of the first text with different ids, or None if both encoders agree on all
+    """Returns the start of the first text with different ids, or None if the encoders agree on all
     texts. If `encoder` fails, returns its error.
     """
     try:
@@ -304,8 +305,8 @@ def first_difference(encoder: TextEncoder, reference: TextEncoder, texts: list[s
 
 
 def _without_special(definition: str) -> str:
-    """Returns the tokenizer without special tokens, truncation and padding. Truncation and padding
-    are meant for batches, not for documents.
+    """Returns the tokenizer.json without special tokens, truncation and padding. Truncation and
+    padding are meant for batches, not for documents.
     """
     content = json.loads(definition) | {"truncation": None, "padding": None}
     content["added_tokens"] = [

@@ -1,5 +1,5 @@
-"""Lists the supported file formats, one row per format. They are the same in folders, buckets and
-archives.
+"""Table of supported file formats, one row per format. Folders, buckets and archives support the
+same formats.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from ..trust.untrusted_input import printable, shortened
 
 PYTHON, JSON = ".py", ".json"
 TEXT = (".txt", ".md", PYTHON)
-PLAIN, PACKED_TEXT, TAR = "text", "packed text", "tar"  # names of formats
+PLAIN, PACKED_TEXT, TAR = "text", "packed text", "tar"  # format names
 TEXTS = (PLAIN, PACKED_TEXT)
-# folders of installed packages and caches
+# Folders of installed packages and caches
 INSTALLED = ("site-packages", "dist-packages", "__pycache__")
-SIDECAR = re.compile(  # name of a sidecar, which describes the records next to it
+SIDECAR = re.compile(  # names of sidecars, which describe the records next to them
     r".*\.md|(readme|licen[cs]e|copying|notice|citation|change(log|s))\b.*\.txt|dataset_(infos?|dict)\.json|state\.json",
     re.IGNORECASE,
 )
 
 
 class Format(NamedTuple):
-    """A file format and its file endings. If several endings match, the longest one counts.
+    """File format and its suffixes. If several suffixes match, the longest one wins.
 
-    `read` is the dotted name of a function that takes a SourcePiece and data.text_field, and yields
-    an Item of formats.py per record. `divided`: a file may be cut at any byte, and a record belongs
-    to the piece with its first byte. `cut`: a long file is one text that is cut into documents.
-    `by_jq`: jq can read the records.
+    `read` is the dotted name of a function that takes a SourcePiece and data.text_field and yields
+    one formats.Item per record. `divided`: the file can be split at any byte, and a record belongs
+    to the piece that contains its first byte. `cut`: a long file is a single text that is cut into
+    documents. `by_jq`: jq can read the records.
     """
 
     name: str
@@ -68,40 +68,40 @@ FORMATS = {
 
 @cache
 def by_suffix() -> dict[str, Format]:
-    """Returns the format of each file ending, longest endings first."""
+    """Returns the format of each suffix, longest suffix first."""
     found = {suffix: row for row in FORMATS.values() for suffix in row.suffixes}
     return dict(sorted(found.items(), key=lambda entry: -len(entry[0])))
 
 
 def format_of(path: str) -> Format | None:
-    """Returns the format of a file by its ending, or None if the file is not read."""
+    """Returns a file's format based on its suffix, or None if the format is not supported."""
     return next((row for suffix, row in by_suffix().items() if path.endswith(suffix)), None)
 
 
 def name_of(path: str) -> str:
-    """Returns the name of a file's format, or "" if the file is not read."""
+    """Returns the name of a file's format, or "" if the format is not supported."""
     row = format_of(path)
     return row.name if row else ""
 
 
 def is_sidecar(path: str) -> bool:
-    """Tells whether a file is a sidecar by its name. A sidecar, such as README.md, only describes
-    the records next to it.
+    """Returns whether a file's name is that of a sidecar. Sidecars, such as README.md, only
+    describe the records next to them.
     """
     return SIDECAR.fullmatch(re.split("/|: ", path)[-1]) is not None
 
 
 def is_record(path: str) -> bool:
-    """Tells whether a file contains records. Plain texts and sidecars do not."""
+    """Returns whether a file contains records. Plain texts and sidecars do not."""
     return name_of(path) not in ("", *TEXTS) and not is_sidecar(path)
 
 
 def passed_over(path: str) -> str:
-    """Returns why a file, or a folder and everything below it, is skipped. Returns "" if it is
-    not.
+    """Returns the reason why a file or the entire content of a folder is skipped. Returns "" if it
+    is not skipped.
     """
     parts = path.split("/")
-    # This includes ._name, which macOS writes next to each file.
+    # This includes ._name files, which macOS creates next to each file.
     if any(part.startswith(".") and part.strip(".") for part in parts):
         return "hidden"
     return next((part for part in parts if part in INSTALLED), "")

@@ -1,10 +1,10 @@
-"""Reads texts from files: one per file, per line of JSON (plain, gzip, zstd), per row of Parquet,
-or many in one long text.
+"""Text readers. They yield one document per file, JSON line (plain, gzip or zstd) or Parquet row,
+or several documents from one long text.
 
 A bad record yields its error, with file and line or row. Lines are counted only for errors. Damage
-that makes later records unreadable is raised: a damaged file, or a line of more than LONGEST bytes.
-Parsing a line needs several times its size in memory. A line that long usually means that the file
-has no line ends.
+that makes later records unreadable is raised instead: a damaged file, or a line of more than
+LONGEST bytes. Parsing a line takes several times its size in memory. An overlong line usually means
+that the file has no line breaks.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from .bad_records import (
 )
 from .sources import SourcePiece
 
-# Bytes to search for a blank line before falling back to any line end
+# Bytes to search for a blank line before falling back to any line break
 SEEK_BLANK = 2**16
-PACKED_BLOCK = 2**13  # bytes; small, because repeated text may expand ten thousand times
-LONGEST = sources.LARGEST_TEXT  # maximum bytes of a record; longer plain texts are cut
-# Arrow's text types, also as values of a dictionary
+PACKED_BLOCK = 2**13  # bytes; small, because repetitive text can expand ten thousand times
+LONGEST = sources.LARGEST_TEXT  # maximum bytes per record; longer plain texts are cut
+# Arrow's text types, which may also be the value type of a dictionary
 TEXT_TYPES = ("string", "large_string", "string_view", "null")
-ROWS = 256  # rows of a Parquet row group to load at a time
+ROWS = 256  # maximum rows of a Parquet row group to load at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text, its size in UTF-8 bytes and its CRC-32.
+    """Text with its size in UTF-8 bytes and its CRC-32.
 
-    `consumed`: bytes that were read from the file for this text, before decompression.
+    `consumed` is the number of bytes read from the file for this text, before decompression.
     """
 
     text: str
@@ -64,9 +64,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A file in an archive that is not read. `kind` is the reason, and warnings count files by
-    it.
-    """
+    """Archive member that is not read. `kind` is the reason, which warnings report with a count."""
 
     kind: str
 
@@ -75,14 +73,14 @@ Item = Document | DataError | Unread  # a record's document or error, or an unre
 
 
 def read_text(piece: SourcePiece) -> Iterator[Item]:
-    """Reads the entire file as one text."""
+    """Yields the entire file as one document."""
     with piece.open() as stream:
         content = stream.read()
     yield attempted(decoded, content, piece, 0, len(content))
 
 
 def read_long_text(piece: SourcePiece) -> Iterator[Item]:
-    """Reads the documents of a long text that begin in the piece."""
+    """Yields the documents of a long text that start in the piece."""
     grid = sources.GRID
     with piece.open() as stream:
         for start in range(piece.start, piece.end, grid):
@@ -94,22 +92,20 @@ def read_long_text(piece: SourcePiece) -> Iterator[Item]:
 
 
 def read_json_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads `text_field` of each line that begins in the piece, and skips blank lines. Each line is
-    parsed in memory.
-    """
+    """Yields the `text_field` of each JSON line that starts in the piece. Skips blank lines."""
     return read_lines(piece, text_field, _lines(piece))
 
 
 def read_packed_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads `text_field` of each line of a compressed file."""
+    """Yields the `text_field` of each JSON line in a compressed file."""
     return read_lines(piece, text_field, _packed_lines(piece))
 
 
 def read_lines(
     piece: SourcePiece, text_field: str, lines: Iterable[tuple[bytes, int]]
 ) -> Iterator[Item]:
-    """Reads `text_field` of lines of JSON. `lines` yields each line with the number of bytes read
-    for it. A null is an empty text.
+    """Yields the `text_field` of each JSON line. `lines` provides each line with the number of
+    bytes read for it. A null becomes an empty document.
     """
     for number, (line, consumed) in enumerate(lines, 1):
         if len(line) > LONGEST:
@@ -134,8 +130,8 @@ def read_lines(
 
 
 def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads the column `text_field` of the row groups that begin in the piece, ROWS rows at a
-    time.
+    """Yields the column `text_field` of the row groups that start in the piece. Loads at most ROWS
+    rows at a time.
     """
     arrow, parquet = (
         library("pyarrow", "pyarrow", piece),
@@ -161,7 +157,7 @@ def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_rows(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads `text_field` of the rows of one shard of a Hugging Face dataset, in order."""
+    """Yields the `text_field` of each row in one shard of a Hugging Face dataset, in order."""
     source, _, part = piece.path.rpartition("#")
     index, count = map(int, part.split("/"))
     for row, record in enumerate(hub_datasets.open_dataset(source).shard(count, index)):
@@ -170,7 +166,7 @@ def read_rows(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | None]:
     """Returns a text column of an Arrow batch. Raises DataError if the column is not text, and
-    ArrowInvalid if it is not UTF-8.
+    ArrowInvalid if it is not valid UTF-8.
     """
     if not is_text(kind := batch.schema.field(column).type):
         other = naming(batch.schema.names, texts_of(batch.schema))
@@ -180,12 +176,12 @@ def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | No
             why=f"its type is {kind}",
             next=other,
         )
-    batch.validate(full=True)  # Offsets in a damaged file may point anywhere in memory.
+    batch.validate(full=True)  # Offsets in a damaged file can point anywhere in memory.
     return list(batch.column(column).to_pylist())
 
 
 def is_text(kind: Any) -> bool:
-    """Tells whether an Arrow type is a text type."""
+    """Returns whether an Arrow type is a text type."""
     return str(getattr(kind, "value_type", kind)) in TEXT_TYPES and "list" not in str(kind)
 
 
@@ -195,7 +191,7 @@ def texts_of(schema: Any) -> list[str]:
 
 
 def encoded(text: str, consumed: int) -> Document:
-    """Makes a document from a string. Raises UnicodeEncodeError for half of a surrogate pair, which
+    """Builds a document from a string. Raises UnicodeEncodeError for an unpaired surrogate, which
     JSON can contain.
     """
     content = text.encode()
@@ -203,7 +199,7 @@ def encoded(text: str, consumed: int) -> Document:
 
 
 def attempted(make: Callable[..., Document], *words: Any) -> Item:
-    """Returns the document that `make` reads from one record, or the DataError that it raises."""
+    """Returns the document that `make` builds from one record, or the DataError that it raises."""
     try:
         return make(*words)
     except DataError as error:
@@ -211,8 +207,8 @@ def attempted(make: Callable[..., Document], *words: Any) -> Item:
 
 
 def document_of(record: object, where: str, text_field: str) -> Document:
-    """Returns the document in a JSON record; a null is an empty document. Raises DataError if the
-    record has no text.
+    """Returns the document in a JSON record, or an empty document if the text is null. Raises
+    DataError if the record has no text.
     """
     if not isinstance(record, dict):
         raise OtherField(
@@ -226,8 +222,8 @@ def document_of(record: object, where: str, text_field: str) -> Document:
 
 
 def cell(text: str | None, where: str, text_field: str) -> Document:
-    """Returns the document in a table cell; an empty cell is an empty document. Raises DataError
-    for an invalid cell.
+    """Returns the document in a table cell, or an empty document if the cell is empty. Raises
+    DataError if the cell is invalid.
     """
     if text and len(text) > LONGEST:
         raise too_long(where)
@@ -238,8 +234,8 @@ def cell(text: str | None, where: str, text_field: str) -> Document:
 
 
 def column(names: list[str], text_field: str, where: str, readable: list[str] | None = None) -> int:
-    """Returns the index of a table's text column. Raises DataError if there is no such column, or
-    more than one. `readable`: the names of the text columns, if not all columns are text.
+    """Returns the index of a table's text column. Raises DataError if the column is missing or not
+    unique. `readable` lists the text columns, and defaults to all columns.
     """
     if text_field not in names:
         raise lacks_field(where, text_field, names, names if readable is None else readable)
@@ -253,7 +249,7 @@ def column(names: list[str], text_field: str, where: str, readable: list[str] | 
 
 
 def _boundary(stream: BinaryIO, at: int) -> int:
-    """Returns the first position at or after `at` that is good for a cut: after a blank line,
+    """Returns the first position at or after `at` where a text can be cut: after a blank line,
     otherwise after any line, otherwise between two characters.
     """
     if at == 0:
@@ -262,23 +258,23 @@ def _boundary(stream: BinaryIO, at: int) -> int:
     for sign, window in ((b"\n\n", SEEK_BLANK), (b"\n", sources.GRID - 4)):
         stream.seek(at)
         content = stream.read(window)
-        if len(content) < 4:  # nearly at the end of the file
+        if len(content) < 4:  # almost at the end of the file
             return at + len(content)
         if (found := content.find(sign)) >= 0:
             return at + found + len(sign)
-    # a character of UTF-8 has at most four bytes
+    # a UTF-8 character has at most four bytes
     return at + next(i for i in range(4) if content[i] & 0xC0 != 0x80)
 
 
 def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
-    """Yields each line that begins in the piece, with its length."""
+    """Yields each line that starts in the piece, with its length in bytes."""
     with piece.open(max(piece.start - 1, 0)) as stream:
         if piece.start:
-            # Skip the rest of a line that begins in an earlier piece.
+            # Skip the rest of a line that starts in an earlier piece.
             rest = stream.readline(min(piece.end - piece.start, LONGEST + 1))
             if not rest.endswith(b"\n"):
-                # The line ends in a later piece, or it is too long and the piece with its first
-                # byte raises.
+                # Either the line ends in a later piece, or it is too long and the piece where it
+                # starts raises the error.
                 return
         at = stream.tell()
         while line := stream.readline(LONGEST + 1):
@@ -289,8 +285,8 @@ def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
 
 
 def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
-    """Yields all lines of a compressed file. Each line comes with the number of compressed bytes
-    read for it, which is mostly 0.
+    """Yields each line of a compressed file with the number of compressed bytes read for it, which
+    is usually 0.
     """
     with (
         piece.open() as raw,
@@ -304,7 +300,7 @@ def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
 
 
 def unpacked(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
-    """Yields the lines of a gzip or zstd file; cuts off an overlong line. Raises EOFError if the
+    """Yields the lines of a gzip or zstd file, cutting off overlong ones. Raises EOFError if the
     file is truncated.
     """
     if not piece.path.endswith(".gz"):
@@ -314,8 +310,8 @@ def unpacked(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
 
 
 def _unpacked_zstd(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
-    """Yields the decompressed blocks of all frames. The library's own streams accept a truncated
-    file, so this function checks that the last frame ends.
+    """Yields the decompressed blocks of all frames. Checks that the last frame is complete, because
+    the library's own streams accept truncated files.
     """
     zstandard = library("zstandard", "zstandard", piece)
     frame = None
@@ -350,8 +346,8 @@ def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def damage(piece: SourcePiece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
-    """Turns a library's error about damaged content into a DataError that names the file, and the
-    line if lines are counted.
+    """Converts a library's errors about damaged content into a DataError that names the file. It
+    also names the line if the caller counts lines in the yielded list.
     """
     line = [0]
     try:
@@ -374,7 +370,7 @@ def library(module: str, package: str, piece: SourcePiece) -> Any:
 
 
 def _first_byte(row_group: Any) -> int:
-    """Returns the offset of a row group's first page in its file."""
+    """Returns the file offset of a row group's first page."""
     column = row_group.column(0)
     return int(
         column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
@@ -383,15 +379,15 @@ def _first_byte(row_group: Any) -> int:
 
 @lru_cache(maxsize=8)
 def _first_line(piece: SourcePiece) -> int:
-    """Counts the lines that begin before a piece. It reads the file again, so it is used only for
-    error messages.
+    """Counts the lines that start before a piece. Because this rereads the file, it is called only
+    for error messages.
     """
     return _line_at(piece, piece.start - 1) if piece.start else 0
 
 
 def decoded(content: bytes, piece: SourcePiece, offset: int, consumed: int) -> Document:
-    """Returns the document in the bytes of a text, without a byte order mark. The bytes begin at
-    `offset` in the file. Raises BadText if they are not UTF-8.
+    """Decodes the bytes at `offset` in a file into a document, without a byte order mark. Raises
+    BadText if they are not valid UTF-8.
     """
     if offset == 0 and content.startswith(codecs.BOM_UTF8):
         content, offset = content[3:], 3

@@ -1,9 +1,9 @@
-"""Streams Hugging Face datasets as sources through the `datasets` library. config/addresses.py
-defines their addresses.
+"""Hugging Face datasets as sources, streamed by the `datasets` library. config/addresses.py defines
+their addresses.
 
-A dataset may read only its own files. If its README.md names files in another folder, in another
-repository or on a server, it is refused before any of them is requested. The files that the library
-finds are checked again before they are read.
+A dataset may read only its own files. If its README.md refers to files in another folder, another
+repository or on a server, the dataset is rejected. This happens before any of those files is
+requested. The files that the library resolves are checked again before they are read.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .source_files import SourceFile
 
 # Files that describe a dataset; the second one takes precedence
 DESCRIPTIONS = ("README.md", ".huggingface.yaml")
-LARGEST = 16 * untrusted_input.MEBIBYTE  # maximum bytes of a description
-MOST = 10**6  # maximum values in a description; a dataset of 2,000 languages has 50,000
-NAMING = ("data_files", "data_dir")  # keys that name files in a configuration of a description
+LARGEST = 16 * untrusted_input.MEBIBYTE  # maximum size of a description file, in bytes
+MOST = 10**6  # maximum values in a description; a dataset with 2,000 languages has 50,000
+NAMING = ("data_files", "data_dir")  # keys that name files in a description's configurations
 OFFLINE = "retry with a network connection, or use a folder with the dataset's files: hf:///folder"
 
 
 def list_shards(source: str) -> list[SourceFile]:
-    """Lists a dataset's shards, which can be read in parallel. Each shard's size is the dataset's
-    size divided by the number of shards.
+    """Lists a dataset's shards, which can be read in parallel. Each shard's size is estimated as
+    the dataset size divided by the shard count.
     """
     dataset = open_dataset(source)
     count = int(dataset.num_shards)
@@ -50,10 +50,10 @@ def list_shards(source: str) -> list[SourceFile]:
 
 
 def open_dataset(source: str) -> Any:
-    """Opens the split that a source names, for streaming. Raises DataError if the library is
+    """Opens the split that `source` specifies, for streaming. Raises DataError if the library is
     missing or can't open the split.
     """
-    os.environ["USE_TORCH"] = "0"  # keeps the library from loading torch, even for `make plan`
+    os.environ["USE_TORCH"] = "0"  # keeps the library from importing torch, even in `make plan`
     try:
         import datasets
     except ImportError as error:
@@ -71,7 +71,7 @@ def open_dataset(source: str) -> Any:
         raise DataError(
             error.what, where=error.where or source, next="correct data.sources"
         ) from error
-    except Exception as error:  # The hub, the network and the dataset's code may raise any error.
+    except Exception as error:  # The hub, the network and dataset code may raise any error.
         why = f"{type(error).__name__}: {error}"
         remedy = OFFLINE if isinstance(error, ConnectionError) else "correct data.sources"
         raise DataError(
@@ -80,7 +80,7 @@ def open_dataset(source: str) -> Any:
 
 
 def _require_own_names(found: HubDataset, source: str) -> None:
-    """Raises DataError if a dataset's description names files elsewhere. Opening such a dataset
+    """Raises DataError if a dataset's description refers to files elsewhere. Opening the dataset
     would already send a request to another server.
     """
     base = (
@@ -97,10 +97,10 @@ def _require_own_names(found: HubDataset, source: str) -> None:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """Yields the file names in the configurations of a description. Parses the description like the
-    library does.
+    """Yields the file names in a description's configurations. Parses the description in the same
+    way as the library.
 
-    Raises InputError if aliases expand the description so far that the library would never finish.
+    Raises InputError if aliases expand to so many values that the library would never finish.
     """
     from huggingface_hub import DatasetCard
 
@@ -116,7 +116,7 @@ def _names(path: Path) -> Iterator[str]:
 
 
 def _descriptions(found: HubDataset) -> Iterator[Path]:
-    """Yields the existing description files of a dataset."""
+    """Yields a dataset's existing description files."""
     for name in DESCRIPTIONS:
         path = (
             Path(found.name, name)
@@ -127,10 +127,10 @@ def _descriptions(found: HubDataset) -> Iterator[Path]:
             yield path
 
 
-@cache  # Each shard opens the dataset.
+@cache  # called once per shard, because each shard opens the dataset
 def _fetched(repository: str, name: str, revision: str | None) -> Path | None:
-    """Returns the cached copy of a file on the Hub. Returns None if the Hub does not deliver the
-    file; the library reports the reason later.
+    """Returns the cached copy of a file on the Hub, or None if the Hub does not deliver it. In that
+    case, the library reports the reason later.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
@@ -141,8 +141,8 @@ def _fetched(repository: str, name: str, revision: str | None) -> Path | None:
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """Counts the values in a YAML value, as often as aliases repeat them. A recursive value counts
-    more than MOST.
+    """Counts the values in a YAML value, including repetitions by aliases. A recursive value counts
+    as more than MOST.
     """
     if id(value) not in known:
         known[id(value)] = MOST + 1
@@ -151,7 +151,7 @@ def _size(value: Any, known: dict[int, int]) -> int:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yields each string in a YAML value, at any depth."""
+    """Yields every string in a YAML value, at any depth."""
     if isinstance(value, str):
         yield value
     for inner in _inner(value):
@@ -174,8 +174,8 @@ def _is_folder(found: HubDataset) -> bool:
 
 
 def _require_own(builder: Any, found: HubDataset, source: str) -> None:
-    """Raises DataError if a file of the dataset is elsewhere, even through a link, or belongs to
-    another revision.
+    """Raises DataError if a file is outside the dataset's folder or repository, even through a
+    link, or belongs to another revision.
     """
     files = [file for files in (builder.config.data_files or {}).values() for file in files]
     for file in files:
@@ -191,7 +191,7 @@ def _require_own(builder: Any, found: HubDataset, source: str) -> None:
 
 
 def _is_own(file: str, found: HubDataset) -> bool:
-    """Tells whether a path or URL is below the dataset's folder or in its repository."""
+    """Returns whether a path or URL is in the dataset's folder or repository."""
     if _is_folder(found):
         folder = Path(found.name).resolve()
         # In the Hub's cache, a revision's files are links into blobs/.

@@ -1,10 +1,11 @@
 """Copies a dataset from S3 to this node's local disk before its ranks read it: `python -m
 trainfleet.data.local_copy RUN DISK`.
 
-It prints the copy's folder. Ranks read the copy like a dataset that a scheduler has mounted
-(run_folder.MOUNTED), so they get the same batches in the same order. Each block is checked against
-the manifest's checksums when it arrives. The manifest is written last, so a copy without a manifest
-is incomplete. Token files from an earlier attempt are not downloaded again.
+Prints the folder of the copy to stdout. Ranks read the copy as they would read a dataset that a
+scheduler has mounted (run_folder.MOUNTED). They therefore get the same batches in the same order.
+Each block is checked against the manifest's checksums on arrival. The manifest is written last, so
+a copy without a manifest is incomplete. Token files from an earlier attempt are not downloaded
+again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from .dataset_store import BucketDataset, DatasetStore, FolderDataset
 from .manifest import BLOCK, ITEM_BYTES, MANIFEST, Manifest, Shard, read_manifest, store_of
 from .shards import THREADS, check_block
 
-# A dataset larger than this many times the data that the run reads is not worth a copy.
+# A copy is not worthwhile if the dataset is more than this many times larger than the data that the
+# run reads.
 READ_TWICE = 2
 
 
@@ -108,8 +110,8 @@ def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk
 
 
 def _bring_tokens(store: BucketDataset, path: Path, shard: Shard, width: int) -> None:
-    """Downloads a shard's tokens, many blocks at a time. Skips a shard that an earlier attempt
-    downloaded.
+    """Downloads a shard's tokens, many blocks in parallel. Skips a shard that an earlier attempt
+    already downloaded.
     """
     size = shard.tokens * width
     if path.exists() and path.stat().st_size == size:

@@ -1,17 +1,16 @@
-"""Reads and writes the files that describe a dataset: its settings, each unit's record, and the
-manifest.
+"""Files that describe a dataset: its settings, the record of each unit, and the manifest.
 
     data/<name>/
-      plan.json          written first: settings, listing and tokenizer for every unit
+      plan.json          settings, listing and tokenizer for all units, written first
       tokenizer.json     the tokenizer, converted to this format
-      train/00000.bin    token ids of unit 0's training documents    (validation/ likewise)
+      train/00000.bin    token ids of unit 0's training documents    (same for validation/)
       train/00000.idx    bounds of these documents
-      units/00000.json   record of unit 0, written last; without it the unit is not done
+      units/00000.json   record of unit 0, written last; without it, the unit is not done
       manifest.json      written when all units are done
       progress/ logs/    written by the nodes while they run
       lock               held by the running job
 
-Every file is written by rename, and never changed afterwards.
+Every file is written by rename and never changed afterwards.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ TRAIN, VALIDATION = "train", "validation"
 SPLITS = (TRAIN, VALIDATION)
 ITEM_BYTES: dict[str, int] = {"uint16": 2, "int32": 4}
 LARGEST_UINT16 = 65_500
-BLOCK = 2**22  # bytes of .bin per CRC-32, so that a reader can check one block
-LISTED = 1000  # maximum number of bad records in a manifest
-# Number of classes of document lengths, each with twice the lengths of the previous one. The format
-# does not allow longer documents.
+BLOCK = 2**22  # bytes of .bin per CRC-32, so that a reader can verify a single block
+LISTED = 1000  # maximum bad records listed in a manifest
+# Number of document length classes. Class i counts documents with [2^i, 2^(i+1)) tokens, and the
+# format does not support longer ones.
 LENGTHS = 31
-FORMAT = 1  # format version of these files; any other version is refused
+FORMAT = 1  # version of the file format; all other versions are rejected
 Digest = Annotated[str, Pattern("[0-9a-f]{64}")]
 Stem = Annotated[str, Pattern("(train|validation)/[0-9]{5,9}")]
 Dtype = Literal["uint16", "int32"]
@@ -55,8 +54,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """The settings that decide a dataset's content. The sources' weights are not included, because
-    they decide only the reading order.
+    """Settings that determine a dataset's content. Source weights are excluded, because they affect
+    only the reading order.
     """
 
     sources: tuple[str, ...]
@@ -67,7 +66,7 @@ class DatasetSettings:
 
 @dataclass(frozen=True)
 class Preparation:
-    """The content of plan.json: the settings for all units of a dataset. Each unit's record
+    """Content of plan.json: the settings that all units of a dataset share. Each unit's record
     contains its hash.
     """
 
@@ -80,7 +79,7 @@ class Preparation:
     vocabulary_size: Count
     end_of_document: Count
     dtype: Dtype
-    few: bool  # There are so few texts that each is divided between the splits.
+    few: bool  # so few texts that each one is divided between the splits
     format: int = FORMAT
 
     @property
@@ -90,25 +89,25 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Shard:
-    """A pair of token files, with their path, checksums and bounds."""
+    """Pair of token files, with its path, checksums and bounds."""
 
-    path: Stem  # without suffix, relative to the dataset
+    path: Stem  # relative to the dataset, without suffix
     source: Count  # index in data.sources
     tokens: Count
     documents: Count
     min_id: Count
     max_id: Count
-    longest: Count  # tokens of the longest document
+    longest: Count  # length of the longest document, in tokens
     lengths: tuple[int, ...]  # number of documents with [2^i, 2^(i+1)) tokens
     bin_sha256: Digest
     idx_sha256: Digest
-    blocks: tuple[int, ...]  # CRC-32 of each BLOCK bytes of .bin
+    blocks: tuple[int, ...]  # CRC-32 of each BLOCK-sized part of .bin
 
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """The record of a finished unit. `bytes` is the size of its sources, `text_bytes` of its texts
-    in UTF-8.
+    """Record of a finished unit. `bytes` is the size of its sources, and `text_bytes` the UTF-8
+    size of its texts.
     """
 
     index: Count
@@ -118,12 +117,12 @@ class UnitRecord:
     text_bytes: Count
     documents: Count
     backend: str
-    checked: Count  # documents compared with the reference
+    checked: Count  # documents compared with the reference encoder
     notes: tuple[str, ...]
     train: Shard | None
     validation: Shard | None
-    skipped: Count = 0  # bad records (data.on_bad_record)
-    skipped_records: tuple[str, ...] = ()  # the first of them: file, line and reason
+    skipped: Count = 0  # number of bad records (data.on_bad_record)
+    skipped_records: tuple[str, ...] = ()  # the first bad records, with file, line and reason
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -132,8 +131,8 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The manifest of a finished dataset. `identity` is the hash of the shards, id type and
-    tokenizer that training uses. It does not depend on how they were made.
+    """Manifest of a finished dataset. `identity` is a hash of the shards, id type and tokenizer
+    that training uses. It does not depend on how they were created.
     """
 
     identity: Digest
@@ -143,9 +142,9 @@ class Manifest:
     vocabulary_size: Count
     end_of_document: Count
     dtype: Dtype
-    tokens: Count  # tokens of the train split
+    tokens: Count  # in the training split
     validation_tokens: Count
-    documents: Count  # documents of both splits
+    documents: Count  # in both splits
     validation_documents: Count
     longest: Count
     bytes: Count
@@ -154,13 +153,13 @@ class Manifest:
     checked: Count
     notes: tuple[str, ...]
     shards: tuple[Shard, ...]
-    skipped: Count = 0  # bad records (data.on_bad_record)
-    skipped_records: tuple[str, ...] = ()  # the first of them: file, line and reason
+    skipped: Count = 0  # number of bad records (data.on_bad_record)
+    skipped_records: tuple[str, ...] = ()  # the first bad records, with file, line and reason
     format: int = FORMAT
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The number of documents with [2^i, 2^(i+1)) tokens, for each i from 0."""
+        """Number of documents with [2^i, 2^(i+1)) tokens, for each i from 0."""
         return tuple(map(sum, zip(*(shard.lengths for shard in self.shards), strict=True)))
 
     def split(self, name: str) -> tuple[Shard, ...]:
@@ -169,7 +168,7 @@ class Manifest:
 
 
 def settings_of(data: Data) -> DatasetSettings:
-    """Returns the settings of the dataset that this config describes. Raises DataError if the
+    """Returns the settings of the dataset that the config specifies. Raises DataError if the
     tokenizer can't be read.
     """
     trained = data.tokenizer == TRAINED
@@ -184,7 +183,7 @@ def settings_of(data: Data) -> DatasetSettings:
 
 
 def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparation:
-    """Returns the preparation for the units of this plan. Raises DataError if the tokenizer has no
+    """Returns the preparation for this plan's units. Raises DataError if the tokenizer has no
     end-of-document token.
     """
     return Preparation(
@@ -202,22 +201,22 @@ def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparat
 
 
 def dtype_for(vocabulary_size: int) -> Dtype:
-    """Returns the type of the stored ids by Megatron's rule: uint16 if the vocabulary is small
-    enough, otherwise int32.
+    """Returns the type of stored ids by Megatron's rule: uint16 if the vocabulary is small enough,
+    otherwise int32.
     """
     return "uint16" if vocabulary_size < LARGEST_UINT16 else "int32"
 
 
 def store_of(data: Data, root: Path = run_folder.DATA) -> DatasetStore:
-    """Returns the store of this config's dataset, which may not exist yet."""
+    """Returns the store of the config's dataset, which may not exist yet."""
     return open_store(root / data.name, data.tokenized_path)
 
 
 def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
-    """Returns the manifest of this config's dataset, or None if the dataset is missing or
+    """Returns the manifest of the config's dataset, or None if the dataset is missing or
     unfinished.
 
-    Raises DataError, with the differences, if a dataset with this name was made with other
+    Raises DataError, listing the differences, if a dataset with this name was made with other
     settings.
     """
     store = store_of(data, root)
@@ -234,15 +233,15 @@ def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
 
 
 def skippable(data: Data) -> float:
-    """Returns the largest share of bad records that may be skipped."""
+    """Returns the maximum share of bad records that may be skipped."""
     return bad_records.share_of(data.on_bad_record)
 
 
 def require_few(manifest: Manifest, data: Data, store: DatasetStore) -> None:
     """Raises DataError if more bad records were skipped than data.on_bad_record allows.
 
-    data.on_bad_record is not part of the settings, because the good records' tokens do not depend
-    on it.
+    data.on_bad_record is not part of the settings, because it does not affect the tokens of good
+    records.
     """
     records = manifest.documents + manifest.skipped
     allowed = bad_records.most(data.on_bad_record, records)
@@ -259,7 +258,7 @@ def require_few(manifest: Manifest, data: Data, store: DatasetStore) -> None:
 
 
 def differences(made: DatasetSettings, wanted: DatasetSettings) -> list[str]:
-    """Returns `data.<key> was <made>, is <wanted>` for each key that differs."""
+    """Returns `data.<key> was <made>, is <wanted>` for each setting that differs."""
     pairs = (
         (field.name, getattr(made, field.name), getattr(wanted, field.name))
         for field in fields(DatasetSettings)
@@ -270,8 +269,8 @@ def differences(made: DatasetSettings, wanted: DatasetSettings) -> list[str]:
 
 
 def read_manifest(store: DatasetStore) -> Manifest | None:
-    """Returns the manifest of a dataset, or None if the dataset is unfinished. Raises DataError if
-    the manifest has another format or contradicts itself.
+    """Returns a dataset's manifest, or None if the dataset is unfinished. Raises DataError if the
+    manifest is inconsistent or has another format.
     """
     manifest = _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
     if manifest is not None and (fault := _contradiction(manifest)):
@@ -281,7 +280,7 @@ def read_manifest(store: DatasetStore) -> Manifest | None:
 
 
 def _contradiction(manifest: Manifest) -> str | None:
-    """Returns the first contradiction in a manifest, or None if the manifest is consistent."""
+    """Returns the first inconsistency in a manifest, or None if it is consistent."""
     train, validation = manifest.split(TRAIN), manifest.split(VALIDATION)
     width = ITEM_BYTES[manifest.dtype]
     for key, stated, counted in (
@@ -313,7 +312,7 @@ def _contradiction(manifest: Manifest) -> str | None:
 
 
 def read_preparation(store: DatasetStore) -> Preparation | None:
-    """Returns the preparation with which a dataset was begun, or None if there is no plan.json.
+    """Returns the preparation that a dataset was started with, or None if there is no plan.json.
     Raises DataError if it has another format.
     """
     return _parse(Preparation, store.read(PLAN), store, PLAN)
@@ -322,8 +321,8 @@ def read_preparation(store: DatasetStore) -> Preparation | None:
 def read_records(
     store: DatasetStore, indices: Sequence[int], preparation: Preparation
 ) -> dict[int, UnitRecord]:
-    """Returns the records of the finished units among `indices`. A unit is finished if its record
-    belongs to this preparation and all its files exist.
+    """Returns the records of the finished units among `indices`, by unit index. A unit is finished
+    if its record belongs to this preparation and all its files exist.
     """
     sizes = {name: size for part in ("units", *SPLITS) for name, size in store.sizes(part).items()}
     names = [name for index in indices if (name := unit_name(index)) in sizes]
@@ -360,8 +359,8 @@ def shard_path(split: str, index: int) -> str:
 def assemble(
     preparation: Preparation, records: Iterable[UnitRecord], warnings: Iterable[str]
 ) -> Manifest:
-    """Builds the manifest from the records of all units, in order, and from warnings about their
-    files. Raises DataError if there is no training document.
+    """Builds the manifest from the ordered records of all units and the warnings about their files.
+    Raises DataError if there are no training documents.
     """
     done = list(records)
     notes = [*warnings, *(note for record in done for note in record.notes)]
@@ -416,8 +415,8 @@ def _shown(value: Any) -> str:
 
 
 def _parse(kind: type[T], content: bytes | None, store: DatasetStore, name: str) -> T | None:
-    """Parses JSON into a dataclass. Returns None without content. Raises DataError if the JSON has
-    another format.
+    """Parses JSON into a dataclass. Returns None if the file does not exist. Raises DataError if
+    the JSON has another format.
     """
     if content is None:
         return None

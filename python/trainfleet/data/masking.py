@@ -1,10 +1,11 @@
-"""Reads a dataset for masked language models, with dynamic masking: RoBERTa's packed sentences or
+"""Sample reader for masked language models with dynamic masking: RoBERTa's packed sentences or
 BERT's sentence pairs.
 
-The masked tokens of global sample g depend only on (seed, g). They are drawn from a counter, not
-from a stateful generator. So every world size, resume or prefetch masks the same tokens, and the
-next epoch masks others. Every row is full, so no computation is spent on padding. Every row has the
-same number of targets, so the mean over a batch is the mean over its parts.
+The masked tokens of global sample g depend only on (seed, g), because random draws come from a
+counter instead of a stateful generator. The same tokens are therefore masked for every world size
+and after every resume, and each epoch masks different ones. Every row is full, so no compute is
+spent on padding. All rows have the same number of targets, so the mean over a batch equals the mean
+over its parts.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from .tokenizer import Tokenizer, load
 
 Rows = npt.NDArray[np.int64]
 IGNORED = -100  # target that torch.nn.CrossEntropyLoss ignores
-SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # purposes of random draws
-# Shares of the chosen tokens that become the mask, and that stay. The rest become another word
-# (Devlin et al. 2018, section 3.1).
+SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # keys that separate random draws by purpose
+# Shares of the selected tokens that are masked and that stay unchanged. The rest become another
+# word (Devlin et al. 2018, section 3.1).
 MASKED, KEPT = (0.8, 0.1)
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "\n")
 
 
 @dataclass(frozen=True)
 class Specials:
-    """Ids of the special tokens in a masked model's input, of the words that may replace a token,
-    and of the tokens that end a sentence.
+    """Ids of a masked model's special tokens, of the words that may replace a token, and of the
+    tokens that end a sentence.
     """
 
     start: int
@@ -45,8 +46,8 @@ class Specials:
 
 
 class Masked:
-    """A reader of samples with masked tokens: sentence pairs like BERT's if `pairs`, otherwise
-    packed sentences like RoBERTa's.
+    """Reader for samples with masked tokens: BERT's sentence pairs if `pairs`, otherwise RoBERTa's
+    packed sentences.
 
     `guesses` returns the number of tokens to predict in a sample of a given length.
     """
@@ -61,12 +62,12 @@ class Masked:
         return self.dataset.end_of_document
 
     def samples(self, split: str, sequence_length: int) -> int:
-        """Returns the number of samples of that length in one epoch of a split."""
+        """Returns the number of samples of `sequence_length` tokens in one epoch of a split."""
         return self.dataset.samples(split, sequence_length - self.added)
 
     def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> Rows:
-        """Returns samples [first, first + count) of the global order: [count, sequence_length, 2 or
-        3], with token, target and, for pairs, segment.
+        """Returns samples [first, first + count) of the global order as [count, sequence_length, 2
+        or 3]: token, target and, for pairs, segment.
 
         The first token of a pair is never masked. Its target is 1 if B does not follow A in the
         text.
@@ -81,8 +82,8 @@ class Masked:
     def _packed(
         self, split: str, first: int, count: int, length: int, seed: int
     ) -> tuple[Rows, ...]:
-        """Makes RoBERTa's FULL-SENTENCES: rows that continue across documents, with an
-        end-of-document token between them (Liu et al. 2019, section 4.2).
+        """Builds RoBERTa's FULL-SENTENCES: rows that span documents, separated by an
+        end-of-document token (Liu et al. 2019, section 4.2).
         """
         rows = self.dataset.batch(split, first, count, length - 2, seed)[:, : length - 2]
         edges = np.ones((count, 1), np.int64)
@@ -94,10 +95,10 @@ class Masked:
     def _pairs(
         self, split: str, first: int, count: int, length: int, seed: int
     ) -> tuple[Rows, ...]:
-        """Makes BERT's [CLS] A [SEP] B [SEP] and returns tokens, segments and labels. In half of
-        the rows (label 1), B comes from half an epoch later.
+        """Builds BERT's [CLS] A [SEP] B [SEP] and returns tokens, segments and labels. In half of
+        the rows (label 1), B is taken from half an epoch later.
 
-        A ends at a sentence end in the middle half of the row, if there is one (Devlin et al. 2018,
+        A ends at a sentence boundary in the middle half of the row if possible (Devlin et al. 2018,
         section 3.1).
         """
         room = length - 3
@@ -118,16 +119,16 @@ class Masked:
         return tokens, segments, labels
 
     def _cut(self, text: npt.NDArray[np.int64], draw: float) -> int:
-        """Returns the end of the first part: after a sentence that ends in the middle half of the
-        row, otherwise after any token there.
+        """Returns where to end the first sentence of a pair: after a sentence end in the middle
+        half of the row, otherwise after any token in that half.
         """
         low, high = max(1, len(text) // 4), max(2, len(text) * 3 // 4)
         ends = np.flatnonzero(np.isin(text[low - 1 : high - 1], self.specials.sentence_ends)) + low
         return int(ends[int(draw * len(ends))]) if len(ends) else low + int(draw * (high - low))
 
     def _hide(self, tokens: Rows, first: int, seed: int) -> tuple[Rows, Rows]:
-        """Chooses the tokens to predict. Most become the mask, some become another word, and some
-        stay. Returns the new tokens and the targets.
+        """Selects the tokens to predict. Most are masked, some become another word, and some stay
+        unchanged. Returns the new tokens and the targets.
         """
         shape, special = tokens.shape, self.specials
         fixed = [
@@ -138,7 +139,7 @@ class Masked:
             self.dataset.manifest.end_of_document,
         ]
         draws = _draws(shape, seed, SELECT, first) + np.isin(tokens, fixed)
-        draws[:, 0] += 1  # chosen last, because its target is a label and not a word
+        draws[:, 0] += 1  # selected last, because its target is a label instead of a word
         guesses = self.guesses(shape[1])
         chosen = np.zeros(shape, bool)
         np.put_along_axis(
@@ -155,7 +156,7 @@ class Masked:
 
 
 def specials_of(tokenizer: Tokenizer) -> Specials:
-    """Finds a tokenizer's special tokens. Raises DataError if a token that masked models need is
+    """Looks up a tokenizer's special tokens. Raises DataError if a token that masked models need is
     missing.
     """
     ids = {}
@@ -187,7 +188,9 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
 
 
 def _draws(shape: tuple[int, ...], seed: int, purpose: int, first: int) -> npt.NDArray[np.float64]:
-    """Returns a random number in [0, 1) for each token of the global samples from `first` on."""
+    """Returns a random number in [0, 1) for each token of the global samples from `first`
+    onwards.
+    """
     rows = mix(np.arange(first, first + shape[0], dtype=np.uint64) ^ np.uint64(fold(seed, purpose)))
     cells = mix(rows[:, None] ^ np.arange(shape[1], dtype=np.uint64)[None, :])
     return (cells >> np.uint64(11)).astype(np.float64) / 2**53

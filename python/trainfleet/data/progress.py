@@ -1,5 +1,5 @@
-"""Records the progress of tokenizing. Each process regularly replaces a small file, and readers sum
-these files.
+"""Tokenization progress across all nodes. Each process regularly replaces a small file, and readers
+sum these files.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .manifest import read_preparation
 
 @dataclass(frozen=True)
 class TokenizingProgress:
-    """The progress of all processes together. `bytes` counts source bytes; a total of 0 means that
-    there is no plan yet.
+    """Combined progress of all processes. Byte counts refer to source files, and a total of 0 means
+    that there is no plan yet.
     """
 
     bytes_done: int
@@ -37,7 +37,7 @@ class TokenizingProgress:
 
 @dataclass
 class Counts:
-    """The work of one process, or the work that was done before the job started."""
+    """Work completed by one process, or before the job started."""
 
     bytes: int = 0
     documents: int = 0
@@ -46,7 +46,7 @@ class Counts:
 
 
 class Meter:
-    """A counter that writes the work of one process to its progress file."""
+    """Counter that writes one process's completed work to its progress file."""
 
     def __init__(self, store: DatasetStore, node: int, worker: int) -> None:
         self.store, self.name = store, f"progress/{node}-{worker}.json"
@@ -69,8 +69,8 @@ class Meter:
 
 
 def read_progress(folder: Path, address: str | None = None) -> TokenizingProgress:
-    """Sums all progress files of a dataset, in its folder or in S3. Returns zeros before the first
-    file.
+    """Sums all progress files of a dataset in its folder or in S3. Returns zeros if there are no
+    files yet.
     """
     store = open_store(folder, address)
     preparation = read_preparation(store)
@@ -87,8 +87,8 @@ def read_progress(folder: Path, address: str | None = None) -> TokenizingProgres
 
 
 def _counts(content: bytes) -> Counts | None:
-    """Parses the counts in a progress file. Returns None for a damaged file, because progress must
-    never stop the work.
+    """Parses a progress file. Returns None if the file is damaged, because progress must never stop
+    the job.
     """
     with suppress(InputError):
         return fit(Counts, untrusted_input.parse_line(content, ""))
@@ -96,8 +96,8 @@ def _counts(content: bytes) -> Counts | None:
 
 
 def clear(store: DatasetStore, node: int, nodes: int) -> None:
-    """Removes the progress files of an earlier job: those of this node, and on node 0 also those of
-    nodes that this job does not have.
+    """Removes an earlier job's progress files: those of this node and, on node 0, those of nodes
+    beyond this job's node count.
     """
     for name in store.sizes("progress"):
         owner, _, _ = Path(name).name.partition("-")

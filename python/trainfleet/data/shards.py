@@ -1,15 +1,15 @@
-"""Writes token files in Megatron's format: raw little-endian ids in .bin, document bounds in .idx
-(MMIDIDX, version 1).
+"""Reader and writer for token files in Megatron's format: raw little-endian ids in .bin, document
+bounds in .idx (MMIDIDX, version 1).
 
 Layout of .idx, as Megatron-LM reads it (megatron/core/datasets/indexed_dataset.py): magic, u64
 version, u8 type code, u64 number of sequences, u64 number of document bounds, then i32 sequence
-lengths, i64 byte offsets of the sequences, i64 document bounds. Here every document is one sequence
-that ends with the end-of-document id. formats.LONGEST bounds a document, so its length fits into 31
-bits.
+lengths, i64 byte offsets of the sequences, i64 document bounds. Here, every document is one
+sequence that ends with the end-of-document id. Because formats.LONGEST limits a document's size,
+its length fits in 31 bits.
 
-`Tokens` reads the concatenated shards, from mapped files or from S3 in blocks. Blocks are cached in
-files on this machine, which its ranks share, up to a limit in bytes. `check_opening` checks sampled
-blocks against the manifest when training starts; `verify` checks every byte on request.
+`Tokens` reads the concatenated shards, either from mapped files or from S3 in blocks. Blocks are
+cached in local files that the machine's ranks share, up to a limit in bytes. `check_opening` checks
+sampled blocks against the manifest when training starts, and `verify` checks every byte on request.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from .manifest import BLOCK, ITEM_BYTES, LENGTHS, SPLITS, Manifest, Shard
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
-TYPE_CODES = {"int32": 4, "uint16": 8}  # codes of Megatron's DType; it has no uint32
+TYPE_CODES = {"int32": 4, "uint16": 8}  # codes of Megatron's DType, which has no uint32
 
-OPEN_FILES = 512  # maximum mapped files at a time, below the usual limit of 1024 descriptors
+OPEN_FILES = 512  # maximum files to map at a time, below the usual limit of 1024 descriptors
 Tokenlike = npt.NDArray[Any]
 
-THREADS = 8  # blocks to download in parallel
+THREADS = 8  # parallel block downloads
 
 SAMPLED = 4  # random blocks to check at every opening: 16 MiB, about 10 ms
 
 
 class ShardWriter:
-    """A writer of one pair of token files. They have temporary names until `commit`; leaving the
-    block removes uncommitted files.
+    """Writer for one pair of token files. The files have temporary names until `commit`, and
+    exiting the context removes uncommitted files.
     """
 
     def __init__(self, store: DatasetStore, path: str, dtype: str, end_of_document: int) -> None:
@@ -62,10 +62,10 @@ class ShardWriter:
             np.dtype(dtype).newbyteorder("<"),
             end_of_document,
         )
-        # The process id keeps the files of two jobs apart.
+        # The process ID separates the files of concurrent jobs.
         self.partial = store.folder / f"{path}.{os.getpid()}.partial"
         self.lengths: list[npt.NDArray[np.int32]] = []
-        self.begun = 0  # tokens of an unfinished document
+        self.begun = 0  # tokens written so far of an unfinished document
         self.min_id, self.max_id = end_of_document, end_of_document
         self.sha256, self.blocks, self.crc, self.filled = hashlib.sha256(), list[int](), 0, 0
 
@@ -78,8 +78,8 @@ class ShardWriter:
         return self
 
     def begin(self, ids: npt.NDArray[np.uint32]) -> int:
-        """Appends a part of a document; the next call continues the document. Returns the number of
-        tokens written.
+        """Appends a part of a document, which the next call continues. Returns the number of tokens
+        written.
         """
         self._see(ids)
         self.begun += len(ids)
@@ -87,8 +87,8 @@ class ShardWriter:
         return len(ids)
 
     def add(self, ids: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64]) -> int:
-        """Appends documents (flat ids and their bounds), each with an end-of-document id. Returns
-        the number of tokens written.
+        """Appends documents, given as flat ids and offsets, and ends each with an end-of-document
+        id. Returns the number of tokens written.
         """
         lengths = np.diff(offsets) + 1
         tokens = np.empty(len(ids) + len(lengths), self.dtype)
@@ -103,8 +103,8 @@ class ShardWriter:
         return len(tokens)
 
     def commit(self, source: int) -> Shard | None:
-        """Makes both files durable and visible, and returns their record. Without any document,
-        publishes no file and returns None.
+        """Makes both files durable and visible, and returns their record. If there are no
+        documents, publishes no files and returns None.
         """
         lengths = np.concatenate(self.lengths) if self.lengths else np.empty(0, np.int32)
         if not len(lengths):
@@ -166,12 +166,12 @@ class ShardWriter:
             content = content[len(part) :]
 
     def _write_all(self, content: memoryview) -> None:
-        while content:  # A write may be short, after a signal or on a nearly full disk.
+        while content:  # A write may be short after a signal or on a nearly full disk.
             content = content[self.file.write(content) :]
 
 
 def index_bytes(lengths: npt.NDArray[np.int32], dtype: npt.DTypeLike) -> bytes:
-    """Returns the content of an .idx file for documents of these lengths."""
+    """Returns the content of an .idx file for documents with these lengths."""
     count, size = len(lengths), np.dtype(dtype).itemsize
     pointers = np.zeros(count, np.int64)
     np.cumsum(lengths[:-1], out=pointers[1:], dtype=np.int64)
@@ -185,7 +185,7 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: npt.DTypeLike) -> bytes:
 
 
 class Tokens:
-    """A reader of any range of tokens in the concatenated shards."""
+    """Reader for any range of tokens in the concatenated shards."""
 
     def __init__(
         self, store: DatasetStore, shards: Sequence[Shard], dtype: str, cache: BlockCache | None
@@ -201,21 +201,21 @@ class Tokens:
         return int(self.starts[-1])
 
     def read(self, start: int, out: npt.NDArray[np.int64]) -> None:
-        """Fills `out` with the tokens that begin at `start`."""
+        """Fills `out` with the tokens starting at `start`."""
         for index, begin, end, at in self._parts(start, len(out)):
             out[at : at + end - begin] = (
                 self._fetch(index, begin, end) if self.cache else self.mapped(index)[begin:end]
             )
 
     def expect(self, start: int, length: int) -> None:
-        """Prefetches these tokens into the cache, if there is one."""
+        """Prefetches a range of tokens into the cache, if there is a cache."""
         for index, begin, end, _ in self._parts(start, length) if self.cache else ():
             for block in self._blocks(begin, end):
                 self._cached(index, block)
 
     def _parts(self, start: int, length: int) -> list[tuple[int, int, int, int]]:
-        """Splits a range at the bounds of shards. Each part has the shard's index, begin and end in
-        the shard, and position in the range.
+        """Splits a token range at shard boundaries. Each part consists of the shard's index, the
+        part's start and end in that shard, and its position in the range.
         """
         index, at, parts = int(np.searchsorted(self.starts, start, side="right")) - 1, 0, []
         while at < length:
@@ -243,7 +243,7 @@ class Tokens:
         return np.frombuffer(content, self.dtype)[begin - first : end - first]
 
     def _cached(self, index: int, block: int) -> Callable[[], bytes]:
-        """Starts to fetch a block of a shard in the background if it is not cached. Calling the
+        """Starts fetching a block of a shard in the background if it is not cached. Calling the
         result waits for the block.
         """
         assert self.cache is not None and isinstance(self.store, BucketDataset)
@@ -271,7 +271,7 @@ def check_block(content: bytes | memoryview, shard: Shard, block: int, store: Da
 
 
 class BlockCache:
-    """A cache of downloaded blocks, in files that the ranks of this machine share."""
+    """Cache of downloaded blocks, in files that this machine's ranks share."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
@@ -280,7 +280,9 @@ class BlockCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str, fetch: Callable[[], bytes]) -> Callable[[], bytes]:
-        """Starts to prefetch a block. Calling the result waits for it and raises its error."""
+        """Starts prefetching a block. Calling the result waits for the block and raises its
+        download error.
+        """
         if name not in self.coming:
             self.coming[name] = self.threads.submit(self._bring, name, fetch)
         return lambda: self._take(name, fetch)
@@ -293,7 +295,7 @@ class BlockCache:
         path = self.folder / name
         try:
             content = path.read_bytes()
-            file_systems.offered(lambda: os.utime(path))  # mark the block as recently used
+            file_systems.offered(lambda: os.utime(path))  # mark as recently used
         except FileNotFoundError:
             content = fetch()
             partial = path.with_name(f"{name}.{os.getpid()}.partial")
@@ -303,7 +305,7 @@ class BlockCache:
         return content
 
     def _make_room(self) -> None:
-        """Evicts the least recently used blocks."""
+        """Evicts the least recently used blocks until the cache is within its limit."""
         found = sorted(
             (status.st_mtime_ns, status.st_size, path)
             for path in self.folder.iterdir()
@@ -325,10 +327,10 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def check_opening(store: DatasetStore, manifest: Manifest) -> None:
-    """Raises DataError if a file is missing or has the wrong size, the tokenizer is another one, or
-    a sampled block is damaged.
+    """Raises DataError if a file is missing, a file's size is wrong, the tokenizer is not the
+    dataset's, or a sampled block is damaged.
 
-    Blocks from S3 are checked when they arrive.
+    Blocks from S3 are checked on arrival instead.
     """
     sizes = {name: size for split in SPLITS for name, size in store.sizes(split).items()}
     width = ITEM_BYTES[manifest.dtype]
@@ -354,8 +356,8 @@ def check_opening(store: DatasetStore, manifest: Manifest) -> None:
 
 
 def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
-    """Checks every byte of every file and yields a line per file. Raises DataError at the first
-    file that differs from the manifest.
+    """Checks every byte of every file and yields one line per file. Raises DataError at the first
+    file that does not match the manifest.
     """
     check_opening(store, manifest)
     for shard in manifest.shards:

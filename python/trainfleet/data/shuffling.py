@@ -1,10 +1,10 @@
-"""Computes the g-th sample of the training with bijections, which need no stored index.
+"""Shuffled sample order, computed with bijections instead of a stored index.
 
-The weights map global sample g to a source. Its number within the source determines an epoch and a
-position in that epoch. The epoch's permutation maps the position to a sample. A permutation of [0,
-n) is a Feistel network on the next power of four, repeated until the result is in [0, n) (Black and
-Rogaway 2002, "Ciphers with arbitrary finite domains"). It needs O(1) memory, and every sample is
-found equally fast.
+The weights map global sample g to a source. The sample's number within the source determines its
+epoch and its position in that epoch. The epoch's permutation then maps the position to a sample. A
+permutation of [0, n) is a Feistel network on the next power of four, repeated until the result is
+in [0, n) (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). It needs O(1) memory,
+and all lookups are equally fast.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ import numpy as np
 import numpy.typing as npt
 
 Index = npt.NDArray[np.uint64]
-# Four rounds make a pseudorandom permutation (Luby and Rackoff 1988). There are two more because
+# Four rounds make a pseudorandom permutation (Luby and Rackoff 1988). Two more are added because
 # the round function is only a mixer.
 ROUNDS = 6
-MIX = 4096  # consecutive samples in which every source has exactly its share
+MIX = 4096  # consecutive samples over which every source gets exactly its share
 WORD = 2**64 - 1
-EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # purposes of keys
+EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # keys that separate permutations by purpose
 
 
 @dataclass(frozen=True)
 class Order:
-    """The endless order of samples from some sources. `counts`: samples per epoch of each source.
-    `weights`: None if there is one source.
+    """Infinite sample order over one or more sources. `counts` is the number of samples per epoch
+    of each source. `weights` may be omitted if there is only one source.
     """
 
     seed: int
     counts: tuple[int, ...]
     weights: tuple[float, ...] | None = None
-    block: int = 0  # consecutive samples per block; 0 shuffles over the whole source
+    block: int = 0  # consecutive samples per block; 0 shuffles each source as a whole
     window: int = 0  # blocks that are shuffled together
 
     def at(self, first: int, count: int) -> tuple[Index, Index]:
-        """Returns the source and the sample index of the global samples [first, first + count): two
-        uint64 arrays.
+        """Returns the source and the sample index of the global samples [first, first + count), as
+        two uint64 arrays.
         """
         numbers = np.arange(first, first + count, dtype=np.uint64)
         sources, numbers = self._sources(numbers)
@@ -77,7 +77,9 @@ class Order:
 
 
 def permuted(positions: npt.ArrayLike, n: int, *key: int) -> Index:
-    """Returns the images of `positions`, each in [0, n), under the key's permutation of [0, n)."""
+    """Returns the images of `positions`, all in [0, n), under the permutation of [0, n) that `key`
+    selects.
+    """
     values = np.array(positions, np.uint64)
     half = max(1, -(-max(n - 1, 1).bit_length() // 2))
     keys = [np.uint64(fold(*key, number)) for number in range(ROUNDS)]
@@ -88,11 +90,11 @@ def permuted(positions: npt.ArrayLike, n: int, *key: int) -> Index:
 
 
 def windowed(positions: Index, n: int, block: int, window: int, *key: int) -> Index:
-    """Permutes [0, n) in windows of `window` random blocks. All samples of a window come before
-    those of the next one; a block is `block` consecutive samples.
+    """Permutes [0, n) in windows of `window` random blocks, each with `block` consecutive samples.
+    All samples of a window precede those of the next one.
 
-    The last n % block samples come last. Reads stay within blocks that fit a cache, and each block
-    is read once per epoch.
+    The last n % block samples come last. Reads stay within blocks that fit in a cache, and each
+    block is read once per epoch.
     """
     blocks = n // block
     body, span = blocks * block, window * block
@@ -112,8 +114,8 @@ def windowed(positions: Index, n: int, block: int, window: int, *key: int) -> In
 
 
 def apportion(weights: Sequence[float], total: int) -> list[int]:
-    """Returns integer shares that add up to `total`, as close to the weights as possible (largest
-    remainder). Each share is at least one.
+    """Returns integer shares that sum to `total` and are as close to the weights as possible
+    (largest remainder). Each share is at least one.
     """
     exact = [max(weight / sum(weights) * (total - len(weights)), 0) + 1 for weight in weights]
     shares = [int(share) for share in exact]
@@ -124,9 +126,7 @@ def apportion(weights: Sequence[float], total: int) -> list[int]:
 
 
 def mix(values: npt.ArrayLike) -> Index:
-    """Applies splitmix64's finalizer: every input bit changes each output bit with probability one
-    half.
-    """
+    """Applies splitmix64's finalizer: each input bit flips each output bit with probability 1/2."""
     z = np.asarray(values, np.uint64)
     with np.errstate(over="ignore"):
         z = z + np.uint64(0x9E3779B97F4A7C15)
@@ -136,11 +136,9 @@ def mix(values: npt.ArrayLike) -> Index:
 
 
 def fold(*parts: int) -> int:
-    """Combines several numbers into one 64-bit key. Different numbers, or a different order, give a
-    different key.
-    """
+    """Combines numbers into one 64-bit key, which depends on their values and their order."""
     key = 0
-    # The same as `mix`, but on Python integers, which is ten times faster for one number.
+    # Same as `mix`, but on Python integers, which is ten times faster for a single number.
     for part in parts:
         key = ((key ^ part) + 0x9E3779B97F4A7C15) & WORD
         key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & WORD

@@ -1,8 +1,8 @@
-"""Lists and opens source files: on this machine's file systems, in Python's standard library, or in
+"""Lists and opens source files on this machine's file systems, in Python's standard library, or in
 S3 (storage/s3.py).
 
-A file is identified by its path, size and version (modification time or ETag). So a file that
-changes while it is read is detected, and old and new content is never mixed.
+A file is identified by its path, size and version (modification time or ETag). A change during
+reading is therefore detected, and old and new content is never mixed.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ STDLIB = "stdlib"
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 BUFFER = 2**18  # bytes; with the default of 8 KiB, reading lines takes three times as long
 BESIDE = 1000  # maximum names in a folder to search for a similar one
-KINDS = 20  # maximum kinds of unread files in a warning
+KINDS = 20  # maximum kinds of unread files to list in a warning
 EMPTY = "empty"
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A source file as it was during planning."""
+    """Source file as found during planning."""
 
     path: str
     size: int
     version: str
 
 
-# Files of a source to read, and numbers of the skipped files by reason
+# A source's files to read, and the number of skipped files by reason
 Listing = tuple[list[SourceFile], Counter[str]]
 
 
@@ -61,7 +61,9 @@ def is_remote(path: str) -> bool:
 
 
 def list_files(source: str) -> Listing:
-    """Lists the files of one source, sorted. Raises DataError if there is no file to read."""
+    """Lists the files of one source to read, sorted by path, and counts the skipped files by
+    reason. Raises DataError if no file can be read.
+    """
     if is_stdlib(source):
         paths = (file.path for file in _walk(LIBRARY) if isinstance(file, SourceFile) and file.size)
         modules = sorted(path for path in paths if path.endswith(PYTHON))
@@ -74,8 +76,8 @@ def list_files(source: str) -> Listing:
 
 
 def _found(source: str) -> list[SourceFile | str]:
-    """Returns each file of one source, or the reason why the file is not read. Raises DataError if
-    the source can't be listed.
+    """Returns each file of one source, or the reason why it is not read. Raises DataError if the
+    source can't be listed.
     """
     try:
         if is_remote(source):
@@ -83,13 +85,13 @@ def _found(source: str) -> list[SourceFile | str]:
         return list(_walk(Path(source)) if Path(source).is_dir() else _match(source))
     except TrainfleetError:
         raise
-    except (OSError, ValueError) as error:  # ValueError: no file can have this name
+    except (OSError, ValueError) as error:  # ValueError: not a valid file name
         where = shortened(getattr(error, "filename", None) or source, 255)
         raise unreadable(where, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _sorted_out(found: list[SourceFile | str]) -> Listing:
-    """Selects the files to read. Skips empty files, and sidecars if there are records."""
+    """Selects the files to read. Skips empty files, and also sidecars if there are records."""
     files = [file for file in found if isinstance(file, SourceFile)]
     records = any(is_record(file.path) for file in files)
     unread, read = Counter(why for why in found if isinstance(why, str)), list[SourceFile]()
@@ -107,7 +109,9 @@ def _sorted_out(found: list[SourceFile | str]) -> Listing:
 
 
 def told(where: str, unread: Counter[str]) -> list[str]:
-    """Returns a warning with the number of unread files by reason, or an empty list."""
+    """Returns a warning with the number of unread files by reason, or an empty list if all files
+    are read.
+    """
     kinds = unread.most_common()
     shown = [f"{count:,} {kind}" for kind, count in kinds[:KINDS]]
     shown += [f"{len(kinds) - KINDS:,} more kinds"] if kinds[KINDS:] else []
@@ -115,8 +119,8 @@ def told(where: str, unread: Counter[str]) -> list[str]:
 
 
 def stat(path: str) -> SourceFile:
-    """Returns the current size and version of one file. Raises DataError if the file is missing or
-    not accessible.
+    """Returns a file's current size and version. Raises DataError if the file is missing or
+    inaccessible.
     """
     if is_remote(path):
         if (found := s3.stat(path)) is None:
@@ -130,8 +134,8 @@ def stat(path: str) -> SourceFile:
 
 
 def open_file(file: SourceFile, start: int = 0) -> BinaryIO:
-    """Opens a buffered, seekable stream of a file's bytes from `start` on. `tell` counts from the
-    beginning of the file.
+    """Opens a buffered, seekable stream of a file's bytes, starting at `start`. `tell` counts from
+    the beginning of the file.
     """
     if is_remote(file.path):
         return s3_streams.open_object(s3.Object(file.path, file.size, file.version), start)
@@ -144,7 +148,7 @@ def open_file(file: SourceFile, start: int = 0) -> BinaryIO:
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """Raises DataError if a file changed after planning."""
+    """Raises DataError if a file has changed since planning."""
     now = stat(file.path)
     if now != file:
         what = (
@@ -174,7 +178,7 @@ def _local(path: str) -> Path:
 
 
 def _objects(source: str) -> Iterator[SourceFile | str]:
-    """Yields each object with that name or below that prefix, or the reason why it is not read."""
+    """Yields each object with this name or under this prefix, or the reason why it is not read."""
     folder = f"{source.rstrip('/')}/"
     for found in s3.list_objects(source):
         if found.address.startswith(folder) or (found.address == source and format_of(source)):
@@ -185,9 +189,9 @@ def _objects(source: str) -> Iterator[SourceFile | str]:
 
 
 def _walk(source: Path) -> Iterator[SourceFile | str]:
-    """Yields each file below a folder, or the reason why it is not read."""
-    tree = Path(os.path.realpath(source))  # tree that links may point into
-    # In the Hub's cache, all files below snapshots/ are links.
+    """Yields each file under a folder, or the reason why it is not read."""
+    tree = Path(os.path.realpath(source))  # directory tree that links may point into
+    # In the Hub's cache, all files under snapshots/ are links.
     tree = tree.parents[1] if tree.parent.name == "snapshots" else tree
     for here, folders, names in os.walk(source, onerror=_raised):
         inner = {*folders}
@@ -205,8 +209,8 @@ def _walk(source: Path) -> Iterator[SourceFile | str]:
 
 
 def _linked(path: Path, real: Path, tree: Path) -> SourceFile | str:
-    """Returns a link as a source file if its target is in the source's tree and is not read at its
-    own path. Otherwise returns the reason why the link is not read.
+    """Returns a link as a source file, or the reason why it is not read. A link is read only if its
+    target is in the source's tree and is not read at its own path.
     """
     if not real.exists():
         return "link to a missing file"
@@ -226,8 +230,8 @@ def _raised(error: OSError) -> None:
 
 
 def _absence(path: Path) -> str:
-    """Returns why a path is not a file: it is of another kind, its link is broken, or the name does
-    not exist. Suggests a similar name in the folder.
+    """Explains why a path is not a file: it is of another type, its link is broken, or it does not
+    exist. Suggests a similar name in the folder.
     """
     if path.exists():
         return "it is a pipe, a socket or a device, not a file"

@@ -1,4 +1,4 @@
-"""Surveys a config's sources and tokenizer for `make plan`. It uses the same readers as `make
+"""Surveys a config's sources and tokenizer for `make plan`, using the same readers as `make
 tokenize`.
 """
 
@@ -15,13 +15,13 @@ from .format_table import TAR, is_record, name_of
 from .sources import UnitPlan, plan_units, seconds_for
 from .tokenizer import require_use
 
-FIRST = 2**24  # largest .json, in bytes, that a plan reads
+FIRST = 2**24  # maximum bytes of a .json file that a plan reads
 
 
 @dataclass(frozen=True)
 class SourceSurvey:
-    """The amount of text to tokenize, and warnings for the user. `largest`: bytes of the largest
-    unit.
+    """Amount of text to tokenize, with warnings for the user. `largest` is the size of the largest
+    unit in bytes.
     """
 
     files: int
@@ -32,12 +32,14 @@ class SourceSurvey:
     notes: tuple[str, ...]
 
     def seconds(self, processes: int) -> float:
-        """Estimates how long tokenizing takes with that many processes."""
+        """Estimates the tokenization time in seconds for a number of processes."""
         return seconds_for(self.bytes, self.largest, processes)
 
 
 def look(data: Data) -> SourceSurvey:
-    """Surveys the sources and the tokenizer. Raises DataError if one of them can't be used."""
+    """Surveys the sources and the tokenizer. Raises DataError if a source or the tokenizer is
+    unusable.
+    """
     plan = plan_units(data)
     require_use(data)
     if data.on_bad_record == STOP:
@@ -55,10 +57,10 @@ def look(data: Data) -> SourceSurvey:
 
 def _read_first_records(plan: UnitPlan, data: Data) -> None:
     """Reads the first record of each source on this disk. Raises DataError if that record would
-    stop tokenizing.
+    stop tokenization.
     """
     for source, piece in {unit.source: unit.pieces[0] for unit in reversed(plan.units)}.items():
         kind = name_of(piece.path)
-        large = kind == "json" and piece.bytes > FIRST  # a .json is read as a whole
+        large = kind == "json" and piece.bytes > FIRST  # .json files are read as a whole
         if is_record(piece.path) and kind != TAR and not large and Path(piece.path).is_file():
             next(read_piece(piece, data.text_field_of(source)), None)

@@ -1,8 +1,8 @@
-"""Divides the sources into units of work, from a listing of their files.
+"""Divides the sources into units of work, based on a listing of their files.
 
 A unit is the work that one process tokenizes at a time, commits as a whole and never repeats. Units
-depend only on the listing. So every node sees the same units after every restart, for any number of
-nodes.
+depend only on the listing, so every node sees the same units after every restart, for any node
+count.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from .source_files import (
 
 POINTER = b"version https://git-lfs"
 POINTERS = 100  # small files per source to check for Git LFS pointers; if one is a pointer, all are
-# Limit on the private memory of a process that reads sources, in bytes. A record has 64 MiB at
-# most, and its parsed JSON takes ten times as much. An encoder's caches take 200 MB, a page of
-# Parquet 1 GiB.
+# Limit on the private memory of a process that reads sources, in bytes. A record takes up to 64
+# MiB, and its parsed JSON ten times as much. An encoder's caches take 200 MB, and a Parquet page
+# takes 1 GiB.
 MEMORY = 6144 * MEBIBYTE
-# Sizes of units are multiples of GRID, and a large text is cut into documents of about this size.
+# Unit sizes are multiples of GRID, and large texts are cut into documents of about this size.
 GRID = 4 * MEBIBYTE
 LARGEST_UNIT = 64 * GRID
 LARGEST_TEXT = 16 * GRID
-# Minimum whole texts to expect for validation. With fewer, the last part of each text is used
-# instead.
+# Minimum number of whole texts to expect in the validation split. With fewer, validation uses the
+# last part of each text instead.
 FEW = 5
-PROCESS_MB_PER_SECOND = 45.0  # text per process, measured: tests/bench/LOG.md
+PROCESS_MB_PER_SECOND = 45.0  # text per process, as measured in tests/bench/LOG.md
 
 
 @dataclass(frozen=True)
 class SourcePiece:
-    """Bytes [start, end) of a file. A line, document or row group belongs to the piece with its
-    first byte.
+    """Bytes [start, end) of a file. A line, document or row group belongs to the piece that
+    contains its first byte.
     """
 
     file: SourceFile
@@ -67,14 +67,14 @@ class SourcePiece:
         return self.end - self.start
 
     def open(self, start: int = 0) -> BinaryIO:
-        """Opens a stream of the file's bytes from `start` on (source_files.open_file)."""
+        """Opens a stream of the file's bytes, starting at `start` (source_files.open_file)."""
         return open_file(self.file, start)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of one source that a process tokenizes and commits as a whole: several small files,
-    one file, or a range of a large one.
+    """Part of one source that a process tokenizes and commits as a whole: several small files, one
+    file, or a range of a large file.
     """
 
     index: int
@@ -88,9 +88,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """All units in order. `identity` is the hash of the units: paths, sizes, versions and
-    ranges.
-    """
+    """All units in order. `identity` is a hash of their paths, sizes, versions and ranges."""
 
     units: tuple[Unit, ...]
     files: int
@@ -101,25 +99,25 @@ class UnitPlan:
 
     @property
     def notes(self) -> list[str]:
-        """Notes about correct behavior that a user may not expect."""
+        """Notes about correct behavior that may surprise a user."""
         few = f"there are few texts ({self.files}), so the last part of each is used for validation"
         return [few] if self.few else []
 
     def seconds(self, processes: int) -> float:
-        """Estimates how long tokenizing takes with that many processes."""
+        """Estimates the tokenization time in seconds for a number of processes."""
         return seconds_for(self.bytes, max(unit.bytes for unit in self.units), processes)
 
 
 def seconds_for(total: int, largest: int, processes: int) -> float:
-    """Estimates the seconds to tokenize `total` bytes at the measured rate of one process. The
-    result is at least the time for the largest unit.
+    """Estimates the seconds to tokenize `total` bytes at the measured throughput of one process.
+    The result is at least the time for the largest unit.
     """
     return max(total / max(processes, 1), largest) / (PROCESS_MB_PER_SECOND * 1e6)
 
 
 def plan_units(data: Data) -> UnitPlan:
-    """Divides `data.sources` into units; the same listing gives the same units. Raises DataError
-    for an unusable source.
+    """Divides `data.sources` into units. Equal listings produce equal units. Raises DataError if a
+    source is unusable.
     """
     if any(source.weight for source in data.mixture) and data.weights is None:
         raise DataError(
@@ -162,11 +160,11 @@ def plan_units(data: Data) -> UnitPlan:
 
 
 def have_changed(data: Data, identity: str) -> bool:
-    """Tells whether the sources on this machine have changed since the listing with that identity.
-    Returns False if they can't be listed any more.
+    """Returns whether the sources have changed since the listing with this identity. Returns False
+    for remote sources, and for sources that can no longer be listed.
     """
     if any(is_remote(source.path) or source.path.startswith(HUB) for source in data.mixture):
-        return False  # Listing remote sources takes requests.
+        return False  # Listing remote sources would cost requests.
     try:
         return plan_units(data).identity != identity
     except DataError:
@@ -174,15 +172,15 @@ def have_changed(data: Data, identity: str) -> bool:
 
 
 def _are_few(files: list[SourceFile], validation_fraction: float) -> bool:
-    """Tells whether all files are plain texts, and so few that a division by hash may leave a split
-    empty.
+    """Returns whether all files are plain texts, and so few that assigning them to splits by hash
+    might leave a split empty.
     """
     texts = all(name_of(file.path) in TEXTS and not is_stdlib(file.path) for file in files)
     return texts and len(files) * validation_fraction < FEW
 
 
 def is_long_text(file: SourceFile) -> bool:
-    """Tells whether a file is a plain text above LARGEST_TEXT, which is cut into several
+    """Returns whether a file is a plain text larger than LARGEST_TEXT, which is cut into several
     documents.
     """
     return file.size > LARGEST_TEXT and (row := format_of(file.path)) is not None and row.cut
@@ -204,8 +202,8 @@ def _list(source: Source) -> Listing:
 
 
 def _refuse_pointers(files: Iterable[SourceFile]) -> None:
-    """Raises DataError if a file is a Git LFS pointer. A pointer is text of less than 1 KiB, so
-    training on it would not fail.
+    """Raises DataError if a file is a Git LFS pointer. Pointers are texts of less than 1 KiB, so
+    training on them would not fail.
 
     https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
     """
@@ -221,14 +219,14 @@ def _refuse_pointers(files: Iterable[SourceFile]) -> None:
 
 
 def _aim(total: int) -> int:
-    """Returns the bytes per unit: a 512th of the total, so that hundreds of processes have work and
-    a failed process loses little.
+    """Returns the target size of a unit in bytes: 1/512 of the total, so that hundreds of processes
+    have work and a failed process loses little.
     """
     return min(-(-total // 512 // GRID) * GRID or GRID, LARGEST_UNIT)
 
 
 def _cut(files: Iterable[SourceFile], aim: int, source: int, first: int) -> Iterator[Unit]:
-    """Groups small files and cuts large ones, so that each unit has about `aim` bytes."""
+    """Groups small files and splits large ones, so that each unit has about `aim` bytes."""
     pieces, size = list[SourcePiece](), 0
     for piece in (piece for file in files for piece in _pieces(file, aim)):
         if pieces and size + piece.bytes > aim:

@@ -1,6 +1,4 @@
-"""Reads texts from tables that can't be split into pieces: JSON arrays, comma- and tab-separated
-values, Arrow.
-"""
+"""Readers for tables that can't be split into pieces: JSON arrays, CSV, TSV and Arrow files."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from .formats import (
 from .sources import SourcePiece
 
 TAB = (".tsv", ".tab")
-QUOTED = (  # remedy for tab-separated files written by the csv module, a spreadsheet or pandas
+QUOTED = (  # fix for tab-separated files written by the csv module, a spreadsheet or pandas
     f"{LINE}; if its cells have quotes, convert it to CSV: "
     'python3 -c "import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, '
     "'excel-tab'))\" < a.tsv > a.csv"
@@ -38,8 +36,8 @@ QUOTED = (  # remedy for tab-separated files written by the csv module, a spread
 
 
 def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads `text_field` of a JSON object, of each object in an array, or of each line, depending
-    on the file's content.
+    """Yields the `text_field` of a JSON object, of each object in an array, or of each line,
+    depending on the file's content.
     """
     with piece.open() as stream:
         content = stream.read(LONGEST + 1)
@@ -66,11 +64,11 @@ def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads the column `text_field` of a table. The first row contains the column names, and every
-    other row has as many cells.
+    """Yields the column `text_field` of a CSV or TSV table. The first row contains the column
+    names, and all other rows have the same number of cells.
 
-    Comma-separated values follow RFC 4180, with quotes. Tab-separated values have no quotes, and
-    each line is a row: https://www.iana.org/assignments/media-types/text/tab-separated-values
+    CSV follows RFC 4180, with quotes. TSV has no quotes, and each line is a row:
+    https://www.iana.org/assignments/media-types/text/tab-separated-values
     """
     tabs, at = piece.path.endswith(TAB), 0
     with (
@@ -85,7 +83,7 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
             index = column(names, text_field, piece.path)
             for at, row in rows:
                 where = f"{piece.path}:{at}"
-                # A comma, tab or line end inside a text has split it.
+                # The row was split by a comma, tab or line break inside a text.
                 if len(row) < len(names) or any(row[len(names) :]):
                     yield DataError(
                         f"has {len(row)} cells, not {len(names)}",
@@ -105,16 +103,14 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def _tabbed(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yields the line number and the cells of each line that is not blank."""
+    """Yields the line number and the cells of each non-blank line."""
     for number, line in enumerate(lines, 1):
         if text := line.removesuffix("\n").removesuffix("\r"):
             yield number, text.split("\t")
 
 
 def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields each row of comma-separated values that is not blank, with the number of its last
-    line.
-    """
+    """Yields each non-blank CSV row, with the number of its last line."""
     csv.field_size_limit(LONGEST)
     rows = csv.reader(lines, "excel", strict=True)
     try:
@@ -129,7 +125,7 @@ def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _lines(stream: TextIO, piece: SourcePiece) -> Iterator[str]:
-    """Yields the lines of a text. Raises DataError if a line is longer than a document may be."""
+    """Yields the lines of a text. Raises DataError if a line exceeds the maximum document size."""
     number = 0
     while line := stream.readline(LONGEST + 1):
         number += 1
@@ -139,7 +135,7 @@ def _lines(stream: TextIO, piece: SourcePiece) -> Iterator[str]:
 
 
 def read_arrow(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Reads the column `text_field` of an Arrow file or stream (also Feather), one batch at a
+    """Yields the column `text_field` of an Arrow file or stream (including Feather), one batch at a
     time.
     """
     arrow, ipc = library("pyarrow", "pyarrow", piece), library("pyarrow.ipc", "pyarrow", piece)

@@ -1,10 +1,10 @@
-"""Runs one node's part of `make tokenize`. The processes share only the folder, and no step merges
-their results.
+"""One node's share of `make tokenize`. Processes share only the dataset's folder, and there is no
+merge step.
 
 Node 0 commits the preparation (plan.json and the tokenizer). Unit i belongs to node i mod N, and
-each process takes the next of its node's units. Every unit is committed as a whole. So a restart
-with any number of nodes processes only the missing units, and every node writes the same bytes for
-a unit.
+each process takes the next of its node's units. Every unit is committed as a whole, so a restart
+with any number of nodes processes only the missing units. Every node writes the same bytes for a
+given unit.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from .tokenizer import Tokenizer, load
 if TYPE_CHECKING:
     from .work_units import UnitWork
 
-POLL = 0.05  # seconds between two checks for another node's commit
-PATIENCE = 60.0  # seconds for node 0 to replace the preparation of an earlier job
+POLL = 0.05  # seconds between checks for node 0's commit
+PATIENCE = 60.0  # seconds to wait until node 0 replaces an earlier job's preparation
 REMIND = 30.0
 
 
 @dataclass(frozen=True)
 class Share:
-    """This node's part of a job: its number, the number of nodes, and its number of processes."""
+    """This node's share of a job: its node number, the node count and its process count."""
 
     node: int
     nodes: int
@@ -53,7 +53,7 @@ class Share:
 
 
 def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest | None:
-    """Tokenizes this node's units. Returns the manifest if the dataset is then finished, or None if
+    """Tokenizes this node's units. Returns the manifest if this completes the dataset, or None if
     other nodes are still working.
     """
     store = manifest.store_of(data, root)
@@ -74,8 +74,8 @@ def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest
 
 
 def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
-    """Commits plan.json and tokenizer.json. Keeps those of an interrupted job if it had the same
-    settings and files.
+    """Commits plan.json and tokenizer.json. Reuses those of an interrupted job if its settings and
+    files were the same.
     """
     for line in (*plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
         print(line, flush=True)
@@ -89,7 +89,8 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
             "settings or files",
             flush=True,
         )
-        store.remove(manifest.PLAN)  # The old plan would claim that the new tokenizer is ready.
+        # Otherwise, the old plan would declare the new tokenizer ready.
+        store.remove(manifest.PLAN)
     began = time.monotonic()
     trained = data.tokenizer == TRAINED
     tokenizer = (
@@ -97,7 +98,7 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
         if trained
         else load(folder_named(data))
     )
-    # Raises an error for a tokenizer without an end token before any work is done.
+    # Fail before any work is done if the tokenizer has no end-of-document token.
     preparation = manifest.preparation_of(data, plan, tokenizer)
     store.write(FILE, tokenizer.definition.encode())
     manifest.write(store, manifest.PLAN, preparation)
@@ -110,8 +111,8 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
 
 
 def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int) -> Preparation:
-    """Waits until node 0 commits the preparation. Raises DataError if node 0 sees other files than
-    this node.
+    """Waits until node 0 commits the preparation. Raises DataError if node 0 sees different files
+    than this node.
     """
     began, reminded = time.monotonic(), 0.0
     while True:
@@ -156,8 +157,8 @@ def finish(
 
 
 def _tokenizer_of(store: DatasetStore, preparation: Preparation) -> bytes | None:
-    """Returns the content of tokenizer.json if it is the tokenizer of the preparation, otherwise
-    None.
+    """Returns the content of tokenizer.json, or None if it is missing or not the preparation's
+    tokenizer.
     """
     content = store.read(FILE)
     return (
@@ -169,7 +170,7 @@ def _tokenizer_of(store: DatasetStore, preparation: Preparation) -> bytes | None
 
 
 def _mirror_tokenizer(store: DatasetStore, preparation: Preparation) -> None:
-    """Copies the tokenizer into this machine's folder, because it may be only in S3."""
+    """Copies the tokenizer to this machine's folder, because it may exist only in S3."""
     path = store.folder / FILE
     if not path.exists() or load(path).sha256 != preparation.tokenizer_sha256:
         run_folder.write_atomic(path, (_tokenizer_of(store, preparation) or b"").decode())
@@ -204,7 +205,7 @@ def _do_units(
 
 
 def _sweep(folder: Path, units: set[int]) -> None:
-    """Removes partial files of these units that killed processes left behind."""
+    """Removes the partial files that killed processes left for these units."""
     for path in (path for split in manifest.SPLITS for path in (folder / split).glob("*.partial")):
         if int(path.name.split(".")[0]) in units:
             path.unlink(missing_ok=True)
@@ -212,7 +213,7 @@ def _sweep(folder: Path, units: set[int]) -> None:
 
 @dataclass(frozen=True)
 class _Task:
-    """The arguments that all processes of a node share."""
+    """Arguments that all processes of a node share."""
 
     data: Data
     preparation: Preparation
@@ -228,11 +229,9 @@ def _work(work: UnitWork, units: Iterator[Unit]) -> None:
 
 
 def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
-    """Runs worker processes that take units in turn. Each worker requests its next unit through a
-    pipe.
+    """Runs worker processes, each of which requests its next unit through a pipe.
 
-    The workers are spawned, because fork would copy locks that threads of the tokenizer libraries
-    hold.
+    Workers are spawned, because fork would copy locks that threads of the tokenizer libraries hold.
     """
     context = multiprocessing.get_context("spawn")
     links = dict[Connection, SpawnProcess]()
@@ -251,7 +250,7 @@ def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
 
 
 def _serve(links: dict[Connection, SpawnProcess], units: Iterator[Unit]) -> None:
-    """Hands out units until all workers have exited successfully. Raises the error that a worker
+    """Distributes units until all workers have exited successfully. Raises the error that a worker
     sends, or exits with the code of the first worker that fails.
     """
     waiting = dict(links)
@@ -278,9 +277,10 @@ def _require_well(process: SpawnProcess, number: int) -> None:
 
 def _worker(task: _Task, number: int, link: Connection) -> None:
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals all; the parent decides
+    # The terminal signals all processes. The parent decides when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_on(signal.SIGTERM)
-    # This loads numpy and the tokenizer libraries, which the parent does not need.
+    # Imports numpy and the tokenizer libraries, which the parent does not need.
     from .work_units import UnitWork
 
     try:
@@ -300,7 +300,9 @@ def _in_turn(link: Connection) -> Iterator[Unit]:
 
 
 def exit_on(number: signal.Signals) -> None:
-    """Makes the process exit on this signal like on an error, so that partial files are removed."""
+    """Makes the process exit on this signal as it does on an error, so that partial files are
+    removed.
+    """
 
     def leave(received: int, frame: FrameType | None) -> None:
         sys.exit(128 + received)

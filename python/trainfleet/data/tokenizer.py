@@ -1,6 +1,4 @@
-"""Encodes texts to ids, decodes ids to text, and provides the tokenizer properties that a dataset
-needs.
-"""
+"""Tokenizer that encodes texts, decodes ids, and provides the properties that a dataset needs."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Vocabulary):
-    """A tokenizer.json that a library loads on first use."""
+    """Tokenizer from a tokenizer.json, loaded into an encoder library on first use."""
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
-        """Encodes all texts into one uint32 array, with len(texts) + 1 bounds. Special tokens in a
+        """Encodes all texts into one uint32 array, with len(texts) + 1 offsets. Special tokens in a
         text are encoded as plain text.
         """
         from .encoders import blaming
@@ -29,7 +27,7 @@ class Tokenizer(Vocabulary):
             return self.encoder.encode(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids to text, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
+        """Decodes ids to text, without special tokens. Invalid UTF-8 bytes become U+FFFD."""
         from .encoders import blaming
 
         with blaming(self.where):
@@ -45,17 +43,17 @@ class Tokenizer(Vocabulary):
 
     @cached_property
     def encoder(self) -> TextEncoder:
-        """The fastest library that gives exactly this tokenizer's ids."""
+        """Fastest library that produces exactly this tokenizer's ids."""
         return self._opened[0]
 
     def renew(self) -> None:
-        """Drops the encoder and its caches. The next use opens it again."""
+        """Drops the encoder and its caches. The next use reopens the encoder."""
         for name in ("encoder", "_opened"):
             self.__dict__.pop(name, None)
 
     @property
     def backend(self) -> str:
-        """The name and version of the library that encodes."""
+        """Name and version of the library that encodes texts."""
         return described(self.encoder)
 
     @property
@@ -78,8 +76,8 @@ def described(encoder: TextEncoder) -> str:
 
 
 class StreamDecoder:
-    """A decoder for ids that arrive one at a time. It holds back a character until all its bytes
-    have arrived.
+    """Streaming decoder for ids that arrive one at a time. It holds back a character until all its
+    bytes have arrived.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -89,21 +87,21 @@ class StreamDecoder:
         self.stream = DecodeStream(skip_special_tokens=True)
 
     def push(self, id_: int) -> str:
-        """Returns the text that this id completes, or ""."""
+        """Returns the text that this id completes, or "" if a character is still incomplete."""
         return self.stream.step(self.tokenizer, int(id_)) or ""
 
 
 def require_use(data: Data) -> None:
-    """Raises DataError if data.tokenizer can't encode text. The config check reads only the
-    tokenizer's vocabulary.
+    """Raises DataError if data.tokenizer can't encode text. The config check reads only its
+    vocabulary.
     """
     if data.tokenizer != TRAINED:
         assert load(folder_named(data)).reference
 
 
 def load(path: Path) -> Tokenizer:
-    """Loads a tokenizer from a tokenizer.json, a folder with such a file, or another format that
-    conversion.py reads.
+    """Loads a tokenizer from a tokenizer.json, from a folder that contains one, or from another
+    format that conversion.py reads.
 
     Raises DataError if the tokenizer is missing or broken.
     """

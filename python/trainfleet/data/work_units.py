@@ -1,4 +1,4 @@
-"""Tokenizes a unit: reads, encodes, checks against the reference, writes and commits."""
+"""Tokenizes a unit: reads, encodes, checks against the reference encoder, writes and commits."""
 
 from __future__ import annotations
 
@@ -27,29 +27,28 @@ from .sources import Unit
 from .tokenizer import described, load
 
 CUT_TOKENS = 16
-# Bytes of text after which the encoder is opened again, because fastokens' word cache grows to 100
-# MB
+# Bytes of text after which the encoder is reopened, because fastokens' word cache grows to 100 MB
 RENEWED = 2**27
 # Characters to check per batch, so that about 0.1 % of the text is encoded twice
 CHECKED_CHARACTERS = 1024
-LONG = 2**24  # characters; a longer document is encoded in parts
+LONG = 2**24  # characters; longer documents are encoded in parts
 PART = 2**20
-AROUND = 256  # characters on each side of a cut to test
+AROUND = 256  # characters to test on each side of a cut
 SEARCHED = 2**16
 TRIED = 8
 WORD_END = re.compile(r"(?<=\S)\n(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
 
 
 class Mismatch(Exception):
-    """Raised if the fast encoder and the reference disagree on a text. The message is the beginning
-    of the text.
+    """Raised if the fast encoder and the reference disagree on a text. The message is the start of
+    that text.
     """
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A unit that is encoded but not committed. Leaving the writers without a commit removes their
-    files.
+    """Encoded unit that is not committed yet. Closing `open_files` without a commit removes the
+    files of its writers.
     """
 
     record: UnitRecord
@@ -58,7 +57,7 @@ class Draft:
 
 
 class UnitWork:
-    """A worker that tokenizes units of one dataset. It commits the same bytes for a unit on every
+    """Worker that tokenizes units of one dataset. It commits the same bytes for a unit on every
     node and in every attempt.
 
     A thread writes a unit's files to disk while the next unit is encoded. With small units or a
@@ -71,12 +70,12 @@ class UnitWork:
     ) -> None:
         self.data, self.preparation, self.store, self.meter = data, preparation, store, meter
         self.tokenizer = load(store.folder / FILE)
-        self.encoded = 0  # bytes of text since the encoder was opened
+        self.encoded = 0  # bytes of text encoded since the encoder was opened
         self.committer, self.pending = ThreadPoolExecutor(1), list[Future[None]]()
 
     def do(self, unit: Unit) -> None:
-        """Encodes one unit and begins to commit it. If the fast encoder is wrong on a text, prints
-        a note and uses the reference for the whole unit.
+        """Encodes one unit and starts to commit it. If the fast encoder is wrong on a text, prints
+        a note and encodes the whole unit again with the reference.
         """
         notes, before = tuple(self.tokenizer.notes), self.meter.counts
         try:
@@ -97,7 +96,7 @@ class UnitWork:
         self.pending.append(self.committer.submit(self._commit, draft))
 
     def flush(self) -> None:
-        """Waits until all units are committed, and raises the error of a failed commit."""
+        """Waits until all units are committed. Raises the error of a failed commit."""
         while self.pending:
             self.pending.pop().result()
             self.meter.add(units=1)
@@ -124,7 +123,7 @@ class UnitWork:
                     batch, self.data.validation_fraction, self.preparation.few
                 ).items():
                     read += len(texts)
-                    # A long text is always the last one of a batch.
+                    # A long text is always the last of its batch.
                     long = texts.pop() if len(texts[-1]) > LONG else ""
                     if texts:
                         ids, offsets = encoder.encode(texts)
@@ -140,7 +139,7 @@ class UnitWork:
                 self.meter.add(bytes_=consumed, documents=read, tokens=tokens)
             files = stack.pop_all()
         bad.require_few(documents)
-        # Count the rest: headers, blank lines, and bytes that a decompressor read ahead.
+        # Count the remaining bytes: headers, blank lines, and bytes that a decompressor read ahead.
         self.meter.add(bytes_=unit.bytes - done)
         record = UnitRecord(
             index=unit.index,
@@ -172,7 +171,7 @@ class UnitWork:
         self, texts: list[str], ids: Ids, offsets: Offsets, encoder: TextEncoder, seed: int
     ) -> int:
         """Compares one document of a batch, or the start of a long one, with the reference. Returns
-        the number of compared documents.
+        the number of documents compared.
         """
         reference = self.tokenizer.reference
         if encoder is reference:
@@ -191,7 +190,7 @@ class UnitWork:
 
 
 def _add_long(text: str, encoder: TextEncoder, writer: ShardWriter) -> int:
-    """Appends one document in parts. Returns the number of tokens written."""
+    """Encodes and appends one long document in parts. Returns the number of tokens written."""
     tokens, waiting = 0, None
     for part in parts(text, encoder):
         if waiting is not None:
@@ -201,11 +200,11 @@ def _add_long(text: str, encoder: TextEncoder, writer: ShardWriter) -> int:
 
 
 def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict[str, list[str]]:
-    """Divides a batch's texts between the splits. The result does not contain empty splits.
+    """Divides a batch's texts between the splits. Omits empty splits from the result.
 
-    The hash of a text decides, so a document keeps its split when others are added, and copies
-    share a split. If there are few documents, the last lines of each one go to the validation
-    split.
+    A text's hash selects its split. A document therefore keeps its split when others are added, and
+    duplicates share a split. If there are few documents, the last lines of each one go to the
+    validation split instead.
     """
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     bound = int(validation_fraction * 2**32)
@@ -222,13 +221,13 @@ def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict
 
 
 def parts(text: str, encoder: TextEncoder) -> Iterator[str]:
-    """Cuts a text into parts of about PART characters. The joined parts are the text, and their
-    joined ids are the text's ids.
+    """Yields consecutive parts of a text, each with about PART characters, that can be encoded
+    separately. Joining their ids gives the ids of the whole text.
 
-    A tokenizer's splitter needs only a few characters around a position to decide whether a word
-    ends there. So a cut is made only if encoding its surroundings in two parts gives the same ids
-    as in one part. If no cut passes this test, the rest of the document is encoded as a whole.
-    SentencePiece never passes, because it puts a space before every text.
+    A tokenizer's pre-tokenizer needs only a few characters around a position to decide whether a
+    word ends there. A cut is therefore made only if encoding its surroundings in two parts gives
+    the same ids as in one part. If no cut passes this test, the rest of the document is encoded as
+    a whole. SentencePiece never passes, because it puts a space before every text.
     """
     start = 0
     while len(text) - start > 2 * PART and (cut := _find_cut(text, start + PART, encoder)):
@@ -238,8 +237,8 @@ def parts(text: str, encoder: TextEncoder) -> Iterator[str]:
 
 
 def _find_cut(text: str, at: int, encoder: TextEncoder) -> int | None:
-    """Returns the first good cut at or after `at`, or None if the first TRIED candidates are not
-    good.
+    """Returns the first valid cut at or after `at`, or None if the first TRIED candidates are
+    invalid.
     """
     for number, found in enumerate(WORD_END.finditer(text, at, at + SEARCHED)):
         if number == TRIED:

@@ -1,4 +1,6 @@
-"""Selects docker, podman or buildah, and provides commands to build, inspect and push images."""
+"""Selects docker, podman or buildah, and provides the commands to build, inspect and push
+images.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from ..trust.errors import ImageError
 from ..trust.safe_output import visible
 from .image_recipe import ARCHITECTURE, DOCKERFILE
 
-ANSWER = 60.0  # timeout in seconds of a query
-NATIVE = ("x86_64", "AMD64")  # machines that build amd64 images without --platform
+ANSWER = 60.0  # query timeout in seconds
+NATIVE = ("x86_64", "AMD64")  # machine types that build amd64 images without --platform
 
 
 @dataclass(frozen=True)
 class LocalImage:
-    """An image on this machine, with its labels, its processor, and the bytes of each layer from
-    the base up.
+    """Image on this machine, with its labels, its processor architecture and the size of each layer
+    in bytes, starting from the base.
     """
 
     labels: Mapping[str, str]
@@ -36,15 +38,15 @@ class LocalImage:
 
 @dataclass(frozen=True)
 class Builder:
-    """A program that builds images.
+    """Program that builds images.
 
-    docker and podman share most arguments; buildah needs others to inspect images.
+    docker and podman share most arguments, but buildah inspects images with different ones.
     """
 
     name: str
 
     def works(self) -> str:
-        """Returns the reason why the program can't be used here, or ""."""
+        """Returns the reason why the program can't be used here, or "" if it works."""
         if shutil.which(self.name) is None:
             return "is not installed"
         said = self.run("version" if self.name == "buildah" else "info")
@@ -59,10 +61,10 @@ class Builder:
     ) -> list[str]:
         """Returns the command that builds the context.
 
-        Secrets are passed as files, never in the command. The command has no `--label`, because
-        that breaks the cache of buildah 1.28. buildah then commits stages without steps again, and
-        misses its cache for later stages (imagebuildah/stage_executor.go). The Dockerfile sets the
-        labels from its arguments.
+        Secrets are passed as files, never on the command line. The command does not use `--label`,
+        which breaks the cache of buildah 1.28: buildah would commit stages without steps again, and
+        miss its cache for later stages (imagebuildah/stage_executor.go). Instead, the Dockerfile
+        sets the labels from its arguments.
         """
         foreign = [] if platform.machine() in NATIVE else [f"--platform=linux/{ARCHITECTURE}"]
         own = ["--progress=plain"] if self.name == "docker" else ["--layers", "--format=docker"]
@@ -79,7 +81,7 @@ class Builder:
         ]
 
     def find(self, reference: str) -> LocalImage | None:
-        """Returns the image with that name on this machine, or None."""
+        """Returns the image with this name on this machine, or None if it does not exist."""
         if self.name == "buildah":
             said = self.run("inspect", "--type=image", reference)
             return _of_buildah(said.stdout) if said.returncode == 0 else None
@@ -92,24 +94,24 @@ class Builder:
         )
 
     def names(self, label: str) -> list[str]:
-        """Returns the names of local images that have a label, newest first."""
+        """Returns the names of local images with a label, newest first."""
         form = "{{.Name}}:{{.Tag}}" if self.name == "buildah" else "{{.Repository}}:{{.Tag}}"
         said = self.run("images", f"--filter=label={label}", f"--format={form}")
         return [line for line in said.stdout.splitlines() if "<none>" not in line]
 
     def login(self, host: str, user: str, token: str) -> subprocess.CompletedProcess[str]:
-        """Logs in to a registry. The token goes through stdin, never in the command."""
+        """Logs in to a registry. The token is passed through stdin, never on the command line."""
         return self.run("login", "--username", user, "--password-stdin", host, stdin=token)
 
     def push(self, reference: str, target: str) -> list[Sequence[str]]:
-        """Returns the commands that push an image under the name `target`."""
+        """Returns the commands that push an image as `target`."""
         if self.name == "docker":
             return [["docker", "tag", reference, target], ["docker", "push", target]]
         return [[self.name, "push", reference, f"docker://{target}"]]
 
     def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Runs the program. Returns a failed process if it can't be started or does not end in
-        time.
+        """Runs the program. Returns a failed process if the program can't be started or times
+        out.
         """
         command = [self.name, *words]
         try:
@@ -131,7 +133,7 @@ BUILDERS = (Builder("docker"), Builder("podman"), Builder("buildah"))
 
 
 def choose() -> tuple[Builder, str]:
-    """Returns the first builder that works here, and the reasons why earlier builders do not.
+    """Returns the first builder that works here, and the reasons why earlier ones do not.
 
     Raises ImageError if no builder works here.
     """
@@ -163,7 +165,9 @@ def _of_docker(text: str, history: str) -> LocalImage | None:
 
 
 def _record(text: str) -> dict[str, Any]:
-    """Returns the JSON object, or the first object in a list, or {} for other output."""
+    """Returns the JSON object in a program's output, or the first one in a list. Returns {} for
+    other output.
+    """
     try:
         found = json.loads(text)
     except ValueError:
@@ -173,6 +177,6 @@ def _record(text: str) -> dict[str, Any]:
 
 
 def last_line(text: str) -> str:
-    """Returns the last line of a program's output."""
+    """Returns the last non-blank line of a program's output."""
     lines = [line.strip() for line in visible(text).splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no output"

@@ -1,5 +1,5 @@
-"""Implements make build: builds the image of a recipe if it is missing, and explains failures of
-the builder.
+"""Implements make build: builds a recipe's image if it is missing, and explains builder
+failures.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..trust.safe_output import shown
 from .builders import Builder, LocalImage
 from .image_recipe import ARCHITECTURE, LAYERS, PARTS, ImageRecipe, write_context
 
-KEPT = 40  # last lines of output to search for the cause of a failure
+KEPT = 40  # number of last output lines to search for the cause of a failure
 SHOWN, MOST = 6, 600  # maximum lines in a message, and characters per line
-# option of pip → its secret in docker/Dockerfile, and the path of the secret in the build
+# Maps each pip option to its secret in docker/Dockerfile and to the secret's path during the build.
 CERTIFICATES = {
     "cert": ("ca", "/etc/ssl/certs/ca-certificates.crt"),
     "client-cert": ("client", "/run/secrets/client"),
@@ -36,7 +36,8 @@ CERTIFICATES = {
 ADDRESSES = ("index-url", "extra-index-url", "find-links")
 PASSWORD = "TRAINFLEET_PIP_PASSWORD"
 Say = Callable[[str], None]
-# Steps are "[8/8] STEP 7/23: RUN ..." in buildah and podman, "#9 [image 7/23] RUN ..." in docker.
+# Steps are printed as "[8/8] STEP 7/23: RUN ..." by buildah and podman, and as "#9 [image 7/23] RUN
+# ..." by docker.
 STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP (\d+/\d+): (.+)|#\d+ \[(?:[\w-]+ )?(\d+/\d+)\] (.+)")
 CACHED = re.compile(r"--> Using cache|#\d+ CACHED")
 NOISE = re.compile(
@@ -44,18 +45,19 @@ NOISE = re.compile(
     r"|sha256:|extracting |exporting |naming |writing )"
     r"|(?:\[\d+/\d+\] )?COMMIT |Successfully tagged |[0-9a-f]{64}$|#\d+$|$"
 )
-# Instructions that may take long. Others only change the configuration.
+# Instructions that may take long. All others only change the configuration.
 AT_WORK = re.compile(r"FROM (?![0-9a-f]{64})|COPY|RUN")
 WIDTH = 66  # maximum characters of an instruction
 NEWLINE = "\n"
-LONG = 1.0  # seconds from which the duration of a step is shown
+LONG = 1.0  # minimum duration of a step to display, in seconds
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A known failure in a builder's output, with its cause and the next command.
+    """Known failure in a builder's output, with its cause and the suggested next command.
 
-    Without `in_steps`, it is ignored if a step has failed, because steps also contact other hosts.
+    If `in_steps` is false, it is ignored when a step failed, because steps also contact other
+    hosts.
     """
 
     says: str
@@ -64,7 +66,7 @@ class Trouble:
     in_steps: bool = True
 
 
-# messages of buildah, docker and podman for a failed step
+# buildah, docker and podman messages for a failed step
 IN_STEP = re.compile(r"building at STEP|did not complete successfully|while running runtime")
 FULL = Trouble(
     r"no space left on device|disk quota exceeded",
@@ -133,10 +135,10 @@ PUSHES = (
 
 
 def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> LocalImage:
-    """Returns the local image `recipe.reference`, which it builds if it is missing.
+    """Returns the local image `recipe.reference`. Builds it if it is missing.
 
     Raises:
-        ImageError: the build failed. No image has this name afterwards.
+        ImageError: the build failed. No image with this name exists afterwards.
     """
     if found := builder.find(recipe.reference):
         say(f"{recipe.reference} exists: {describe(found)}")
@@ -182,7 +184,7 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
 def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
     """Returns the image if it matches the recipe.
 
-    Raises ImageError if its tag or its processor differs.
+    Raises ImageError if its tag or processor architecture differs.
     """
     if found.architecture != ARCHITECTURE:
         why = (
@@ -200,7 +202,9 @@ def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
 
 
 def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
-    """Returns the newest local image of the same platform, and its label with the layer hashes."""
+    """Returns the name of the newest local image for the recipe's platform, and its label with the
+    layer hashes. Returns None if no local image has these labels.
+    """
     for name in builder.names(f"trainfleet.platform={recipe.platform}"):
         found = builder.find(name)
         if found and (label := found.labels.get(LAYERS)):
@@ -209,7 +213,7 @@ def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
 
 
 def describe(found: LocalImage) -> str:
-    """Returns a description of an image: its size, its layers, and the size of the code layer."""
+    """Describes an image by its size, its number of layers, and the size of its code layer."""
     last = f"; the last has {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
 
@@ -217,9 +221,9 @@ def describe(found: LocalImage) -> str:
 def run_builder(
     builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = ""
 ) -> None:
-    """Runs a builder's command and shows its output.
+    """Runs a builder command and shows its output.
 
-    Raises ImageError with the last lines and the cause.
+    If it fails, raises ImageError with the cause and the last lines of output.
     """
     process = subprocess.Popen(
         words,
@@ -243,7 +247,7 @@ def run_builder(
 def explained(
     builder: Builder, lines: list[str], what: str, troubles: Sequence[Trouble], base: str
 ) -> ImageError:
-    """Returns the error that explains a builder's output."""
+    """Builds the error that explains a builder's output."""
     said = [
         f"{line[:MOST]} ..." if len(line) > MOST else line
         for line in lines
@@ -268,7 +272,7 @@ def explained(
 
 @contextmanager
 def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
-    """Yields the secret files of a build: a pip.conf with package sources, and certificates."""
+    """Yields a build's secret files: a pip.conf with package sources, and certificates."""
     settings = package_sources(say)
     found = {}
     for name, (secret, target) in CERTIFICATES.items():
@@ -287,8 +291,8 @@ def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
 
 
 def package_sources(say: Say) -> dict[str, str]:
-    """Returns pip's options for the package sources that a build can reach. Prints the ignored
-    options.
+    """Returns pip's options for the package sources that a build can reach. Prints which options
+    are ignored.
 
     Raises:
         ImageError: the configuration can't be read, names a missing certificate, or leaves no
@@ -328,7 +332,7 @@ def package_sources(say: Say) -> dict[str, str]:
 
 
 def reachable(name: str, addresses: str, say: Say) -> str:
-    """Returns the addresses of an option, except local folders. Prints the ignored folders."""
+    """Returns an option's addresses without local folders. Prints which folders are ignored."""
     local = [word for word in addresses.split() if "://" not in word or word.startswith("file:")]
     if local:
         say(f"{name} {', '.join(local)} is ignored: the build can't reach folders of this machine")
@@ -336,9 +340,7 @@ def reachable(name: str, addresses: str, say: Say) -> str:
 
 
 def hide_passwords(settings: Mapping[str, str]) -> None:
-    """Registers the passwords in these addresses, so that they are hidden in all output of this
-    process.
-    """
+    """Registers the passwords in these addresses, so that this process hides them in all output."""
     addresses = [word for value in settings.values() for word in value.split() if "://" in word]
     passwords = [found for address in addresses if (found := urlsplit(address).password)]
     for number, password in enumerate(passwords):
@@ -347,7 +349,9 @@ def hide_passwords(settings: Mapping[str, str]) -> None:
 
 
 def commit_of(root: Path = ROOT) -> str:
-    """Returns the commit of this checkout, or `unknown`. A + means uncommitted changes."""
+    """Returns the commit of this checkout, with a + if there are uncommitted changes, or
+    `unknown`.
+    """
     said = [
         subprocess.run(
             ["git", "--no-optional-locks", "-C", str(root), *words],
@@ -374,7 +378,7 @@ class BuildSteps:
         self.builder, self.runs, self.open, self.began = builder, False, False, 0.0
 
     def take(self, text: str) -> None:
-        """Handles a line of the builder's output."""
+        """Processes a line of the builder's output."""
         if match := STEP.match(text):
             self.end()
             number, instruction = (part for part in match.groups() if part)
@@ -388,7 +392,7 @@ class BuildSteps:
             self.open = False
 
     def end(self, how: str = "") -> None:
-        """Ends the line of the running step with `how`, or with its duration."""
+        """Ends the line of the running step with `how`, or with the step's duration."""
         seconds = time.monotonic() - self.began
         outcome = how or (f"{seconds:.0f} s" if seconds > LONG else "")
         if self.runs and (self.open or outcome):
@@ -397,6 +401,6 @@ class BuildSteps:
 
 
 def short(text: str) -> str:
-    """Returns an instruction on one line, without mount options and shortened."""
+    """Returns an instruction as one shortened line without mount options."""
     text = re.sub(r" --mount=\S+", "", " ".join(text.split()))
     return text if len(text) < WIDTH else f"{text[: WIDTH - 4]} ..."

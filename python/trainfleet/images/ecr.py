@@ -1,8 +1,8 @@
-"""Manages the image repository in ECR: scans, immutable tags, lifecycle rules, and pushes without
-overwriting.
+"""Manages the image repository in ECR: image scans, immutable tags, lifecycle rules, and pushes
+that never overwrite images.
 
 Source: https://docs.aws.amazon.com/AmazonECR/latest/userguide/. ECR stores layers before the
-manifest that names them, so a failed push leaves no tag.
+manifest that refers to them, so a failed push does not leave a tag.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MANIFESTS = [
     "application/vnd.oci.image.manifest.v1+json",
 ]
 UNTAGGED_DAYS, KEPT_IMAGES = 14, 50
-CONFIG = 1 << 20  # maximum bytes of an image's configuration
+CONFIG = 1 << 20  # maximum bytes of an image configuration
 SECONDS = 30
 POLICY = {
     "rules": [
@@ -60,7 +60,9 @@ POLICY = {
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image in the registry, with its labels, its processor and its stored size in bytes."""
+    """Image in the registry, with its labels, its processor architecture and its stored size in
+    bytes.
+    """
 
     labels: Mapping[str, str]
     architecture: str
@@ -68,7 +70,7 @@ class StoredImage:
 
 
 class Registry:
-    """The repository of trainfleet's images in an account and region."""
+    """Repository of trainfleet images in an AWS account and region."""
 
     def __init__(self, calls: Calls, account: str, repository: str = NAME) -> None:
         self.calls, self.account, self.repository = calls, account, repository
@@ -77,7 +79,7 @@ class Registry:
 
     @classmethod
     def of(cls, reference: str) -> Registry | None:
-        """Returns the registry in an image's name, or None if it is not in ECR."""
+        """Returns the registry in an image name, or None if the image is not in ECR."""
         host, _, rest = reference.partition("/")
         match = HOST.fullmatch(host)
         return (
@@ -94,7 +96,7 @@ class Registry:
 
         Raises:
             CloudError: the registry can't be queried.
-            ImageError: the manifest is not that of an image for one processor.
+            ImageError: the manifest is not that of a single-architecture image.
         """
         identity = {"imageDigest": tag} if tag.startswith("sha256:") else {"imageTag": tag}
         images: list[Any] = []
@@ -113,16 +115,18 @@ class Registry:
         return self._stored(str(images[0].get("imageManifest", "")), tag) if images else None
 
     def holder(self, image: str, owner: str = "") -> str | None:
-        """Returns a tag under which a config uses this image, preferably the tag of `owner`.
+        """Returns a tag with which a config uses this image, preferably that of `owner`.
 
-        Returns None if no config uses it.
+        Returns None if no config uses the image.
         """
         held = {tag for tag, _ in holders(self.calls) if tag.partition(".")[2] == image}
         mine = held_as(owner, image)
         return mine if mine in held else min(held, default=None)
 
     def _share(self, theirs: str, mine: str) -> None:
-        """Adds a tag to an image, so that it remains after another config has released it."""
+        """Adds a tag to an image, so that the image is kept after another config has released
+        it.
+        """
         answer = self.calls(
             "ecr",
             "BatchGetImage",
@@ -168,7 +172,8 @@ class Registry:
             ) from error
 
     def provide(self, say: Say, tags: Mapping[str, str]) -> None:
-        """Creates the repository if it is missing, with scans, immutable tags and lifecycle rules.
+        """Creates the repository if it is missing, with image scans, immutable tags and lifecycle
+        rules.
 
         Raises:
             CloudError: AWS refused a request.
@@ -208,7 +213,7 @@ class Registry:
             )
 
     def _create(self, tags: Mapping[str, str]) -> None:
-        with passing("RepositoryAlreadyExistsException"):  # Another push has created it.
+        with passing("RepositoryAlreadyExistsException"):  # Another push has just created it.
             self.calls(
                 "ecr",
                 "CreateRepository",
@@ -227,9 +232,9 @@ class Registry:
         )
 
     def token(self) -> tuple[str, str]:
-        """Returns a user and password, valid for twelve hours. Callers must not show them.
+        """Returns a user name and password, valid for twelve hours. Callers must not display them.
 
-        Raises CloudError if AWS refuses, and ImageError if the token is invalid.
+        Raises CloudError if AWS refuses the request, and ImageError if the token is invalid.
         """
         granted = self.calls("ecr", "GetAuthorizationToken")["authorizationData"][0]
         try:
@@ -245,9 +250,8 @@ class Registry:
     def push(
         self, recipe: ImageRecipe, builder: Builder, say: Say, tags: Mapping[str, str], owner: str
     ) -> str:
-        """Pushes a recipe's image unless a config already uses it.
-
-        Returns the name under which the config `owner` uses it.
+        """Pushes a recipe's image, unless a config already uses it. Returns the image name for the
+        config `owner`.
 
         Raises:
             CloudError, ImageError: the push failed, and no new tag exists.
@@ -292,17 +296,17 @@ class Registry:
 
 
 def _download(address: str) -> str:
-    """Returns the text at a presigned address of ECR. Raises OSError if it can't be downloaded."""
-    from urllib.request import urlopen  # imported only to read an image
+    """Returns the text at a presigned ECR URL. Raises OSError if the download fails."""
+    from urllib.request import urlopen  # imported only when an image is read
 
     with urlopen(address, timeout=SECONDS) as stream:
         return str(stream.read(CONFIG).decode())
 
 
 def require_content(stored: StoredImage, recipe: ImageRecipe, where: str) -> None:
-    """Raises ImageError if a tagged image does not match its recipe.
+    """Raises ImageError if the content of a tagged image does not match its recipe.
 
-    Tags are immutable, so a push can't replace it.
+    Because tags are immutable, a push can't replace it.
     """
     if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
         why = f"the tag in its label is {said or 'missing'}; it was pushed by hand"

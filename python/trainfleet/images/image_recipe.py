@@ -1,4 +1,4 @@
-"""Defines the content of an image. The same checkout and platform give the same tag on every
+"""Defines the content of an image. The same checkout and platform produce the same tag on every
 machine.
 """
 
@@ -17,10 +17,10 @@ from ..hosts.tar import LOCKS, content_hash
 DOCKERFILE = "docker/Dockerfile"
 NAME = "trainfleet"
 TAG = "image-tag"  # file with the image's tag, next to the code
-LAYERS = f"{NAME}.layers"  # label with the hash of each layer
-ARCHITECTURE = "amd64"  # processor of all instance types (hardware/node_types.py)
-# Inputs of each layer: files of the checkout, and arguments of the Dockerfile. The layers are
-# ordered from rare to frequent changes. The last layer, code, has all files.
+LAYERS = f"{NAME}.layers"  # label with a hash of each layer
+ARCHITECTURE = "amd64"  # processor architecture of all instance types (hardware/node_types.py)
+# Inputs of each layer: files of the checkout and Dockerfile arguments. Layers are ordered from
+# rarely to frequently changed. The last layer, code, contains all files.
 PARTS = {
     "system": (("scripts/build_tools.sh",), ("BASE_IMAGE",)),
     "fabric": (
@@ -42,10 +42,10 @@ PARTS = {
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """The inputs of an image.
+    """Inputs of an image.
 
-    `arguments` are those of the Dockerfile, `files` is the build context by path, and `lock` names
-    the pinned versions.
+    `arguments` are the Dockerfile's arguments, `files` is the build context by path, and `lock`
+    identifies the pinned versions.
     """
 
     platform: str
@@ -59,20 +59,20 @@ class ImageRecipe:
 
     @property
     def tag(self) -> str:
-        """Returns a tag that depends on all content of the image, except the user and the
-        commit.
+        """Returns a tag that depends on the entire content of the image, except for the user and
+        the commit.
         """
         arguments = {f"--{name}": value.encode() for name, value in self.arguments}
         return f"{self.platform}-{content_hash({**self.files, **arguments})}"
 
     @property
     def reference(self) -> str:
-        """Returns the image's name on the machine that built it."""
+        """Returns the image's name on the machine that builds it."""
         return f"localhost/{NAME}:{self.tag}"
 
     @property
     def layers(self) -> dict[str, str]:
-        """Returns a hash per layer, which includes all layers below it."""
+        """Returns a hash per layer. Each hash covers all layers below."""
         given, found, under = dict(self.arguments), {}, self.files[DOCKERFILE]
         for name, (files, arguments) in PARTS.items():
             parts = {file: self.files[file] for file in files} | {
@@ -89,7 +89,9 @@ class ImageRecipe:
 
 
 def recipe_of(platform: PinnedPlatform, base: str, files: Mapping[str, bytes]) -> ImageRecipe:
-    """Returns the recipe of a platform's image. `base` replaces the platform's base image."""
+    """Returns the recipe of a platform's image. If set, `base` replaces the platform's base
+    image.
+    """
     given = {name: value for name, value in _arguments(platform, base) if value}
     return ImageRecipe(platform.name, lock_name(platform), tuple(given.items()), files)
 
@@ -111,11 +113,12 @@ def _arguments(platform: PinnedPlatform, base: str) -> Iterator[tuple[str, str]]
 
 
 def write_context(recipe: ImageRecipe, folder: Path) -> None:
-    """Writes only the image's files to `folder`, with fixed times, so that build caches stay valid.
+    """Writes only the image's files to `folder`, with fixed times, so that build caches remain
+    valid.
 
-    The tag is one of the files, because buildah's cache compares lines of the Dockerfile without
-    their arguments. Otherwise an image with the same code but another base or user would get the
-    labels and USER of an earlier image.
+    The tag is one of the files, because buildah's cache compares Dockerfile lines without their
+    arguments. Otherwise, an image with the same code but another base or user would get the labels
+    and USER of an earlier image.
     """
     for name, content in {**recipe.files, TAG: f"{recipe.tag}\n".encode()}.items():
         path = folder / name

@@ -1,1 +1,1 @@
-"""A node's part of a job: placement, the barrier before the start, and exit codes."""
+"""A node's part of a job: placement, startup barrier and exit codes."""

@@ -1,14 +1,14 @@
-"""Barrier that waits for all nodes of a job before torchrun starts, or names the missing nodes.
-torchrun would wait ten minutes and name no node.
+"""Barrier that waits for all nodes of a job before torchrun starts, or reports which nodes are
+missing. Without it, torchrun would wait ten minutes and not name any node.
 
-A scheduler may start nodes minutes apart, and may never start some of them. Node 0 listens at the
+A scheduler may start nodes minutes apart, or never start some of them. Node 0 listens at the
 address where the ranks will rendezvous. Every other node connects, sends its number and waits for
-node 0's answer. This also tests the exact address and port that the ranks need. Standard library
-only.
+node 0's response. This also tests the exact address and port that the ranks need. Uses only the
+standard library.
 
-The protocol is line-based. A node sends `JOB NODE`. Node 0 sends `wait N` every PACE seconds, with
-N nodes that have arrived, and finally `go` or `missing 3 5`. A node that receives nothing for
-SILENCE seconds reconnects.
+The protocol is line-based. A node sends `JOB NODE`. Every PACE seconds, node 0 sends `wait N` with
+the number of nodes that have arrived. Finally, it sends `go` or `missing 3 5`. A node that receives
+no data for SILENCE seconds reconnects.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from typing import NoReturn
 from ..trust.errors import BackendError
 from .placement import Placement
 
-PACE = 5.0  # seconds between two progress reports
-SILENCE = 4 * PACE  # seconds without a line from node 0 until the connection counts as dead
-AGAIN = 1.0  # seconds between two attempts to reach node 0
-LINE = 512  # most bytes of a line
-NAMED = 16  # most missing nodes that a message lists
+PACE = 5.0  # seconds between progress reports
+SILENCE = 4 * PACE  # seconds without a line from node 0 before the node reconnects
+AGAIN = 1.0  # seconds between attempts to reach node 0
+LINE = 512  # maximum bytes per line
+NAMED = 16  # maximum missing nodes to list in a message
 Say = Callable[[str], None]
 
 
 class Missing(BackendError):
-    """Error about nodes of a job that did not arrive in time."""
+    """Raised if nodes of a job do not arrive in time."""
 
-    # EX_UNAVAILABLE of sysexits.h. The program is not at fault, so another attempt may succeed.
+    # EX_UNAVAILABLE in sysexits.h. The program is not at fault, so a retry may succeed.
     exit_code = 69
 
 
 def wait_for_all(placement: Placement, job: str, seconds: float, say: Say) -> None:
-    """Waits until all nodes of `job` have arrived, and reports progress through `say`.
+    """Waits until all nodes of `job` have arrived. Reports progress through `say`.
 
     Raises:
-        Missing: nodes are missing after `seconds`. Every node that arrived gets their numbers.
+        Missing: nodes are missing after `seconds`. Every node that has arrived raises it, with the
+            numbers of the missing nodes.
     """
     if placement.nodes > 1:
         asyncio.run(
@@ -74,8 +75,8 @@ async def _gather(placement: Placement, job: str, seconds: float, say: Say) -> N
 
 
 class RollCall:
-    """Connections of node 0. `here` has the nodes of this job that have arrived. `visits` has all
-    connections, including those of other programs.
+    """Node 0's connections. `here` contains the nodes of this job that have arrived. `visits`
+    contains all connections, including those from other programs.
     """
 
     def __init__(self, job: str, nodes: int) -> None:
@@ -91,10 +92,10 @@ class RollCall:
         try:
             node = self._node(await asyncio.wait_for(reader.readline(), SILENCE))
             self.here[node] = writer
-            # returns when the node disconnects, because a node sends only one line
+            # Returns when the node disconnects, because a node sends only one line.
             await reader.read()
         except (OSError, ValueError, TimeoutError):
-            pass  # the connection broke, or belongs to another job
+            pass  # the connection broke or belongs to another job
         finally:
             if self.here.get(node) is writer:
                 del self.here[node]
@@ -102,8 +103,8 @@ class RollCall:
             writer.close()
 
     def _node(self, line: bytes) -> int:
-        """Returns the number of the node that sent this line. Raises ValueError if this job expects
-        no such node.
+        """Parses a node's line and returns its number. Raises ValueError if the line does not come
+        from a node of this job.
         """
         job, _, node = line.decode().strip().rpartition(" ")
         if job != self.job or not 0 < int(node) < self.nodes:
@@ -120,7 +121,7 @@ class RollCall:
                 await asyncio.wait_for(writer.drain(), 1.0)
 
     async def close(self) -> None:
-        """Closes every connection, and waits until all data is sent."""
+        """Closes all connections after their pending data has been sent."""
         for writer in self.visits.values():
             writer.close()
         if self.visits:
@@ -183,11 +184,11 @@ async def _report(placement: Placement, job: str, seconds: float, say: Say) -> N
 
 
 def _is_over(line: list[str], placement: Placement, say: Say) -> bool:
-    """Tells whether node 0 reports that all nodes have arrived.
+    """Returns whether node 0 reports that all nodes have arrived.
 
     Raises:
-        Missing: node 0 lists missing nodes.
-        ValueError: the line is not from node 0, so another program listens on the port.
+        Missing: node 0 reports missing nodes.
+        ValueError: the line is not part of the protocol, so another program listens on the port.
     """
     match line:
         case ["go"]:
@@ -219,7 +220,9 @@ def _raise_missing(missing: list[int], placement: Placement, seconds: float | No
 
 
 def _allow_connections(nodes: int) -> None:
-    """Raises the limit of open files to one per node, because containers often start with 1024."""
+    """Increases the open file limit to at least one per node, because containers often start with
+    1024.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = nodes + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:

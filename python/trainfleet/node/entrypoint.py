@@ -1,37 +1,37 @@
-"""Entry point of a job's node on every backend. Scripts on hosts, sbatch's srun and every image
+"""Entry point for each node of a job, on every backend. Host scripts, sbatch's srun and all images
 start it.
 
     python -m trainfleet.node.entrypoint [--on SCHEDULER] --folder FOLDER [--ranks N [--ahead]]
     [--in HOME] [--wait SECONDS] -- MODULE...
 
---on SCHEDULER   the scheduler that started this node: fleet (this program, on a host), slurm,
-                 batch, sagemaker, or one of another package; detected by default. The node's
-                 placement is read from that scheduler's environment (node/placements/)
---folder FOLDER  folder of the run or the dataset, such as `runs/x`; the node's log is
+--on SCHEDULER   scheduler that started this node: fleet (trainfleet itself, on a host), slurm,
+                 batch, sagemaker, or one from another package; detected by default. The node's
+                 placement is read from this scheduler's environment (node/placements/)
+--folder FOLDER  folder of the run or dataset, such as `runs/x`; the node log is
                  FOLDER/logs/node-<i>.log
---ranks N        runs MODULE on N ranks, through torchrun with the placement; 0, the default, runs
-                 MODULE as one plain process
---ahead          the ranks only record their computation, which is compiled after they have exited
+--ranks N        number of ranks on which torchrun runs MODULE; with 0, the default, MODULE runs as
+                 a single plain process
+--ahead          ranks only record their computation, which is compiled after they exit
                  (node/precompile.py)
 --in HOME        parent folder of FOLDER, runs/ and data/; created if missing
---wait SECONDS   time to wait for nodes that have not started yet (node/barrier.py); 0 does not
-                 wait
+--wait SECONDS   maximum time to wait for nodes that have not started yet (node/barrier.py); 0 does
+                 not wait
 
 Environment variables:
 
 TRAINFLEET_BUCKET, TRAINFLEET_RUN  see storage/s3_sync_agent.py
 TRAINFLEET_SECRETS                 see trust/safe_output.py
 TRAINFLEET_ATTEMPT                 see health/fence.py
-TRAINFLEET_WATCH                   number of ranks that this node watches if no launcher can
-TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, for machines that were set up to
-                                   give more than the scheduler's default
-TRAINFLEET_LOCK                    versions in the job's plan; an image with other versions refuses
+TRAINFLEET_WATCH                   number of ranks that this node watches if there is no launcher
+TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, on machines that are configured
+                                   to allow more than the scheduler's default
+TRAINFLEET_LOCK                    versions in the job's plan; an image with other versions rejects
                                    the job
 
-The exit code is the command's: 128 + n for a signal, 69 if a node never arrived. On SIGTERM, the
-ranks are asked to save and exit. The remaining ranks are killed before the scheduler would kill
-them. Batch and SageMaker also get the node's output. SageMaker also gets the reason of a failure,
-which DescribeTrainingJob shows.
+The exit code is that of the command, 128 + n if signal n killed it, or 69 if a node never arrived.
+On SIGTERM, ranks are asked to save and exit. Remaining ranks are killed before the scheduler would
+kill them. Batch and SageMaker also receive the node's output. SageMaker also receives the failure
+reason, which DescribeTrainingJob shows.
 """
 
 from __future__ import annotations
@@ -65,19 +65,20 @@ from .placement import Placement, PlacementSource, Terms, card, require_numbers,
 from .placements import fleet
 from .precompile import ahead
 
-# Settings with a different value on each node, such as `GLOO_SOCKET_IFNAME=*` and
+# Settings whose values differ between nodes, such as `GLOO_SOCKET_IFNAME=*` and
 # `NCCL_IB_HCA==%infiniband`.
 CARDS = "TRAINFLEET_CARDS"
-# Placeholders in CARDS: the node's network card, and its ports of the fabric that follows.
+# Placeholders in CARDS: the node's network card, and its ports on the fabric whose name follows
+# PORTS
 CARD, PORTS = "*", "%"
 GRACE = "TRAINFLEET_GRACE"
 LOCK = "TRAINFLEET_LOCK"  # versions in the job's plan, if the job runs in an image
 IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # versions in this process's image (docker/Dockerfile)
-VERDICT = 90.0  # most seconds for a node's verdict
-# EX_TEMPFAIL of sysexits.h: exit code of a node with the verdict that another attempt may succeed.
+VERDICT = 90.0  # maximum seconds to wait for a verdict
+# EX_TEMPFAIL in sysexits.h: the exit code of a node if the verdict is that a retry may succeed
 AGAIN = 75
-LAST = 1 << 16  # bytes at a log's end that are searched for its last lines
-REASON = 1024  # most characters of a failure's reason, because DescribeTrainingJob shows no more
+LAST = 1 << 16  # bytes at the end of a log to search for its last lines
+REASON = 1024  # maximum characters of a failure reason, which is the limit of DescribeTrainingJob
 
 
 @telling
@@ -91,7 +92,7 @@ USAGE = " ".join((__doc__ or "").split("\n\n")[1].split())
 
 @dataclass(frozen=True)
 class Options:
-    """A parsed command line."""
+    """Parsed command line."""
 
     engine: PlacementSource
     folder: Path
@@ -107,9 +108,7 @@ class Options:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Returns the options of a command line. If it is invalid, exits with argparse's message and
-    code 2.
-    """
+    """Parses a command line. If it is invalid, exits with argparse's message and exit code 2."""
     arguments = list(arguments)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser("trainfleet.node.entrypoint", usage=USAGE, allow_abbrev=False)
@@ -135,11 +134,11 @@ def _engine(name: str) -> PlacementSource:
 
 
 def run_node(options: Options) -> int:
-    """Reads the placement, waits for the other nodes and runs the command. Returns the exit
+    """Reads the placement, waits for the other nodes, runs the command and returns its exit
     code.
     """
     secrets.take()
-    # The first process of a container has no default handler for SIGTERM.
+    # A container's first process has no default handler for SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     placement = options.engine.read()
     make_folder(options.home)
@@ -176,13 +175,12 @@ def run_node(options: Options) -> int:
 
 
 def leave_together(options: Options, placement: Placement, log: Log, code: int) -> int:
-    """Returns the node's exit code once the node may exit. Node 0 waits for the others unless it
-    failed; the others do not wait.
+    """Returns the node's exit code once the node may exit. Node 0 waits for all other nodes unless
+    it failed. Other nodes do not wait.
     """
     exit_codes = ExitCodes(*in_s3(options, placement))
     if placement.node:
-        # The exit of node 0 makes the scheduler send SIGTERM to this node, which has already
-        # finished.
+        # When node 0 exits, the scheduler sends SIGTERM to this node, which has already finished.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         exit_codes.publish(placement.node, code, lambda words: log.note("node", words))
         return code
@@ -192,18 +190,16 @@ def leave_together(options: Options, placement: Placement, log: Log, code: int) 
 
 
 def in_s3(options: Options, placement: Placement) -> tuple[str, str]:
-    """Returns the S3 address of the run's or dataset's folder, and a name for this attempt of the
-    job.
-    """
+    """Returns the S3 URL of the run's or dataset's folder, and a name for this job attempt."""
     attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{placement.attempt}"
     return f"{os.environ[BUCKET].rstrip('/')}/{options.folder}", attempt
 
 
 def exit_code_of(options: Options, placement: Placement, log: Log, code: int, began: float) -> int:
-    """Returns the exit code for a scheduler that retries by exit code. It is AGAIN if the verdict
-    is that another attempt may succeed.
+    """Returns the exit code for a scheduler that retries by exit code: AGAIN if the verdict is that
+    a retry may succeed, otherwise `code`.
 
-    A separate program reaches the verdict from the logs and events of all nodes
+    A separate program derives the verdict from the logs and events of all nodes
     (watch/node_verdict.py).
     """
     words = [
@@ -226,11 +222,11 @@ def exit_code_of(options: Options, placement: Placement, log: Log, code: int, be
 
 
 def command_of(options: Options, placement: Placement) -> list[str]:
-    """Returns the node's command line. For a module without torchrun, sets the placement in the
-    environment.
+    """Returns the node's command line. If the module runs without torchrun, also sets the placement
+    in the environment.
     """
     module, *words = options.command
-    # The scheduler's retry count is used, because ours starts again with each request.
+    # Use the scheduler's retry count, because trainfleet's starts over with each request.
     if options.engine.name != fleet.PLACEMENT.name:
         os.environ[fence.AGAIN] = str(placement.attempt - 1)
     if options.ranks:
@@ -245,8 +241,8 @@ def command_of(options: Options, placement: Placement) -> list[str]:
 
 
 def found_here() -> dict[str, str]:
-    """Returns the settings in CARDS with this node's network card and ports. Skips a setting if the
-    node lacks its card or port.
+    """Returns the settings in CARDS with this node's network card and ports filled in. Skips
+    settings for which the node lacks the card or port.
     """
     found, known = {}, card()
     for setting in os.environ.get(CARDS, "").split():
@@ -259,8 +255,8 @@ def found_here() -> dict[str, str]:
 
 
 def copy_dataset(options: Options, log: Log) -> None:
-    """Copies the dataset to this node's disk if the job requests a copy. If the copy fails, ranks
-    read from S3, and the log has the reason.
+    """Copies the dataset to this node's disk if the job requests it. If the copy fails, the reason
+    is logged and the ranks read from S3.
     """
     if not options.ranks or COPY not in os.environ:
         return
@@ -279,7 +275,7 @@ def copy_dataset(options: Options, log: Log) -> None:
 
 
 def require_lock() -> None:
-    """Raises BackendError if this image's versions differ from the versions in the job's plan."""
+    """Raises BackendError if the versions in this image differ from those in the job's plan."""
     planned, own = os.environ.get(LOCK), os.environ.get(IMAGE_LOCK)
     if planned and own and planned != own:
         why = f"its versions are {own}, but the config's platform has {planned}"
@@ -292,7 +288,7 @@ def require_lock() -> None:
 
 def await_nodes(options: Options, placement: Placement, log: Log) -> None:
     """Waits until all nodes have arrived, if their ranks rendezvous through torchrun. Logs missing
-    nodes, and records them as an event.
+    nodes and records them as a fault event.
 
     Raises:
         BackendError: nodes are missing or can't connect, or this node's image has other versions.
@@ -301,7 +297,7 @@ def await_nodes(options: Options, placement: Placement, log: Log) -> None:
     try:
         require_lock()
         if options.ranks and options.wait:
-            from .barrier import wait_for_all  # loads asyncio
+            from .barrier import wait_for_all  # imports asyncio
 
             wait_for_all(
                 placement, str(options.folder), options.wait, lambda words: log.note("node", words)
@@ -325,8 +321,8 @@ def await_nodes(options: Options, placement: Placement, log: Log) -> None:
 
 @contextlib.contextmanager
 def reporting_failure(options: Options, placement: Placement, log: Log) -> Iterator[PartOutcome]:
-    """Writes the reason of a failure in the `with` block to the scheduler's file, if the scheduler
-    reads one.
+    """If the `with` block fails, writes the reason to the scheduler's failure file, if there is
+    one.
     """
     outcome = PartOutcome()
     try:
@@ -344,14 +340,16 @@ def reporting_failure(options: Options, placement: Placement, log: Log) -> Itera
 
 @dataclass
 class PartOutcome:
-    """Result of a node's part, for `reporting_failure`. The code is 1 until the part has ended."""
+    """Result of a node's part, for `reporting_failure`. The code remains 1 until the part has
+    ended.
+    """
 
     code: int = 1
     words: str = ""
 
 
 def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
-    """Returns why this node failed: the fault of its first failed rank, or else the last lines of
+    """Returns why this node failed: the fault of its first failed rank, otherwise the last lines of
     its log.
     """
     with contextlib.suppress(RunError, ValueError, OSError):
@@ -375,7 +373,9 @@ def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
 
 
 def write_reason(file: Path, words: str) -> None:
-    """Writes the reason to the scheduler's file. If that fails, only the log has the reason."""
+    """Writes the reason to the scheduler's failure file. If that fails, the reason is only in the
+    log.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(visible(hide(words))[:REASON], encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Exchange of the nodes' exit codes through S3. AWS Batch stops all other nodes as soon as the main
-node ends, so the main node must wait for them.
+"""Exchanges the nodes' exit codes through S3. AWS Batch stops all other nodes as soon as the main
+node exits, so the main node must wait for them.
 
 <bucket>/<folder>/exits/<job and attempt>/<i> contains node i's exit code. The node writes it after
-its part has ended and its last lines are in S3. Node 0 waits for all exit codes, then removes the
-files.
+its part has ended and its last log lines are in S3. Node 0 waits for all exit codes and then
+deletes the files.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from ..storage import s3
 from ..storage.s3_sync_agent import EVERY, NODES, SIGN
 from ..trust.errors import S3Error
 
-ELSEWHERE = 76  # exit code of node 0 when it has succeeded but another node has failed
-SILENT = 6 * SIGN  # seconds without a sign of life until an unfinished node counts as lost
-# a node's number, and its exit code
+ELSEWHERE = 76  # exit code of node 0 if it succeeded but another node failed
+SILENT = 6 * SIGN  # seconds without a sign of life before an unfinished node counts as lost
+# node number, exit code
 NUMBER, CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,3}")
-LATE = 900.0  # seconds for a node's first sign of life
+LATE = 900.0  # maximum seconds until a node's first sign of life
 Say = Callable[[str], None]
 
 
 class ExitCodes:
-    """Exit codes of one attempt of a job. `folder` is the S3 address of the run's or dataset's
-    folder.
-    """
+    """Exit codes of one job attempt. `folder` is the S3 URL of the run's or dataset's folder."""
 
     def __init__(self, folder: str, attempt: str) -> None:
         self.folder, self.exits = folder, f"{folder}/exits/{attempt}"
         self.codes: dict[int, int | None] = {}
 
     def publish(self, node: int, code: int, say: Say) -> None:
-        """Writes a node's exit code. If S3 is unavailable, node 0 later treats the silent node as
+        """Writes a node's exit code. If S3 is unavailable, node 0 eventually treats this node as
         lost.
         """
         try:
@@ -44,12 +42,12 @@ class ExitCodes:
             say(f"could not report this node's exit code to node 0: {error.what}")
 
     def collect(self, nodes: int, say: Say) -> dict[int, int | None]:
-        """Waits until nodes 1 to `nodes` - 1 have ended, and returns their exit codes; None for a
-        silent node.
+        """Waits until nodes 1 to `nodes` - 1 have ended. Returns their exit codes, with None for
+        lost nodes.
         """
         began, said = time.monotonic(), False
         while True:
-            with suppress(S3Error):  # the next round tries again
+            with suppress(S3Error):  # retried in the next round
                 self._look()
                 away = set(range(1, nodes)) - set(self.codes)
                 silent = away and self._silent(away, time.monotonic() - began)
@@ -65,7 +63,7 @@ class ExitCodes:
             time.sleep(EVERY)
 
     def _look(self) -> None:
-        """Reads new exit codes."""
+        """Reads new exit codes from S3."""
         for found in s3.list_objects(f"{self.exits}/"):
             node = found.address.rpartition("/")[2]
             if NUMBER.fullmatch(node) and int(node) not in self.codes:
@@ -73,7 +71,7 @@ class ExitCodes:
                 self.codes[int(node)] = int(code) if CODE.fullmatch(code) else 1
 
     def _silent(self, away: set[int], waited: float) -> set[int]:
-        """Returns the nodes with signs of life that have stopped, and nodes without any sign in
+        """Returns the nodes whose signs of life have stopped, and the nodes without any sign for
         LATE seconds.
         """
         signs = {
@@ -89,8 +87,8 @@ class ExitCodes:
 
 
 def code_of(own: int, others: Mapping[int, int | None], again: int) -> int:
-    """Returns node 0's exit code. If node 0 succeeded, the code reports how the others ended:
-    `again` if a machine was lost.
+    """Returns node 0's exit code. If node 0 succeeded, the code reflects the other nodes: `again`
+    if a machine was lost, ELSEWHERE if another node failed.
     """
     if own:
         return own

@@ -1,10 +1,10 @@
-"""Placement of a node: its number in a job, the rendezvous address of the ranks, and its torchrun
-command. The form is the same on every backend.
+"""Placement of a node: its number in the job, the ranks' rendezvous address, and its torchrun
+command. It has the same form on every backend.
 
-Each scheduler passes these values to a node in a different way. Its module in placements/ builds a
-`Placement` from them. `torchrun` is a pure function of the placement, so `make plan` prints the
-same command that the node runs. Standard library only, because this module is imported before
-anything else.
+Each scheduler passes these values to its nodes in a different way. The scheduler's module in
+placements/ converts them to a `Placement`. `torchrun` is a pure function of the placement, so `make
+plan` prints exactly the command that the node runs. Uses only the standard library, because this
+module is imported before all others.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from pathlib import Path
 
 from ..trust.errors import BackendError
 
-PORT = 29400  # default port of the rendezvous
+PORT = 29400  # default rendezvous port
 LOOPBACK = "127.0.0.1"
-LINK = "ip link set lo up"  # remedy if this machine can't reach its loopback address
-LOOPBACK_CARD = "lo"  # loopback interface on Linux, the system of all nodes
-# Module that starts torchrun with a store that listens only at the rendezvous address.
+LINK = "ip link set lo up"  # fix if this machine can't reach its loopback address
+LOOPBACK_CARD = "lo"  # loopback interface on Linux, which all nodes run
+# Module that starts torchrun with a store that listens only at the rendezvous address
 MEETING = "trainfleet.devices.meeting"
-# Pattern of a Slurm node list such as `a[01-02,7]`, with numbers of at most six digits.
+# Pattern of a Slurm node list, such as `a[01-02,7]`, with numbers of up to six digits
 HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"
 NEXT = "start it as the backend does; run make plan OUT=folder to see the command"
-STARTS = (
-    900.0  # seconds between the first and the last node's start: machines boot, images are pulled
-)
+STARTS = 900.0  # maximum seconds between the starts of the first and the last node
 TERM_GRACE = (
-    20.0  # seconds from SIGTERM to SIGKILL, long enough to finish a step and a small checkpoint
+    20.0  # seconds from SIGTERM to SIGKILL, enough to finish a step and save a small checkpoint
 )
 Environment = Mapping[str, str]
 
@@ -40,7 +38,7 @@ Environment = Mapping[str, str]
 @dataclass(frozen=True)
 class Placement:
     """Placement of node `node` of `nodes`. The ranks rendezvous at `meet`:`port`. `attempt` counts
-    from 1. `address` is this node's address, if known.
+    from 1, and `address` is this node's address if known.
     """
 
     node: int
@@ -52,14 +50,14 @@ class Placement:
 
     @property
     def master(self) -> str:
-        """Returns the rendezvous address for torchrun; for a single node, this machine's loopback
+        """Returns the rendezvous address for torchrun. For a single node, this is the loopback
         address.
         """
         return self.meet if self.nodes > 1 else LOOPBACK
 
     def environment(self) -> dict[str, str]:
-        """Returns the variables from which placements/fleet.py reads this placement. The attempt is
-        missing, because it is unknown before the job is submitted.
+        """Returns the variables from which placements/fleet.py reads this placement. They do not
+        include the attempt, which is unknown until the job is submitted.
         """
         values = {
             "NODE": self.node,
@@ -73,14 +71,14 @@ class Placement:
 
 @dataclass(frozen=True)
 class Terms:
-    """A scheduler's treatment of its nodes.
+    """Rules that a scheduler applies to its nodes.
 
-    wait     seconds within which all nodes must start; 0 if the launcher ensures that
-    grace    seconds from SIGTERM until all processes must have ended, a few less than the scheduler
-             allows
+    wait     seconds within which all nodes must start, or 0 if the launcher ensures it
+    grace    seconds from SIGTERM until all processes must have exited, slightly less than the
+             scheduler allows
     echoes   whether the scheduler keeps the nodes' output
     failure  file for the reason of a failure
-    decides  whether the first node decides for all nodes: the job ends when that node ends, and is
+    decides  whether the first node decides for all nodes: the job ends when that node exits, and is
              retried if its exit code is 75
     """
 
@@ -93,11 +91,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class PlacementSource:
-    """Source of the placement of a scheduler's nodes (`read`), and the scheduler's treatment of
-    them (`terms`).
+    """Interface to a scheduler: `read` returns a node's placement, and `terms` describes how the
+    scheduler treats its nodes.
 
-    `has_started_this` tells whether the scheduler started this process. `name` is the scheduler's
-    name in the node's entry point.
+    `has_started_this` returns whether the scheduler started this process. `name` identifies the
+    scheduler in the node's entry point.
     """
 
     name: str
@@ -109,10 +107,10 @@ class PlacementSource:
 def torchrun(
     placement: Placement, ranks: int, module: str, python: str, scratch: Path | None = None
 ) -> tuple[str, ...]:
-    """Returns torchrun's command line for one node, up to the module. With `scratch`, each line of
-    output gets a prefix with its rank, and logs go to that folder.
+    """Returns one node's torchrun command line, up to and including the module. With `scratch`,
+    each output line is prefixed with its rank, and logs are written to that folder.
 
-    The rendezvous is static: trainfleet assigns the node ranks, and no host name is resolved.
+    The rendezvous is static: trainfleet assigns the node ranks, and no host names are resolved.
     """
     own = [f"--local-addr={placement.address}"] if placement.address else []
     logs = ["--tee=3", f"--log-dir={scratch}"] if scratch else []
@@ -125,7 +123,9 @@ def torchrun(
 
 
 def require_numbers(*names: str) -> None:
-    """Raises BackendError, before the job starts, if one of these variables is not a number."""
+    """Raises BackendError if any of these variables is set but is not a number. Called before the
+    job starts.
+    """
     for name in names:
         if (value := os.environ.get(name)) and not re.fullmatch(
             r"[0-9]{1,18}(\.[0-9]{1,9})?", value
@@ -136,8 +136,8 @@ def require_numbers(*names: str) -> None:
 
 
 def lone_rank(placement: Placement) -> dict[str, str]:
-    """Returns the environment that torchrun would give a node's only rank. A job then need not wait
-    for torchrun to start.
+    """Returns the environment that torchrun would set for a node's only rank. With it, a job can
+    run without waiting for torchrun to start.
     """
     values = {
         "RANK": placement.node,
@@ -153,7 +153,9 @@ def lone_rank(placement: Placement) -> dict[str, str]:
 
 
 def expand_hosts(words: str) -> Iterator[str]:
-    """Yields the hosts of a Slurm node list in order: `a[01-02,7],b` → a01, a02, a7, b."""
+    """Yields the hosts of a Slurm node list in order. For example, `a[01-02,7],b` becomes a01, a02,
+    a7, b.
+    """
     if not re.fullmatch(HOSTS, words):
         raise BackendError(
             f"{words[:80]!r} is not a valid host list", where="SLURM_STEP_NODELIST", next=NEXT
@@ -175,8 +177,8 @@ def _expand(part: str) -> Iterator[str]:
 
 
 def unlinked() -> str:
-    """Returns why this machine can't reach its loopback address, which simulated nodes use; "" if
-    it can.
+    """Returns why this machine can't reach its loopback address, which simulated nodes use, or ""
+    if it can.
     """
     try:
         with (
@@ -191,19 +193,21 @@ def unlinked() -> str:
 
 
 def own_address() -> str:
-    """Returns the address at which other machines reach this one: that of the default route's
-    interface. Sends no packet.
+    """Returns the address at which other machines can reach this one: that of the default route's
+    interface. Does not send any packets.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
             probe.connect(("169.254.169.254", 80))
         except OSError:
-            return LOOPBACK  # there is no route to another machine
+            return LOOPBACK  # no route to other machines
         return str(probe.getsockname()[0])
 
 
 def card(routes: Path = Path("/proc/net/route")) -> str:
-    """Returns the network card of this machine's default route; "" if it has no default route."""
+    """Returns the network interface of this machine's default route, or "" if it has no default
+    route.
+    """
     try:
         rows = [line.split() for line in routes.read_text().splitlines()[1:]]
     except OSError:
@@ -216,7 +220,7 @@ def card(routes: Path = Path("/proc/net/route")) -> str:
 
 @dataclass(frozen=True)
 class Variables:
-    """Environment variables of a scheduler, which begin with `prefix`."""
+    """A scheduler's environment variables, all of which start with `prefix`."""
 
     prefix: str
     environment: Environment
@@ -245,7 +249,7 @@ def checked(placement: Placement, where: str) -> Placement:
             where=where,
             next=NEXT,
         )
-    if not 0 <= placement.port < 2**16:  # 0: the ranks of this job do not rendezvous
+    if not 0 <= placement.port < 2**16:  # 0 means that the job's ranks do not rendezvous
         raise BackendError(
             f"{placement.port} is not a valid rendezvous port", where=where, next=NEXT
         )

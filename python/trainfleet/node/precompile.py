@@ -1,14 +1,14 @@
-"""Compiles ahead of training on Trn1. `python -m trainfleet.node.precompile TORCHRUN...` runs once
+"""Ahead-of-time compilation on Trn1: `python -m trainfleet.node.precompile TORCHRUN...` runs once
 on each node of a fleet.
 
 neuron_parallel_compile starts the ranks with NEURON_EXTRACT_GRAPHS_ONLY set, so that they only
-record their computation. Then it compiles all of it at once into the cache at
-NEURON_COMPILE_CACHE_URL. All nodes do this, and a program that one node compiles is locked for the
-others. Locks of a killed job are cleared first. That is safe only while no run compiles, so it
-requires that no other run's ranks send heartbeats here.
+record their computation. It then compiles all recorded programs at once into the cache at
+NEURON_COMPILE_CACHE_URL. All nodes do this, and a program that one node is compiling is locked for
+the others. Locks left by a killed job are cleared first. This is safe only while no run is
+compiling, so it requires that no other run's ranks send heartbeats here.
 
 Source: https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0, pytorch-neuron-parallel-compile.
-Standard library only.
+Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from ..run import run_folder
 from ..trust.errors import BackendError, telling
 
 TOOL = "neuron_parallel_compile"
-ALIVE = 60.0  # seconds without a heartbeat after which a run counts as ended
+ALIVE = 60.0  # seconds without a heartbeat after which a run is considered ended
 
 
 def ahead(python: str, line: Sequence[str]) -> list[str]:
-    """Returns a node's torchrun command line, wrapped in this module."""
+    """Wraps a node's torchrun command line in this module."""
     return [python, "-m", "trainfleet.node.precompile", *line]
 
 
 @telling
 def main(line: list[str]) -> int:
     tool = find()
-    # Ranks of other nodes can't rendezvous before node 0's torchrun starts, so no computation is
-    # recorded yet.
+    # Ranks on other nodes can't rendezvous until node 0's torchrun starts, so nothing is recorded
+    # yet.
     if "--node-rank=0" in line:
         clear_locks(tool, Path(line[-1]).name)
     os.execv(tool, [tool, *line])
 
 
 def find() -> str:
-    """Returns the path of neuron_parallel_compile, next to this Python or on the PATH.
+    """Returns the path of neuron_parallel_compile, either next to this Python or on the PATH.
 
     Raises:
         BackendError: torch-neuronx, which includes it, is not installed.
@@ -63,8 +63,8 @@ def find() -> str:
 
 
 def clear_locks(tool: str, own: str) -> None:
-    """Clears stale locks in the cache, or prints why it keeps them. `own` is this run, which has
-    not started.
+    """Clears stale locks in the cache, or prints why they are kept. `own` is the name of this run,
+    which has not started yet.
     """
     busy = [name for name in at_work(run_folder.RUNS, time.time()) if name != own]
     if busy or os.environ.get("NEURON_COMPILE_CACHE_URL", "").startswith("s3://"):
@@ -80,7 +80,7 @@ def clear_locks(tool: str, own: str) -> None:
 
 
 def at_work(folder: Path, now: float) -> list[str]:
-    """Returns the runs in a folder with ranks that sent a heartbeat within ALIVE seconds."""
+    """Returns the runs in a folder whose ranks sent a heartbeat within the last ALIVE seconds."""
     found = (
         path for run in folder.glob("*") for path in (run / heartbeat_format.FOLDER).glob("node-*")
     )

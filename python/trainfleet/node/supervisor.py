@@ -1,17 +1,17 @@
-"""Supervisor of a node. `python -m trainfleet.node.supervisor LOG -- COMMAND...` runs a command as
-this node's part of a job.
+"""Runs a command as this node's part of a job: `python -m trainfleet.node.supervisor LOG --
+COMMAND...`.
 
-The supervisor writes all output of the command to LOG, each line with its time and rank, and
-forwards stop requests. When it ends, for any reason, no process of the command is left. It uses
-only the standard library, so it starts in milliseconds.
+The supervisor writes all output of the command to LOG, with the time and rank on each line, and
+forwards stop requests. However the supervisor ends, no process of the command survives it. It uses
+only the standard library, so it starts within milliseconds.
 
-node/entrypoint.py does the same for a node that derives its command and log from its placement.
+node/entrypoint.py does the same for nodes that derive their command and log from their placement.
 
-`--detach FILE < TASK` returns at once, and the task continues in a separate session, independent of
-its starter. TASK is {script, environment, token} as JSON on stdin, so no process list shows it.
-FILE.sh is the script, and FILE contains `pid start boot token` (the pid's start time, the kernel's
-boot id). FILE.said contains the script's output before it becomes a supervisor, and FILE.exit the
-exit code. A task with the same token is not started again.
+`--detach FILE < TASK` returns immediately, and the task continues in a separate session that does
+not depend on its starter. TASK is a JSON object on stdin, {script, environment, token}, so that no
+process list shows it. FILE.sh contains the script, and FILE contains `pid start boot token` (the
+pid's start time and the kernel's boot ID). FILE.said contains the script's output until it becomes
+a supervisor, and FILE.exit the exit code. A task with the same token is not started again.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from ..trust import untrusted_input
 from ..trust.errors import TrainfleetError, telling
 from .placement import TERM_GRACE
 
-# log messages about a stop from outside
+# log messages about stop requests
 ASKED, LATE = "asked to stop", "killed, because it did not stop"
-EXIT = "TRAINFLEET_EXIT"  # variable with the path of the file for the exit code
-OCCUPIED = 75  # exit code if another run uses the host (EX_TEMPFAIL of sysexits.h)
-# Exit code of a failed command if its log can't be written (EX_IOERR of sysexits.h).
+EXIT = "TRAINFLEET_EXIT"  # variable with the path of the exit code file
+OCCUPIED = 75  # exit code if another run uses the host (EX_TEMPFAIL in sysexits.h)
+# Exit code if the command failed and its log could not be written (EX_IOERR in sysexits.h)
 UNLOGGED = 74
-# Exit code of a failed command if the node has lost the file server with the log (EX_OSFILE of
-# sysexits.h).
+# Exit code if the command failed and the node has lost the log's file server (EX_OSFILE in
+# sysexits.h)
 SEVERED = 72
 WATCH = "TRAINFLEET_WATCH"  # variable with the number of ranks that this node watches
 POLL = 0.5  # seconds
-TOLD = 600  # most characters to keep of a node's output outside its log
+TOLD = 600  # maximum characters to keep of a node's output outside its log
 SCRATCH = "trainfleet-scratch-"
 TORCHRUN = "torch.distributed.run"
 RANK_PREFIX = "rank ${rank} | "  # torchrun's template for the prefix of a worker's lines with --tee
-SMALL = 64 * untrusted_input.KIBIBYTE  # most bytes to read from a small file
+SMALL = 64 * untrusted_input.KIBIBYTE  # maximum bytes of a small file
 _NODE = re.compile(r"(([0-9]{1,9})(?: \S+ \S+)?) (\S+)")
 
 
@@ -77,12 +77,12 @@ def main(arguments: list[str]) -> int:
 
 def run_part(part: Callable[[], int]) -> int:
     """Runs a node's part in this process, which dies with its parent. Returns the exit code, and
-    writes it to the file that EXIT names.
+    also writes it to the file that EXIT specifies.
     """
     if (
         os.getpid() != 1
-        # A container's first process is excepted: its parent is a thread of the runtime, which may
-        # end at any time.
+        # The first process of a container is an exception. Its parent is a thread of the runtime,
+        # which may end at any time.
     ):
         die_with_parent()
     if other := announce():
@@ -98,19 +98,20 @@ def run_part(part: Callable[[], int]) -> int:
     except TrainfleetError as error:
         code = error.exit_code
         raise
-    except SystemExit as left:  # a stop request arrived before the command had started
+    except SystemExit as left:  # a stop request arrived before the command started
         code = left.code if isinstance(left.code, int) else 1
         raise
     finally:
         if exit_file:
-            # If that disk is full too, the missing file shows the failure (hosts/host_commands.py).
+            # If this disk is full too, the missing file reveals the failure
+            # (hosts/host_commands.py).
             with contextlib.suppress(OSError):
                 write(Path(exit_file), str(code))
     return code
 
 
 def supervise(arguments: list[str]) -> int:
-    """Runs `LOG -- COMMAND...` to its end; returns its exit code."""
+    """Runs `LOG -- COMMAND...` to completion and returns its exit code."""
     log, separator, *command = arguments
     assert separator == "--" and command, arguments
     with on_own_disk(scratch_of(Path(log))), uplink_for(Path(log)), forwarding(Path(log)):
@@ -119,13 +120,13 @@ def supervise(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def on_own_disk(scratch: Path) -> Iterator[None]:
-    """Links `scratch` to a folder on this node's disk. Ranks print into it, and a full shared disk
-    must not end them.
+    """Links `scratch` to a folder on this node's disk. Ranks write output to it, and a full shared
+    disk must not stop them.
     """
     file_systems.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
-    remove(scratch)  # left by a supervisor that was killed
+    remove(scratch)  # left by a killed supervisor
     with contextlib.ExitStack() as stack:
-        folder = scratch  # fallback if the node's disk has no room
+        folder = scratch  # fallback if the node's disk is full
         with contextlib.suppress(OSError):
             made = Path(tempfile.mkdtemp(prefix=SCRATCH))
             stack.callback(os.close, file_systems.hold(made))
@@ -138,8 +139,8 @@ def on_own_disk(scratch: Path) -> Iterator[None]:
 
 
 def remove(scratch: Path, folder: Path | None = None) -> None:
-    """Removes `scratch`. With `folder`, removes a link only if it points to that folder, because it
-    may belong to a later attempt.
+    """Removes `scratch`. If `folder` is given, a link is removed only if it points there, because
+    it may belong to a later attempt.
     """
     with contextlib.suppress(OSError):
         if not scratch.is_symlink():
@@ -149,7 +150,9 @@ def remove(scratch: Path, folder: Path | None = None) -> None:
 
 
 def detach(file: Path, task: dict[str, Any]) -> int:
-    """Runs `task` in a separate process. Returns 0 as soon as `file` identifies that process."""
+    """Runs `task` in a separate process. Returns 0 once `file` identifies that process, or 1 if the
+    process dies first.
+    """
     script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
     pid, said, token = process_in(file)
     if token == task["token"] and (exit_file.exists() or said == identity(pid)):
@@ -160,7 +163,7 @@ def detach(file: Path, task: dict[str, Any]) -> int:
     starter = os.getpid()
     if os.fork():
         os.close(started)
-        # the pipe is empty if the child died before it was ready
+        # The pipe is empty if the child died before it was ready.
         return 0 if os.read(ready, 1) else 1
     os.setsid()
     untrusted_input.seal(file.parent.parent)
@@ -176,7 +179,7 @@ def detach(file: Path, task: dict[str, Any]) -> int:
         os.dup2(target, descriptor)
     write(file, f"{identity(os.getpid())} {task['token']}")
     os.write(started, b".")
-    # The supervisor dies with its parent, so this process must be reparented first.
+    # The supervisor dies with its parent, so wait until this process has been reparented.
     while os.getppid() == starter:
         time.sleep(0.001)
     os.execve(
@@ -185,12 +188,12 @@ def detach(file: Path, task: dict[str, Any]) -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Replaces a small file atomically; its last line ends with a newline."""
+    """Atomically replaces a small file. Its last line ends with a newline."""
     replace_file(path, f"{text.rstrip()}\n".encode())
 
 
 def read(path: Path) -> str:
-    """Returns the text that `write` wrote; "" if the file does not exist."""
+    """Returns the text that `write` wrote, or "" if the file does not exist."""
     try:
         return untrusted_input.read_text(path, SMALL).strip()
     except FileNotFoundError:
@@ -198,28 +201,28 @@ def read(path: Path) -> str:
 
 
 def process_in(file: Path) -> tuple[int, str, str]:
-    """Returns pid, identity and token from a node's file (`pid start boot token`); 0 and empty
-    strings if the file has another form.
+    """Returns pid, identity and token from a node's file (`pid start boot token`). Returns 0 and
+    empty strings if the file has another format.
     """
     match = _NODE.fullmatch(read(file))
     return (int(match[2]), match[1], match[3]) if match else (0, "", "")
 
 
 def said_file(file: Path) -> Path:
-    """Returns the file for a node's output outside its log."""
+    """Returns the file that contains a node's output outside its log."""
     return file.with_name(f"{file.name}.said")
 
 
 def told(said: str) -> str:
-    """Returns why a node's part refused to run: the last error outside its log, with reason and
-    remedy, as one line.
+    """Returns why a node's part refused to run: the last error outside its log, with its reason and
+    fix, as one line.
     """
     return " ".join(said.rpartition("error: ")[2].split())[:TOLD]
 
 
 def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
-    """Runs the command until all of its processes have ended. Returns its exit code (128 + n for
-    signal n). `grace` is the seconds from SIGTERM to SIGKILL.
+    """Runs the command until all its processes have ended. Returns its exit code, or 128 + n if
+    signal n killed it. `grace` is the time from SIGTERM to SIGKILL in seconds.
     """
     kernel, folder = Kernel(), file.path.parent.parent
     environment = os.environ | {
@@ -242,7 +245,7 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
     for line in child.stdout:
         file.write(stamp(line))
     code = child.wait()
-    signal_group(child.pid, signal.SIGKILL)  # remaining processes of the group
+    signal_group(child.pid, signal.SIGKILL)  # kill the group's remaining processes
     guard.ended.set()
     if guard.alarm:
         file.note("watch", guard.alarm.words)
@@ -258,10 +261,10 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
 
 
 class RankGuard(threading.Thread):
-    """Thread that watches the ranks of all nodes if WATCH is set, because no launcher does. On an
-    alarm, kills this node's part.
+    """Thread that watches the ranks of all nodes if WATCH is set, because there is no launcher to
+    do it. On an alarm, it kills this node's part.
 
-    The scheduler then retries the job or gives up. The node's log has the reason
+    The scheduler then retries the job or gives up. The reason is in the node's log
     (watch/verdict.py).
     """
 
@@ -277,7 +280,7 @@ class RankGuard(threading.Thread):
         while not self.ended.wait(POLL):
             try:
                 self.alarm = self.sentry.look()
-            except OSError:  # the shared folder is unavailable; ranks that need it report that
+            except OSError:  # the shared folder is unavailable; ranks that need it will report this
                 continue
             if self.alarm:
                 signal_group(self.group, signal.SIGKILL)
@@ -285,20 +288,20 @@ class RankGuard(threading.Thread):
 
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: Path) -> None:
-    """Installs signal handlers. SIGTERM asks the child to end, and SIGKILL follows after `grace`
-    seconds. SIGUSR1, Slurm's early notice, only asks.
+    """Installs signal handlers that forward stop requests. SIGTERM asks the child to stop and is
+    followed by SIGKILL after `grace` seconds. SIGUSR1, Slurm's early notice, only asks.
 
-    The log has the times, so that a verdict can tell that a node was killed early
-    (watch/verdict.py). The ranks of a `run` are asked through its stop file. A torchrun that gets a
-    signal would kill its ranks and skip the exit barrier. The other nodes' torchruns would then
-    wait at the barrier for five minutes.
+    SIGTERM and SIGKILL are logged with their times, so that a verdict can detect that a node was
+    killed early (watch/verdict.py). Ranks of a `run` are asked to stop through its stop file. If
+    torchrun received the signal, it would kill its ranks and skip the exit barrier. The torchruns
+    on other nodes would then wait at the barrier for five minutes.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:
         try:
             if run:
                 return run.ask_to_stop(f"signal {number}")
-        except OSError:  # no room for the file, so torchrun asks its ranks instead
+        except OSError:  # no space for the file, so torchrun signals its ranks instead
             pass
         signal_group(child.pid, signal.SIGTERM)
 

@@ -1,3 +1,3 @@
-"""The machine that a process runs on: its processes, folders and adapters, and the program's own
+"""Utilities for the local machine: processes, file systems, network adapters and the program's own
 files.
 """

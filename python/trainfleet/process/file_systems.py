@@ -1,10 +1,10 @@
-"""Fallbacks for file systems that lack an operation, for example locks on a Lustre that is mounted
+"""Fallbacks for file systems that lack an operation, such as locks on a Lustre file system mounted
 without `flock`.
 
-`hold` creates folders on a node's own disk or in its memory that last as long as a process uses
+`hold` creates folders on a node's own disk or in its memory that exist as long as a process uses
 them. The process holds a lock on the folder, which the kernel releases when the process ends for
-any reason. The next process that creates such a folder, in any container of the node, removes the
-folders of killed processes. On a disk without locks, those folders stay.
+any reason. The next process that creates a folder of this kind, in any container on the node,
+removes the folders of killed processes. On disks without locks, those folders remain.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import IO, Any, TextIO
 
 from ..trust import untrusted_input
 
-# Errors by which the kernel reports that a file system lacks an operation (flock(2), fsync(2)).
-# ENOLCK comes from NFS without a lock daemon.
+# Errors with which the kernel reports that a file system does not support an operation (flock(2),
+# fsync(2)). ENOLCK comes from NFS without a lock daemon.
 LACKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL})
-MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")  # folders that are local to this machine
-_told = set[int]()  # file systems without locks that were already reported
+MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")  # folders local to this machine
+_told = set[int]()  # file systems without locks that have already been reported
 
 
 def offered(operation: Callable[[], object], *lacks: int) -> bool:
-    """Runs an operation, and returns whether the file system supports it. Raises OSError if a
+    """Runs an operation and returns whether the file system supports it. Raises OSError if a
     supported operation fails.
 
-    `lacks` lists additional errors that mean that the operation is not supported.
+    `lacks` lists additional error codes that mean "not supported".
     """
     try:
         operation()
@@ -46,9 +46,9 @@ def offered(operation: Callable[[], object], *lacks: int) -> bool:
 
 def name_once(part: Path, path: Path) -> None:
     """Gives a complete file a second name. Raises FileExistsError if the name is taken. If several
-    processes try at once, only one succeeds.
+    processes try at once, only one of them succeeds.
     """
-    # FAT and some FUSE file systems have no hard links.
+    # FAT and some FUSE file systems do not support hard links.
     if offered(lambda: os.link(part, path), errno.EPERM):
         return
     with (
@@ -61,18 +61,18 @@ def name_once(part: Path, path: Path) -> None:
 
 
 def lock(file: int | IO[Any], how: int) -> bool:
-    """Takes a lock, and returns whether the file system supports locks. Raises BlockingIOError if
+    """Acquires a lock and returns whether the file system supports locks. Raises BlockingIOError if
     another process holds the lock.
     """
     return offered(lambda: fcntl.flock(file, how))
 
 
 def take_lock(path: Path) -> TextIO:
-    """Returns the lock file, open and locked. Raises BlockingIOError if another process holds the
+    """Opens, locks and returns a lock file. Raises BlockingIOError if another process holds the
     lock.
 
-    If the file system has no locks, a file on this machine is locked instead. Between machines, a
-    lease decides (health/lease.py).
+    If the file system has no locks, locks a file on this machine instead. Exclusion between
+    machines then relies on a lease (health/lease.py).
     """
     file, has_locks = _locked(path)
     if has_locks:
@@ -83,7 +83,7 @@ def take_lock(path: Path) -> TextIO:
 
 
 def look(folder: Path) -> None:
-    """Prints a note if the file system of a folder has no locks."""
+    """Prints a note if a folder's file system does not support locks."""
     with tempfile.TemporaryFile(dir=folder) as file:
         if not lock(file, fcntl.LOCK_EX):
             _tell(folder)
@@ -112,7 +112,7 @@ def _locked(path: Path) -> tuple[TextIO, bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Tells whether a process on this machine holds the lock."""
+    """Returns whether a process on this machine holds the lock."""
     for one in (path, _stand_in(path)):
         try:
             with untrusted_input.open_regular(one) as file:
@@ -131,10 +131,10 @@ def _stand_in(path: Path) -> Path:
 
 
 def hold(folder: Path) -> int:
-    """Creates and locks the folder, which stays as long as the returned descriptor is open."""
+    """Creates and locks a folder. The folder remains as long as the returned descriptor is open."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # another process removed it
+        with suppress(FileNotFoundError):  # another process removed the folder
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             lock(descriptor, fcntl.LOCK_SH)
             with suppress(FileNotFoundError):
@@ -144,9 +144,10 @@ def hold(folder: Path) -> int:
 
 
 def sweep(folders: Iterable[Path]) -> None:
-    """Removes this user's folders that no process holds."""
+    """Removes this user's folders that are not held by any process."""
     for folder in folders:
-        with suppress(OSError):  # held, another user's, or already gone
+        # The folder is held, belongs to another user or no longer exists.
+        with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,10 +1,10 @@
-"""Announces a run to all users of a host by the name of an abstract socket, while the run's process
-lives.
+"""Announces a run to all users of a host through the name of an abstract socket, as long as the
+run's process lives.
 
-Names of abstract sockets are unique, are in /proc/net/unix for all to read, and vanish with their
-process. So every user can see whose run it is, without privileges. If two runs start at once, only
-one of them gets a name. This module does nothing on systems other than Linux, or in a process that
-is not a job on a fleet's host.
+Abstract socket names are unique, are readable by everyone in /proc/net/unix, and disappear with
+their process. Every user can therefore see whose run it is, without privileges. If two runs start
+at once, only one of them gets a name. On systems other than Linux, and in processes that are not
+jobs on a fleet's host, this module has no effect.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pathlib import Path
 
 from ..trust.safe_output import visible
 
-JOB = "TRAINFLEET_JOB"  # variable with the mark of a run's processes (hosts/host_commands.py)
-# variable that is set if no other run may use this host (fleet.exclusive)
+JOB = "TRAINFLEET_JOB"  # variable that identifies a run's processes (hosts/host_commands.py)
+# Variable that is set if the run does not share this host with other runs (fleet.exclusive)
 ALONE = "TRAINFLEET_ALONE"
-# Beginning of every run's socket name, and the socket name of a run that uses the host exclusively.
+# Prefix of every run's socket name, and the socket name of a run with exclusive use of the host
 ANNOUNCED, ONLY = ("trainfleet:", "trainfleet-alone")
-NAME = 107  # most bytes of a socket's name (unix(7))
-PATIENCE = 5.0  # seconds for a fenced run on this host to end
-_held: list[socket.socket] = []  # sockets that stay open as long as this process lives
+NAME = 107  # maximum bytes of a socket name (unix(7))
+PATIENCE = 5.0  # seconds to wait for a fenced run on this host to end
+_held: list[socket.socket] = []  # sockets to keep open for the lifetime of this process
 
 
 def announce() -> str:
-    """Announces this process to all users of this host. Returns the run that prevents it from
-    running here, or "".
+    """Announces this process to all users of this host. If another run keeps it from running here,
+    returns that run, otherwise "".
     """
     mark = os.environ.get(JOB)
     if not mark or sys.platform != "linux":
@@ -47,7 +47,7 @@ def announce() -> str:
 
 
 def others(mark: str) -> str:
-    """Returns the other runs that are announced on this host, with their users."""
+    """Returns the other runs announced on this host, with their users."""
     found = set()
     with suppress(OSError):
         for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
@@ -59,7 +59,9 @@ def others(mark: str) -> str:
 
 
 def _hold(name: str) -> bool:
-    """Binds the socket of this name to this process. Returns False if another process has it."""
+    """Binds the socket of this name to this process. Returns False if another process has
+    bound it.
+    """
     held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         held.bind(b"\0" + name.encode()[:NAME])
@@ -71,7 +73,7 @@ def _hold(name: str) -> bool:
 
 
 def user() -> str:
-    """Returns this process's user, as `id -un` prints it."""
+    """Returns this process's user name, as printed by `id -un`."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

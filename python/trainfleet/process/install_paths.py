@@ -1,5 +1,5 @@
-"""Finds the program's own files, in a checkout or in an installed package. The package bundles the
-other files of a checkout.
+"""Locates the program's own files, in a checkout or in an installed package. The package bundles
+all other files of the checkout that the program needs.
 """
 
 from __future__ import annotations
@@ -10,45 +10,45 @@ import sysconfig
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-CODE = PACKAGE.parent  # the folder for PYTHONPATH
-# The program, and the platform that ships with it (config/platforms.py).
+CODE = PACKAGE.parent  # folder for PYTHONPATH
+# The program, and the platform package that ships with it (config/platforms.py)
 PACKAGES = (PACKAGE, CODE / "trainfleet_nxd")
-_BUNDLED = PACKAGE / "checkout"  # created by the wheel's build (pyproject.toml)
+_BUNDLED = PACKAGE / "checkout"  # created when the wheel is built (pyproject.toml)
 IS_INSTALLED = _BUNDLED.is_dir()
 ROOT = _BUNDLED if IS_INSTALLED else PACKAGE.parents[1]
 
 
 def python_path(code: str | Path = CODE) -> dict[str, str]:
-    """Returns variables that make Python find this program in `code`, and never import from the
-    current folder.
+    """Returns environment variables that make Python find this program in `code` and never import
+    from the current folder.
 
-    Otherwise a user's random.py or yaml.py in that folder would shadow a package (PYTHONSAFEPATH:
-    Python 3.11).
+    Without PYTHONSAFEPATH (Python 3.11), a user's random.py or yaml.py in the current folder would
+    shadow a package.
     """
     return {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
 
 
 def page(name: str) -> str:
-    """Returns the path of one of our pages, such as schema/README.md: in the current folder if
-    present, else next to the program.
+    """Returns the path of a documentation page such as schema/README.md: in the current folder if
+    it exists, otherwise next to the program.
     """
     return name if Path(name).exists() else str(ROOT / name)
 
 
 def version() -> str:
-    """Returns the release and, in a checkout, the commit: `0.2.0 (1a2b3c4, changed)`."""
+    """Returns the release and, in a checkout, the commit, as in `0.2.0 (1a2b3c4, changed)`."""
     if IS_INSTALLED:
-        from importlib import metadata  # imported here because it takes 14 ms
+        from importlib import metadata  # imported here, because it takes 14 ms
 
         return metadata.version("trainfleet")
     try:
         lines = (ROOT / "pyproject.toml").read_text().splitlines()
-    except FileNotFoundError:  # hosts get only the package
+    except FileNotFoundError:  # hosts receive only the package
         return "unknown release"
     release = next(line.split('"')[1] for line in lines if line.startswith("version"))
-    if not (ROOT / ".git").exists():  # a repository in a parent folder is another project's
+    if not (ROOT / ".git").exists():  # a repository in a parent folder belongs to another project
         return release
-    # `git describe --dirty` would lock the index, and leave the lock if it is killed.
+    # `git describe --dirty` would lock the index, and leave the lock behind if it is killed.
     words = [
         "git",
         "--no-optional-locks",
@@ -69,8 +69,8 @@ def version() -> str:
 
 
 def installing(extra: str) -> str:
-    """Returns the command that installs an extra of pyproject.toml for this Python."""
-    # pip reads the extra's packages from the installed metadata, and does not search for a newer
+    """Returns the command that installs an extra from pyproject.toml in this Python environment."""
+    # pip reads the extra's packages from the installed metadata and does not look for a newer
     # trainfleet.
     if IS_INSTALLED:
         return installing_package(f"'trainfleet[{extra}]'")
@@ -78,11 +78,11 @@ def installing(extra: str) -> str:
 
 
 def installing_package(package: str) -> str:
-    """Returns the command that installs a package for this Python. It uses uv if the environment
-    has no pip, as in environments that uv creates.
+    """Returns the command that installs a package in this Python environment. It uses uv if the
+    environment has no pip, which is the case in environments created by uv.
     """
-    # find_spec is not usable here, because setuptools mistakes a search for pip for pip itself.
-    # Then torch.compile, which loads setuptools, fails.
+    # find_spec can't be used here, because setuptools would mistake a search for pip for pip
+    # itself. torch.compile, which imports setuptools, would then fail.
     has_pip = Path(sysconfig.get_path("purelib"), "pip").is_dir()
     return (
         f"{sys.executable} -m pip install {package}"

@@ -1,5 +1,5 @@
-"""Writes a node's log: lines with their time and author, which wait in memory while the disk can't
-be written. Standard library only.
+"""Node log, with the time and author of each line. Lines are kept in memory while the disk is not
+writable. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from ..trust.redaction import hide_bytes
 from ..trust.untrusted_input import opener
 
-# Errors of a client that has lost its file server.
+# Errors that mean that the client has lost its file server
 AWAY = (
     errno.ESTALE,
     errno.EIO,
@@ -29,16 +29,16 @@ AWAY = (
     errno.EHOSTUNREACH,
     errno.ETIMEDOUT,
 )
-KEPT = 1 << 20  # most bytes of lines that wait for the disk
-TRY_EVERY = 1.0  # seconds between two attempts to write
+KEPT = 1 << 20  # maximum bytes of lines waiting for the disk
+TRY_EVERY = 1.0  # seconds between write attempts
 _RANKED = re.compile(rb"^(rank \d+) \| ?")
 
 
 class Log:
-    """A node's log. It never ends the process that it logs. Lines that can't be written wait in
-    memory, and the oldest lines are dropped if too many wait.
+    """Node log that never stops the process whose output it logs. Lines that can't be written are
+    kept in memory. If too many are waiting, the oldest lines are dropped.
 
-    `echo` is an open file that also gets each line, until a write to it fails.
+    `echo` is a file descriptor that also receives each line, until a write to it fails.
     """
 
     def __init__(self, path: Path, echo: int | None = None) -> None:
@@ -46,13 +46,13 @@ class Log:
         self.waiting = deque[bytes]()
         self.size = self.lost = 0  # bytes of waiting lines; number of dropped lines
         self.file: io.FileIO | None = None
-        self.failed: float | None = None  # time at which writes began to fail
+        self.failed: float | None = None  # time at which writes started to fail
         self.tried, self.why = 0.0, ""
-        # Whether the last write failed because the file server was unreachable.
+        # Whether the last write failed because the file server was unreachable
         self.severed = False
 
     def write(self, line: bytes) -> None:
-        """Writes a line. While writes fail, they are retried every TRY_EVERY seconds."""
+        """Writes a line. Failed writes are retried at most every TRY_EVERY seconds."""
         if self.echo is not None:
             try:
                 os.write(self.echo, line)
@@ -67,15 +67,15 @@ class Log:
             self._flush()
 
     def note(self, who: str, text: str, when: float | None = None) -> None:
-        """Writes a line by an author other than the command, with the time of the event."""
+        """Writes a line from an author other than the command, with the time of the event."""
         self.write(stamp(f"{text}\n".encode(), when, who))
 
     def close(self) -> bool:
-        """Flushes and closes the file. Returns whether all lines are in it."""
+        """Flushes and closes the file. Returns whether it contains all lines."""
         self._flush()
         if self.file is not None:
             self.file.close()
-            self.file = None  # a later line opens it again
+            self.file = None  # reopened by the next line
         return not self.waiting
 
     def _flush(self) -> None:
@@ -122,7 +122,7 @@ class Log:
 
 def say(log: Path, words: str, who: str = "node") -> None:
     """Appends a line to a node's log from a process other than its supervisor. Signal handlers also
-    use this, because they may interrupt another write.
+    use it, because they may interrupt another write.
     """
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -131,10 +131,10 @@ def say(log: Path, words: str, who: str = "node") -> None:
 
 
 def stamp(line: bytes, when: float | None = None, who: str = "agent") -> bytes:
-    """Formats a line as `rank 0 12:03:44.123 | text`: author, time (default: now), text. Masks
-    secrets.
+    """Formats a line as `rank 0 12:03:44.123 | text`: author, time (defaults to now) and text.
+    Masks secrets.
 
-    If the line begins with a rank, that rank is its author.
+    If the line starts with a rank, the rank becomes its author.
     """
     now = time.time() if when is None else when
     clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"

@@ -1,10 +1,10 @@
-"""Finds the objects that installed packages add by entry points (packaging.python.org, Entry points
-specification).
+"""Finds the objects that installed packages provide through entry points (packaging.python.org,
+Entry points specification).
 
-trainfleet.backends    a class of `backends.base.Backend`, which runs jobs
-trainfleet.placements  a `node.placement.PlacementSource`, from which the nodes of such a backend
-                       read their placement
-trainfleet.benches     a generator that yields a `Bench`, on which tests/conformance tests the
+trainfleet.backends    subclass of `backends.base.Backend`, which runs jobs
+trainfleet.placements  `node.placement.PlacementSource`, from which the backend's nodes read their
+                       placement
+trainfleet.benches     generator that yields a `Bench`, on which tests/conformance tests the
                        backend
 """
 
@@ -24,15 +24,16 @@ OF_BACKENDS, OF_PLACEMENTS, OF_BENCHES = (
 
 @cache
 def names(group: str) -> tuple[str, ...]:
-    """Returns the names that installed packages add to a group."""
-    # Imported here, because it reads the metadata of all packages, which takes some 0.02 s.
+    """Returns the names that installed packages add to an entry point group."""
+    # Imported here, because it reads the metadata of all packages, which takes about 0.02 s.
     from importlib.metadata import entry_points
 
     return tuple(sorted(entry_points(group=group).names))
 
 
 def offered(group: str, name: str) -> object:
-    """Returns the object that an installed package adds under a name; None if no package adds one.
+    """Returns the object that an installed package provides under a name, or None if no package
+    provides one.
 
     Raises:
         BackendError: the object can't be loaded.
@@ -42,7 +43,7 @@ def offered(group: str, name: str) -> object:
     for point in entry_points(group=group, name=name):
         try:
             return point.load()
-        except Exception as error:  # importing another author's package may raise any error
+        except Exception as error:  # importing a third-party package may raise any error
             why, then = (
                 f"{type(error).__name__}: {error}",
                 f"fix or uninstall the package {point.dist.name if point.dist else ''}",
@@ -54,9 +55,9 @@ def offered(group: str, name: str) -> object:
 
 
 def sources(group: str, name: str) -> tuple[list[Path], dict[str, bytes]]:
-    """Returns the packages that add a name, and metadata by which a node finds it.
+    """Returns the packages that provide a name, and the metadata with which a node finds them.
 
-    An installer's own metadata is not used, because it names folders of this machine and differs
+    The installer's metadata is not used, because it contains folders of this machine and differs
     between installers.
     """
     from importlib.metadata import entry_points

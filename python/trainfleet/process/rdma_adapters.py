@@ -2,8 +2,8 @@
 selects the ports of a fabric.
 
 The list is in /sys/class/infiniband/<name>/ports/<n>/{link_layer,rate,state} (docs.kernel.org,
-Documentation/ABI/stable/sysfs-class-infiniband). A plan knows the nodes' fabric. Each node finds
-its own ports, because their names differ between nodes. Standard library only.
+Documentation/ABI/stable/sysfs-class-infiniband). A plan knows only the fabric of the nodes. Each
+node finds its own ports, because their names differ between nodes. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path("/sys/class/infiniband")
-MOST = 64  # most ports of a node to read
+MOST = 64  # maximum ports of a node to read
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
 
 @dataclass(frozen=True)
 class Port:
-    """Port of an adapter: for example mlx5_0, 1, InfiniBand, 400 Gbit/s, whether it is active, and
-    the adapter's driver.
+    """Port of an RDMA adapter, such as port 1 of mlx5_0 with an active 400 Gbit/s InfiniBand link.
+    Also names the adapter's driver.
     """
 
     adapter: str
@@ -32,13 +32,13 @@ class Port:
     driver: str
 
     def __str__(self) -> str:
-        """Returns the port in NCCL_IB_HCA's format."""
+        """Formats the port for NCCL_IB_HCA."""
         return f"{self.adapter}:{self.number}"
 
     @property
     def fabric(self) -> str:
-        """Returns the fabric of the port's link; "" if NCCL and libfabric do not use such a
-        link.
+        """Returns the fabric of the port's link, or "" if NCCL and libfabric do not support that
+        type of link.
         """
         if self.driver == "efa":
             return "efa"
@@ -48,8 +48,8 @@ class Port:
 def read_port(
     adapter: str, number: str, link: str, rate: str, state: str, driver: str
 ) -> Port | None:
-    """Parses a port from the kernel's files: `400 Gb/sec (4X NDR)`, `4: ACTIVE`. Returns None for
-    any other text.
+    """Parses a port from kernel files such as `400 Gb/sec (4X NDR)` and `4: ACTIVE`. Returns None
+    for any other text.
     """
     gbps = re.match(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", rate)
     if not (re.fullmatch(NAME, adapter) and re.fullmatch("[0-9]{1,3}", number) and gbps):
@@ -60,7 +60,7 @@ def read_port(
 
 
 def ports_here(folder: Path = FOLDER) -> tuple[Port, ...]:
-    """Returns this machine's ports."""
+    """Returns all RDMA ports of this machine."""
     found = []
     for path in sorted(folder.glob("*/ports/*"))[:MOST]:
         try:
@@ -75,8 +75,8 @@ def ports_here(folder: Path = FOLDER) -> tuple[Port, ...]:
 
 
 def fastest(ports: Iterable[Port], fabric: str) -> tuple[Port, ...]:
-    """Returns a fabric's active ports with the highest rate. Slower ports are excluded, because
-    they are for storage and logins.
+    """Returns a fabric's active ports with the highest rate. Slower ports are for storage and
+    logins.
     """
     speaking = [port for port in ports if port.active and port.fabric == fabric]
     most = max((port.gbps for port in speaking), default=0.0)
@@ -84,5 +84,5 @@ def fastest(ports: Iterable[Port], fabric: str) -> tuple[Port, ...]:
 
 
 def listed(ports: Iterable[Port]) -> str:
-    """Returns the ports in NCCL_IB_HCA's format: mlx5_0:1,mlx5_1:1."""
+    """Formats ports for NCCL_IB_HCA, as in mlx5_0:1,mlx5_1:1."""
     return ",".join(map(str, ports))

@@ -1,4 +1,4 @@
-"""Complete example configs, one per file. The first comment line is a description, and a line `#
+"""Complete example configs, one per file. The first comment line is the description, and a line `#
 Next: ...` contains the next command.
 """
 
@@ -15,9 +15,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe: its name, its one-line description, the next command to type, and the config
-    text.
-    """
+    """Example config, with its name, one-line description, next command and config text."""
 
     name: str
     line: str
@@ -26,16 +24,16 @@ class Recipe:
 
 
 def all_recipes() -> list[Recipe]:
-    """Returns all recipes, the default first."""
+    """Returns all recipes, with the default first."""
     paths = sorted(FOLDER.glob("*.yaml"), key=lambda path: (path.stem != "first-run", path.stem))
     return [_read(path) for path in paths]
 
 
 def recipe_named(name: str) -> Recipe:
-    """Returns the recipe called `name`.
+    """Returns the recipe with this name.
 
     Raises:
-        ConfigError: no recipe has that name.
+        ConfigError: there is no recipe with this name.
     """
     recipes = {recipe.name: recipe for recipe in all_recipes()}
     if name in recipes:

@@ -1,8 +1,8 @@
-"""Presents a run: live line, plots, one-page report and final summary. All of them read only the
-run folder.
+"""Views of a run: live line, plots, one-page report and final summary. They read only the run
+folder.
 """
 
 import logging
 
-# matplotlib warns about a read-only home directory, which it does not need.
+# matplotlib warns if the home directory is read-only, although it does not need it.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)

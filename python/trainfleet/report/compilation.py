@@ -1,10 +1,10 @@
-"""Reads the result of ahead-of-time compilation from the nodes' logs: the number of programs, and
-the failed programs with their errors.
+"""Extracts the result of ahead-of-time compilation from node logs: the number of programs, and the
+errors of failed programs.
 
 The patterns match messages of neuron_parallel_compile and neuronx-cc
 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0: pytorch-neuron-parallel-compile,
-compiler/error-codes; aws-neuron-sdk issue 1081). Programs are compiled in parallel, so an error is
-attributed to the last program named before it.
+compiler/error-codes; aws-neuron-sdk issue 1081). Because programs are compiled in parallel, an
+error is attributed to the last program named before it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SECONDS = re.compile(r'"compile_time": (\d{1,7}(?:\.\d{1,12})?)')
 NAME = r"['\"`]?([\w.:-]{1,80})['\"`]?"
 OPERATOR = re.compile(rf"[Uu]nsupported operator:? *{NAME}|[Oo]perator {NAME} is not supported")
 CODE = re.compile(r"\bNCC_[A-Z]{1,8}\d{1,5}\b")
-LETTERS = 200  # maximum characters of an error to show
+LETTERS = 200  # maximum characters to show of an error
 
 
 @dataclass
 class Compilation:
-    """The programs of a compilation, by name: whether each was compiled (a cached program counts),
-    its seconds and its errors.
+    """Compiled programs by name: whether each one succeeded (including cached programs), its
+    compile time in seconds, and its errors.
     """
 
     compiled: dict[str, bool] = field(default_factory=dict)
@@ -43,8 +43,8 @@ class Compilation:
         return sorted(name for name, done in self.compiled.items() if not done)
 
     def explained(self) -> Iterator[str]:
-        """Yields one line per failed program, with the unsupported operator or the compiler's
-        message. Also yields errors without a known program.
+        """Yields one line per failed program with the unsupported operator or the compiler's
+        message. Errors that can't be attributed to a program come last.
         """
         for name in self.failed:
             yield (
@@ -55,7 +55,7 @@ class Compilation:
 
 
 def read(logs: Iterable[Iterable[str]]) -> Compilation:
-    """Reads the compilation from the nodes' logs."""
+    """Parses the compilation result from the lines of the node logs."""
     found = Compilation()
     for lines in logs:
         name = ""
@@ -74,7 +74,7 @@ def read(logs: Iterable[Iterable[str]]) -> Compilation:
 
 
 def error_in(line: str) -> str:
-    """Returns the compiler error in a line, or "" if the line has no error."""
+    """Returns the compiler error in a log line, or "" if the line does not contain one."""
     operator, code = OPERATOR.search(line), CODE.search(line)
     words = visible(line[code.start() :].strip())[:LETTERS] if code else ""
     if not operator:
@@ -85,7 +85,7 @@ def error_in(line: str) -> str:
 
 
 def read_run(run: Run) -> Compilation:
-    """Reads the compilation from the logs of a run."""
+    """Parses the compilation result from a run's node logs."""
     return read(map(_lines, sorted(run.logs.glob("node-*.log"))))
 
 
@@ -96,7 +96,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def describe(run: Run) -> Iterator[str]:
-    """Yields a summary of a finished compilation, and the next command."""
+    """Yields a summary of a finished compilation and the next command."""
     found, seconds = read_run(run), number((run.read_results().get("seconds") or {}).get("compile"))
     programs = (
         f"{len(found.compiled)} programs" if found.compiled else "the step and validation programs"

@@ -1,4 +1,4 @@
-"""Reads the history of a run from its folder, and formats its numbers."""
+"""Reads a run's history from its folder and formats its numbers."""
 
 from __future__ import annotations
 
@@ -18,30 +18,28 @@ from ..trust import untrusted_input
 from ..trust.errors import ConfigError, InputError
 from ..watch.time_accounting import ledger
 
-# Events at which a curve may break, in the order in which they occur
+# Events at which a curve may have a break, in order of occurrence
 BREAKS = ("fault", "stopped", "restarted", "resumed")
-# Stages of `seconds` in results.json, in the order of the report
+# Stages in the `seconds` of results.json, in report order
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")
 TELLING = ("message", "who", "cause", "words")  # event fields that are shown without their names
 UNKNOWN = "—"
-OPENING, LONGEST_OPENING = 3, 40  # maximum words and characters of a proposed prompt
+OPENING, LONGEST_OPENING = 3, 40  # maximum words and characters of a suggested prompt
 
 
 @dataclass(frozen=True)
 class History:
-    """The state of a run folder at the time of reading. Missing values are empty or None, never an
-    error.
-    """
+    """Snapshot of a run folder. Missing values are empty or None and never raise an error."""
 
     run: Run
     results: Record
-    # One record per step, in order. A repeated step has its last values.
+    # One record per step, in order. A repeated step keeps its latest values.
     metrics: list[Record]
     events: list[Record]
     status: str  # running, finished, failed, stopped, interrupted, or "not started"
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Returns the steps at which `key` has a finite value, and these values."""
+        """Returns the steps at which `key` has a finite value, and those values."""
         pairs = [
             (int(line["step"]), value)
             for line in self.metrics
@@ -50,8 +48,8 @@ class History:
         return [step for step, _ in pairs], [value for _, value in pairs]
 
     def measured(self, key: str) -> float | None:
-        """Returns `key` from results.json, otherwise from the newest metric. While the run
-        continues, the newest metric takes precedence.
+        """Returns `key` from results.json, or its latest metric if results.json does not contain
+        it. During a run, the latest metric takes precedence.
         """
         values = [*self.series(key)[1][-1:], None]
         summed = number(self.results.get(key))
@@ -71,14 +69,16 @@ class History:
 
     @cached_property
     def steps_total(self) -> int:
-        """Returns the steps in the run's config, or the steps done if there are more."""
-        from ..config import load_steps  # loads YAML
+        """Returns the number of steps in the run's config, or the number of completed steps if that
+        is larger.
+        """
+        from ..config import load_steps  # imported here, because it loads YAML
 
         return max(load_steps(self.run.config) or self.results.get("steps") or 0, self.step)
 
     @property
     def started(self) -> float | None:
-        """Returns the unix time at which the run's first command began."""
+        """Returns the Unix time at which the run's first command started."""
         launched = [event for event in self.events if event["event"] == "launched"]
         first = launched[0] if launched else {}
         return (
@@ -89,10 +89,10 @@ class History:
 
     @property
     def waits_for(self) -> str:
-        """Returns the engine's reason why the job does not run yet, and how long ago it was
-        recorded. Returns "" if the job runs or the reason is unknown.
+        """Returns the scheduler's reason why the job is waiting, and how long ago it was recorded.
+        Returns "" if the job is running or the reason is unknown.
 
-        A launcher records a reason once. Without a launcher, changes of the reason are not
+        A launcher records each reason once. Without a launcher, later changes of the reason are not
         recorded.
         """
         turns = [
@@ -107,15 +107,15 @@ class History:
 
     @property
     def step(self) -> int:
-        """Returns the last logged step. For a stopped run, returns the step at which the run
-        stopped and saved.
+        """Returns the last logged step. For a stopped run, returns the step at which it stopped and
+        saved.
         """
         logged = int(self.metrics[-1]["step"]) if self.metrics else 0
         return max(logged, self.results.get("steps") or 0) if self.status == "stopped" else logged
 
     @property
     def tokens_per_step(self) -> float:
-        """Returns the tokens in one global batch, or 0 while they are unknown."""
+        """Returns the number of tokens in a global batch, or 0 if it is not known yet."""
         batch, length = (
             self.results.get("global_batch_sequences"),
             self.results.get("sequence_length"),
@@ -128,8 +128,8 @@ class History:
 
     @property
     def epochs(self) -> str:
-        """Returns the number of passes through the data, like `0.09 epochs`, or "" while it is
-        unknown.
+        """Returns the number of passes over the data, such as `0.09 epochs`, or "" if it is not
+        known yet.
         """
         tokens, whole = self.measured("tokens"), number(self.results.get("dataset_tokens"))
         return f"{few_digits(tokens / whole)} epochs" if tokens and whole else ""
@@ -145,7 +145,7 @@ class History:
 
     @property
     def broke_at(self) -> int | None:
-        """Returns the first step with a loss that was not finite."""
+        """Returns the first step with a non-finite loss, or None if all losses are finite."""
         return next(
             (
                 int(line["step"])
@@ -157,7 +157,7 @@ class History:
 
     @property
     def is_lost(self) -> bool:
-        """Tells whether the newest loss is not finite. The run may still recover."""
+        """Returns whether the latest loss is non-finite. The run may still recover."""
         return (
             bool(self.metrics)
             and "loss" in self.metrics[-1]
@@ -166,8 +166,8 @@ class History:
 
     @property
     def rose(self) -> str:
-        """Returns a remark if the loss is above its first value. Returns "" otherwise, or if there
-        are too few steps.
+        """Returns a warning if the loss is above its first value. Returns "" if it is not, or if
+        there are too few steps.
         """
         values = self.series("loss")[1]
         newest = median(values[-5:]) if len(values) >= 10 else None
@@ -180,8 +180,8 @@ class History:
 
     @property
     def unvalidated(self) -> str:
-        """Returns a remark if the run finished without a validation loss, because there is too
-        little text. Otherwise returns "".
+        """Returns a warning if the run finished without a validation loss because there is too
+        little text, otherwise "".
         """
         if self.status != "finished" or not self.metrics or self.measured("valid_loss") is not None:
             return ""
@@ -190,7 +190,7 @@ class History:
 
     @property
     def silent(self) -> list[str]:
-        """Returns a remark for each service in train.loggers that has failed since the newest
+        """Returns a warning for each service in train.loggers that has failed since the latest
         launch.
         """
         launch = max(
@@ -215,16 +215,14 @@ class History:
 
     @cached_property
     def ledger(self) -> dict[str, float]:
-        """Returns the seconds of the run so far, by use. Returns {} for a run from before uses were
-        recorded.
+        """Returns the seconds of the run so far by use, or {} for older runs that did not record
+        uses.
         """
         return ledger(self.events, self.metrics, time.time() if self.status == "running" else None)
 
     @property
     def stages(self) -> dict[str, float]:
-        """Returns the seconds per use or, for an older run, per stage. No second is counted
-        twice.
-        """
+        """Returns the seconds by use or, for older runs, by stage. No second is counted twice."""
         if self.ledger:
             return self.ledger
         seconds = {
@@ -232,7 +230,8 @@ class History:
             for name, raw in (self.results.get("seconds") or {}).items()
             if (value := number(raw)) is not None
         }
-        # If `started` is recorded, startup begins at the command and includes tokenizing.
+        # If `started` is recorded, startup is measured from the start of the command and includes
+        # tokenization.
         if self.results.get("started"):
             seconds["startup"] = max(
                 0.0, seconds.get("startup", 0.0) - seconds.get("tokenize", 0.0)
@@ -243,8 +242,8 @@ class History:
 
     @property
     def verdict(self) -> tuple[str, str] | None:
-        """Returns why the last attempt failed, or None. The first text names the failed rank or
-        host and the cause; the second contains the reasons and the traceback.
+        """Returns why the last attempt failed, or None if it did not fail. The first string names
+        the failed rank or host and the cause. The second contains the reasons and the traceback.
         """
         if self.status not in ("failed", "interrupted"):
             return None
@@ -252,7 +251,7 @@ class History:
             (index for index, event in enumerate(self.events) if event["event"] == "launched"),
             default=0,
         )
-        # First event of each kind
+        # first event of each kind
         first = {event["event"]: event for event in reversed(self.events[launch:])}
         fault, verdict = first.get("fault", {}), first.get("verdict", {})
         if not fault and not verdict:
@@ -268,7 +267,7 @@ class History:
 
     @property
     def next_commands(self) -> list[tuple[str, str]]:
-        """Returns the next commands, each with its effect."""
+        """Returns the suggested next commands, each with its effect."""
         if self.run.rehearsal.exists():
             return [
                 ("make rehearse", "injects faults into a run again"),
@@ -290,18 +289,18 @@ class History:
             return [(f"{train} SET='train.steps={more}'", why), write]
         saved = self.steps_of("checkpointed")
         again = f"resumes from step {saved[-1]:,}" if saved else "starts the run"
-        quiet = self.status in ("not started", "stopped")  # not a failure
+        quiet = self.status in ("not started", "stopped")  # these states are not failures
         return ([] if quiet else [(logs, "shows the ranks' logs")]) + [(train, again)]
 
 
 def opening(results: Record) -> str:
-    """Returns a prompt for the model to continue: some words of one line of the validation text in
-    the run's sample.
+    """Returns a prompt for the model to continue: a few words from one line of the validation text
+    in the run's sample.
     """
     text = str((results.get("sample") or {}).get("prompt", ""))
     lines = [
         [word for word in line.split() if word.isprintable()][:OPENING]
-        for rest in text.split(None, 1)[1:]  # the first word may be cut
+        for rest in text.split(None, 1)[1:]  # the first word may be truncated
         for line in rest.splitlines()
     ]
     longest = max([[], *lines], key=len)
@@ -310,10 +309,10 @@ def opening(results: Record) -> str:
 
 
 def read(run: Run) -> History:
-    """Reads the run folder as it is now."""
+    """Reads the run folder and returns its current state."""
     results = run.read_results()
     status = str(results.get("status") or "not started")
-    # A run may also continue without a launcher on this machine.
+    # A run may also be active without a launcher on this machine.
     goes_on = results.get("unattended") or read_holder(run.folder)
     if status == "running" and not goes_on and not is_locked(run.folder):
         status = "interrupted"  # its launcher died before it could record the run's end
@@ -324,11 +323,11 @@ def read(run: Run) -> History:
 
 
 def _which_config(run: Run) -> str:
-    """Returns the ` CONFIG=…` argument that a next command needs. Returns "" if config.yaml in this
-    folder names this run, or if the run has no config yet.
+    """Returns the ` CONFIG=…` argument that suggested commands need. Returns "" if config.yaml in
+    the current folder names this run, or if the run has no config yet.
     """
     lines: list[str] = []
-    with suppress(FileNotFoundError, InputError):  # without config.yaml, no run is named
+    with suppress(FileNotFoundError, InputError):  # there is no config.yaml that could name a run
         lines = untrusted_input.read_text(
             Path("config.yaml"), untrusted_input.MEBIBYTE
         ).splitlines()
@@ -337,10 +336,10 @@ def _which_config(run: Run) -> str:
 
 
 def _as_given(run: Run) -> str:
-    """Returns the ` CONFIG=…` argument that training needs to continue, if this run's config
-    differs from config.yaml because of SET or NODES.
+    """Returns the ` CONFIG=…` argument for resuming training if SET or NODES made the run's config
+    differ from config.yaml, otherwise "".
     """
-    from ..config import Settings, load, load_resolved  # loads YAML
+    from ..config import Settings, load, load_resolved  # imported here, because it loads YAML
 
     with suppress(ConfigError):
         if load(Settings(Path("config.yaml")))[0] == load_resolved(run.config):
@@ -349,8 +348,8 @@ def _as_given(run: Run) -> str:
 
 
 def describe(event: Record) -> str:
-    """Describes an event, like `step 200 · 0.4 s`: all plain fields in order, except times and the
-    kind.
+    """Describes an event, as in `step 200 · 0.4 s`: all scalar fields in order, except the times
+    and the kind.
     """
     if event["event"] == "verdict":
         event = {key: value for key, value in event.items() if key in ("who", "cause", "words")}
@@ -376,15 +375,15 @@ def number(value: object) -> float | None:
 
 
 def predicted(history: History, what: str, write: Callable[[float], str]) -> str:
-    """Returns the plan's prediction of a measured value as text, or ""."""
+    """Returns the plan's prediction for a measured value as text, or "" if the plan has no
+    prediction.
+    """
     predicted = number((history.results.get("predicted") or {}).get(what))
     return f" · predicted {write(predicted)}" if predicted else ""
 
 
 def quantity(value: float | None) -> str:
-    """Formats a number with three digits and a decimal prefix: 950, 12.4k, 3.21M. Formats None as
-    —.
-    """
+    """Formats a number with three digits and a suffix: 950, 12.4k, 3.21M. Formats None as —."""
     if value is None:
         return UNKNOWN
     size, prefix = next(
@@ -399,7 +398,7 @@ def quantity(value: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Formats bytes: 950 B, 12.4 kB, 3.2 TB."""
+    """Formats a number of bytes: 950 B, 12.4 kB, 3.2 TB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -408,7 +407,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Formats seconds: 0.42 s, 45 s, 3 min 12 s, 2 h 05 min, 3 d 04 h. Formats None as —."""
+    """Formats a duration: 0.42 s, 45 s, 3 min 12 s, 2 h 05 min, 3 d 04 h. Formats None as —."""
     if seconds is None:
         return UNKNOWN
     if seconds < 9.95:
@@ -425,7 +424,7 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """Formats seconds like a clock: 0:14, 12:03 or 2:05:44. Formats None as —."""
+    """Formats a duration as a clock time: 0:14, 12:03 or 2:05:44. Formats None as —."""
     if seconds is None:
         return UNKNOWN
     minutes, rest = divmod(round(seconds), 60)
@@ -437,7 +436,7 @@ def clock(seconds: float | None) -> str:
 
 
 def few_digits(value: float) -> str:
-    """Formats small values with two digits, and large ones without decimals: 0.093, 1.5, 12."""
+    """Formats small values with two digits and large values without decimals: 0.093, 1.5, 12."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
@@ -451,12 +450,12 @@ def decimal(value: object) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Formats a wall-clock time to the second, in UTC."""
+    """Formats a Unix time as UTC date and time, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
 
 
 def layout(degrees: Mapping[str, int]) -> str:
-    """Formats the parallelism degrees above 1, like `dp 4 tp 2`."""
+    """Formats the parallelism degrees above 1, as in `dp 4 tp 2`."""
     return (
         " ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one rank"
     )
@@ -465,8 +464,8 @@ def layout(degrees: Mapping[str, int]) -> str:
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yields aligned lines, beginning with the head. Columns in `words` are left-aligned; the other
-    columns are numbers and right-aligned.
+    """Yields the lines of an aligned table, starting with its header. Columns in `words` are
+    left-aligned, and all others are right-aligned.
     """
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):

@@ -1,4 +1,4 @@
-"""Writes report.html, a self-contained page about a run for readers who do not know the run."""
+"""Writes report.html, a self-contained page for readers who are not familiar with the run."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).with_name("page.html")
 SHOWN_EVENTS = 14
-REFRESH = 15  # seconds after which a browser reloads the page of a running run
-# statuses with a colour in page.html
+REFRESH = 15  # seconds between page reloads in the browser during a run
+# statuses with a color in page.html
 BADGES = ("running", "finished", "failed", "stopped", "interrupted")
-# Colours for uses of time, the same in every report: the palette of Okabe and Ito, a brown and a
-# light grey
+# Colors for uses of time, the same in every report: the Okabe-Ito palette plus brown and light gray
 COLOURS = {
     "useful": "#0072b2",
     "repeated": "#56b4e9",
@@ -63,7 +62,7 @@ CAPTIONS = {
 
 
 def write(run: Run) -> Path:
-    """Writes report.html of a run from the current state of its folder."""
+    """Writes a run's report.html from the current state of its folder."""
     history, rehearsed = read(run), rehearsal_table.read(run)
     formula = history.results.get("mfu_formula")
     formula = f"{escape(formula)}<br>" if formula else ""
@@ -102,7 +101,7 @@ def write(run: Run) -> Path:
 
 
 def escape(text: object) -> str:
-    """Makes foreign text safe for the page: no markup, no secrets and no control characters."""
+    """Makes untrusted text safe for the page: no markup, secrets or control characters."""
     return html.escape(shown(text))
 
 
@@ -147,7 +146,7 @@ def _header(history: History, rehearsed: rehearsal_table.Rehearsal | None) -> st
 
 
 def _verdicts(history: History) -> list[str]:
-    """Returns a box for each problem."""
+    """Returns one warning box per problem."""
     findings = [history.verdict] if history.verdict else []
     if history.broke_at is not None and not findings:
         cure = "A lower train.learning_rate or a longer train.warmup_steps usually helps."
@@ -162,7 +161,7 @@ def _verdicts(history: History) -> list[str]:
 
 
 def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
-    """Returns the table of faults for a rehearsal."""
+    """Returns the table of injected faults for a rehearsal."""
     head = "".join(f"<th>{escape(name)}</th>" for name in rehearsal_table.HEAD)
     rows = (
         _cells(outcome.cells, "broken" if outcome.broken else "", outcome.what)
@@ -176,7 +175,7 @@ def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
 
 
 def _cells(cells: Iterable[str], kind: str, what: str) -> str:
-    """Returns a table row, with the description of the fault below its name. A cell also spans the
+    """Returns a table row, with the fault's description below its name. Each cell also spans the
     empty cells before it.
     """
     row, empty = "", 1
@@ -191,7 +190,9 @@ def _cells(cells: Iterable[str], kind: str, what: str) -> str:
 
 
 def _seen(history: History) -> str:
-    """Returns the number of passes through the data, and of skipped records."""
+    """Returns the number of passes over the data and the number of skipped records, as a suffix
+    that starts with ";".
+    """
     skipped = history.results.get("dataset_skipped")
     return "; ".join(
         [
@@ -203,7 +204,7 @@ def _seen(history: History) -> str:
 
 
 def _tiles(history: History) -> str:
-    """Returns the key figures, each with its meaning."""
+    """Returns the key metrics, each with an explanation."""
     results, (first, last) = history.results, history.losses
     speed, tokens, world = (
         history.measured("tokens_per_second"),
@@ -261,14 +262,14 @@ def _tiles(history: History) -> str:
 
 def _memory(history: History) -> tuple[str, str]:
     bytes_ = history.measured("memory_bytes")
-    # On a CPU, this figure covers the whole process.
+    # On a CPU, the measured memory covers the whole process.
     if not bytes_ or history.results.get("device") == "cpu":
         return UNKNOWN, ""
     return size(bytes_), f"peak device memory{predicted(history, 'memory_bytes', size)}"
 
 
 def _way(seconds: Mapping[str, object]) -> str:
-    """Returns the times of the startup stages, if the run has recorded them."""
+    """Returns the times of the startup stages, or "" if the run did not record them."""
     words = {
         "loaded": "torch was loaded",
         "met": "ranks were connected",
@@ -302,7 +303,7 @@ def _figures(drawn: Mapping[str, Figure], captions: Mapping[str, str]) -> list[s
 
 
 def _stages(history: History) -> str:
-    """Returns a divided bar with the run's seconds by use."""
+    """Returns a stacked bar that shows the run's time by use."""
     if not history.stages:
         return ""
     bars, keys = "", ""
@@ -356,10 +357,10 @@ def _rows(title: str, rows: Iterable[tuple[str, ...]], kind: str = "facts") -> s
 
 
 def _settings(history: History) -> str:
-    """Returns the resolved config. The page never contains the file itself, because the file may
-    contain anything.
+    """Returns the resolved config. The file itself may contain anything, so only known keys are
+    shown.
     """
-    from ..config import dump_known  # loads YAML
+    from ..config import dump_known  # imported here, because it loads YAML
 
     if not history.run.config.exists():
         return ""

@@ -1,5 +1,5 @@
-"""Shows the progress of a running job: a bar on a terminal, plain aligned lines in a pipe or a
-log.
+"""Shows the progress of a running job: a progress bar on a terminal, or plain aligned lines in a
+pipe or log.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from ..data.progress import TokenizingProgress
 
-Part = tuple[str, str]  # name, which may be empty, and figure
-REMOTE_LOOK = 5.0  # seconds between two updates of progress in S3 (data/dataset_store.py)
+Part = tuple[str, str]  # name (may be empty) and value
+REMOTE_LOOK = 5.0  # seconds between updates of progress in S3 (data/dataset_store.py)
 # events that are shown below the line of their step
 AFTER_A_STEP = ("checkpointed", "stopped", "finished")
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -49,11 +49,11 @@ STYLES = {
 
 
 class LiveLine:
-    """A line that is redrawn in place on a terminal. Without a terminal, only `say` prints."""
+    """Line that is redrawn in place on a terminal. Without a terminal, only `say` prints."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        # rich obeys NO_COLOR (no-color.org)
+        # rich honors NO_COLOR (no-color.org)
         self.fancy = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         if self.fancy:
             from rich.console import Console
@@ -65,14 +65,14 @@ class LiveLine:
         self.unread = False  # whether the stream's reader has exited
 
     def say(self, text: str, style: str = "") -> None:
-        """Prints one permanent line, above the live line if there is one."""
+        """Prints a permanent line, above the live line if there is one."""
         if self.fancy:
             self.draw(lambda: self.console.print(shown(text), style=style or None, markup=False))
         else:
             self.draw(lambda: print(text, file=self.stream, flush=True))
 
     def draw(self, write: Callable[[], object]) -> None:
-        """Calls `write`. Stops output if the pipe's reader has exited or the terminal was
+        """Calls `write`. Stops all output if the pipe's reader has exited or the terminal was
         closed.
         """
         try:
@@ -99,7 +99,7 @@ class LiveLine:
             self.say(what)
 
     def bar(self, done: float, total: float, parts: list[Part]) -> None:
-        """Draws a bar, and as many of the first parts as fit on the terminal's line."""
+        """Draws a progress bar, followed by as many of `parts` as fit on the line."""
         if self.fancy:
             self.draw(
                 lambda: self.area.update(_row(done, total, parts, self.console.width), refresh=True)
@@ -136,7 +136,7 @@ def _row(done: float, total: float, parts: list[Part], width: int) -> Table:
 
 
 class Shown(ABC):
-    """The display of a job, within a `with` block. The launcher calls `update` about five times a
+    """Context manager that displays a job. The launcher calls `update` about five times a
     second.
     """
 
@@ -146,7 +146,9 @@ class Shown(ABC):
 
     @abstractmethod
     def update(self, waits_for: str = "") -> None:
-        """Reads new progress and draws it. If the job does not run yet, draws the awaited event."""
+        """Reads new progress and draws it. While the job is waiting, draws the event that it waits
+        for.
+        """
 
     def __enter__(self) -> Self:
         if self.line.fancy:
@@ -163,8 +165,8 @@ class Shown(ABC):
 
 
 class Live(Shown):
-    """The display of a training run: one updated line, or one line for each logged step. Events
-    stay as lines above it.
+    """Display of a training run: one line that is updated in place, or one line per logged step.
+    Events remain visible above it.
     """
 
     def __init__(self, run: Run, steps_total: int, stream: TextIO | None = None) -> None:
@@ -174,8 +176,8 @@ class Live(Shown):
             Lines(run.metrics, check_metric),
             Feed(run.folder, from_end=True),
         )
-        # A resume truncates metrics.jsonl, and Lines then reads it from the start. These lines must
-        # not be shown again.
+        # A resume truncates metrics.jsonl, so `Lines` rereads it from the start. Lines that were
+        # already shown must not appear again.
         self.seen = set(map(json.dumps, self.metrics.new()))
         self.run, self.prepared = run, _written(run.results)
         self.page = Refresh(run)
@@ -183,7 +185,7 @@ class Live(Shown):
         self.valid: float | None = None
         self.failed = False
         self.pace: tuple[int, float] | None = (
-            None  # first step seen and its time, to predict the time left
+            None  # first step seen and its time, from which the remaining time is predicted
         )
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -207,8 +209,8 @@ class Live(Shown):
             step = max(self.newest["step"], self._steps_done())
             self.line.bar(step, self.steps_total, self._parts(self.newest, step))
         elif not self.failed:
-            # Rank 0 rewrites results.json when all ranks are connected and the model and the data
-            # are loaded.
+            # Rank 0 rewrites results.json once all ranks are connected and the model and data are
+            # loaded.
             stage = (
                 "starting ranks, loading data"
                 if _written(self.run.results) == self.prepared
@@ -217,8 +219,8 @@ class Live(Shown):
             self.line.wait(stage, time.monotonic() - self.started)
 
     def _steps_done(self) -> int:
-        """Returns the steps done according to the newest heartbeat, because metrics are logged only
-        every few steps. Returns 0 if there is no bar.
+        """Returns the completed steps according to the latest heartbeat, because metrics are logged
+        only every few steps. Returns 0 if there is no progress bar.
         """
         at = (
             newest_step(self.run.folder, fence.current(self.run.folder).order)
@@ -230,8 +232,9 @@ class Live(Shown):
     def _show(self, event: Record) -> None:
         kind = event["event"]
         if kind in ("verdict", "queued") or (kind == "fault" and self.failed):
-            # The verdict is printed when all ranks have stopped, and the live line shows a wait.
-            # Only the first fault is shown, because every other rank fails after it.
+            # The verdict is printed once all ranks have stopped, and the live line shows what a
+            # queued job waits for. Only the first fault is shown, because it makes all other ranks
+            # fail.
             return
         self.failed = kind == "fault" or (self.failed and kind != "restarted")
         self.line.say(f"  {kind:<12} {describe(event)}".rstrip(), STYLES.get(kind, "dim"))
@@ -268,8 +271,8 @@ class Live(Shown):
         ]
 
     def _left(self, metric: Record) -> float | None:
-        """Returns the seconds to the last step at the average pace since the first step seen. The
-        pace includes validation and checkpoints.
+        """Returns the seconds until the last step, based on the average pace since the first step
+        seen. The pace includes validation and checkpoints.
         """
         first, began = self.pace or (metric["step"], 0.0)
         if metric["step"] <= first:
@@ -280,15 +283,13 @@ class Live(Shown):
 
 
 def _written(path: Path) -> int:
-    """Returns a file's modification time as a number to compare, or 0 if the file does not
-    exist.
-    """
+    """Returns a file's modification time in nanoseconds, or 0 if the file does not exist."""
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
 class TokenizeLive(Shown):
-    """The display of a tokenizing job. It reads the progress that the workers write to the
-    dataset's folder, or to S3 at `address`.
+    """Display of a tokenization job. It reads the progress that the workers write to the dataset's
+    folder, or to S3 at `address`.
     """
 
     def __init__(
@@ -298,16 +299,16 @@ class TokenizeLive(Shown):
         stream: TextIO | None = None,
         every: float = 2.0,
     ) -> None:
-        """Prints a line every `every` seconds if there is no bar."""
+        """Without a progress bar, prints one line per `every` seconds."""
         super().__init__(stream)
         self.folder, self.address, self.every = folder, address, every
         self.look_every, self.looked = REMOTE_LOOK if address else 0.0, -math.inf
         self.progress: TokenizingProgress | None = None
         self.said, self.ended = self.started, False
-        self.first: int | None = None  # bytes that an earlier job had done
+        self.first: int | None = None  # bytes that an earlier job had completed
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.looked = -math.inf  # the last update must not be delayed
+        self.looked = -math.inf  # force a final update
         super().__exit__(kind, *rest)
 
     def update(self, waits_for: str = "") -> None:
@@ -349,5 +350,6 @@ class TokenizeLive(Shown):
     def _look(self) -> None:
         from ..data.progress import read_progress
 
-        with suppress(S3Error):  # If S3 is unavailable, the workers report it and end the job.
+        # If S3 is unavailable, the workers report the error and end the job.
+        with suppress(S3Error):
             self.progress = read_progress(self.folder, self.address)

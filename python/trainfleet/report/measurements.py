@@ -18,12 +18,12 @@ from ..trust.validation import fit
 from .history import duration, percent, quantity, table
 from .plots import BLUE, FAINT, INK, STYLE, note, save, sheet
 
-WIDTH = 24  # characters of the longest bar
+WIDTH = 24  # maximum bar length in characters
 ROWS = 12
 
 
 def describe_profile(run: Run) -> Iterator[str]:
-    """Yields the shares of the parts of a step, of communication, and of the longest operations.
+    """Yields each part's share of a step, the share of communication, and the longest operations.
 
     Raises:
         RunError: the run has no profile.
@@ -71,7 +71,7 @@ STRONG, WEAK = "strong scaling: constant global batch", "weak scaling: constant 
 
 
 def results_of(run: Run) -> dict[str, Any]:
-    """Returns the results of a run, with the median speed and MFU of its steady steps."""
+    """Returns a run's results, with the median throughput and MFU of its steady-state steps."""
     lines: list[dict[str, Any]] = steady(list(run.read_metrics()))
     found = {
         key: [line[key] for line in lines if line.get(key) is not None]
@@ -103,7 +103,7 @@ def write(run: Run, measures: Sequence[Measure], weak: bool) -> None:
 
 
 def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
-    """Plots the measured and the ideal speed against the number of nodes, on logarithmic axes."""
+    """Plots measured and ideal throughput against the node count, on logarithmic axes."""
     import matplotlib
 
     nodes, speeds = (

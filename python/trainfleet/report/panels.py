@@ -1,6 +1,8 @@
-"""Makes the smaller parts of report.html. They are plots of one quantity each (parts of a step,
-slowest rank, gradient norm, learning rate, memory), the provenance of a run (versions, devices,
-config keys) and the state of its ranks.
+"""Smaller sections of report.html: plots of single quantities, the run's provenance and the state
+of its ranks.
+
+The plots show the parts of a step, the slowest rank, gradient norm, learning rate and memory.
+Provenance covers versions, devices and config keys.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 HEIGHT = 2.6  # inches
-PARTS = {  # parts of a step in order, with colours of Okabe and Ito
+PARTS = {  # parts of a step in order, with colors from the Okabe-Ito palette
     "data": "#999999",
     "forward": "#0173b2",
     "backward": "#56b4e9",
@@ -43,7 +45,7 @@ CAPTIONS = {
 
 
 def panels(history: History) -> dict[str, Figure]:
-    """Returns the figures that have measurements, by name."""
+    """Returns the figures for which there are measurements, by name."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -58,7 +60,9 @@ def panels(history: History) -> dict[str, Figure]:
 
 
 def _one(history: History, key: str, title: str, write: Callable[[float], str]) -> Figure | None:
-    """Plots every logged value. A mean would flatten the schedule's peak and the norm's spikes."""
+    """Plots all logged values of one metric. Averages would hide the learning rate's peak and
+    spikes of the gradient norm.
+    """
     steps, values = history.series(key)
     if not values:
         return None
@@ -75,7 +79,7 @@ def _parts(history: History) -> Figure | None:
     """Plots the parts of each timed step as stacked areas, with a legend."""
     by_part = {name: dict(zip(*history.series(f"{name}_seconds"), strict=True)) for name in PARTS}
     steps = sorted({step for values in by_part.values() for step in values})
-    if len(steps) < 2:  # a single step has no width
+    if len(steps) < 2:  # a single step has no width to plot
         return None
     figure, axes = frame("Time in each part of a step", history, HEIGHT)
     heights = [[values.get(step, 0.0) for step in steps] for values in by_part.values()]
@@ -94,8 +98,8 @@ def _parts(history: History) -> Figure | None:
 
 
 def _slowest(history: History) -> Figure | None:
-    """Plots the own work of the slowest rank next to the median rank's. The title names the rank
-    that is slowest most often.
+    """Plots the slowest rank's busy time next to the median rank's. The title names the rank that
+    is slowest most often.
     """
     steps, seconds = history.series("slowest_own")
     if len(steps) < 2:  # one step does not show which rank is slow
@@ -122,7 +126,7 @@ def _slowest(history: History) -> Figure | None:
 
 
 def _finish(figure: Figure, axes: Axes, named: list[str]) -> None:
-    """Scales seconds from zero, and adds a legend below the plot."""
+    """Formats the y axis in seconds, starting at zero, and adds a legend below the plot."""
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(
         lambda value, _: (
@@ -150,7 +154,7 @@ SHOWN_KEYS = 40
 
 
 def facts(history: History) -> Iterator[tuple[str, str]]:
-    """Yields the facts needed to repeat the run."""
+    """Yields the facts needed to reproduce the run."""
     results = history.results
     versions = results.get("versions") or {}
     if versions:
@@ -170,8 +174,8 @@ def facts(history: History) -> Iterator[tuple[str, str]]:
 
 
 def ranks(history: History) -> Iterator[tuple[str, ...]]:
-    """Yields the ranks by their own work in the newest step, without waiting time. Yields nothing
-    if there are no heartbeats.
+    """Yields the ranks with the longest busy time in the latest step. Busy time excludes waiting
+    for other ranks. Yields no rows if there are no heartbeats.
     """
     if history.status != "running":
         return

@@ -1,8 +1,7 @@
-"""Draws the two plots of a run, as PNG files and as SVG with colours that a page can set.
+"""Draws a run's two plots, as PNG files and as SVG whose colors the page can override.
 
-The colours are the blue and vermilion of Okabe and Ito, which people with any common colour vision
-can distinguish (jfly.uni-koeln.de/color). Lines are labelled at their ends, so plots need no
-legend.
+The colors are Okabe and Ito's blue and vermilion, which people with any common type of color vision
+can distinguish (jfly.uni-koeln.de/color). Lines are labeled at their ends, so plots need no legend.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ BLUE, VERMILION, INK, FAINT, GRID, PAPER = (
     "#e3e6ea",
     "#ffffff",
 )
-# CSS variables that html.py sets
+# CSS variables defined by html.py
 VARIABLES = {BLUE: "--blue", VERMILION: "--red", INK: "--ink", FAINT: "--faint", GRID: "--grid"}
 STYLE: dict[Any, Any] = {
     "figure.constrained_layout.w_pad": 0.1,  # inches
@@ -59,18 +58,18 @@ STYLE: dict[Any, Any] = {
     "xtick.color": FAINT,
     "ytick.color": FAINT,
     "ytick.major.size": 0,
-    "svg.fonttype": "none",  # keep text, so that it is searchable and has the page's font
+    "svg.fonttype": "none",  # keep text as text, so that it is searchable and uses the page's font
 }
-NAMED, LINE = 4, 12  # maximum breaks to label; points between two labels
-# Generous height of a line of text and width of a character, as shares of the axes
+NAMED, LINE = 4, 12  # maximum number of breaks to label; points between labels
+# Line height and character width of text as fractions of the axes, rounded up
 ROW, LETTER = (0.08, 0.014)
-MANY = 2000  # points above which a line in an SVG is smaller as an image
-Label = tuple[float, str, str]  # height of a line's end, text and colour
+MANY = 2000  # points above which an SVG line is smaller as a raster image
+Label = tuple[float, str, str]  # height of the line's end, text and color
 
 
 def draw(run: Run) -> list[Path]:
-    """Draws plots/loss.png and plots/throughput.png of a run. Draws nothing before the first logged
-    step.
+    """Draws a run's plots/loss.png and plots/throughput.png and returns their paths. Draws no plots
+    before the first logged step.
     """
     history = read(run)
     if not history.metrics:
@@ -82,11 +81,11 @@ def draw(run: Run) -> list[Path]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Replaces a plot file. Never writes through a link, because a run folder may belong to another
-    user.
+    """Replaces a plot file. Never writes through a symlink, because the run folder may belong to
+    another user.
 
     Raises:
-        RunError: the folder is a link, or can't be written.
+        RunError: the folder is a symlink or can't be written.
     """
     folder = path.parent
     if folder.is_symlink():
@@ -98,7 +97,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def figures(history: History) -> dict[str, Figure]:
-    """Returns the figures by name: loss and throughput."""
+    """Returns the loss and throughput figures by name."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -106,19 +105,20 @@ def figures(history: History) -> dict[str, Figure]:
 
 
 def quietly(draw: Callable[[], object]) -> None:
-    """Draws without matplotlib's warning that a nearly empty plot leaves no room for its layout."""
+    """Calls `draw` without matplotlib's layout warning for nearly empty plots."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         draw()
 
 
 def svg(figure: Figure, title: str) -> str:
-    """Returns a figure as one <svg> element that scales with the page, and has the page's font and
-    colours.
+    """Returns a figure as a single <svg> element that scales with the page and uses its font and
+    colors.
     """
     import matplotlib
 
-    # matplotlib fails if this variable is not a number. The SVG has no date, so it is not needed.
+    # matplotlib fails if this variable is not a number. The SVG contains no date, so the variable
+    # is not needed.
     os.environ.pop("SOURCE_DATE_EPOCH", None)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "svg.id": title}):
@@ -158,7 +158,7 @@ def _draw_throughput(history: History) -> Figure:
     if speeds:
         middle = median(
             speeds[1:] or speeds
-        )  # excludes the first step, which warms up, as in results.json
+        )  # excludes the first step, which is a warm-up, as in results.json
         curve(axes, steps, speeds)
         axes.axhline(middle, color=FAINT, lw=1, ls=(0, (4, 3)))
         axes.set_title(
@@ -166,14 +166,14 @@ def _draw_throughput(history: History) -> Figure:
         )
         axes.set_ylim(0, 1.15 * max(speeds))
         _show_mfu(axes, history)
-    mark_breaks(axes, history, named=False)  # the loss plot labels them
+    mark_breaks(axes, history, named=False)  # the loss plot labels the breaks
     _mark_checkpoints(axes, history.steps_of("checkpointed"))
     return figure
 
 
 def _show_mfu(axes: Axes, history: History) -> None:
-    """Shows MFU on the right axis. If MFU is proportional to speed, the axis is a second scale of
-    the same line, otherwise MFU has a separate line.
+    """Shows MFU on the right axis. If MFU is proportional to throughput, the axis is a second scale
+    for the same line. Otherwise, MFU gets its own line.
     """
     steps, shares = history.series("mfu")
     pairs = [
@@ -187,9 +187,9 @@ def _show_mfu(axes: Axes, history: History) -> None:
     ratios = [share / speed for share, speed in pairs]
     if max(ratios) < 1.01 * min(ratios):
         right.set_ylim(0, axes.get_ylim()[1] * median(ratios))
-    # A restart with another world size or hardware changed the ratio of MFU to speed.
+    # A restart with another world size or other hardware changed the ratio of MFU to throughput.
     else:
-        right.set_ylim(0, 2.2 * max(shares))  # keeps the MFU line below the speeds
+        right.set_ylim(0, 2.2 * max(shares))  # keeps the MFU line below the throughput line
         line(right, steps, shares, VERMILION)
         right.yaxis.label.set_color(VERMILION)
     right.set_ylabel("MFU")
@@ -201,8 +201,8 @@ def _show_mfu(axes: Axes, history: History) -> None:
 def sheet(
     title: str, width: float = 6.4, height: float = 3.8, pad: float = 8
 ) -> tuple[Figure, Axes]:
-    """Returns a figure with one plot. Width and height are in inches; `pad` is the space below the
-    title in points.
+    """Returns a figure with a single plot. Width and height are in inches, and `pad` is the space
+    below the title in points.
     """
     from matplotlib.figure import Figure
 
@@ -213,7 +213,7 @@ def sheet(
 
 
 def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Axes]:
-    """Returns a figure with steps on the x axis, `height` inches high."""
+    """Returns a figure with steps on the x axis. `height` is in inches."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = sheet(title, height=height)
@@ -225,8 +225,8 @@ def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Ax
 
 
 def curve(axes: Axes, steps: list[int], values: list[float]) -> None:
-    """Plots the logged values. With more than 50 points, the values are faint, with their moving
-    mean on top.
+    """Plots logged values. With more than 50 points, the values are drawn faintly, with their
+    moving average on top.
     """
     noisy = len(values) > 50
     line(axes, steps, values, BLUE, alpha=0.3 if noisy else 1)
@@ -244,7 +244,7 @@ def line(
     alpha: float = 1,
     dots: bool = False,
 ) -> None:
-    marker = "o" if dots or len(steps) == 1 else ""  # a single point is not a line
+    marker = "o" if dots or len(steps) == 1 else ""  # a single point does not make a line
     many = len(steps) > MANY
     axes.plot(
         steps,
@@ -262,14 +262,14 @@ def line(
 def note(
     axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any
 ) -> None:
-    """Writes small text, offset by `shift` points from a position on the axes."""
+    """Adds small text, offset by `shift` points from a position on the axes."""
     look: dict[str, Any] = {"color": FAINT, "size": 9}
     axes.annotate(text, at, shift, textcoords="offset points", **(look | style))
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Returns the mean over a window of 2 % of the points. The window narrows towards both ends, so
-    the curve begins and ends on the data.
+    """Returns a moving average over a window of 2 % of the points. The window narrows towards both
+    ends, so that the curve starts and ends on the data.
     """
     import numpy
 
@@ -280,8 +280,8 @@ def _smooth(values: list[float]) -> list[float]:
 
 
 def label_ends(axes: Axes, ends: list[Label]) -> None:
-    """Labels lines to the right of the axes, in their colours. Each label is at the height of its
-    line's end, or as near as possible.
+    """Labels lines to the right of the axes, in the color of each line. Each label is as close as
+    possible to the height of its line's end.
     """
     low, high = axes.get_ylim()
     below = low - ROW * (high - low)
@@ -295,8 +295,8 @@ def label_ends(axes: Axes, ends: list[Label]) -> None:
 
 
 def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
-    """Draws a dotted line at each fault, stop, restart and resume, and at the first loss that is
-    not finite.
+    """Draws a dotted line at each fault, stop, restart and resume, and at the first non-finite
+    loss.
     """
     marks = [(step, kind) for kind in BREAKS for step in history.steps_of(kind)]
     if named and history.broke_at is not None:
@@ -311,8 +311,8 @@ def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
 
 
 def _name_breaks(axes: Axes, breaks: dict[int, str]) -> None:
-    """Labels each break, one row below the previous label. Extends the y axis so that no curve
-    reaches a label.
+    """Labels each break, one row below the previous label. Extends the y axis so that curves do not
+    overlap the labels.
     """
     (low, high), end = axes.get_ylim(), axes.get_xlim()[1]
     for row, (step, text) in enumerate(breaks.items()):
@@ -333,24 +333,24 @@ def _name_breaks(axes: Axes, breaks: dict[int, str]) -> None:
 
 
 def _peak(axes: Axes, begin: float, until: float) -> float:
-    """Returns the highest point of all curves between two steps, or -inf without a curve."""
+    """Returns the maximum of all curves between two steps, or -inf if there are no curves."""
     import numpy
 
     found = [-math.inf]
     for line in axes.get_lines():
-        if line.get_linestyle() != ":":  # line style of a break
+        if line.get_linestyle() != ":":  # line style of breaks
             steps, values = (
                 numpy.asarray(line.get_xdata(), float),
                 numpy.asarray(line.get_ydata(), float),
             )
-            # Include the interpolated line at both edges.
+            # Include the interpolated values at both edges.
             edges = numpy.interp([begin, until], steps, values)
             found += [*edges, *values[(steps >= begin) & (steps <= until)]]
     return float(max(found))
 
 
 def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
-    """Marks each checkpoint on the axis."""
+    """Marks each checkpoint on the x axis."""
     if steps:
         few = len(steps) <= 30
         axes.plot(
@@ -367,7 +367,7 @@ def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
 
 
 def _count_tokens(axes: Axes, tokens_per_step: float) -> None:
-    """Adds an axis with tokens on top, to compare runs with different batch sizes."""
+    """Adds a token axis at the top, to compare runs with different batch sizes."""
     if tokens_per_step:
         top = axes.twiny()
         top.set_xlim(0, axes.get_xlim()[1] * tokens_per_step)
@@ -378,8 +378,8 @@ def _count_tokens(axes: Axes, tokens_per_step: float) -> None:
 
 
 def draw_lengths(name: str, manifest: Manifest, path: Path) -> None:
-    """Writes a PNG with a bar for each class of document lengths. Each class begins at twice the
-    length of the previous one.
+    """Writes a histogram of document lengths to a PNG file. Each bar starts at twice the length of
+    the previous one.
     """
     from matplotlib import rc_context
 
@@ -411,5 +411,5 @@ def draw_lengths(name: str, manifest: Manifest, path: Path) -> None:
 
 
 def _power(number: int) -> str:
-    """Formats 2 to the power of `number`, like 512, 1k, 64k, 1M."""
+    """Formats 2 to the power of `number`, such as 512, 1k, 64k or 1M."""
     return f"{2 ** (number % 10)}{['', 'k', 'M', 'G'][number // 10]}"

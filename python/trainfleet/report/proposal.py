@@ -1,5 +1,5 @@
-"""Prints a plan: the derived values with their reasons, and the requests. Also writes the plan as
-files to a separate folder.
+"""Prints a plan: the derived values with their reasons, the estimates and the requests. Can also
+write the plan to a folder.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ..run.run_folder import no_place, write_atomic
 from ..trust.errors import ConfigError
 from .history import duration
 
-# Instance type of AWS's published training speeds. published.yaml contains the newest row of each
-# model from github.com/aws-neuron/aws-neuron-sdk,
+# Instance type of AWS's published training speeds. published.yaml contains the latest row per model
+# from github.com/aws-neuron/aws-neuron-sdk,
 # about-neuron/benchmarks/trn1/training_data_{decoder,encoder}.csv (page of 2026-02-19 and its
 # history). AWS has never published a training speed for Trn2 or Trn3.
 MEASURED = "trn1.32xlarge"
@@ -37,8 +37,8 @@ MEASURED = "trn1.32xlarge"
 
 @dataclass(frozen=True)
 class PublishedSpeed:
-    """The speed of a model on `nodes` MEASURED nodes, in sequences per second. `sdk` is the Neuron
-    version of the measurement.
+    """Training throughput of a model on `nodes` nodes of type MEASURED, in sequences per second.
+    `sdk` is the Neuron SDK version used for the measurement.
     """
 
     preset: str
@@ -55,8 +55,8 @@ ROWS = tuple(
 
 
 def beside(config: Config) -> str:
-    """Returns AWS's published speed per node for this model and type of node, or "" if the nodes
-    have no Trainium.
+    """Returns AWS's published throughput per node for this model and node type. Returns "" if the
+    nodes have no Trainium.
     """
     row = config.fleet.node_type
     if row is None or row.accelerator is None or row.accelerator.kind != "neuron":
@@ -84,9 +84,9 @@ def beside(config: Config) -> str:
 
 
 INDENT = "    "
-WORTH = 0.005  # fraction of the time from which a plan suggests another checkpoint interval
+WORTH = 0.005  # minimum gain in training share to suggest another checkpoint interval
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "min"), (1.0, "s"))
-PARTS = {  # names of the parts of a step
+PARTS = {  # display names of the parts of a step
     "products": "matrix products",
     "traffic": "memory traffic",
     "launches": "kernel launches",
@@ -101,13 +101,13 @@ PARTS = {  # names of the parts of a step
 }
 FILES = (
     r"config\.yaml|stack\.yaml|cluster\.yaml|policy(-\d)?\.json|([a-z]+-)?requests|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh"
-    # names of the files that a plan writes to OUT
+    # names of files that a plan writes to OUT
     r"|setup-[A-Za-z0-9._-]+\.sh|node\.sh|[a-z]+-job\.sbatch"
 )
 
 
 def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterator[str]:
-    """Yields everything that is known without querying a machine, as aligned lines."""
+    """Yields aligned lines with everything that is known without contacting a machine."""
     fleet = config.fleet
     kind = f" ({fleet.node_type.name})" if fleet.node_type else ""
     plural = "s" * (fleet.nodes > 1), "s" * (fleet.ranks_per_node > 1)
@@ -135,8 +135,8 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
 
 
 def _row(head: str, text: str) -> Iterator[str]:
-    """Yields a line like `hung`. If the head takes most of the width, the text is on the next
-    line.
+    """Yields `head` and `text` as formatted by `hung`. If `head` takes up most of the width, `text`
+    starts on the next line.
     """
     if len(head) < columns() * 0.7:
         yield hung(head, text)
@@ -145,7 +145,7 @@ def _row(head: str, text: str) -> Iterator[str]:
 
 
 def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
-    """Yields the steps of `make setup`, by host."""
+    """Yields the steps of `make setup`, grouped by host."""
     for artifact in changes:
         if not artifact.name.endswith(".sh"):
             yield from (
@@ -166,9 +166,7 @@ def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
 def describe_requests(
     requests: Sequence[Request], notes: tuple[str, ...], whole: bool = True
 ) -> Iterator[str]:
-    """Yields the exact artifacts in the order in which they will run. Without `whole`, yields only
-    their number.
-    """
+    """Yields the exact artifacts in execution order, or only their number if `whole` is false."""
     yield from ["", "data", *(f"  {note}" for note in notes)] if notes else []
     if not whole:
         steps = ", ".join(f"{request.job.kind} ({len(request.artifacts)})" for request in requests)
@@ -188,8 +186,8 @@ def describe_requests(
 
 
 def hung(head: str, text: str) -> str:
-    """Returns a line that begins with `head`. Text beyond the terminal's width continues on the
-    next line, aligned with the text above.
+    """Returns `head` followed by `text`. Text beyond the terminal's width wraps to the next line,
+    aligned with the text above.
     """
     return textwrap.fill(
         text,
@@ -201,8 +199,8 @@ def hung(head: str, text: str) -> str:
 
 
 def columns() -> int:
-    """Returns the width of a line: the terminal's, or 100 in a pipe. For readability, it is 120 at
-    most.
+    """Returns the line width: the terminal's width, or 100 in a pipe. It is limited to 120 for
+    readability.
     """
     return max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
 
@@ -276,8 +274,8 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
 
 
 def _useful(found: Goodput, elapsed: float) -> str:
-    """Returns the training share of the time, the causes of the rest, and a better interval between
-    checkpoints if there is one.
+    """Describes the share of time spent on training and the causes of the rest. Suggests a better
+    checkpoint interval if there is one.
     """
     failures = elapsed / found.between_failures
     text = (
@@ -293,15 +291,15 @@ def _useful(found: Goodput, elapsed: float) -> str:
 
 
 def _free(config: Config) -> str:
-    """Returns why a run costs nothing."""
+    """Returns the reason why a run is free of charge."""
     kind = config.fleet.node_type
     own = "$0: your own machines have no price; set fleet.accelerator.usd_per_hour to add one"
     return own if kind and kind.owned else "$0 (this machine)"
 
 
 def _node(config: Config) -> Iterator[str]:
-    """Yields the assumed hardware of a node that is not an EC2 type, and the source of the
-    assumption.
+    """Yields the assumed hardware of a node that is not an EC2 instance type, with the source of
+    each assumption.
     """
     kind = config.fleet.node_type
     if kind is None or not kind.owned or kind.accelerator is None:
@@ -324,14 +322,14 @@ def _likely(config: Config) -> str:
     """Returns the likely error of the predicted memory per rank."""
     device = config.fleet.rank_device
     if device is None:
-        return " in tensors"  # compared with torch's allocator, not with the memory of the process
+        return " in tensors"  # compared with torch's allocator, not with the process's memory
     if device.kind == "neuron":
         return ", assumed (AWS publishes none for Trainium)"
     return f", within {LIKELY_MEMORY:.0%} for four of five published runs"
 
 
 def _basis(config: Config, needs: Estimate) -> str:
-    """Returns the basis of the predicted speed and its likely error."""
+    """Returns what the predicted throughput is based on, and its likely error."""
     if found := needs.experience:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
         by_parts = " (each part of a step separately)" if found.parts else ""
@@ -351,14 +349,14 @@ def _basis(config: Config, needs: Estimate) -> str:
 
 
 def span(low: float, high: float) -> str:
-    """Formats a range of seconds in one unit, with two digits: 12-16 days."""
+    """Formats a range of seconds in a single unit with two digits, such as 12-16 days."""
     size, unit = next((each for each in UNITS if high >= 2 * each[0]), UNITS[-1])
     least, most = (f"{float(f'{value / size:.2g}'):,.10g}" for value in (low, high))
     return f"{least}-{most} {unit}"
 
 
 def shares(step: StepTime) -> list[str]:
-    """Returns the parts of a step that take at least 2 % of it, largest first."""
+    """Returns the parts of a step that account for at least 2 % of it, largest first."""
     parts = sorted(
         ((seconds / step.total, name) for name, seconds in asdict(step).items()), reverse=True
     )
@@ -366,13 +364,13 @@ def shares(step: StepTime) -> list[str]:
 
 
 def rough(value: float) -> str:
-    """Formats an estimate with three digits: 492,000, 7,690, 1.25."""
+    """Formats an estimate with three digits, such as 492,000, 7,690 or 1.25."""
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
-    """Writes the resolved config, the plan as JSON, and each artifact to `folder`. Returns the
-    names of the files.
+    """Writes the resolved config, the plan as JSON, and all artifacts to `folder`. Returns the file
+    names.
     """
     files = {
         "config.yaml": dump_resolved(plan.config),
@@ -384,7 +382,7 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
         for artifact in request.artifacts
     }
     files |= {artifact.name: artifact.text for artifact in changes}
-    for old in folder.glob("requests/[0-9][0-9]-*.json"):  # requests of an earlier plan
+    for old in folder.glob("requests/[0-9][0-9]-*.json"):  # requests left by an earlier plan
         old.unlink()
     for name, text in files.items():
         write_atomic(folder / name, text)
@@ -392,8 +390,8 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
 
 
 def require_own(folder: Path) -> None:
-    """Raises ConfigError if a folder contains files that no plan wrote. A plan could overwrite
-    them, such as your config.yaml.
+    """Raises ConfigError if a folder contains files that were not written by a plan, because a plan
+    might overwrite them.
     """
     why = no_place(folder)
     if folder.exists() and not folder.is_dir():

@@ -1,7 +1,7 @@
-"""Keeps report.html of a running run up to date, in a separate process with the lowest priority.
+"""Keeps report.html up to date during a run, from a separate process with the lowest priority.
 
-`python -m trainfleet.report.refresh RUN_FOLDER` draws once and exits, so its errors do not reach
-the launcher.
+`python -m trainfleet.report.refresh RUN_FOLDER` draws the report once and exits, so its errors do
+not reach the launcher.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..trust.errors import telling
 from ..trust.safe_output import run_program
 from .html import write
 
-# Seconds to the first drawing, and between two drawings; each takes about 1.5 s of one core
+# Seconds before the first drawing, and between drawings. Each takes about 1.5 s of one core.
 FIRST, EVERY = (10.0, 20.0)
 
 
 class Refresh:
-    """The process that draws the report. `look` starts another drawing if it is due and the run has
-    new metrics.
+    """Background process that draws the report. `look` starts another drawing if one is due and the
+    run has new metrics.
     """
 
     def __init__(self, run: Run) -> None:
@@ -33,8 +33,8 @@ class Refresh:
         self.process: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
-        """Starts a drawing if it is due; otherwise costs at most one stat. If the process can't
-        start, the page stays as it is.
+        """Starts a drawing if one is due. Otherwise, costs at most one stat call. If the process
+        can't start, the page stays unchanged.
         """
         if time.monotonic() < self.due or (self.process and self.process.poll() is None):
             return
@@ -44,7 +44,7 @@ class Refresh:
                 self.drawn, self.process = changed, _start(self.run)
 
     def close(self) -> None:
-        """Ends a running drawing, because the final report shows the complete run."""
+        """Kills a drawing in progress, because the final report shows the complete run."""
         if self.process and self.process.poll() is None:
             self.process.kill()
             self.process.wait()

@@ -1,5 +1,5 @@
-"""Reads and writes the results of a rehearsal (rehearsal.json in its run folder), and makes the
-rows of its table.
+"""Reads and writes a rehearsal's results (rehearsal.json in its run folder), and builds the rows of
+their table.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ HEAD = (
     "left over",
     "promise",
 )
-KEPT = ("config.yaml", "results.json", "metrics.jsonl")  # files copied from the unbroken run
+KEPT = ("config.yaml", "results.json", "metrics.jsonl")  # files copied from the fault-free run
 Seconds = Annotated[float, Range(0, 1e9)]
 
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """The outcome of one fault. `broken` contains the broken promises; `skipped` is why the fault
-    could not be injected.
+    """Result of one injected fault. `broken` lists the broken promises, and `skipped` is the reason
+    if the fault could not be injected.
     """
 
     name: Name
-    noticed: Seconds | None = None  # seconds after the fault
+    noticed: Seconds | None = None  # seconds from the fault to its detection
     verdict: Name = "none"
-    right: bool = True  # whether the cause and the blamed rank or host are right
-    lost: Count = 0  # steps done twice
-    again: Seconds | None = None  # seconds until ranks trained again
-    equal: bool = True  # whether the losses equal those of the unbroken run
-    left: Count = 0  # number of leftover processes, of hosts with such processes, or of jobs
+    right: bool = True  # whether the verdict names the right cause and the right rank or host
+    lost: Count = 0  # steps that were repeated
+    again: Seconds | None = None  # seconds until ranks were training again
+    equal: bool = True  # whether the losses equal those of the fault-free run
+    left: Count = 0  # number of leftover processes, hosts with leftover processes, or jobs
     broken: tuple[Name, ...] = ()
     skipped: Name = ""
     what: Name = ""  # description of the injected fault
@@ -66,19 +66,19 @@ class FaultOutcome:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A backend and the outcomes of its faults, in order."""
+    """Backend of a rehearsal and the outcomes of its faults, in order."""
 
     backend: Name
     outcomes: tuple[FaultOutcome, ...]
 
     @property
     def is_broken(self) -> bool:
-        """Tells whether any promise was broken."""
+        """Returns whether any promise was broken."""
         return any(outcome.broken for outcome in self.outcomes)
 
     @property
     def summary(self) -> str:
-        """Returns the outcome in one line."""
+        """Returns the rehearsal's outcome as one line."""
         broken = sum(bool(outcome.broken) for outcome in self.outcomes)
         skipped = sum(bool(outcome.skipped) for outcome in self.outcomes)
         kept = len(self.outcomes) - broken - skipped
@@ -88,7 +88,7 @@ class Rehearsal:
 
 
 def write(run: Run, unbroken: Path, backend: str, outcomes: Sequence[FaultOutcome]) -> None:
-    """Writes a rehearsal to a new run folder, with the files of the unbroken run."""
+    """Writes a rehearsal to a new run folder, together with files from the fault-free run."""
     run_folder.make_folder(run.folder)
     for name in KEPT:
         if (unbroken / name).is_file():
@@ -100,8 +100,8 @@ def write(run: Run, unbroken: Path, backend: str, outcomes: Sequence[FaultOutcom
 
 
 def read(run: Run) -> Rehearsal | None:
-    """Returns the rehearsal of a run folder, or None if there is no rehearsal. Raises InputError if
-    the file is malformed.
+    """Returns the rehearsal in a run folder, or None if the folder does not contain one. Raises
+    InputError if the file is malformed.
     """
     record = run_folder.read_json(run.rehearsal)
     return (

@@ -1,10 +1,10 @@
-"""Serves a run's report to this machine's browser: one page, read again for each request, and no
-other file.
+"""Serves a run's report to this machine's browser. It serves only this page, which it rereads for
+each request.
 
-The server listens only on the loopback interface, and answers only requests with a loopback Host
-header. So a page from another host can't read the report through DNS rebinding. Other users can
-also reach the loopback interface, so a request must contain the token of the printed address. The
-response sets a cookie, so that the address works without the token afterwards.
+The server listens only on the loopback interface, and rejects requests without a loopback Host
+header. A page from another host therefore can't read the report through DNS rebinding. Other users
+of the machine can also reach the loopback interface, so a request must contain the token from the
+printed URL. The response sets a cookie, so that later requests work without the token in the URL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..trust.safe_output import shown
 PORT = 8642
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.IGNORECASE)
 MOST = 16  # maximum open connections; a new one closes the oldest
-LONGEST = 30.0  # maximum seconds of a connection; reading a page takes milliseconds
+LONGEST = 30.0  # maximum seconds per connection; sending a page takes milliseconds
 TOKEN = "token"
 ASKS = (
     "Open this page with the full address that <code>make watch</code> printed; it ends "
@@ -38,19 +38,19 @@ ABSENT = "The report is missing at the moment; reload, or run <code>make report<
 
 
 class Server(ThreadingHTTPServer):
-    """A server of one page. `page` returns the bytes of the page."""
+    """HTTP server for a single page. `page` returns the bytes of the page."""
 
     daemon_threads = True
-    # Maximum connections that wait to be accepted; the kernel delays further connections by a
-    # second
+    # Maximum number of connections waiting to be accepted. The kernel delays further connections by
+    # a second.
     request_queue_size = 128
 
     def __init__(self, page: Callable[[], bytes], port: int | None = None) -> None:
-        """Listens on `port`. The default is PORT or, if PORT is in use, any free port. Raises
-        OSError if `port` is in use.
+        """Listens on `port`. Defaults to PORT, or to any free port if PORT is in use. Raises
+        OSError if the given port is in use.
         """
         self.page, self.token = page, secrets.token_urlsafe(18)
-        self.begun = dict[socket.socket, float]()  # open connections and their start, oldest first
+        self.begun = dict[socket.socket, float]()  # start times of open connections, oldest first
         try:
             super().__init__((LOOPBACK, PORT if port is None else port), Answer)
         except OSError:
@@ -63,7 +63,9 @@ class Server(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/?{TOKEN}={self.token}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answers in one of MOST threads. Closes the oldest connection if all threads are busy."""
+        """Handles the request in one of up to MOST threads. Closes the oldest connection if all
+        threads are busy.
+        """
         while len(self.begun) >= MOST:
             for oldest in list(self.begun)[:1]:
                 _end(oldest)
@@ -76,30 +78,30 @@ class Server(ThreadingHTTPServer):
         self.begun.pop(request, None)
 
     def service_actions(self) -> None:
-        """Closes connections that take too long, even if they still send bytes."""
+        """Closes connections that exceed LONGEST seconds, even if they still send bytes."""
         for request, began in list(self.begun.items()):
             if time.monotonic() - began > LONGEST:
                 _end(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints one line for an error in our code, and nothing if a browser has disconnected.
-        Tracebacks would fill the user's terminal.
+        """Prints one line for an internal error, and no output if the browser disconnected.
+        Tracebacks would flood the user's terminal.
         """
         if not isinstance(error := sys.exception(), OSError):
             print(f"a request failed: {shown(repr(error))}", file=sys.stderr, flush=True)
 
 
 def _end(request: socket.socket) -> None:
-    """Wakes the thread that reads from a connection, which then closes it."""
+    """Wakes the thread that reads from a connection, which then closes the connection."""
     try:
         request.shutdown(socket.SHUT_RDWR)
-    except OSError:  # the connection has just been closed
+    except OSError:  # the connection was already closed
         pass
 
 
 class Answer(BaseHTTPRequestHandler):
     server: Server
-    timeout = LONGEST  # seconds between two bytes
+    timeout = LONGEST  # maximum seconds between two bytes
 
     def do_GET(self) -> None:
         (path, _, query), hosts = self.path.partition("?"), self.headers.get_all("Host", [])
@@ -114,7 +116,7 @@ class Answer(BaseHTTPRequestHandler):
                 self._send(503, _note(ABSENT))
 
     def _is_known(self, token: str) -> bool:
-        """Tells whether the request contains the token, in its address or its cookie."""
+        """Returns whether the request contains the token, either in its URL or in its cookie."""
         try:
             cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
         except CookieError:
@@ -127,8 +129,8 @@ class Answer(BaseHTTPRequestHandler):
 
     @property
     def _cookie(self) -> str:
-        """Returns the cookie's name. The name contains the port, because browsers share cookies
-        between ports and a user may watch several runs.
+        """Returns the cookie's name, which contains the port. Browsers share cookies between ports,
+        and a user may watch several runs.
         """
         return f"trainfleet-{self.server.server_port}"
 
@@ -155,7 +157,7 @@ class Answer(BaseHTTPRequestHandler):
         return "trainfleet"
 
     def log_message(self, format: str, *words: object) -> None:
-        """Prints nothing, to keep the user's terminal clean."""
+        """Discards log messages, to keep the user's terminal clean."""
 
 
 def _note(words: str) -> bytes:

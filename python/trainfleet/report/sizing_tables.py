@@ -1,5 +1,5 @@
-"""Makes tables and a plot of time and cost for several numbers of nodes, and a table of the best
-layouts for one number.
+"""Tables and a plot of time and cost for a range of node counts, and a table of the best layouts
+for one node count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .history import duration, percent, quantity, table
 from .plots import BLUE, INK, STYLE, note, save
 from .proposal import PARTS, rough, span
 
-ALTERNATIVES = 5  # layouts to show
+ALTERNATIVES = 5  # maximum layouts to show
 EACH = "per billion tokens"
 LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "per step", "cost", "limited by")
 SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "four of five", "cost", EACH, "layout")
@@ -26,7 +26,9 @@ LEFT = ("layout", "recompute", "limited by")
 
 
 def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | None) -> Iterator[str]:
-    """Yields the best layouts for this fleet, fastest first. Marks the config's layout."""
+    """Yields a table of the best layouts for this fleet, fastest first. The config's layout is
+    marked.
+    """
     if not choices:
         return
     yield from ("", "layouts, fastest first")
@@ -34,8 +36,8 @@ def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | Non
 
 
 def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> Iterator[str]:
-    """Yields the table over numbers of nodes, and the size that meets the wish. Writes the plot to
-    `out`.
+    """Yields the table of node counts and the recommended size. Writes the plot to `out` if
+    specified.
 
     Raises:
         ConfigError: no size meets the wish, or the device or price is unknown.
@@ -52,7 +54,7 @@ def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> I
 def describe_sizes(
     config: Config, found: Sequence[Size], chosen: Size, wish: Wish
 ) -> Iterator[str]:
-    """Yields the table over numbers of nodes, and the answer."""
+    """Yields the table of node counts, followed by the recommended size."""
     yield from (
         "",
         f"sizes: {rough(chosen.tokens)} tokens of {config.model.preset or config.model.family}",
@@ -84,7 +86,7 @@ def _told(size: Size) -> str:
 
 
 def _likely(size: Size) -> str:
-    """Returns the time within which four of five such runs end."""
+    """Returns the range of run times that covers four out of five such runs."""
     return span(size.days * DAY / exp(size.spread), size.days * DAY * exp(size.spread))
 
 
@@ -93,7 +95,7 @@ def indented(lines: Iterable[str]) -> Iterator[str]:
 
 
 def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:
-    """Plots time, cost and goodput against nodes, and marks the answer."""
+    """Plots time, cost and goodput against the node count, and marks the recommended size."""
     import matplotlib
     from matplotlib.figure import Figure
 

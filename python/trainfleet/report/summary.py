@@ -1,5 +1,5 @@
-"""Summarizes runs on the terminal: at the end of a run, and for `make status`, `make runs` and
-`make compare`.
+"""Run summaries for the terminal: at the end of a run, and for `make status`, `make runs` and `make
+compare`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SKIPPED = (
 
 
 def print_summary(run: Run, stream: TextIO | None = None) -> None:
-    """Prints how the run ended, the path of its report, and finally the next command."""
+    """Prints the outcome of a run, the path of its report, and the next command."""
     history = read(run)
     rows = [(run.name, _headline(history)), *_outcome(history), *_places(history), *_next(history)]
     print("\n" + _aligned(rows), file=stream or sys.stdout, flush=True)
 
 
 def status(run: Run, heard: str = "") -> str:
-    """Returns the run's current state as aligned lines. The next commands come last.
+    """Returns the run's current state as aligned lines, followed by the next commands.
 
-    `heard` is the engine's current message about a waiting job.
+    `heard` is the scheduler's current message about a waiting job.
     """
     history = read(run)
     rows = [*_outcome(history), *_freshness(history), *_led(history), *_next(history)]
@@ -92,7 +92,7 @@ def _outcome(history: History) -> list[Row]:
 
 
 def _data(history: History) -> list[Row]:
-    """Returns the share of the data that the run has used, and the records and files it lacks."""
+    """Returns the share of the data that the run has used, and notes on skipped records."""
     told = [
         f"{history.epochs}: {quantity(history.measured('tokens'))} of {quantity(whole)} tokens"
         for whole in [number(history.results.get("dataset_tokens"))]
@@ -105,8 +105,8 @@ def _data(history: History) -> list[Row]:
 
 
 def _costs(history: History) -> list[Row]:
-    """Returns memory per rank and cost, next to the plan's predictions. Omits memory on a CPU,
-    because the plan does not predict the memory of the whole process.
+    """Returns memory per rank and cost, next to their predictions. Omits memory on a CPU, because
+    the plan does not predict the memory of the whole process.
     """
     memory, usd = history.measured("memory_bytes"), number(history.results.get("usd"))
     rows = []
@@ -120,8 +120,8 @@ def _costs(history: History) -> list[Row]:
 
 
 def _parts(history: History) -> list[Row]:
-    """Returns each part's share of a step, largest first, from median times over the steps with
-    timed parts.
+    """Returns each part's share of a step, largest first. Shares are based on the median times of
+    all steps with timed parts.
     """
     keys = sorted({key for line in history.metrics for key in line if key.endswith("_seconds")})
     middle = {
@@ -139,7 +139,7 @@ def _parts(history: History) -> list[Row]:
 
 
 def _left_out(history: History) -> list[Row]:
-    """Returns the number of skipped steps, and of steps that overflowed fp16, if any."""
+    """Returns the number of skipped steps and of steps that overflowed fp16, if there are any."""
     last = history.metrics[-1]
     skipped, overflowed, scale = (
         number(last.get(name)) or 0 for name in ("skipped", "overflowed", "loss_scale")
@@ -184,7 +184,7 @@ def _freshness(history: History) -> list[Row]:
 
 
 def _led(history: History) -> list[Row]:
-    """Returns the host that leads a run on other machines. Includes its standby if the run uses
+    """Returns the host that leads a run on other machines, and its standby if the run uses
     standbys.
     """
     holder = newest_holder(history.run.folder)
@@ -217,18 +217,18 @@ def _aligned(rows: list[Row]) -> str:
 
 HEAD = ("run", "state", "step", "loss", "valid", "tokens/s", "cost", "age")
 NOTHING = ("name", "model.preset")  # keys to ignore, because other keys explain their differences
-# Palette of Okabe and Ito
+# Okabe-Ito palette
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def known(root: Path = RUNS) -> list[Run]:
-    """Returns the run folders on this machine, by name."""
+    """Returns the runs with results on this machine, sorted by name."""
     return [Run(path.parent) for path in sorted(root.glob("*/results.json"))]
 
 
 def describe_runs(runs: Sequence[Run]) -> Iterator[str]:
-    """Yields one line per run, latest last. For a run on a fleet, shows the last state that this
-    machine knows.
+    """Yields one line per run, latest last. For a run on a fleet, shows the last state that reached
+    this machine.
     """
     yield from table(
         HEAD,
@@ -238,7 +238,7 @@ def describe_runs(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def entry(run: Run) -> tuple[float, tuple[str, ...]]:
-    """Returns the time of a run's last update, and its row in the table."""
+    """Returns the time of a run's last update, and the run's row in the table."""
     try:
         history, heard = read(run), run.results.stat().st_mtime
     except (TrainfleetError, OSError) as error:
@@ -268,7 +268,7 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
-    """Yields the keys in which the runs' configs differ, then the results of each."""
+    """Yields the config keys in which the runs differ, followed by each run's results."""
     rows = [(key, *map(_shown, values)) for key, values in differences(runs).items()]
     names = [run.name for run in runs]
     yield from table(("key", *names), rows, ("key",)) if rows else ["the configs are the same"]
@@ -277,7 +277,7 @@ def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
-    """Returns a row per result, with the value of each run."""
+    """Returns one row per result, with one value per run."""
     rows = {
         "state": [history.status for history in histories],
         "step": [f"{history.step:,}" for history in histories],
@@ -294,7 +294,7 @@ def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
 
 
 def _loss(history: History) -> str:
-    """Returns the newest loss, or "nan" if it is not finite."""
+    """Returns the latest loss, or "nan" if it is not finite."""
     return "nan" if history.is_lost else decimal(history.losses[1])
 
 
@@ -306,8 +306,8 @@ def _shown(value: object) -> str:
 
 
 def _short(name: str) -> str:
-    """Shortens a name to leave room for the curves. Cuts the middle, because long names often
-    differ at one end.
+    """Shortens a name to leave room for the curves. Removes the middle, because long names often
+    differ only at one end.
     """
     return name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
 

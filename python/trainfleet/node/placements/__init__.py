@@ -1,13 +1,13 @@
-"""Placements that schedulers give their nodes. Each scheduler has one module, which both launcher
-and node import. Standard library only.
+"""Modules that read a node's placement, one per scheduler. Both the launcher and the nodes import
+them. They use only the standard library.
 
-Another package can add a scheduler by an entry point in the group `trainfleet.placements`
-(process/plugins.py), which names a `PlacementSource`. That package's backend has the same object as
-`placement`.
+Another package can add a scheduler through an entry point in the group `trainfleet.placements`
+(process/plugins.py), which names a `PlacementSource`. The package's backend sets `placement` to the
+same object.
 
 The modules follow the environments that the schedulers document (sources:
-tests/unit/test_placement.py). They have not run on nodes of Slurm, AWS Batch and SageMaker
-themselves.
+tests/unit/test_placement.py). They have not been run on actual nodes of Slurm, AWS Batch or
+SageMaker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...process import plugins
 from ...trust.errors import BackendError
 from ..placement import NEXT, PlacementSource
 
-# `fleet` is our own launcher. It takes precedence over the scheduler in which it runs.
+# `fleet` is trainfleet's launcher. It takes precedence over the scheduler in which it runs.
 OURS = ("fleet", "batch", "slurm", "sagemaker")
 
 
@@ -27,7 +27,7 @@ def source(name: str) -> PlacementSource:
     """Returns the placement source of the scheduler with this name.
 
     Raises:
-        BackendError: there is no such scheduler, or a package's object of that name is not a
+        BackendError: the scheduler is unknown, or a package's object with this name is not a
             PlacementSource.
     """
     found = (

@@ -1,4 +1,4 @@
-"""Placement of a node of an AWS Batch job
+"""Placement of AWS Batch job nodes
 (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html).
 """
 
@@ -22,16 +22,16 @@ from ..placement import (
 
 
 def read(environment: Environment = os.environ) -> Placement:
-    """Returns the placement of a node.
+    """Returns the node's placement from Batch's environment variables.
 
-    The main node is node 0, regardless of its index. Batch does not pass the main node's address to
-    that node, so it is determined here.
+    The main node becomes node 0, whatever its index. Batch does not pass the main node's address to
+    the main node itself, so that node determines it here.
     """
     told = Variables("AWS_BATCH_JOB_", environment)
     told.word(
         "ID"
-        # Required. The other variables have defaults because a one-node job lacks them. Without
-        # this check, any process would count as such a job.
+        # Only this variable is required. The others have defaults, because single-node jobs do not
+        # set them. Without this check, any process would pass for a single-node job.
     )
     nodes, index, main = (
         told.number("NUM_NODES", 1),

@@ -1,5 +1,5 @@
-"""Placement that this program's own backends (local, ssh, ec2) give a node: see
-`Placement.environment`.
+"""Placement of nodes that trainfleet's own backends (local, ssh, ec2) start. The variables are
+those of `Placement.environment`.
 """
 
 from __future__ import annotations

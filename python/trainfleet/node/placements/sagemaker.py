@@ -1,4 +1,4 @@
-"""Placement of a host of a SageMaker training job.
+"""Placement of SageMaker training job hosts.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 """
@@ -17,8 +17,8 @@ RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
 
 
 def read(file: Path = RESOURCES) -> Placement:
-    """Returns the placement of a host, from its resourceconfig.json. The attempt is always 1,
-    because SageMaker does not report retries.
+    """Returns a host's placement from its resourceconfig.json. The attempt is always 1, because
+    SageMaker does not report retries.
     """
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -34,7 +34,7 @@ def read(file: Path = RESOURCES) -> Placement:
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Returns a sort key that puts algo-2 before algo-10, as in consoles and logs."""
+    """Returns a sort key that orders algo-2 before algo-10, as consoles and logs do."""
     return [
         (-1, part) if (number := whole(part)) is None else (number, "")
         for part in re.split(r"([0-9]+)", name)

@@ -1,4 +1,4 @@
-"""Placement of a task that srun started, one per node (https://slurm.schedmd.com/srun.html, OUTPUT
+"""Placement of tasks started by srun, one per node (https://slurm.schedmd.com/srun.html, OUTPUT
 ENVIRONMENT VARIABLES).
 """
 
@@ -10,16 +10,16 @@ from ..placement import Environment, Placement, PlacementSource, Variables, chec
 
 
 def read(environment: Environment = os.environ) -> Placement:
-    """Returns the placement of a task.
+    """Returns the task's placement from Slurm's environment variables.
 
-    Jobs that share a node must not share a port, and a requeued job's first port may still be in
-    use. So the port depends on the job's id and its number of restarts.
+    The port depends on the job ID and the restart count. Jobs that share a node must use different
+    ports, and a requeued job's first port may still be in use.
     """
     told = Variables("SLURM_", environment)
     nodes = told.number("STEP_NUM_NODES", told.number("JOB_NUM_NODES", told.number("NNODES", 1)))
     hosts = list(expand_hosts(told.word("STEP_NODELIST", environment.get("SLURM_JOB_NODELIST"))))
     restarts = told.number("RESTART_COUNT", 0)
-    # Below the ports that kernels give to clients (from 32768).
+    # below the ephemeral ports, which start at 32768
     port = 20000 + (told.number("JOB_ID") + restarts) % 10000
     placement = Placement(
         told.number("NODEID"),
@@ -32,5 +32,5 @@ def read(environment: Environment = os.environ) -> Placement:
     return checked(placement, "SLURM_NODEID")
 
 
-# Slurm's KillWait is 30 s by default.
+# Slurm's KillWait defaults to 30 s.
 PLACEMENT = PlacementSource("slurm", read, lambda: "SLURM_JOB_ID" in os.environ)
