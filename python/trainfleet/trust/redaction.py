@@ -217,7 +217,7 @@ def _telling(names: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns every string to redact for these values, in all their encodings."""
+    """Returns every string to redact for the given values, in all their encodings."""
     values = [value.strip() for value in named]
     values += [
         value

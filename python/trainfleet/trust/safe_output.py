@@ -112,8 +112,9 @@ def completed(then: str) -> str:
 
 
 def _takes(verb: str, name: str, value: str) -> bool:
-    """Returns whether a command needs this typed argument. SET counts for most commands if it
-    contains `name`, because it may set the run's name.
+    """Returns whether a command accepts this typed argument.
+
+    A SET that may change the run's name applies to every command that needs a run.
     """
     if name == "NODES":
         return verb in SIZED

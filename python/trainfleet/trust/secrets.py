@@ -1,7 +1,7 @@
 """Resolves secret references, for schedulers that can't pass secrets to a node.
 
 TRAINFLEET_SECRET_AT_<NAME> contains a reference to the value of the variable NAME: the ARN of a
-Secrets Manager secret, or the ARN or name of an SSM parameter. The node's role allows reading it.
+Secrets Manager secret, or the ARN or name of an SSM parameter. The node's role grants read access.
 The value exists only in the environment of this process and its children.
 """
 

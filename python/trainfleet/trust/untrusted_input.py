@@ -35,7 +35,7 @@ IN_THE_WAY = "its path has a link, a device, or a file in place of a folder"
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK = "run ls -l on its path"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escape of a UTF-16 surrogate, which may be unpaired
-MISTAKEN = (  # pattern that reveals a wrong kind of file → message
+MISTAKEN = (  # pattern that identifies a wrong file type → message
     (
         r"\A\s*version https://git-lfs",
         "is a Git LFS pointer, not the file; run git lfs pull",
@@ -138,8 +138,8 @@ def open_regular(path: Path) -> BinaryIO:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        InputError: the path is not a regular file, can't be opened, or has a link inside a sealed
-            folder.
+        InputError: the path is not a regular file, can't be opened, or contains a link inside a
+            sealed folder.
     """
     try:
         with folder_of(path) as (folder, name):
@@ -159,7 +159,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def is_in_the_way(error: Exception) -> bool:
-    """Returns whether opening a file failed because its path is or contains a link or device."""
+    """Returns whether the error is due to an unexpected file type on the path, such as a link."""
     return isinstance(error, OSError) and error.errno in (
         errno.ELOOP,
         errno.ENOTDIR,
@@ -288,7 +288,7 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def line_of(text: str, key: str) -> int:
-    """Returns the first line of a JSON text that contains the last part of a dotted key, or 1."""
+    """Returns the line where the last part of a dotted key first occurs in JSON text, or 1."""
     name = re.sub(r"\[\d+\]$", "", key).rpartition(".")[2]
     match = re.search(re.escape(json.dumps(name)) + r"\s*:", text) if name else None
     return text.count("\n", 0, match.start()) + 1 if match else 1
@@ -297,7 +297,7 @@ def line_of(text: str, key: str) -> int:
 def converting(content: bytes, at: int) -> str:
     """Suggests a fix for content that is not UTF-8 from byte `at` on.
 
-    An encoding is suggested only if the bytes point to it, because a conversion from the wrong
+    An encoding is suggested only if the bytes indicate it, because a conversion from the wrong
     encoding would also succeed.
     """
     begin = content[:4]
