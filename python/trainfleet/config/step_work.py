@@ -1,4 +1,4 @@
-"""Inputs of the speed model (speed.py): a rank's work in a step, and its device."""
+"""Inputs of the speed model (speed.py): a rank's work per step, and its device."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ from math import ceil
 
 @dataclass(frozen=True)
 class HostOverheads:
-    """Overheads of a step if the host itself runs each operation, as on CPUs: seconds, and bytes of
-    memory traffic.
+    """Overheads when the host itself runs each operation, as on CPUs. Units are seconds, or bytes
+    of memory traffic.
 
-    They were measured on one CPU, as differences in CPU seconds between layouts that differ in one
-    respect (tests/bench/LOG.md).
+    Measured on one CPU as differences in CPU time between layouts that differ in one respect
+    (tests/bench/LOG.md).
     """
 
     launch: float = 1.7e-6  # per operation
     weights: float = 24.0  # bytes per parameter and micro-batch: casts and gradient accumulation
     logits: float = 90.0  # bytes per logit in the loss
-    # per block with tensor parallelism: DTensor's dispatch, and ranks that wait for each other
+    # Per block with tensor parallelism: DTensor dispatch, and ranks that wait for each other.
     sliced: float = 0.0275
     gathered: float = 2.5e-3  # per block with weights that FSDP gathers
     gathering: float = 70.0  # bytes per gathered parameter
     passed: float = 1e-3  # per micro-batch at a pipeline stage
     agreed: float = 8e-3  # per step of a pipeline: gradient norm and gradients of tied weights
     straightened: float = 1.25e-3  # per sharded matrix that Muon gathers
-    # bytes per attention score under dropout, for which torch leaves its fused kernel
+    # Bytes per attention score under dropout, for which torch does not use its fused kernel.
     dropped: float = 28.0
 
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """One rank's device: dense FLOP/s by number format, memory in bytes/s, links in bytes/s per
-    direction, and ranks per node.
+    """Speed of one rank's device.
 
-    `inside` is a rank's rate to others in its node, and `outside` its share of the node's network.
-    `domain`: number of ranks that the inside links join, if they span several nodes (GB200 NVL72).
-    `efficiency`: fraction of the peak that large products reach. `attention`: fraction of that rate
+    `flops`: dense FLOP/s by number format. `memory`: bytes/s. `inside`: bytes/s per direction to
+    other ranks in the node. `outside`: bytes/s of the rank's share of the node's network. `node`:
+    ranks per node. `domain`: number of ranks that the inside links connect, if they span several
+    nodes (GB200 NVL72).
+
+    `efficiency`: fraction of the peak that large matmuls reach. `attention`: fraction of that rate
     that fused attention reaches. `kernels`: False if whole graphs run without kernel launches
-    (Neuron). `side`: number of ranks along one side of a torus; a group across both sides has twice
-    the wires.
+    (Neuron). `side`: number of ranks along one side of a torus. A group across both sides has twice
+    the links.
     """
 
     name: str
@@ -60,7 +62,7 @@ class DeviceSpeed:
         return self.domain or self.node
 
     def peak(self, format_: str) -> float:
-        """Returns the FLOP/s of products in a format, or in the nearest format that the device
+        """Returns the matmul FLOP/s in a format, or in the closest format that the device
         supports.
         """
         near = {"fp8": ("fp8", "bf16"), "bf16": ("bf16",), "fp16": ("fp16", "bf16")}.get(
@@ -71,14 +73,13 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class Work:
-    """A rank's work in a step: the model's shape, its batch and the layout. A degree is 1 if it
-    divides nothing.
+    """A rank's work per step: model shape, batch and layout. A degree of 1 means no parallelism.
 
-    `shard`: number of ranks that divide the state, of which `zero` selects the parts. `recompute`:
-    how much of a forward pass outside attention is repeated. `flash`: attention does not store
-    scores. `dropped`: dropout removes some scores. `fused`: elementwise operations are compiled.
-    `tuned`: the engine has custom kernels (Megatron), for products since FlashAttention, for scores
-    before it.
+    `shard`: number of ranks that shard the state. `zero`: which parts of the state they shard.
+    `recompute`: how much of a forward pass outside attention is repeated. `flash`: attention does
+    not store scores. `dropped`: dropout applies to attention scores. `fused`: elementwise
+    operations are compiled. `tuned`: the engine has custom kernels (Megatron), for attention scores
+    before FlashAttention and for matmuls after it.
     """
 
     layers: int
@@ -106,16 +107,16 @@ class Work:
     fused: bool = True
     sequence_parallel: bool = True
     tuned: bool = False
-    head: int = 0  # features per head; 0: the width over the heads
-    # fraction of tokens with computed logits: 0.15 for masked models that gather them
+    head: int = 0  # features per head; 0 means width / heads
+    # Fraction of tokens with computed logits: 0.15 for masked models that gather them.
     predicted: float = 1.0
-    # the optimizer is Muon, and each rank orthogonalizes all matrices of its stage
+    # The optimizer is Muon, and each rank orthogonalizes all matrices of its stage.
     straightened: bool = False
-    gradient_bytes: int = 4  # per element, while gradients are summed over ranks
+    gradient_bytes: int = 4  # per element, while gradients are reduced across ranks
     state_bytes: int = 4  # per weight, gradient or moment in the optimizer
     dropped: bool = False
-    # stages have equal numbers of blocks, and the last one also has the output layer; otherwise
-    # stages are balanced
+    # Stages have equal block counts, and the last stage also has the output layer. If False, stages
+    # are balanced.
     even: bool = False
 
     @property
@@ -129,7 +130,7 @@ class Work:
 
     @property
     def step_tokens(self) -> float:
-        """Returns the tokens of a step over all ranks."""
+        """Returns the tokens of a step across all ranks."""
         return float(self.micro_batch * self.length * self.passes * self.data)
 
     @property
@@ -142,7 +143,7 @@ class Work:
 
     @property
     def products(self) -> tuple[tuple[float, float], ...]:
-        """Returns the inputs and outputs of a block's matrix products on one tensor rank."""
+        """Returns the input and output sizes of a block's matmuls on one tensor rank."""
         part = self.tensor
         rows = (2 if self.gated else 1) * self.inner
         return (
@@ -157,15 +158,16 @@ class Work:
 
     @property
     def block_numbers(self) -> float:
-        """Returns the parameters in one block's matrices over all tensor ranks."""
+        """Returns the matrix parameters of one block across all tensor ranks."""
         return self.width * (
             2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.inner
         )
 
     @property
     def straightening(self) -> float:
-        """Returns Muon's FLOPs for one block: five Newton-Schulz iterations of three products each
-        (engine/optimizers.py).
+        """Returns Muon's FLOPs per block: five Newton-Schulz iterations with three matmuls each.
+
+        See engine/optimizers.py.
         """
         wide, inner = (self.width, self.queries), (self.width, self.inner)
         shapes = (
@@ -179,6 +181,6 @@ class Work:
 
     @property
     def numbers(self) -> float:
-        """Returns the parameters in a rank's stage before sharding."""
+        """Returns the parameters of a rank's stage before sharding."""
         around = self.width * self.vocabulary * (1 if self.pipeline > 1 else 2)
         return (self.block_numbers * ceil(self.layers / self.pipeline) + around) / self.tensor

@@ -63,8 +63,9 @@ class Config:
 
     @property
     def fleet_name(self) -> str:
-        """Name of the config that created the machines. All AWS resources of the fleet are tagged
-        with it.
+        """Returns the name of the config that created the machines.
+
+        All AWS resources of the fleet are tagged with it.
         """
         return self.fleet.aws.share_fleet_of or self.name
 
@@ -74,15 +75,16 @@ class Config:
 
     @property
     def data_parallel(self) -> int:
-        """Number of ranks that train on different sequences: the world size divided by the other
-        degrees.
+        """Returns the number of ranks that train on different sequences.
+
+        It is the world size divided by the product of the other degrees.
         """
         layout = self.train.parallelism
         return self.world_size // (layout.tensor * layout.pipeline * layout.context)
 
     @property
     def degrees(self) -> dict[str, int]:
-        """Parallelism degrees as recorded in results.json and checkpoints."""
+        """Returns the parallelism degrees as recorded in results.json and checkpoints."""
         layout = self.train.parallelism
         return {
             "dp": self.data_parallel,
