@@ -22,11 +22,13 @@ FULL = 4  # bytes per fp32 element
 class Flow:
     """Activation bytes of one micro-batch on a rank.
 
-    `kept`: activations that one block keeps for its backward pass. `again`: additional activations
-    that recomputation restores. `work`: peak gradient memory inside a block, minus the memory freed
-    by then. `hidden`: hidden states between modules. `entering`: input of the output layer, plus
-    the activations that its norm keeps. `gradient`: gradient of the hidden states over the whole
-    sequence.
+    Attributes:
+        kept: Activations that one block keeps for its backward pass.
+        again: Additional activations that recomputation restores.
+        work: Peak gradient memory inside a block, minus the memory freed by then.
+        hidden: Hidden states between modules.
+        entering: Input of the output layer, plus the activations that its norm keeps.
+        gradient: Gradient of the hidden states over the whole sequence.
     """
 
     kept: float
@@ -128,7 +130,7 @@ def _most(config: Config, width: int, norm: int) -> float:
     model, layout, family = config.model, config.train.parallelism, FAMILIES[config.model.family]
     queries, keys, part = _queries(config), _keys(config), layout.tensor
     inner = (4 if family.rotary else 2) * model.intermediate_size
-    # Context parallelism computes attention chunk by chunk, and then merges the results.
+    # Context parallelism computes attention chunk by chunk, then merges the results.
     joined = queries if layout.context > 1 else 0
     numbers = (
         2 * model.hidden_size + 2 * queries + joined + keys + inner
@@ -143,7 +145,7 @@ def _most(config: Config, width: int, norm: int) -> float:
 
 def _norm(width: int) -> int:
     """Returns the bytes per element of the fp32 intermediates that an unfused norm keeps."""
-    return FULL if width == FULL else 2 * FULL - width  # the input is then kept only in fp32
+    return FULL if width == FULL else 2 * FULL - width  # a bf16 input is kept only as its fp32 copy
 
 
 def _work(config: Config) -> float:

@@ -187,7 +187,7 @@ NO_TEXT = re.compile(r"/(dev)?|/(proc|sys)(/.*)?", re.DOTALL)
 
 
 def check(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the key and the problem of each invalid address in the config."""
+    """Yields (key, message) for each invalid address in the config."""
     yield from _sources(config)
     for key, address in (
         ("data.tokenized_path", config.data.tokenized_path),
@@ -264,7 +264,7 @@ def _too_wide(source: str) -> str | None:
 
 
 def absent(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the key and the problem of each user file that is missing on this machine.
+    """Yields (key, message) for each user file that is missing on this machine.
 
     Only meaningful if all nodes are this machine.
     """

@@ -23,7 +23,7 @@ from ..trust.validation import fit
 from .foreign_formats import LIST, TIKTOKEN
 
 Definition = dict[str, Any]
-# Maximum size of a tokenizer file. The largest published files have 35 MiB.
+# Maximum size of a tokenizer file. The largest published files are 35 MiB.
 LARGEST = 128 * untrusted_input.MEBIBYTE
 LONGEST = 1024  # maximum token length in bytes, because _merges tries every split
 SETTINGS = "tokenizer_config.json"
@@ -37,7 +37,7 @@ BYTE_LEVEL_SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>"
 
 
 class Named(TypedDict):
-    """Token given as an object, of which only the text is used."""
+    """Token given as an object. Only its text is used."""
 
     content: str
 
@@ -46,9 +46,7 @@ Token = str | Named | None
 
 
 class TokenizerSettings(TypedDict, total=False):
-    """Keys of tokenizer_config.json that are used. special_tokens_map.json has the same
-    token keys.
-    """
+    """Keys read from tokenizer_config.json. special_tokens_map.json has the same token keys."""
 
     bos_token: Token
     eos_token: Token
@@ -108,8 +106,8 @@ def added(id_: int, content: str, *, special: bool = True) -> Definition:
 def _from_wordpiece(path: Path) -> Definition:
     """Builds a BERT tokenizer.
 
-    Text is lowercased if tokenizer_config.json says so. If the setting is missing, text is
-    lowercased unless a token contains a capital letter.
+    tokenizer_config.json sets whether text is lowercased. Without that setting, text is lowercased
+    unless a token contains a capital letter.
     """
     tokens = untrusted_input.read_text(path, LARGEST).splitlines()
     file = path.with_name(SETTINGS)
@@ -240,7 +238,7 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
 def _normalizers(spec: dict[int, list[Any]], prefix: bool) -> Iterator[Definition]:
     if table := _last(spec, 2, bytes, b""):
         yield {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
-    if _last(spec, 4, int, 1):  # the field remove_extra_whitespaces
+    if _last(spec, 4, int, 1):  # remove_extra_whitespaces
         # The Strip normalizer would also remove other whitespace.
         yield {"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""}
         yield {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}

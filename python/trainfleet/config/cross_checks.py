@@ -130,9 +130,9 @@ def _hosts(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _secrets(config: Config) -> Iterator[tuple[str, str]]:
-    """Rejects secrets named like variables that control programs on a node.
+    """Rejects secrets with the names of variables that control programs on a node.
 
-    This machine's values for them could break those programs.
+    Values from this machine could break those programs.
     """
     if taken := [name for name in config.fleet.secrets if NOT_SECRET.fullmatch(name)]:
         yield (
@@ -245,7 +245,7 @@ def fills(passes: int, layout: Layout) -> bool:
     """Returns whether a pipeline accepts this number of micro-batches.
 
     It needs at least one per stage. 1F1B accepts any larger number (BLOOM ran 128 micro-batches on
-    12 stages). torch's interleaved schedule requires a multiple of its rounds.
+    12 stages). torch's interleaved schedule requires a multiple of its number of rounds.
     """
     if layout.pipeline == 1:
         return True

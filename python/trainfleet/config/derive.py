@@ -1,4 +1,4 @@
-"""Derives values for keys that the config leaves open, with the reasons that `make plan` shows.
+"""Derives values for keys that the config leaves unset, with the reasons that `make plan` shows.
 
 Layouts are derived in layouts.py.
 """
@@ -37,10 +37,13 @@ OfKind = Callable[[node_types.NodeType | None, int], node_types.Node]
 def derive(
     values: Values, tokens: int, node: OfKind = node_types.node, here: bool = False
 ) -> list[Derived]:
-    """Fills the open keys of `values` in place, and returns the derived values.
+    """Fills the unset keys of `values` in place, and returns the derived values.
 
-    `values` must already be validated. `tokens`: the tokenizer's vocabulary size. `node`: builds a
-    node from its type and the node count. `here`: this machine simulates all nodes.
+    Args:
+        values: The config's values, which must already be validated.
+        tokens: The tokenizer's vocabulary size.
+        node: Builds a node from its type and the node count.
+        here: Whether this machine simulates all nodes.
     """
     found: list[Derived] = []
 
@@ -147,7 +150,7 @@ def compilation(values: Values) -> tuple[bool, str]:
     """Returns whether to compile, with the reason.
 
     On a CPU, compilation takes about 30 s once, and speeds up fp32 by an eighth and bf16 by a
-    quarter (LOG.md).
+    quarter (tests/bench/LOG.md).
     """
     fleet, train, model = values["fleet"], values["train"], values["model"]
     if train["activation_memory_budget"] is not None:
@@ -212,7 +215,7 @@ def _of_model(model: Values, tokens: int) -> Rows:
 
 
 def _open(model: Values, offered: Values, why: str) -> Rows:
-    """Yields the offered values for keys that are still open."""
+    """Yields the offered values for keys that are still unset."""
     for name, value in offered.items():
         if model[name] is None and value is not None:
             yield name, value, why

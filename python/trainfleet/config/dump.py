@@ -21,10 +21,10 @@ def dump_resolved(config: Config) -> str:
 
 
 def dump_asked(config: Config, derivation: Derivation) -> str:
-    """Returns the requested config as YAML: the file plus SET, make variables and changes by the
-    verb.
+    """Returns the requested config as YAML: the file with SET, make variables and the verb's
+    changes.
 
-    A verb changes keys for a shorter run, for example.
+    For example, a verb may shorten the run.
     """
     values = copy.deepcopy(derivation.asked)
     before = dict(flat(dataclasses.asdict(derivation.config)))

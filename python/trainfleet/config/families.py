@@ -21,24 +21,35 @@ Json = Mapping[str, Any]
 NONE: Json = MappingProxyType({})
 
 
-# every verb imports this, and creating a dataclass takes six times as long
+# A NamedTuple, because every verb loads this class and a dataclass takes six times as long.
 class Folder(NamedTuple):
-    """Hugging Face format of a family: config.json (config/huggingface_config.py) and weights
-    (models/huggingface_weights.py).
+    """Hugging Face format of a family.
 
-    config.json: `keys` maps our dimensions to its keys. `fixed`: other keys and their required
-    values. `written`: additional keys to write. `refused`: keys that must be absent or have this
-    value, because another value can change the function or the weights. They are never written.
-    `dropouts`: additional keys that must equal the single dropout rate. `defaults`, `same_as` (the
-    value of another key) and `four_times` (four times that value): what `transformers` assumes if
-    an older file omits a key. `aliases`: alternative key names, which take precedence. `window`:
-    key of the attention window, which limits the sequence length.
+    The attributes up to `window` describe config.json (config/huggingface_config.py). The others
+    describe the weights (models/huggingface_weights.py).
 
-    Weights: `trunk` is the prefix of all names except `heads`. `names` maps our names to theirs
-    inside the trunk. `own`: pattern of names that are identical. `heads`: names outside the trunk.
-    `turned`: matrices are transposed, and query, key and value are a single matrix. `ignored`:
-    pattern of tensors to skip and report, namely buffers of older versions, tied copies and an
-    untrained head.
+    Attributes:
+        architecture: Value of `architectures`.
+        keys: Maps our dimensions to config.json keys.
+        fixed: Other keys and their required values.
+        written: Additional keys to write.
+        refused: Keys that must be absent or have this value, because other values may change the
+            function
+            or the weights. They are not written.
+        dropouts: Additional keys that must equal the single dropout rate.
+        defaults: Values that `transformers` assumes for keys that older files omit.
+        same_as: Maps a key that older files omit to the key with the same value.
+        four_times: Maps a key that older files omit to the key with a quarter of its value.
+        aliases: Maps alternative key names, which take precedence, to keys.
+        window: Key of the attention window, which limits the sequence length.
+        trunk: Prefix of all weight names except `heads`.
+        names: Maps our weight names to theirs inside the trunk.
+        own: Pattern for weight names that are the same.
+        heads: Maps our weight names to theirs outside the trunk.
+        turned: Whether matrices are transposed, and query, key and value form a single matrix.
+        ignored: Pattern for weights that are skipped and reported: buffers of older versions, tied
+            copies
+            and an untrained head.
     """
 
     architecture: str
@@ -63,10 +74,14 @@ class Folder(NamedTuple):
 class Slices(NamedTuple):
     """Partitioning of a family's weights in AWS's examples for NxD Core (the nxd platform).
 
-    `column` and `row`: patterns of the matrices that are split across tensor ranks by output and by
-    input. `tied`: the two names of a tied tensor. `fused`: the gate and up projections form one
-    tensor, and so do query, key and value. Key/value heads are replicated if there are fewer of
-    them than tensor ranks. `staged`: the model supports pipeline stages.
+    Key/value heads are replicated if there are fewer of them than tensor ranks.
+
+    Attributes:
+        column: Pattern for matrices that are split by output across tensor ranks.
+        row: Pattern for matrices that are split by input across tensor ranks.
+        tied: The two names of the tied tensor.
+        fused: Whether gate and up projections form one tensor, and query, key and value another.
+        staged: Whether the model can be split into pipeline stages.
     """
 
     column: str
@@ -80,19 +95,25 @@ class Slices(NamedTuple):
 class Family:
     """Model architecture.
 
-    `objective`: next (predict the next token), masked (predict masked tokens) or pairs (masked
-    tokens, and whether text B follows text A). `module`: dotted name of the network. `rotary`:
-    rotary position embeddings. Otherwise positions are learned, and position 0 is row
-    `positions_from`.
+    The flags from `biases` to `gelu` distinguish decoders with rotary positions.
 
-    The flags from `biases` to `gelu` distinguish decoders with rotary positions. `biases`: query,
-    key and value have biases. `normed`: query and key are normalized per head, or over `all` heads
-    together. `normed_after`: a block normalizes the outputs of its modules, not their inputs.
-    `gains_from_one`: a norm's gain is its weight plus 1. `scaled`: embeddings are multiplied by the
-    square root of their width. `gelu`: replaces SiLU.
-
-    `tanh`: GELU uses the tanh approximation. `xla`: engine/parallel can build the model from NxD
-    Core's layers. `slices`: how AWS's examples split the weights, or None if they lack this family.
+    Attributes:
+        objective: next (predict the next token), masked (predict masked tokens) or pairs (predict
+            masked
+            tokens, and whether text B follows text A).
+        module: Dotted name of the network.
+        rotary: Whether positions are rotary embeddings. Otherwise they are learned.
+        positions_from: Row of position 0 in learned positions.
+        biases: Whether query, key and value have biases.
+        normed: Whether query and key are normalized per "head", over "all" heads, or not at all
+            ("").
+        normed_after: Whether a block normalizes the outputs of its modules, not their inputs.
+        gains_from_one: Whether a norm's gain is its weight plus 1.
+        scaled: Whether embeddings are multiplied by the square root of their width.
+        gelu: Whether GELU replaces SiLU.
+        tanh: Whether GELU uses the tanh approximation.
+        xla: Whether engine/parallel can build the model from NxD Core's layers.
+        slices: Partitioning in AWS's examples, or None if they lack this family.
     """
 
     name: str
@@ -105,7 +126,7 @@ class Family:
     dropout: float = 0.0
     norm_eps: float = 1e-5
     biases: bool = False
-    normed: str = ""  # query and key: "" (none), "head" or "all"
+    normed: str = ""  # "", "head" or "all"
     normed_after: bool = False
     gains_from_one: bool = False
     scaled: bool = False
@@ -384,8 +405,8 @@ FILE = Path(__file__).with_name("presets.yaml")
 class Preset:
     """Model shape.
 
-    A vocab_size of None means the tokenizer's size. norm_eps and dropout default to the family's
-    values, and head_dim to hidden_size / heads.
+    If vocab_size is None, the tokenizer's size is used. norm_eps and dropout default to the
+    family's values, and head_dim to hidden_size / heads.
     """
 
     family: str

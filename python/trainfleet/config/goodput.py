@@ -36,9 +36,14 @@ LEAST, MOST = 1, 60  # bounds of the checkpoint interval in minutes
 
 @dataclass(frozen=True)
 class Goodput:
-    """Predicted useful fraction of a run's time, with its inputs in seconds.
+    """Predicted goodput, with its inputs.
 
-    `stall` is the time for which a save blocks the ranks.
+    Attributes:
+        share: Useful fraction of the run's time.
+        between_failures: Seconds between failures.
+        interval: Seconds between checkpoints.
+        restart: Seconds to restart after a failure.
+        stall: Seconds for which a save blocks the ranks.
     """
 
     share: float
@@ -78,12 +83,12 @@ def stall_of(config: Config) -> float:
 
 
 def share(between: float, interval: float, stall: float, restart: float) -> float:
-    """Returns the useful fraction of time, for exponentially distributed failures that occur every
-    `between` seconds on average.
+    """Returns the useful fraction of a run's time.
 
-    This inverts Daly's complete model (2006, eq. 5). Completing `interval` useful seconds plus a
-    save takes (between + restart) x (e^((interval + stall) / between) - 1) seconds. Each failure
-    costs the work since the last checkpoint, plus `restart`.
+    Inverts Daly's complete model (2006, eq. 5) for exponentially distributed failures with a mean
+    of `between` seconds between them. Completing `interval` useful seconds and a save takes
+    (between + restart) x (e^((interval + stall) / between) - 1) seconds. Each failure costs the
+    work since the last checkpoint, plus `restart`.
     """
     return interval / ((between + restart) * expm1(min(600.0, (interval + stall) / between)))
 

@@ -38,8 +38,8 @@ class Host:
 
     @property
     def identity(self) -> str:
-        """Returns the ID of an EC2 instance, because AWS reuses addresses, or the address of other
-        hosts.
+        """Returns an EC2 instance's ID, because AWS reuses addresses, or any other host's
+        address.
         """
         return self.name if _INSTANCE.fullmatch(self.name) else self.address
 
@@ -80,7 +80,7 @@ def expand(word: str) -> Iterator[str]:
 
 
 def _pieces(ranges: str) -> Iterator[tuple[int, range]]:
-    """Yields the minimum number of digits and the numbers of each piece between the brackets."""
+    """Yields the zero-padded width and the numbers of each range in brackets."""
     for piece in ranges.split(","):
         first, _, last = piece.partition("-")
         numbers = range(int(first), int(last or first) + 1)

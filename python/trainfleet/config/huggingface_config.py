@@ -18,7 +18,7 @@ from .foreign_formats import told
 from .types import Model
 
 CONFIG = "config.json"
-LARGEST = untrusted_input.MEBIBYTE  # maximum size of a config.json; published files have a few KiB
+LARGEST = untrusted_input.MEBIBYTE  # maximum size of a config.json; published files are a few KiB
 Json = dict[str, Any]
 
 
@@ -26,7 +26,7 @@ READ = ("model_type", "quantization_config", "layer_types")  # keys that are rea
 TURNING = ("head_dim", "rope_theta", "rope_scaling", "rope_parameters")
 FULL_ATTENTION = "full_attention"
 GELU = "gelu_pytorch_tanh"
-# Keys of the activation function. Older files contain only the first, with `gelu` for GELU.
+# Keys of the activation function. Older files contain only the first, and write GELU as `gelu`.
 ACTIVATIONS = ("hidden_act", "hidden_activation")
 STRETCHED = {
     "rope_type": "llama3",
@@ -199,7 +199,8 @@ def _defaults(content: Json, family: Family) -> Json:
     values |= {name: content[alias] for alias, name in form.aliases.items() if alias in content}
     for key, other in form.same_as.items():
         values.setdefault(key, values.get(other))
-    if form.window and values.get(form.window) is not None:  # attention is full within the window
+    # Attention is full within the window, so the window limits the sequence length.
+    if form.window and values.get(form.window) is not None:
         key = form.keys["max_position_embeddings"]
         values[key] = min(_whole(values[name]) for name in (key, form.window))
     for key, other in form.four_times.items():

@@ -1,4 +1,5 @@
-"""Defines config keys as dataclass fields (types*.py), and generates the JSON Schema from them.
+"""Describes config keys in the type hints of dataclass fields (types*.py), and generates their JSON
+Schema.
 
 A field's type is its type in a resolved config. `Key` adds constraints on the value, as JSON Schema
 2020-12 keywords. The docstring below a field is the key's description. If a key defaults to null
@@ -95,7 +96,7 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, described: bool) -> Sche
 
 
 def _part(base: Any, rules: Schema, described: bool, null: bool = False) -> Schema:
-    """Returns the schema of a type with these rules. `null` also allows null."""
+    """Returns the schema of a type with these rules. `null` means that null is also allowed."""
     every = get_args(base) if get_origin(base) is UnionType else (base,)
     nulls = [None] * (null or NoneType in every)
     kinds = [kind for kind in every if kind is not NoneType]

@@ -39,13 +39,13 @@ MODES = ("none", "selective", "full")
 MOST_TOKENS = 16384  # maximum tokens per micro-batch; matmuls get no faster beyond it
 MOST_CONTEXT = 64
 LONG = 16384  # minimum sequence length for trying context parallelism
-# Fraction of the best step time. The model's error between two layouts of a fleet is at least this
-# large (tests/bench/LOG.md).
+# Layouts within this fraction of the best step time count as equally fast. The model's error
+# between two layouts of a fleet is at least this large (tests/bench/LOG.md).
 NEAR = 0.05
 # Maximum number of ranks that share one copy of the state. No published run gathers weights across
 # more.
 MOST_SHARERS = 1024
-# node counts per copy of the state to try, in addition to one node and all nodes
+# Numbers of nodes that share one copy of the state, tried in addition to one node and all nodes.
 WIDER = (4, 16, 64)
 ROUNDS = (1, 2, 4, 8)  # stages per rank of an interleaved pipeline
 
@@ -66,7 +66,9 @@ class Choice:
 
     @property
     def division(self) -> tuple[int, ...]:
-        """Returns a sort key: fewer degrees and shards first, then larger micro-batches."""
+        """Returns a sort key that prefers the least divided layout, then the largest
+        micro-batch.
+        """
         train, layout = self.config.train, self.config.train.parallelism
         mode = MODES.index(train.activation_checkpointing)
         state = layout.fsdp > 1, layout.zero_stage
@@ -95,12 +97,12 @@ def ranked(config: Config, asked: set[str], device: Accelerator) -> list[Choice]
 def _undecided(config: Config, asked: set[str]) -> Config:
     """Resets the keys in `asked` to default values.
 
-    `make plan` searches twice, so the second search hits the cache.
+    `make plan` searches twice, and this makes the second search hit the cache.
     """
     train, layout = config.train, config.train.parallelism
     kept = (
         "parallelism.zero_stage" if layout.fsdp == 1 else ""
-    )  # an unsharded layout keeps its ZeRO stage, which is shown
+    )  # the plan shows an unsharded layout with its ZeRO stage
     plain = {
         name: getattr(PLAIN, name)
         for key in asked - {kept}
@@ -211,9 +213,7 @@ def _layouts(config: Config, asked: Set[str], device: Accelerator) -> Iterator[L
 
 
 def _tensors(config: Config, device: Accelerator) -> list[int]:
-    """Returns the tensor degrees to try, which is only 1 if a node's devices have no
-    direct links.
-    """
+    """Returns the tensor degrees to try. Without direct links between a node's devices, only 1."""
     # NxD Core can replicate key/value heads (neuron_limits.copies_heads).
     copied = is_xla(config) and FAMILIES[config.model.family].copies_heads
     heads = config.model.heads if copied else math.gcd(config.model.heads, config.model.kv_heads)

@@ -1,6 +1,7 @@
-"""Chooses an open layout, micro-batch and recomputation mode: the fastest predicted step that fits.
+"""Chooses the layout, micro-batch and recomputation mode with the fastest predicted step that fits.
 
-Also refits a run to fewer nodes, which changes only how the work is divided.
+Only unset keys are chosen. Also refits a run to fewer nodes, which changes only how the work is
+divided.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CPU_TOKENS = 4096  # enough for efficient matmuls on a CPU core (tests/bench/LOG
 
 
 def provide(train: dict[str, Any]) -> set[str]:
-    """Fills the open keys of `train` in place with their smallest values.
+    """Fills the unset keys of `train` in place with their smallest values.
 
     Returns these keys, for `settle`.
     """
@@ -129,9 +130,9 @@ def _fits(config: Config | None, device: Accelerator) -> bool:
 
 
 def _in_the_way(config: Config, asked: set[str], device: Accelerator) -> str:
-    """Names the smallest set of given keys that rule out every fitting layout, or returns "".
+    """Names the fewest user-set keys that prevent a fitting layout, or returns "".
 
-    Also suggests the values of these keys in the fastest layout that fits.
+    Also suggests their values in the fastest layout that fits.
     """
     given = [key for key in KEYS if key not in asked]
     for keys in (*combinations(given, 1), *combinations(given, 2), given):

@@ -59,8 +59,10 @@ class Derivation(list[Derived]):
 class BackendTerms:
     """A backend's requirements for a config.
 
-    `node` builds a node from its type and the node count. `refuse` yields unsupported settings.
-    `here`: this machine is the whole fleet.
+    Attributes:
+        node: Builds a node from its type and the node count.
+        refuse: Yields unsupported settings.
+        here: Whether this machine is the whole fleet.
     """
 
     node: OfKind
@@ -69,7 +71,7 @@ class BackendTerms:
 
 
 def no_terms(backend: str) -> BackendTerms:
-    """Returns terms that reject no config, for a config that is only read."""
+    """Returns backend terms that accept any config, for configs that are only read."""
     return BackendTerms(node_types.node, lambda config: iter(()))
 
 
@@ -154,9 +156,7 @@ def _against_preset(model: dict[str, Any]) -> tuple[str, str] | None:
 def _blamed(
     problems: list[Problem], settings: Settings, terms_of: Callable[[str], BackendTerms]
 ) -> list[Problem]:
-    """Returns the problems, and attributes those that the file alone does not have to SET and
-    variables.
-    """
+    """Attributes problems that the file alone does not have to SET and the make variables."""
     named = [name for name in ("SET" if settings.set else "", *settings.short) if name]
     if not named or all(problem.where in named for problem in problems):
         return problems
@@ -187,9 +187,7 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
 
 
 def _lacks(config: Config, problems: list[Problem]) -> str | None:
-    """Returns what the tokenizer lacks for the model's family, or None if it already has
-    a problem.
-    """
+    """Returns what the tokenizer lacks for the model's family, unless it already has a problem."""
     return (
         None
         if any(problem.key == "data.tokenizer" for problem in problems)
@@ -213,7 +211,7 @@ def load_name(settings: Settings) -> str:
 
 
 def place_of(settings: Settings, key: Key) -> tuple[int, str]:
-    """Returns a key's line number and location, or 0 and the variable that set the key."""
+    """Returns a key's line number and location, or 0 and the variable that set it."""
     return _checked(settings)[0].where(key)
 
 
@@ -348,9 +346,7 @@ def _read(path: Path) -> YamlDocument:
 
 
 def _instead(path: Path) -> str:
-    """Returns the command to run if this config is missing, with the file that was
-    probably meant.
-    """
+    """Suggests a command for a missing config, with the file that was probably meant."""
     with contextlib.suppress(OSError):
         folder = path if path.is_dir() else path.parent
         there = {

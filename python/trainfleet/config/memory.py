@@ -67,7 +67,11 @@ class Memory:
 class StageNumbers:
     """A rank's part of a pipeline.
 
-    Contains parameter counts inside and outside blocks, and the number of micro-batches in flight.
+    Attributes:
+        blocks: Number of blocks on the rank.
+        block: Parameters per block.
+        around: Parameters outside blocks.
+        under_way: Peak number of micro-batches in flight.
     """
 
     blocks: int
@@ -132,12 +136,14 @@ def _blocks(layers: int, layout: Layout, rank: int) -> int:
 
 
 def _under_way(layout: Layout, rank: int) -> float:
-    """Returns the peak number of micro-batches in flight on a rank, in units of the rank's blocks.
+    """Returns the peak number of micro-batches in flight on a rank.
 
-    A micro-batch is in flight between its forward and its backward pass. With 1F1B on p ranks, the
-    first rank has p micro-batches in flight, and each following rank one less. With v interleaved
-    stages per rank, the first rank has (p - 1) / v more (Narayanan et al. 2021, arXiv:2104.04473,
-    2.2). Each following rank then has two stages' worth less.
+    A micro-batch is in flight between its forward and its backward pass. If it is in flight on only
+    some of the rank's stages, it counts as a fraction.
+
+    With 1F1B on p ranks, the first rank has p micro-batches in flight, and each following rank one
+    less. With v interleaved stages per rank, the first rank has (p - 1) / v more (Narayanan et al.
+    2021, arXiv:2104.04473, 2.2), and each following rank has two stages' worth less.
     """
     ranks, stages = layout.pipeline, layout.virtual_stages
     if stages == 1:
@@ -158,11 +164,20 @@ def passes_of(config: Config) -> int:
 class HeldBytes:
     """A rank's memory in bytes that does not depend on activations.
 
-    `before` and `after`: gradients before and after the last micro-batch. `gathered`: copies of all
-    weights that are gathered at once. `block` and `around`: the part of `gathered` for one block,
-    and for weights outside blocks. `reduced`: buffer that reduces a block's gradients across ranks.
-    `replicated`: buffer that reduces them across replicas, which FSDP frees only at the end of a
-    step (torch 2.13, _fsdp_param_group.py). The last five are 0 if FSDP makes no copies.
+    `block`, `reduced` and `replicated` are 0 if FSDP makes no copies of the weights.
+
+    Attributes:
+        weights: Weights that the optimizer updates.
+        moments: Optimizer state.
+        before: Gradients before the last micro-batch.
+        after: Gradients after the last micro-batch.
+        around: Part of `gathered` for weights outside blocks.
+        block: Part of `gathered` for one block.
+        gathered: Copies of all weights that are gathered at once.
+        reduced: Buffer that reduces a block's gradients across ranks.
+        replicated: Buffer that reduces a block's gradients across replicas. FSDP frees it only at
+            the end
+            of a step (torch 2.13, _fsdp_param_group.py).
     """
 
     weights: int
@@ -197,7 +212,7 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     after += 0 if copied else _looked_up(config, format_, stage)
     # If gradients are already unsharded, reducing a block's gradients reuses their memory.
     summed = copied and (is_xla(config) or not (whole and several))
-    # Replicas add each reduction to those of earlier micro-batches.
+    # Replicas add each reduction to the sum of earlier micro-batches.
     replicas = layout.fsdp < config.data_parallel and several
     buckets = not copied and config.data_parallel > 1  # DDP's buckets; gradients are views of them
     # Weights cast for matmuls, kept for a whole pass.

@@ -1,8 +1,8 @@
 """Checks whether a run fits in memory, and suggests smaller runs that do.
 
 Estimates are up to 3 % too high, or up to a fifth if a compiler selects activations
-(tests/bench/LOG.md). Therefore a run is refused only if it would not fit even without that error. A
-tight run is planned with a warning.
+(tests/bench/LOG.md). A run is refused only if it would not fit even after subtracting this error.
+If it barely fits, it is planned with a warning.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ MOST_TIMES = 64  # maximum multiple of the requested nodes to suggest
 
 @dataclass(frozen=True)
 class Room:
-    """Available memory in bytes.
+    """Memory that one or more ranks share.
 
-    `of` is the scope that shares the memory: a `rank`, the ranks of a `node`, or `all` ranks.
-    `whose` describes the owner in messages.
+    Attributes:
+        bytes: Available memory.
+        of: Scope that shares the memory: a "rank", the ranks of a "node", or "all" ranks.
+        whose: Owner of the memory, for messages.
     """
 
     bytes: float
@@ -56,9 +58,7 @@ class Room:
 
 
 def device_room(config: Config) -> Room | None:
-    """Returns the memory of a rank's accelerator, or None if there is no accelerator or it is
-    unknown.
-    """
+    """Returns the memory of a rank's accelerator, or None if it has no known accelerator."""
     device = config.fleet.rank_device
     return Room(device.memory_gib * 2**30, "rank", f"a {device.name}") if device else None
 

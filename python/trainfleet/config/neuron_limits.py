@@ -18,7 +18,7 @@ XLA = "neuron-xla"
 NATIVE = "neuron"
 # Core counts on which collectives work within a trn1 node (optimum-neuron issue 761).
 RANKS = (1, 2, 8, 32)
-LENGTHS = 128  # tile size of attention kernels: the partitions of a NeuronCore
+LENGTHS = 128  # tile size of attention kernels, which is the number of a NeuronCore's partitions
 
 
 def is_xla(config: Config) -> bool:
@@ -121,9 +121,8 @@ def check_layout(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_training(config: Config) -> Iterator[tuple[str, str]]:
-    """Rejects settings that PyTorch/XLA with NxD's optimizer does not support.
-
-    PyTorch/XLA runs a step as one program.
+    """Rejects settings that PyTorch/XLA with NxD's optimizer does not support, because it runs a
+    step as one program.
     """
     train = config.train
     if not is_xla(config):

@@ -10,11 +10,14 @@ from typing import NamedTuple
 class Optimizer(NamedTuple):
     """Properties of an optimizer.
 
-    `made_by`: dotted name of a function that takes engine.optimizer.Making. `moments`: state
-    elements per parameter in block matrices. `others`: state elements per other parameter. `whole`:
-    an update depends on the whole matrix, even if ranks hold slices. `orthogonal`: updates of block
-    matrices are orthogonalized. `formats`: supported values of train.param_dtype. `xla`: dotted
-    name of the class for NxD Core's optimizer, or "" if there is no such class.
+    Attributes:
+        made_by: Dotted name of a function that takes engine.optimizer.Making.
+        moments: State elements per parameter in block matrices.
+        others: State elements per other parameter.
+        whole: Whether an update depends on the whole matrix, even if ranks hold slices.
+        orthogonal: Whether updates of block matrices are orthogonalized.
+        formats: Supported values of train.param_dtype.
+        xla: Dotted name of the class for NxD Core's optimizer, or "" if there is no such class.
     """
 
     name: str

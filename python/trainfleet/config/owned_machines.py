@@ -1,6 +1,6 @@
 """Resolves and validates fleet.accelerator, which describes machines without an EC2 instance type.
 
-Open keys are filled from Slurm's gres or with usual values.
+Unset keys are filled from Slurm's gres or with usual values.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def gpus_of(gres: str | None) -> Gpus | None:
 
 
 def node_type_of(fleet: dict[str, Any]) -> node_types.NodeType | None:
-    """Returns the node type of a fleet that is still a dict."""
+    """Returns the node type of a fleet that has not yet been converted to a dataclass."""
     if fleet["instance_type"] is not None:
         return node_types.instance(fleet["instance_type"])
     return fit(Devices, fleet["accelerator"]).node_type if fleet["accelerator"] else None
 
 
 def settle(fleet: dict[str, Any], here: bool) -> Iterator[tuple[str, Any, str]]:
-    """Fills the accelerator's open keys in place, and yields each key, value and reason.
+    """Fills the accelerator's unset keys in place, and yields (key, value, reason) for each.
 
     `here` means that this machine is the fleet.
     """
@@ -119,7 +119,7 @@ def _count(
 def _assumed(
     own: dict[str, Any], row: Accelerator, nodes: int, here: bool
 ) -> Iterator[tuple[str, Any, str]]:
-    """Yields the key, assumed value and reason of each key that stays open."""
+    """Yields (key, assumed value, reason) for each key that is still unset."""
     sizes = sorted({each.size for each in NVIDIA if each.words == row.words})
     if (
         own["memory_gib"] is None
@@ -240,7 +240,7 @@ def instead(name: str) -> str:
 
 
 def _differing(config: Config, own: Devices, row: Accelerator) -> Iterator[tuple[str, str]]:
-    """Yields each key that contradicts the instance type."""
+    """Yields (key, message) for each key that contradicts the instance type."""
     kind = config.fleet.node_type
     if kind is None:
         return

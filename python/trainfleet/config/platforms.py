@@ -30,7 +30,7 @@ FORMAT = re.compile(
 def degrees(form: str) -> Degrees | None:
     """Returns the tensor and pipeline degrees in a FORMAT, or None for a Hugging Face folder.
 
-    An omitted degree is None.
+    Omitted degrees are returned as None.
 
     Raises:
         ValueError: the format does not exist.
@@ -91,7 +91,7 @@ class Platform(Protocol):
         ...
 
     def checkpoint_at(self, address: str) -> Path | None:
-        """Returns the platform's checkpoint at an address, or None if it has no checkpoint there.
+        """Returns the platform's checkpoint at an address, or None if there is no such checkpoint.
 
         Raises:
             RunError: the checkpoint is incomplete.

@@ -22,12 +22,12 @@ from .yaml_lines import Key, YamlDocument, dotted
 
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
 GUESSES = 20  # maximum suggestions per group of keys; each takes a millisecond
-# Words from other languages and YAML 1.1 that stand for YAML 1.2 values.
+# YAML 1.2 values, and the words for them in other languages and YAML 1.1.
 WORDS: dict[str, dict[str, tuple[str, ...]]] = {
     "null": {"null": ("none", "nil")},
     "boolean": {"true": ("yes", "on", "y"), "false": ("no", "off", "n")},
 }
-BACKEND = ("fleet", "backend")  # installed packages can add names
+BACKEND = ("fleet", "backend")  # installed packages can add values
 # Schema violation: the key, the violated rule, the value, and the part of the schema with the rule.
 Fault = tuple[Key, str, Any, Schema]
 # Characters to strip around a number, except a multiplier such as k.
@@ -116,7 +116,7 @@ def _is(value: Any, name: str) -> bool:
 def _when(
     kind: type | tuple[type, ...], holds: Callable[[Any, Any], bool]
 ) -> Callable[[Any, Any], bool]:
-    """Returns a rule that applies only to values of one type.
+    """Wraps a rule so that it applies only to values of one type.
 
     All JSON Schema rules work that way, except `type`, `enum` and `anyOf`.
     """
@@ -158,7 +158,9 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, str]]:
-    """Yields an error message for each part of a violation, with the rest of the key."""
+    """Yields an error message for each part of a violation, with the part's key relative
+    to `key`.
+    """
     wanted, unit = part[rule], f" {part['unit']}" if part.get("unit") else ""
     # The value of a writeOnly key may be a secret, so its messages do not show it.
     match rule:
@@ -219,7 +221,7 @@ def _written(schema: Schema) -> str:
 
 
 def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
-    """Suggests the value that was probably meant by a value of the wrong type, or returns ""."""
+    """Suggests what a value of the wrong type was probably meant to be, or returns ""."""
     word, types = (
         got.strip().lower() if isinstance(got, str) else "",
         {rule} if isinstance(rule, str) else set(rule),

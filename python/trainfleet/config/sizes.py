@@ -65,8 +65,7 @@ def count_parameters(model: Model) -> int:
 
 
 def flops_per_token(model: Model, sequence_length: int) -> float:
-    """Returns the training FLOPs per token: 6 per parameter of each matrix it passes, plus
-    attention.
+    """Returns the FLOPs of training on one token: 6 per matrix parameter it uses, plus attention.
 
     One multiply-add in the forward pass and two in the backward pass make 6 FLOPs. Embedding
     lookups need none. In a masked model, the output layer processes only masked tokens. Attention
@@ -93,7 +92,7 @@ def flops_per_token(model: Model, sequence_length: int) -> float:
 def flops_in_words(model: Model) -> str:
     """Describes the FLOP formula in one line.
 
-    MFUs are comparable only with a known formula, which other programs seldom state.
+    MFUs are comparable only if the formula is known, and other programs seldom state theirs.
     """
     causal = FAMILIES[model.family].causal
     attention = (
@@ -130,8 +129,8 @@ def _transform(model: Model) -> int:
 
 
 def _pooler(model: Model) -> int:
-    """Returns the matrix parameters that predict from a sequence's first token whether text B
-    follows A.
+    """Returns the parameters in the pooler's matrices, which predict whether text B
+    follows text A.
     """
     return (
         model.hidden_size**2 + 2 * model.hidden_size

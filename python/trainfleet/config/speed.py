@@ -29,34 +29,38 @@ class Constants:
 
     # Tokens at which a matmul takes twice its ideal time, per FLOP/byte of the device.
     thin_tokens: float = 1.44
-    thin_width: float = 1.23  # the same for the smaller matrix dimension
+    # smaller matrix dimension at which a matmul takes twice its ideal time
+    thin_width: float = 1.23
     fp8: float = 1.0  # efficiency of fp8 matmuls relative to bf16, each against its own peak
     # Memory traffic of an unfused block per token in the forward pass, in multiples of the hidden
     # size.
     traffic: float = 22.0
     traffic_fused: float = 32.5
-    traffic_inner: float = 5.9  # the same, in multiples of the feed-forward size
+    traffic_inner: float = 5.9  # memory traffic in multiples of the feed-forward size
     scores: float = 18.5  # memory passes over stored attention scores
-    # The same if a single kernel scales, masks and normalizes them (Narayanan et al. 2021, 4.2).
+    # Memory passes if a single kernel scales, masks and normalizes the scores (Narayanan et al.
+    # 2021, 4.2).
     scores_fused: float = 4.6
     launch: float = 9e-6  # seconds per kernel launch
     kernels: float = 45.0  # kernels per block in the forward pass
     ring: float = 0.79  # fraction of a link's nominal bandwidth that large collectives reach
     ring_outside: float = 0.78
-    latency: float = 1.2e-05  # seconds per collective inside a node, times the log of its ranks
+    latency: float = 1.2e-05  # seconds per collective inside a node, per doubling of its ranks
     latency_outside: float = 3e-05
     # fraction of the tensor-parallel exchange that overlaps with compute
     hidden_tensor: float = 0.23
-    hidden_shard: float = 0.78  # the same for the exchange of sharded weights
+    # fraction of the exchange of sharded weights that overlaps with compute
+    hidden_shard: float = 0.78
     bubble: float = 0.84  # fraction of the pipeline's theoretical bubble
     update: float = 75.5  # bytes that the optimizer moves per fp32 parameter
     step: float = 0.0054  # constant overhead per step in seconds
     spread: float = 0.0058  # slowdown per doubling of nodes, because the slowest node sets the pace
     selective: float = 0.06  # fraction of a forward pass that selective recomputation repeats
-    # Speed relative to torch of an engine with hand-written kernels that overlaps communication
+    # Speed relative to torch of an engine with hand-written kernels, which overlaps communication
     # with matmuls (Megatron).
     tuned: float = 1.28
-    # The same for attention, on GPUs that torch's kernels do not use well.
+    # Attention speed of a hand-tuned engine (Megatron) relative to torch, on GPUs that torch's
+    # kernels do not use well.
     tuned_attention: float = 2.02
     # Fraction of a forward pass that full recomputation repeats. It skips the output layer and the
     # last matmul.
@@ -327,7 +331,7 @@ def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> float:
-    """Returns the seconds to exchange a block's keys and values across context ranks, without the
+    """Returns the seconds to exchange a block's keys and values across context ranks, minus the
     overlap with attention.
     """
     if work.context == 1:
@@ -368,7 +372,7 @@ def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> 
         group - 1
     ) / group / rate + layers * latency
     if not device.kernels:
-        return 0.0, exchange  # one graph computes, and the next one exchanges
+        return 0.0, exchange  # one compiled graph computes, and the next one communicates
     # Stages finish one after another, which leaves more compute to overlap with the exchange.
     window = computing * (1 + (work.pipeline - 1) / work.interleave)
     return 0.0, _hidden(exchange, 2 / 3 * window, c)

@@ -8,23 +8,26 @@ from math import ceil
 
 @dataclass(frozen=True)
 class HostOverheads:
-    """Overheads when the host itself runs each operation, as on CPUs. Units are seconds, or bytes
-    of memory traffic.
+    """Overheads when the host itself runs each operation, as on CPUs, in seconds or bytes of memory
+    traffic.
 
     Measured on one CPU as differences in CPU time between layouts that differ in one respect
     (tests/bench/LOG.md).
     """
 
-    launch: float = 1.7e-6  # per operation
-    weights: float = 24.0  # bytes per parameter and micro-batch: casts and gradient accumulation
+    launch: float = 1.7e-6  # seconds per operation
+    # bytes per parameter and micro-batch, for casts and gradient accumulation
+    weights: float = 24.0
     logits: float = 90.0  # bytes per logit in the loss
-    # Per block with tensor parallelism: DTensor dispatch, and ranks that wait for each other.
+    # Seconds per block with tensor parallelism, for DTensor dispatch and ranks that wait for each
+    # other.
     sliced: float = 0.0275
-    gathered: float = 2.5e-3  # per block with weights that FSDP gathers
+    gathered: float = 2.5e-3  # seconds per block with weights that FSDP gathers
     gathering: float = 70.0  # bytes per gathered parameter
-    passed: float = 1e-3  # per micro-batch at a pipeline stage
-    agreed: float = 8e-3  # per step of a pipeline: gradient norm and gradients of tied weights
-    straightened: float = 1.25e-3  # per sharded matrix that Muon gathers
+    passed: float = 1e-3  # seconds per micro-batch at a pipeline stage
+    # seconds per pipeline step, for the gradient norm and gradients of tied weights
+    agreed: float = 8e-3
+    straightened: float = 1.25e-3  # seconds per sharded matrix that Muon gathers
     # Bytes per attention score under dropout, for which torch does not use its fused kernel.
     dropped: float = 28.0
 
@@ -33,15 +36,19 @@ class HostOverheads:
 class DeviceSpeed:
     """Speed of one rank's device.
 
-    `flops`: dense FLOP/s by number format. `memory`: bytes/s. `inside`: bytes/s per direction to
-    other ranks in the node. `outside`: bytes/s of the rank's share of the node's network. `node`:
-    ranks per node. `domain`: number of ranks that the inside links connect, if they span several
-    nodes (GB200 NVL72).
-
-    `efficiency`: fraction of the peak that large matmuls reach. `attention`: fraction of that rate
-    that fused attention reaches. `kernels`: False if whole graphs run without kernel launches
-    (Neuron). `side`: number of ranks along one side of a torus. A group across both sides has twice
-    the links.
+    Attributes:
+        flops: Dense FLOP/s by number format.
+        memory: Memory bandwidth in bytes/s.
+        inside: Bytes/s per direction to other ranks in the node.
+        outside: Bytes/s per direction of the rank's share of the node's network.
+        node: Ranks per node.
+        efficiency: Fraction of the peak that large matmuls reach.
+        attention: Fraction of that rate that fused attention reaches.
+        kernels: False if whole graphs run without kernel launches (Neuron).
+        domain: Number of ranks that the inside links connect, if they span several nodes (GB200
+            NVL72).
+        side: Number of ranks along one side of a torus. A group across both sides has twice the
+            links.
     """
 
     name: str
@@ -75,11 +82,15 @@ class DeviceSpeed:
 class Work:
     """A rank's work per step: model shape, batch and layout. A degree of 1 means no parallelism.
 
-    `shard`: number of ranks that shard the state. `zero`: which parts of the state they shard.
-    `recompute`: how much of a forward pass outside attention is repeated. `flash`: attention does
-    not store scores. `dropped`: dropout applies to attention scores. `fused`: elementwise
-    operations are compiled. `tuned`: the engine has custom kernels (Megatron), for attention scores
-    before FlashAttention and for matmuls after it.
+    Attributes:
+        shard: Number of ranks that shard the state.
+        zero: ZeRO stage, which selects the sharded parts of the state.
+        recompute: How much of a forward pass outside attention is repeated.
+        flash: Whether attention avoids storing scores.
+        dropped: Whether dropout applies to attention scores.
+        fused: Whether elementwise operations are compiled.
+        tuned: Whether the engine has custom kernels (Megatron): for attention scores before
+            FlashAttention, and for matmuls since.
     """
 
     layers: int
@@ -112,8 +123,8 @@ class Work:
     predicted: float = 1.0
     # The optimizer is Muon, and each rank orthogonalizes all matrices of its stage.
     straightened: bool = False
-    gradient_bytes: int = 4  # per element, while gradients are reduced across ranks
-    state_bytes: int = 4  # per weight, gradient or moment in the optimizer
+    gradient_bytes: int = 4  # bytes per element while gradients are reduced across ranks
+    state_bytes: int = 4  # bytes per weight, gradient or moment in the optimizer
     dropped: bool = False
     # Stages have equal block counts, and the last stage also has the output layer. If False, stages
     # are balanced.

@@ -36,7 +36,8 @@ def tokenizing(config: Config) -> Config:
 def fitting() -> list[str]:
     """Returns the allowed values of data.tokenize_instance_type.
 
-    They have x86 processors, which the images need, and neither accelerators nor EFA.
+    These instance types have x86 processors, which the images need, and neither accelerators nor
+    EFA.
     """
     return [
         row.name for row in node_types.INSTANCE_TYPES.values() if row.kind == "cpu" and not row.efa

@@ -1,9 +1,9 @@
-"""The config as frozen dataclasses with one field per key, which are the only definition of the
-keys.
+"""The config as frozen dataclasses, with one field per key.
 
-The dataclasses generate schema/config.schema.json and schema/README.md (reference.py). They also
-provide the checks and defaults for config files (schema.py). `load` converts a file to a Config
-once, at the edge of the program. Its result has a value for every key that training needs.
+These dataclasses are the only definition of the keys. They generate schema/config.schema.json and
+schema/README.md (reference.py), and provide the checks and defaults for config files (schema.py).
+`load` converts a file to a Config once, at the edge of the program. Its result has a value for
+every key that training needs.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Config:
     """Complete config."""
 
     name: Annotated[str, Key(pattern=NAME, examples=["first-run"])]
-    """Run name, used as the folder runs/<name>. Launching a run with an existing name
-    resumes it."""
+    """Run name, used as the folder runs/<name>. Launching a run with an existing name resumes that
+    run."""
     fleet: Fleet
     """Backend, nodes, accelerators and storage."""
     data: Data

@@ -28,7 +28,7 @@ DEEPEST = 64  # maximum nesting depth of a tokenizer.json, in which sequences ma
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 LONGEST = 4096  # maximum length of a string in PARTS, except SentencePiece's character table
 TABLE = ".precompiled_charsmap"
-MOST_TOKENS = 2_000_000  # maximum of model.vocab_size
+MOST_TOKENS = 2_000_000  # maximum value of model.vocab_size
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 # Additional special tokens of trained tokenizers, so that masked models can use them.
@@ -51,7 +51,7 @@ class Added(TypedDict):
 
 
 class Algorithm(TypedDict, total=False):
-    """Model of a tokenizer. `vocab` is validated separately, because it is long."""
+    """Tokenizer algorithm. `vocab` is validated separately, because it is long."""
 
     type: Literal["BPE", "WordPiece", "WordLevel", "Unigram"]
     vocab: Required[Any]
@@ -60,7 +60,7 @@ class Algorithm(TypedDict, total=False):
 
 
 class Definition(TypedDict, total=False):
-    """Keys of tokenizer.json that are used."""
+    """Keys that are read from tokenizer.json."""
 
     model: Required[Algorithm]
     added_tokens: list[Added]
@@ -140,7 +140,7 @@ class Vocabulary:
 
 
 def _found(path: Path) -> tuple[str, str]:
-    """Returns the definition, converted if necessary, and its path."""
+    """Returns the tokenizer definition, converted if necessary, and its path."""
     file = path / FILE if path.is_dir() else path
     if file.is_file() and (what := told(file)):
         raise InputError(what, where=str(file))

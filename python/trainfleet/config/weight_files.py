@@ -30,7 +30,7 @@ BIASES = {
     "cls.predictions.bias": "cls.predictions.decoder.bias",
     "lm_head.bias": "lm_head.decoder.bias",
 }
-# Names of the embedding's copies if it is tied.
+# Names of copies of a tied embedding.
 _TIED = r"^lm_head\.weight$|^(cls\.predictions|lm_head)\.decoder\.weight$"
 _SOURCE = _TIED + r"|(embed_tokens|wte|word_embeddings)\.weight$"
 COMPARED = 2**16  # leading bytes to compare between tied tensors; fine-tuning changes every row
@@ -91,7 +91,7 @@ def require(folder: Path, model: Model) -> None:
         folder, [name for name in sizes if not re.search(f"{left_out}|{_own(family)}", name)]
     )
     if len(file_names(folder)) > SEEN:
-        return  # ranks also detect what the counts below would
+        return  # ranks detect mismatched counts anyway
     layers = {int(found[1]) for name in sizes if (found := _LAYER.search(name))}
     if len(layers) != model.layers:
         raise _other_model(folder, f"{len(layers)} layers", f"{model.layers}")
@@ -122,8 +122,8 @@ def some(names: Collection[str]) -> str:
 
 
 def require_no_others(folder: Path, names: Collection[str]) -> None:
-    """Raises RunError if `names` is not empty, because the model lacks these weights and would lose
-    them.
+    """Raises RunError if `names` lists weights, because the model lacks them and would
+    drop them.
     """
     if names:
         raise RunError(
