@@ -43,9 +43,7 @@ def _yaml(values: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Converts tuples to lists at every level, because YAML's safe dumper does not
-    support tuples.
-    """
+    """Converts tuples to lists at every level, because YAML's safe dumper rejects tuples."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

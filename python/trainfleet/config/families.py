@@ -405,8 +405,8 @@ FILE = Path(__file__).with_name("presets.yaml")
 class Preset:
     """Model shape.
 
-    If vocab_size is None, the tokenizer's size is used. norm_eps and dropout default to the
-    family's values, and head_dim to hidden_size / heads.
+    vocab_size defaults to the tokenizer's size, norm_eps and dropout default to the family's
+    values, and head_dim to hidden_size / heads.
     """
 
     family: str

@@ -38,9 +38,7 @@ class Host:
 
     @property
     def identity(self) -> str:
-        """Returns an EC2 instance's ID, because AWS reuses addresses, or any other host's
-        address.
-        """
+        """Returns an EC2 instance's ID, because AWS reuses addresses, or another host's address."""
         return self.name if _INSTANCE.fullmatch(self.name) else self.address
 
 

@@ -227,9 +227,7 @@ def _rotary(content: Json, family: Family) -> Json:
 
 
 def _is_stretched(scaling: Any, name: str) -> bool:
-    """Returns whether the rotary embedding is scaled as in Llama 3. Rejects other kinds
-    of scaling.
-    """
+    """Returns whether the rotary embedding is scaled as in Llama 3. Rejects any other scaling."""
     if not isinstance(scaling, dict):
         raise InputError(f"must be an object, not {show(scaling)}", key=name)
     kind = scaling.get("rope_type", scaling.get("type", "default"))

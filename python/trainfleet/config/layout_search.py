@@ -66,9 +66,7 @@ class Choice:
 
     @property
     def division(self) -> tuple[int, ...]:
-        """Returns a sort key that prefers the least divided layout, then the largest
-        micro-batch.
-        """
+        """Returns a sort key that prefers less division of the work, then larger micro-batches."""
         train, layout = self.config.train, self.config.train.parallelism
         mode = MODES.index(train.activation_checkpointing)
         state = layout.fsdp > 1, layout.zero_stage

@@ -85,9 +85,7 @@ def _check_length(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_layout(config: Config) -> Iterator[tuple[str, str]]:
-    """Rejects layouts that NxD Core does not support, or that trainfleet does not
-    implement on it.
-    """
+    """Rejects layouts that NxD Core does not support or that trainfleet does not build on it."""
     train, layout, ways = config.train, config.train.parallelism, config.data_parallel
     if not is_xla(config):
         return

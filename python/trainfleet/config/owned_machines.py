@@ -158,9 +158,7 @@ def _bytes(gib: float | None) -> float | None:
 
 
 def check(config: Config) -> Iterator[tuple[str, str]]:
-    """Rejects a fleet.accelerator that is unknown, implausible, or contradicts the
-    instance type.
-    """
+    """Rejects an unknown or implausible accelerator, or one that contradicts the instance type."""
     own, gpus = config.fleet.accelerator, gpus_of(config.fleet.slurm.gres)
     if gpus and config.fleet.device != "cpu" and config.fleet.ranks_per_node > gpus.count:
         gives = (

@@ -158,9 +158,7 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, str]]:
-    """Yields an error message for each part of a violation, with the part's key relative
-    to `key`.
-    """
+    """Yields an error message for each part of a violation, with its key relative to `key`."""
     wanted, unit = part[rule], f" {part['unit']}" if part.get("unit") else ""
     # The value of a writeOnly key may be a secret, so its messages do not show it.
     match rule:

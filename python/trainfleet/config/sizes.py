@@ -129,9 +129,7 @@ def _transform(model: Model) -> int:
 
 
 def _pooler(model: Model) -> int:
-    """Returns the parameters in the pooler's matrices, which predict whether text B
-    follows text A.
-    """
+    """Returns the matrix parameters of the pooler, which predicts whether text B follows text A."""
     return (
         model.hidden_size**2 + 2 * model.hidden_size
         if FAMILIES[model.family].objective == "pairs"
@@ -140,9 +138,7 @@ def _pooler(model: Model) -> int:
 
 
 def look_ups(model: Model) -> int:
-    """Returns the parameters in learned positions and segments, which every tensor rank
-    replicates.
-    """
+    """Returns the parameters in learned positions and segments, which tensor ranks replicate."""
     family = FAMILIES[model.family]
     positions = 0 if family.rotary else model.max_position_embeddings + family.positions_from
     return (positions + family.segments) * model.hidden_size

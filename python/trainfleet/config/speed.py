@@ -23,9 +23,7 @@ FORWARD, BACKWARD = (1.0, 2.0)
 
 @dataclass(frozen=True)
 class Constants:
-    """Fitted constants, dimensionless or in seconds. fit_planner.py prints them with
-    their errors.
-    """
+    """Fitted constants, dimensionless or in seconds. fit_planner.py prints them with errors."""
 
     # Tokens at which a matmul takes twice its ideal time, per FLOP/byte of the device.
     thin_tokens: float = 1.44
@@ -279,8 +277,9 @@ def _traffic(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _loss(work: Work, device: DeviceSpeed) -> float:
-    """Returns the seconds for the vocabulary softmax and its gradient, which pass over
-    fp32 logits.
+    """Returns the seconds for the softmax over the vocabulary and its gradient.
+
+    Both pass over the fp32 logits several times.
     """
     bytes_ = device.host.logits if device.host else 6 * 4
     return bytes_ * work.tokens * work.predicted * work.vocabulary / work.tensor / device.memory

@@ -69,9 +69,7 @@ class DeviceSpeed:
         return self.domain or self.node
 
     def peak(self, format_: str) -> float:
-        """Returns the matmul FLOP/s in a format, or in the closest format that the device
-        supports.
-        """
+        """Returns the matmul FLOP/s in a format, or in the closest format the device supports."""
         near = {"fp8": ("fp8", "bf16"), "bf16": ("bf16",), "fp16": ("fp16", "bf16")}.get(
             format_, ()
         )

@@ -1,6 +1,4 @@
-"""Selects the machines that tokenize a dataset: data.tokenize_instance_type, or else the
-fleet's.
-"""
+"""Selects the machines that tokenize a dataset: data.tokenize_instance_type, or the fleet's."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class Aws:
     share_fleet_of: Annotated[
         str | None, Key(backends=ON_AWS, pattern=NAME, examples=["phase-1"])
     ] = None
-    """Name of the config whose machines, bucket or queue to use. Only that config creates, changes
-    and removes them. If null, nothing is shared."""
+    """Name of another config whose machines, bucket or queue this run uses. Only that config
+    creates, changes and removes them. If null, nothing is shared."""
     region: Annotated[
         str | None,
         Key(
@@ -362,8 +362,8 @@ class SlurmConfig:
     time_limit_minutes: Annotated[int | None, Key(unit="minutes", minimum=1, maximum=525_600)] = (
         None
     )
-    """Time limit of each start of a job. At the limit, the job saves and is requeued, until all of
-    train.steps are done. Defaults to the partition's limit."""
+    """Time limit per start of a job. Shortly before the limit, the job saves and is requeued, until
+    all of train.steps are done. Defaults to the partition's limit."""
     warn_before_seconds: Annotated[int, Key(unit="s", minimum=10, maximum=65_535)] = 300
     """Time before the limit at which a job must save and stop. It must be long enough for a step
     and a checkpoint."""

@@ -43,8 +43,8 @@ class SshConfig:
         tuple[str, ...], Key(maxItems=10_000, items={"pattern": "^SHA256:[A-Za-z0-9+/]{43}$"})
     ] = ()
     """Fingerprints of host keys to accept on first contact, as `SHA256:...`. To print one on a
-    host, run `ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub`. For any other new key,
-    trainfleet asks you."""
+    host, run `ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub`. trainfleet asks you before it
+    accepts any other new key."""
     config: Annotated[str | None, Key(minLength=1, maxLength=4096, examples=["~/.ssh/config"])] = (
         None
     )
@@ -80,8 +80,8 @@ class Fsx:
     """Size of the file system to create: 1200 or a multiple of 2400. With EFA, only the sizes in
     AWS's table are allowed."""
     type: Annotated[str, Key(enum=["scratch", "persistent"])] = "scratch"
-    """Deployment type of the file system to create. `scratch` keeps one copy of the data, for files
-    that are also in S3. On `persistent`, AWS replaces failed disks."""
+    """Deployment type of the file system to create. `scratch` keeps one copy of the data, which
+    suits files that are also in S3. With `persistent`, AWS replaces failed disks."""
     throughput: Annotated[int, Key(unit="MB/s per TiB", enum=[125, 250, 500, 1000])] = 250
     """Throughput per TiB of a persistent file system. A scratch file system always provides 200."""
     efa: bool = False
@@ -120,9 +120,9 @@ class Devices:
     network_gbps: Annotated[
         float | None, Key(unit="Gbit/s", exclusiveMinimum=0, maximum=100_000)
     ] = None
-    """Total network bandwidth of a node to other nodes, over all its network cards. A launch is
-    refused if the measured bandwidth is far lower. Defaults to the usual bandwidth, which launches
-    don't enforce."""
+    """Total network bandwidth of a node, over all its network cards. A launch is refused if the
+    measured bandwidth is far lower. Defaults to the usual bandwidth for such nodes, which is not
+    enforced."""
     usd_per_hour: Annotated[float | None, Key(unit="US dollars", minimum=0, maximum=100_000)] = None
     """Price per node and hour, for cost estimates and budget.max_usd. Defaults to the list price of
     fleet.instance_type, or to no cost."""
@@ -179,7 +179,8 @@ class Fleet:
     """Number of processes per node. Defaults to one per accelerator. Without accelerators, defaults
     to one, or to one per core if a trial on this machine showed that to be faster."""
     rendezvous_port: Annotated[int | None, Key(minimum=1024, maximum=65_535)] = None
-    """Rendezvous port on the first node. Defaults to a port that is free on this machine."""
+    """Rendezvous port on the first node. If null, it is chosen automatically (a free port on the
+    local backend)."""
     hosts: Annotated[
         tuple[str, ...],
         Key(
@@ -285,7 +286,8 @@ class Fleet:
     """Idle time, without a job or login, after which nodes that were created on AWS for the run
     stop. Null means never."""
     aws: Annotated[Aws, Key(backends=["ec2", "parallelcluster"])]
-    """Machines that the AWS backends (ec2, batch, sagemaker) create, and where to create them."""
+    """Region, network, capacity, image and storage of the machines that the AWS backends (ec2,
+    batch, sagemaker) create."""
     secret_arns: Annotated[
         tuple[str, ...],
         Key(
@@ -309,9 +311,9 @@ class Fleet:
     sagemaker: Annotated[SageMakerConfig, Key(backends=["sagemaker"])]
     """SageMaker settings, for the sagemaker backend."""
     slurm: Annotated[SlurmConfig, Key(backends=["slurm", "parallelcluster"])]
-    """Resources that Slurm jobs request, for the slurm backend. Run `make` on a machine with
-    sbatch, in a folder that every node can access. To run it elsewhere, list only that machine in
-    fleet.hosts."""
+    """Resources that jobs of the slurm backend request. Run `make` on a machine with sbatch, in a
+    folder that every node can access. To run `make` elsewhere, set that machine as the only entry
+    of fleet.hosts."""
     options: Annotated[
         tuple[str, ...],
         Key(

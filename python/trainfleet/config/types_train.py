@@ -34,10 +34,10 @@ class Data:
         tuple[str | Source, ...],
         Key(minItems=1, maxItems=10_000, items={"minLength": 1, "maxLength": 4096}),
     ] = ("stdlib",)
-    """Where to read the text from. Entries can be files, folders, globs and s3:// prefixes (.txt,
-    .md, .py, .jsonl, .json, .csv, .tsv, .parquet, .arrow, .tar; the first four also as .gz and
-    .zst). Use hf://owner/name[@revision][/config][:split] for a Hugging Face dataset, or `stdlib`
-    for the Python files of this interpreter's standard library. An entry can also be {path, weight,
+    """Text to train on. Entries can be files, folders, globs and s3:// prefixes (.txt, .md, .py,
+    .jsonl, .json, .csv, .tsv, .parquet, .arrow, .tar; the first four also as .gz and .zst). Use
+    hf://owner/name[@revision][/config][:split] for a Hugging Face dataset, or `stdlib` for the
+    Python files of this interpreter's standard library. An entry can also be {path, weight,
     text_field}, which sets the source's share of the samples and its text field."""
     text_field: Annotated[str, Key(minLength=1, maxLength=255)] = "text"
     """Field of a .jsonl record, or column of a table, that contains the text."""
@@ -250,8 +250,9 @@ class Train:
     spike_sigmas: Annotated[
         float, Key(unit="standard deviations", minimum=0, maximum=1_000_000_000)
     ] = 6
-    """Skips a step if its loss or gradient norm is more than this many standard deviations above
-    the mean of the last 128 steps. 0 skips only steps with a non-finite loss or gradient norm."""
+    """Threshold for skipping a step, in standard deviations. A step is skipped if its loss or
+    gradient norm exceeds the mean of the last 128 steps by more than this. 0 skips only steps with
+    a non-finite loss or gradient norm."""
     max_consecutive_skips: Annotated[int, Key(unit="steps", minimum=1, maximum=1_000_000)] = 10
     """Number of consecutive skipped steps after which the run stops with an error."""
     precision: Annotated[str, Key(enum=["auto", "fp32", "bf16", "fp16", "fp8"])] = "auto"
@@ -299,9 +300,9 @@ class Train:
     folder, hf://owner/name[@revision] on the Hub, or an NxD Core checkpoint. A run that already has
     a checkpoint resumes from it instead."""
     activation_checkpointing: Annotated[str, Key(default=None, enum=["none", "selective", "full"])]
-    """Activations in a block to recompute in the backward pass instead of storing: none, selective
-    (all except matmul and attention outputs) or full (all except the block's input). Defaults to
-    the first of these that fits in memory."""
+    """Activations of a block that are recomputed in the backward pass instead of stored: none,
+    selective (all except matmul and attention outputs) or full (all except the block's input).
+    Defaults to the first of these that fits in memory."""
     activation_memory_budget: Annotated[float | None, Key(minimum=0, maximum=1)] = None
     """Fraction of its activations that a compiled block stores, as in torch's setting of the same
     name. A lower fraction needs less memory. The compiler selects what to recompute, cheapest

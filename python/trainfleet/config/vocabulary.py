@@ -254,9 +254,7 @@ def _vocabulary(content: Any) -> dict[str, int]:
 
 
 def _require_short(value: Any, key: str) -> None:
-    """Rejects long strings in a part that transforms text, because every word could grow
-    that long.
-    """
+    """Rejects long strings in parts that transform text, because any word could become as long."""
     match value:
         case str() if len(value) > LONGEST and not key.endswith(TABLE):
             raise InputError(

@@ -122,9 +122,7 @@ def some(names: Collection[str]) -> str:
 
 
 def require_no_others(folder: Path, names: Collection[str]) -> None:
-    """Raises RunError if `names` lists weights, because the model lacks them and would
-    drop them.
-    """
+    """Raises RunError if `names` is not empty, because the model would drop these weights."""
     if names:
         raise RunError(
             "has weights that the model does not have",
@@ -225,9 +223,7 @@ def _other_model(folder: Path, there: str, here: str) -> RunError:
 
 
 def _other(path: Path) -> str:
-    """Returns the actual type of a file that is not safetensors, judged by its first
-    bytes, or "".
-    """
+    """Returns the actual type of a file that is not safetensors, by its first bytes, or ""."""
     with (
         contextlib.suppress(OSError, TrainfleetError),
         untrusted_input.open_regular(path) as stream,

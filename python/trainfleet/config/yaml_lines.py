@@ -186,7 +186,7 @@ class YamlDocument:
         self.problems.append(Problem(*self.where(tuple(key.split("."))), key, message))
 
     def set(self, key: Key, value: Any, source: str) -> None:
-        """Sets a key on behalf of the variable `source`, replacing its value and all keys
+        """Sets a key on behalf of the variable `source`. Replaces its value and all keys
         below it.
         """
         size = len(key)
