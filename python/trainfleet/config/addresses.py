@@ -61,8 +61,7 @@ def folder_of(address: str, weights: bool = False) -> Path:
 
     Raises:
         InputError: the address is neither a path nor a Hub model, or the model is not cached and
-            can't
-            be downloaded.
+            can't be downloaded.
     """
     if not address.startswith(HUB):
         if (elsewhere := _ADDRESS.match(address)) or meant(address):

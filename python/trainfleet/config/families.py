@@ -34,8 +34,7 @@ class Folder(NamedTuple):
         fixed: Other keys and their required values.
         written: Additional keys to write.
         refused: Keys that must be absent or have this value, because other values may change the
-            function
-            or the weights. They are not written.
+            function or the weights. They are not written.
         dropouts: Additional keys that must equal the single dropout rate.
         defaults: Values that `transformers` assumes for keys that older files omit.
         same_as: Maps a key that older files omit to the key with the same value.
@@ -48,8 +47,7 @@ class Folder(NamedTuple):
         heads: Maps our weight names to theirs outside the trunk.
         turned: Whether matrices are transposed, and query, key and value form a single matrix.
         ignored: Pattern for weights that are skipped and reported: buffers of older versions, tied
-            copies
-            and an untrained head.
+            copies and an untrained head.
     """
 
     architecture: str
@@ -99,8 +97,7 @@ class Family:
 
     Attributes:
         objective: next (predict the next token), masked (predict masked tokens) or pairs (predict
-            masked
-            tokens, and whether text B follows text A).
+            masked tokens, and whether text B follows text A).
         module: Dotted name of the network.
         rotary: Whether positions are rotary embeddings. Otherwise they are learned.
         positions_from: Row of position 0 in learned positions.

@@ -65,8 +65,7 @@ def read(folder: Path) -> Preset:
 
     Raises:
         InputError: the file is missing, its model is not supported, or a number is outside the
-            bounds
-            of the config key. The error contains the key.
+            bounds of the config key. The error contains the key.
     """
     path = folder / CONFIG
     try:
@@ -210,7 +209,9 @@ def _defaults(content: Json, family: Family) -> Json:
 
 
 def _rotary(content: Json, family: Family) -> Json:
-    """Returns the base, scaling and head size of the rotary embedding, in either key format."""
+    """Returns the rotary embedding's base, scaling and head size. Supports old and new
+    key names.
+    """
     # If a file contains both keys, all versions of transformers use rope_scaling.
     name = "rope_parameters" if content.get("rope_scaling") in (None, {}) else "rope_scaling"
     scaling = {} if content.get(name) is None else content[name]

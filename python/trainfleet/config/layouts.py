@@ -66,7 +66,8 @@ def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
 
 
 def lack(config: Config, asked: set[str]) -> str | None:
-    """Returns why no layout fits, with a fix, or None if one fits or the device is unknown.
+    """Returns why no layout fits, with a suggested fix. Returns None if one fits or the device is
+    unknown.
 
     The fix is to change keys that rule out a fitting layout, or to use more nodes.
     """

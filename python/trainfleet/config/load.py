@@ -156,7 +156,7 @@ def _against_preset(model: dict[str, Any]) -> tuple[str, str] | None:
 def _blamed(
     problems: list[Problem], settings: Settings, terms_of: Callable[[str], BackendTerms]
 ) -> list[Problem]:
-    """Attributes problems that the file alone does not have to SET and the make variables."""
+    """Attributes problems to SET and the make variables, unless the file alone also has them."""
     named = [name for name in ("SET" if settings.set else "", *settings.short) if name]
     if not named or all(problem.where in named for problem in problems):
         return problems
@@ -200,8 +200,7 @@ def load_name(settings: Settings) -> str:
 
     Raises:
         ConfigError: the name is missing or invalid, or SET or a variable is invalid and may have
-            set
-            another name.
+            set another name.
     """
     document, values, broken = _checked(settings)
     mine = [problem for problem in document.problems if problem.line == 0]

@@ -176,8 +176,7 @@ class HeldBytes:
         gathered: Copies of all weights that are gathered at once.
         reduced: Buffer that reduces a block's gradients across ranks.
         replicated: Buffer that reduces a block's gradients across replicas. FSDP frees it only at
-            the end
-            of a step (torch 2.13, _fsdp_param_group.py).
+            the end of a step (torch 2.13, _fsdp_param_group.py).
     """
 
     weights: int

@@ -309,7 +309,7 @@ def _suggestion(key: tuple[str, ...], siblings: list[str]) -> str:
 
 
 def _ratio(guess: str, rate: Any, siblings: dict[str, Any]) -> str:
-    """Returns the ratio of a rate to the peak rate, if the suggested key is a ratio."""
+    """Returns a rate as a fraction of the peak rate, for a suggestion of min_lr_ratio, or ""."""
     peak = siblings.get("learning_rate")
     if "min_lr_ratio?" in guess and isinstance(rate, float) and isinstance(peak, float):
         return f"; {rate:g} / {peak:g} is {rate / peak:.3g}" if 0 < rate < peak else ""

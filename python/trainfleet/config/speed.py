@@ -27,7 +27,8 @@ class Constants:
 
     # Tokens at which a matmul takes twice its ideal time, per FLOP/byte of the device.
     thin_tokens: float = 1.44
-    # smaller matrix dimension at which a matmul takes twice its ideal time
+    # Smaller matrix dimension at which a matmul takes twice its ideal time, per FLOP/byte of the
+    # device.
     thin_width: float = 1.23
     fp8: float = 1.0  # efficiency of fp8 matmuls relative to bf16, each against its own peak
     # Memory traffic of an unfused block per token in the forward pass, in multiples of the hidden

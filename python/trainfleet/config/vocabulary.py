@@ -178,7 +178,7 @@ def _read(kind: type[T], file: Path) -> T:
 
 
 def _with_added(definition: str, tokens: list[str], where: str) -> str:
-    """Adds tokens that appear only in other files of the folder, numbered as `tokenizers` would."""
+    """Adds tokens that only other files in the folder define, numbered as in `tokenizers`."""
     if all(json.dumps(token, ensure_ascii=False) in definition for token in tokens):
         return definition
     content = untrusted_input.parse_json(definition, where, DEEPEST)

@@ -186,9 +186,7 @@ class YamlDocument:
         self.problems.append(Problem(*self.where(tuple(key.split("."))), key, message))
 
     def set(self, key: Key, value: Any, source: str) -> None:
-        """Sets a key on behalf of the variable `source`. Replaces its value and all keys
-        below it.
-        """
+        """Sets a key on behalf of the variable `source`, and removes the keys below it."""
         size = len(key)
         self.lines = {known: line for known, line in self.lines.items() if known[:size] != key}
         self.overridden = {
