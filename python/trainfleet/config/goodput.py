@@ -73,12 +73,12 @@ def foresee(config: Config, step: float) -> Goodput:
 
 
 def saving_of(config: Config) -> float:
-    """Returns the seconds until a checkpoint is complete. All nodes write in parallel."""
+    """Returns the time until a checkpoint is complete, in seconds. All nodes write in parallel."""
     return stall_of(config) + STATE * count_parameters(config.model) / config.fleet.nodes / STORE
 
 
 def stall_of(config: Config) -> float:
-    """Returns the seconds for which a save blocks the ranks."""
+    """Returns the time for which a save blocks the ranks, in seconds."""
     return STALL + STATE * count_parameters(config.model) / config.world_size / COPY
 
 

@@ -30,7 +30,7 @@ class Optimizer(NamedTuple):
     xla: str = ""
 
     def numbers(self, matrices: int, others: int) -> int:
-        """Returns the state elements for `matrices` block-matrix parameters and `others` other
+        """Returns the number of state elements for `matrices` block-matrix and `others` other
         parameters.
         """
         return self.moments * matrices + self.others * others

@@ -11,7 +11,9 @@ from .types import Model
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters of a model part, in matrices (which tensor parallelism divides) and in vectors."""
+    """Parameter counts of a model part: in matrices, which tensor parallelism splits, and in
+    vectors.
+    """
 
     matrices: int
     vectors: int
@@ -106,7 +108,7 @@ def flops_in_words(model: Model) -> str:
 
 
 def _block(model: Model) -> int:
-    """Returns the matrix parameters of a block.
+    """Returns the number of parameters in a block's matrices.
 
     Attention has four matrices. SwiGLU has three, and a plain feed-forward has two.
     """
@@ -124,12 +126,15 @@ def _normed(model: Model) -> int:
 
 
 def _transform(model: Model) -> int:
-    """Returns the parameters of a masked model's square matrix before the output layer."""
+    """Returns the number of parameters in a masked model's transform before the output layer."""
     return 0 if FAMILIES[model.family].causal else model.hidden_size**2
 
 
 def _pooler(model: Model) -> int:
-    """Returns the matrix parameters of the pooler, which predicts whether text B follows text A."""
+    """Returns the number of parameters in the matrices of the pooler.
+
+    The pooler predicts whether text B follows text A.
+    """
     return (
         model.hidden_size**2 + 2 * model.hidden_size
         if FAMILIES[model.family].objective == "pairs"
@@ -138,14 +143,17 @@ def _pooler(model: Model) -> int:
 
 
 def look_ups(model: Model) -> int:
-    """Returns the parameters in learned positions and segments, which tensor ranks replicate."""
+    """Returns the number of parameters in learned positions and segments.
+
+    Every tensor rank has a full copy of them.
+    """
     family = FAMILIES[model.family]
     positions = 0 if family.rotary else model.max_position_embeddings + family.positions_from
     return (positions + family.segments) * model.hidden_size
 
 
 def _head_vectors(model: Model) -> int:
-    """Returns the vector parameters of the last part.
+    """Returns the number of parameters in the vectors of the last part.
 
     These are the last norm and, in an encoder, the biases of the square matrix, output layer and
     pooler.

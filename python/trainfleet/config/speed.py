@@ -101,7 +101,9 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by part. Communication counts only if it does not overlap with compute."""
+    """Time of a step by part, in seconds. Communication counts only if it does not overlap with
+    compute.
+    """
 
     products: float
     attention: float
@@ -129,7 +131,7 @@ class StepTime:
         return StepTime(**{name: seconds * of[name] for name, seconds in asdict(self).items()})
 
     def group(self, name: str) -> float:
-        """Returns the total seconds of a group of parts."""
+        """Returns the total time of a group of parts, in seconds."""
         return float(sum(getattr(self, part) for part in GROUPS[name]))
 
     def limit(self) -> str:
@@ -196,7 +198,7 @@ def tokens_per_second(work: Work, device: DeviceSpeed, constants: Constants = FI
 def _product(
     work: Work, device: DeviceSpeed, c: Constants, size: tuple[float, float], format_: str
 ) -> float:
-    """Returns the seconds to multiply a micro-batch's tokens by one matrix.
+    """Returns the time to multiply a micro-batch's tokens by one matrix, in seconds.
 
     Thin matmuls do not reach peak throughput.
     """
@@ -227,7 +229,7 @@ def _beside(format_: str) -> str:
 def _launches(
     work: Work, device: DeviceSpeed, c: Constants, blocks: float, computing: float
 ) -> float:
-    """Returns the launch overhead in seconds per micro-batch that does not overlap with compute.
+    """Returns the launch overhead per micro-batch that does not overlap with compute, in seconds.
 
     `blocks`: the micro-batch's work, in forward passes of one block.
     """
@@ -244,7 +246,7 @@ def _launches(
 
 
 def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Returns the seconds of a block's attention in the forward pass.
+    """Returns the forward time of a block's attention in seconds.
 
     Attention takes 4 x length x width FLOPs per token, or half of that if causal.
     """
@@ -264,7 +266,7 @@ def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _traffic(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Returns the seconds of a block's memory-bound operations in the forward pass.
+    """Returns the forward time of a block's memory-bound operations in seconds.
 
     These are norms, activation functions, residuals and copies.
     """
@@ -278,9 +280,9 @@ def _traffic(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _loss(work: Work, device: DeviceSpeed) -> float:
-    """Returns the seconds for the softmax over the vocabulary and its gradient.
+    """Returns the time for the vocabulary softmax and its gradient, in seconds.
 
-    Both pass over the fp32 logits several times.
+    Both make several passes over the fp32 logits.
     """
     bytes_ = device.host.logits if device.host else 6 * 4
     return bytes_ * work.tokens * work.predicted * work.vocabulary / work.tensor / device.memory
@@ -304,7 +306,7 @@ def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[f
 
 
 def _around(device: DeviceSpeed, ranks: int, stride: int) -> float:
-    """Returns the seconds until the first element has passed around a ring.
+    """Returns the time until the first element has passed around a ring, in seconds.
 
     All-gather and reduce-scatter have no tree algorithm (NCCL, tuning.cc).
     """
@@ -319,9 +321,9 @@ def _around(device: DeviceSpeed, ranks: int, stride: int) -> float:
 
 
 def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Returns the seconds of a block's tensor-parallel communication per forward or backward pass.
+    """Returns the tensor-parallel communication time of a block per pass, in seconds.
 
-    It consists of two all-gathers and two reduce-scatters (arXiv:2205.05198).
+    A forward or backward pass needs two all-gathers and two reduce-scatters (arXiv:2205.05198).
     """
     if work.tensor == 1:
         return 0.0
@@ -331,8 +333,9 @@ def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> float:
-    """Returns the seconds to exchange a block's keys and values across context ranks, minus the
-    overlap with attention.
+    """Returns the time to exchange a block's keys and values across context ranks, in seconds.
+
+    The part that overlaps with attention is not counted.
     """
     if work.context == 1:
         return 0.0
@@ -343,8 +346,9 @@ def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> flo
 
 
 def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> tuple[float, float]:
-    """Returns the non-overlapped seconds of weight and gradient exchange, per micro-batch and per
-    step.
+    """Returns the non-overlapped time to exchange weights and gradients, in seconds.
+
+    The first value is per micro-batch, and the second per step.
     """
     group, ways = work.data * work.context, max(1, work.shard)
     if group == 1:
@@ -379,7 +383,9 @@ def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> 
 
 
 def _replicas(work: Work, device: DeviceSpeed, c: Constants, together: int, replicas: int) -> float:
-    """Returns the seconds to reduce a rank's gradients across replicas of the weights (HSDP)."""
+    """Returns the time to reduce a rank's gradients across replicas of the weights (HSDP), in
+    seconds.
+    """
     if replicas == 1:
         return 0.0
     rate, latency = _link(device, c, replicas, work.tensor * together)
@@ -395,7 +401,8 @@ def _hidden(exchange: float, window: float, c: Constants) -> float:
 
 
 def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Returns the non-overlapped seconds to pass hidden states and gradients between stages.
+    """Returns the non-overlapped time to pass hidden states and gradients between stages, in
+    seconds.
 
     Adjacent stages are world / pipeline ranks apart.
     """
@@ -420,7 +427,7 @@ def _update(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _straighten(work: Work, device: DeviceSpeed) -> float:
-    """Returns the seconds to orthogonalize a stage's matrices with Muon.
+    """Returns the time to orthogonalize a stage's matrices with Muon, in seconds.
 
     Sharded matrices are gathered first.
     """

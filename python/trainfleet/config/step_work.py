@@ -134,12 +134,12 @@ class Work:
 
     @property
     def tokens(self) -> float:
-        """Returns the tokens of a micro-batch on one rank."""
+        """Returns the number of tokens in a micro-batch on one rank."""
         return self.micro_batch * self.length / self.context
 
     @property
     def step_tokens(self) -> float:
-        """Returns the tokens of a step across all ranks."""
+        """Returns the number of tokens in a step across all ranks."""
         return float(self.micro_batch * self.length * self.passes * self.data)
 
     @property
@@ -167,7 +167,7 @@ class Work:
 
     @property
     def block_numbers(self) -> float:
-        """Returns the matrix parameters of one block across all tensor ranks."""
+        """Returns the number of parameters in one block's matrices across all tensor ranks."""
         return self.width * (
             2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.inner
         )
@@ -190,6 +190,6 @@ class Work:
 
     @property
     def numbers(self) -> float:
-        """Returns the parameters of a rank's stage before sharding."""
+        """Returns the number of parameters in a rank's stage before sharding."""
         around = self.width * self.vocabulary * (1 if self.pipeline > 1 else 2)
         return (self.block_numbers * ceil(self.layers / self.pipeline) + around) / self.tensor
