@@ -183,7 +183,7 @@ steps: 4
         "config.yaml:4: fleet.nodes: must be at least 1 and at most 16384 nodes, not 0",
         "config.yaml:6: data.sources: must not be empty",
         'config.yaml:8: train.learning_rate: must be a number, not "abc"',
-        "config.yaml:9: train.seqlen: unknown key; did you mean sequence_length? Tokens in a sequence",
+        "config.yaml:9: train.seqlen: unknown key; did you mean sequence_length? Number of tokens per sequence",
         "config.yaml:10: train.global_batch_size: 7 is not a multiple of the 2 data-parallel ranks; nearest valid values: 6, 8",
         "config.yaml:11: train.sequence_length: 100000 is more than model.max_position_embeddings 1024",
         "config.yaml:12: model.kv_heads: 2 does not divide model.heads 7",
@@ -315,7 +315,7 @@ def test_a_name_of_before_gets_one_line_with_its_new_one(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("min_lr: 3e-5, learning_rate: 3e-4", "min_lr_ratio? The final learning rate, as a fraction of train.learning_rate; 3e-05 / 0.0003 is 0.1"),
+        ("min_lr: 3e-5, learning_rate: 3e-4", "min_lr_ratio? Final learning rate, as a fraction of train.learning_rate; 3e-05 / 0.0003 is 0.1"),
         ("min_lr: 0.1, learning_rate: 3e-4", "as a fraction of train.learning_rate"),
     ],
 )  # fmt: skip

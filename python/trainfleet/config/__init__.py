@@ -1,4 +1,4 @@
-"""Loads config.yaml once, at the edge: checks it and converts it into frozen dataclasses."""
+"""Loads config.yaml, validates it, and converts it to frozen dataclasses."""
 
 from .derive import Derived
 from .dump import dump_asked, dump_resolved

@@ -1,10 +1,10 @@
-"""Estimates the activations that a stage's forward passes keep for backward, and the peak working
-memory of one block.
+"""Estimates activation memory: what a stage keeps for the backward pass, and a block's peak working
+memory.
 
 The formulas follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1), adapted to our modules.
-tests/bench/bench_memory.py compares them with the tensors alive at the peak of a step. Between
-modules, a tensor rank has a part of the sequence. Attention and feed-forward gather the whole
-sequence, and keep it.
+tests/bench/bench_memory.py compares them with the tensors that are alive at a step's peak. Between
+modules, each tensor rank holds a slice of the sequence. Attention and feed-forward gather the whole
+sequence and keep it for the backward pass.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ FULL = 4  # bytes per fp32 element
 class Flow:
     """Activation bytes of one micro-batch on a rank.
 
-    `kept`: activations that one block keeps for its backward pass. `again`: further activations
-    that recomputation restores. `work`: gradients within the block at their peak, minus the memory
-    freed by then. `hidden`: hidden states between modules. `entering`: hidden states that enter the
-    output layer, and the activations that its norm keeps. `gradient`: the whole gradient of the
-    hidden states.
+    Attributes:
+        kept: Activations that one block keeps for its backward pass.
+        again: Additional activations that recomputation restores.
+        work: Peak gradient memory inside a block, minus the memory freed by then.
+        hidden: Hidden states between modules.
+        entering: Input of the output layer, plus the activations that its norm keeps.
+        gradient: Gradient of the hidden states over the whole sequence.
     """
 
     kept: float
@@ -38,10 +40,10 @@ class Flow:
 
 
 def flow_of(config: Config, width: int) -> Flow:
-    """Returns the bytes of each part, for hidden states of `width` bytes per element."""
+    """Returns the activation bytes for hidden states of `width` bytes per element."""
     train, wide, part = config.train, config.model.hidden_size, config.train.parallelism.tensor
     tokens = train.micro_batch_size * train.sequence_length / train.parallelism.context
-    # Extra bytes per element: if only products run in bf16, other values stay in fp32.
+    # Extra bytes per element if only matmuls run in bf16 and other values stay in fp32.
     apart, gained = (by_parts(config), FULL - width if casts(config) else 0)
     norm = _norm(width) if apart and FAMILIES[config.model.family].rotary else gained
     whole = (
@@ -65,9 +67,10 @@ def flow_of(config: Config, width: int) -> Flow:
 
 
 def _dropped(config: Config, width: int, apart: bool) -> float:
-    """Returns the bytes per token that dropout keeps. A fused dropout keeps masks of one byte per
-    element. An unfused dropout keeps masks as wide as the activations, and three fp32 copies of the
-    attention scores.
+    """Returns the bytes per token that dropout keeps.
+
+    Fused dropout keeps one mask byte per element. Unfused dropout keeps masks as wide as the
+    activations, and three fp32 copies of the attention scores.
     """
     model, layout = config.model, config.train.parallelism
     if not FAMILIES[model.family].dropout or not model.dropout:
@@ -81,17 +84,20 @@ def _dropped(config: Config, width: int, apart: bool) -> float:
 
 
 def _cast(config: Config, width: int) -> int:
-    """Returns the bytes per token of extra bf16 copies of the norms' outputs. Each product that
-    reads a norm's output casts a separate copy; otherwise all products share one.
+    """Returns the bytes per token of extra bf16 copies of the norms' outputs.
+
+    When matmuls cast their inputs, each matmul that reads a norm's output makes a separate copy.
+    Otherwise they share one.
     """
     entered = 3 + (2 if FAMILIES[config.model.family].rotary else 1)
     return width * (entered - 2) * config.model.hidden_size
 
 
 def _kept(config: Config, width: int, most: float) -> float:
-    """Returns the bytes per token that a block keeps with recomputation. Full keeps only its input,
-    selective also the results of costly operations. A memory budget keeps the input and a share of
-    the rest.
+    """Returns the bytes per token that a block keeps with recomputation.
+
+    Full recomputation keeps only the block's input. Selective recomputation also keeps the results
+    of expensive operations. A memory budget keeps the input and a fraction of the rest.
     """
     recompute, least = (
         config.train.recomputation,
@@ -103,8 +109,8 @@ def _kept(config: Config, width: int, most: float) -> float:
 
 
 def _products(config: Config, width: int) -> float:
-    """Returns the bytes per token of a block's input, the outputs of matrix products and attention,
-    and attention's softmax sums.
+    """Returns the bytes per token of a block's input, its matmul and attention outputs, and
+    attention's softmax sums.
     """
     model, part = config.model, config.train.parallelism.tensor
     inner = (2 if FAMILIES[model.family].rotary else 1) * model.intermediate_size
@@ -115,15 +121,16 @@ def _products(config: Config, width: int) -> float:
 
 
 def _most(config: Config, width: int, norm: int) -> float:
-    """Returns the bytes per token that a block keeps without recomputation. These are the inputs of
-    both norms and modules, and query, key, value and the attention output. SwiGLU's four tensors,
-    or two of a plain feed-forward, and attention's softmax sums are included. `norm`: further bytes
-    per element that a norm keeps.
+    """Returns the bytes per token that a block keeps without recomputation.
+
+    Counts the inputs of both norms and both modules, query, key, value, the attention output and
+    attention's softmax sums. The feed-forward adds four tensors with SwiGLU and two otherwise.
+    `norm`: extra bytes per element that a norm keeps.
     """
     model, layout, family = config.model, config.train.parallelism, FAMILIES[config.model.family]
     queries, keys, part = _queries(config), _keys(config), layout.tensor
     inner = (4 if family.rotary else 2) * model.intermediate_size
-    # context parallelism computes attention per piece of the sequence, then joins the results
+    # Context parallelism computes attention chunk by chunk, then merges the results.
     joined = queries if layout.context > 1 else 0
     numbers = (
         2 * model.hidden_size + 2 * queries + joined + keys + inner
@@ -137,13 +144,15 @@ def _most(config: Config, width: int, norm: int) -> float:
 
 
 def _norm(width: int) -> int:
-    """Returns the bytes per element of the fp32 intermediate results that an unfused norm keeps."""
-    return FULL if width == FULL else 2 * FULL - width  # the input is then kept only in fp32
+    """Returns the bytes per element of the fp32 intermediates that an unfused norm keeps."""
+    return FULL if width == FULL else 2 * FULL - width  # a bf16 input is kept only as its fp32 copy
 
 
 def _work(config: Config) -> float:
-    """Returns the gradient elements per token at a block's peak. The peak is in the feed-forward,
-    or in attention once the feed-forward is done. Gradients of hidden states are included.
+    """Returns the number of gradient elements per token at a block's peak, including hidden states.
+
+    The peak is in the feed-forward, or in attention after the feed-forward has freed its
+    activations.
     """
     model, part, gated = (
         config.model,
@@ -162,8 +171,10 @@ def _queries(config: Config) -> int:
 
 
 def _keys(config: Config) -> int:
-    """Returns the elements per token of keys and values. Context ranks gather those of the whole
-    sequence. If tensor ranks outnumber the key-value heads, the heads are copied.
+    """Returns the number of key and value elements per token.
+
+    Context ranks gather the keys and values of the whole sequence. If there are more tensor ranks
+    than key/value heads, heads are replicated.
     """
     layout = config.train.parallelism
     return (

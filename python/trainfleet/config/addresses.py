@@ -1,13 +1,12 @@
-"""Parses and checks addresses: folders, buckets, and datasets, models and tokenizers on the Hugging
-Face Hub.
+"""Parses and validates addresses: local folders, S3 buckets, and Hugging Face Hub repositories.
 
-A model:    hf://owner/name[@revision]
-A dataset:  hf://owner/name[@revision][/config][:split], hf://name[...] without an owner, or
-            hf:///local/folder[:split]
+Models and tokenizers are given as hf://owner/name[@revision]. Datasets are given as
+hf://owner/name[@revision][/config][:split], as hf://name[...] without an owner, or as
+hf:///local/folder[:split].
 
-huggingface_hub stores its downloads below HF_HOME (~/.cache/huggingface). It reads that cache if
-the Hub does not respond, or with HF_HUB_OFFLINE=1. Only shapes, tokenizers and safetensors are
-fetched, so no download can contain code or a pickle.
+huggingface_hub caches downloads below HF_HOME (~/.cache/huggingface). The cache is used if the Hub
+does not respond, or if HF_HUB_OFFLINE=1. Only configs, tokenizers and safetensors are downloaded,
+so no download can contain code or a pickle.
 """
 
 from __future__ import annotations
@@ -52,16 +51,17 @@ SMALL = (
     "README.md",
 )
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-SECONDS = 5  # timeout of a request to the Hub, before the cache is used
+SECONDS = 5  # timeout per Hub request, before falling back to the cache
 
 
 def folder_of(address: str, weights: bool = False) -> Path:
-    """Returns the local folder of an address. A Hub model is fetched into the cache, with its
-    weights if `weights` is set.
+    """Returns the local folder for an address. Downloads Hub models to the cache.
+
+    `weights` also downloads the model's weights.
 
     Raises:
-        InputError: the address is neither a path nor a Hub model, or the model can neither be
-            fetched nor found in the cache.
+        InputError: the address is neither a path nor a Hub model, or the model is not cached and
+            can't be downloaded.
     """
     if not address.startswith(HUB):
         if (elsewhere := _ADDRESS.match(address)) or meant(address):
@@ -76,7 +76,7 @@ def folder_of(address: str, weights: bool = False) -> Path:
 
 
 def pinned(address: str) -> str:
-    """Adds the cached revision to an address of the Hub. Returns any other address unchanged.
+    """Pins a Hub address to the cached revision. Returns other addresses unchanged.
 
     Raises:
         InputError: see `folder_of`.
@@ -88,7 +88,7 @@ def pinned(address: str) -> str:
 
 
 def meant(address: str) -> str:
-    """Returns "; did you mean hf://owner/name?" if a wrong address probably names a Hub model, else
+    """Returns "; did you mean hf://owner/name?" if an invalid address looks like a Hub model, or
     "".
     """
     page = _PAGE.match(address)
@@ -103,7 +103,7 @@ def meant(address: str) -> str:
 
 
 def fault_of(address: str) -> str:
-    """Returns why an address of the Hub is wrong, or ""."""
+    """Returns why a Hub model address is invalid, or ""."""
     named = MODEL.fullmatch(address.removeprefix(HUB))
     return (
         ""
@@ -114,8 +114,10 @@ def fault_of(address: str) -> str:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset on the Hub or in a local folder. A `config` of None selects the only configuration,
-    and a `revision` of None the newest revision.
+    """Dataset on the Hub or in a local folder.
+
+    Without `config`, the dataset must have a single configuration. Without `revision`, the newest
+    revision is used.
     """
 
     name: str
@@ -125,10 +127,10 @@ class HubDataset:
 
 
 def dataset_of(address: str) -> HubDataset:
-    """Parses a source on the Hub.
+    """Parses the address of a Hub dataset.
 
     Raises:
-        InputError: the address does not name a dataset, or names a part of a split, which can't be
+        InputError: the address is not a dataset, or selects part of a split, which can't be
             streamed.
     """
     path, colon, split = address.removeprefix(HUB).replace("?split=", ":").partition(":")
@@ -149,7 +151,7 @@ def dataset_of(address: str) -> HubDataset:
 def _fetched(address: str, weights: bool) -> Path:
     name, _, revision = address.removeprefix(HUB).partition("@")
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(SECONDS))
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they clutter logs
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # progress bars clutter logs
     from huggingface_hub import snapshot_download
 
     try:
@@ -161,7 +163,7 @@ def _fetched(address: str, weights: bool) -> Path:
         )
     except (
         Exception
-    ) as error:  # errors of network, Hub, cache or disk: the library raises a dozen types
+    ) as error:  # network, Hub, cache and disk errors, for which the library raises a dozen types
         why = " ".join(str(error).split())[:300] or type(error).__name__
         then = (
             f"run hf download {name} on a machine with Internet access (gated models need "
@@ -179,11 +181,12 @@ S3 = "s3://"
 # docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _BUCKET = re.compile(r"(?!xn--|sthree-)(?![0-9.]+\Z)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-NO_TEXT = re.compile(r"/(dev)?|/(proc|sys)(/.*)?", re.DOTALL)  # system folders, too large to search
+# system folders that are too large to search
+NO_TEXT = re.compile(r"/(dev)?|/(proc|sys)(/.*)?", re.DOTALL)
 
 
 def check(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields each key with an invalid address, and the reason."""
+    """Yields (key, message) for each invalid address in the config."""
     yield from _sources(config)
     for key, address in (
         ("data.tokenized_path", config.data.tokenized_path),
@@ -215,7 +218,7 @@ def _sources(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | None:
-    """Returns why an address is invalid, or `None`. `up` allows `..` in a path."""
+    """Returns why an address is invalid, or None. `up` allows `..` in a path."""
     scheme = _SCHEME.match(address)
     if scheme and scheme[0] not in schemes:
         return f"{address!r} begins with {scheme[0]}; supported: paths, {', '.join(schemes)}"
@@ -238,7 +241,7 @@ def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | No
 
 
 def _no_dataset(address: str) -> str | None:
-    """Returns why an address of the Hub does not name a dataset, or `None`."""
+    """Returns why a Hub address is not a dataset, or None."""
     try:
         dataset_of(address)
     except InputError as error:
@@ -247,9 +250,7 @@ def _no_dataset(address: str) -> str | None:
 
 
 def _too_wide(source: str) -> str | None:
-    """Returns why a source covers far more files than a dataset, or `None`. Searching it for text
-    would not end.
-    """
+    """Returns why a source is too broad to search for text, such as a system folder, or None."""
     fixed = list(takewhile(lambda part: not glob.has_magic(part), Path(source).parts))
     if _SCHEME.match(source) or not fixed:
         return None
@@ -262,8 +263,9 @@ def _too_wide(source: str) -> str | None:
 
 
 def absent(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields each configured file that is missing on this machine. This is only meaningful if all
-    nodes are this machine.
+    """Yields (key, message) for each user file that is missing on this machine.
+
+    Only meaningful if all nodes are this machine.
     """
     for key, file in (
         ("model.module", config.model.module),
@@ -274,8 +276,8 @@ def absent(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_shared_folder(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses an FSx file system without a DNS name or mount name, and a shared folder outside
-    it.
+    """Rejects a shared folder outside the FSx file system, and FSx settings that lack the DNS or
+    mount name.
     """
     fleet, fsx = config.fleet, config.fleet.fsx
     if (fsx.dns_name is None) != (fsx.mount_name is None):
@@ -293,7 +295,7 @@ def check_shared_folder(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_destination(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses a checkpoint path that only a shell would expand."""
+    """Rejects a checkpoint path that only a shell would expand."""
     path = config.checkpoint.path or ""
     if path.startswith(("~", "$")):
         yield (

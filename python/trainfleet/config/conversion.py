@@ -1,9 +1,9 @@
-"""Converts other tokenizer formats into a tokenizer.json: SentencePiece models, WordPiece lists,
+"""Converts other tokenizer formats to tokenizer.json: SentencePiece models, WordPiece vocabularies,
 and vocab.json with merges.txt.
 
-The definitions follow the Hugging Face ports that the models' authors published. These are Llama 2
-for SentencePiece BPE, T5 for Unigram, BERT for WordPiece and GPT-2 for byte-level BPE.
-tests/oracles compares them with the original libraries.
+The definitions follow the Hugging Face ports by the models' authors: Llama 2 for SentencePiece BPE,
+T5 for Unigram, BERT for WordPiece and GPT-2 for byte-level BPE. tests/oracles compares the results
+with the original libraries.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ..trust.validation import fit
 from .foreign_formats import LIST, TIKTOKEN
 
 Definition = dict[str, Any]
-# size limit of a tokenizer file; the largest published ones have 35 MiB
+# Maximum size of a tokenizer file. The largest published files are 35 MiB.
 LARGEST = 128 * untrusted_input.MEBIBYTE
-LONGEST = 1024  # maximum bytes of a SentencePiece token, because _merges tries every split
+LONGEST = 1024  # maximum token length in bytes, because _merges tries every split
 SETTINGS = "tokenizer_config.json"
 T = TypeVar("T")
 SPACE = "\u2581"  # SentencePiece's symbol for a space
-# sentencepiece_model.proto, SentencePiece.Type
+# SentencePiece.Type in sentencepiece_model.proto
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = (1, 2, 3, 4, 6)
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
-# special tokens of GPT-2 and RoBERTa
+# Special tokens of GPT-2 and RoBERTa.
 BYTE_LEVEL_SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")
 
 
 class Named(TypedDict):
-    """A token that is given as an object. Only its text is read."""
+    """Token given as an object. Only its text is used."""
 
     content: str
 
@@ -46,9 +46,7 @@ Token = str | Named | None
 
 
 class TokenizerSettings(TypedDict, total=False):
-    """The keys of tokenizer_config.json that are read here. special_tokens_map.json has the token
-    keys too.
-    """
+    """Keys read from tokenizer_config.json. special_tokens_map.json has the same token keys."""
 
     bos_token: Token
     eos_token: Token
@@ -62,10 +60,13 @@ class TokenizerSettings(TypedDict, total=False):
 
 
 def convert(path: Path) -> str | None:
-    """Converts a tokenizer into the JSON of a tokenizer.json. `path` is a tokenizer.model, a
-    vocab.txt, or a folder with one of these or with vocab.json and merges.txt.
+    """Converts a tokenizer to the JSON text of a tokenizer.json.
 
-    Returns `None` for any other path. Raises DataError if the file can't be converted.
+    `path` is a tokenizer.model, a vocab.txt, or a folder that contains one of them or vocab.json
+    with merges.txt. Returns None for any other path.
+
+    Raises:
+        DataError: the file can't be converted.
     """
     model = _file(path, "tokenizer.model", ".model")
     words = _file(path, "vocab.txt", "vocab.txt")
@@ -103,8 +104,10 @@ def added(id_: int, content: str, *, special: bool = True) -> Definition:
 
 
 def _from_wordpiece(path: Path) -> Definition:
-    """Returns the definition of a BERT tokenizer. tokenizer_config.json decides whether it
-    lower-cases text. Without that setting, it does so if no token has a capital letter.
+    """Builds a BERT tokenizer.
+
+    tokenizer_config.json sets whether text is lowercased. Without that setting, text is lowercased
+    unless a token contains a capital letter.
     """
     tokens = untrusted_input.read_text(path, LARGEST).splitlines()
     file = path.with_name(SETTINGS)
@@ -141,7 +144,7 @@ def _from_wordpiece(path: Path) -> Definition:
 
 
 def _from_merges(vocabulary: Path, merges: Path) -> Definition:
-    """Returns the definition of GPT-2's byte-level BPE, which RoBERTa also uses."""
+    """Builds a byte-level BPE tokenizer as in GPT-2 and RoBERTa."""
     vocab = fit(dict[str, int], untrusted_input.read_json(vocabulary, LARGEST), str(vocabulary))
     lines = untrusted_input.read_text(merges, LARGEST).splitlines()
     byte_level = {
@@ -179,8 +182,8 @@ def _bpe(vocab: dict[str, int], merges: list[str], **more: Any) -> Definition:
 
 
 def _from_sentencepiece(content: bytes, where: str) -> Definition:
-    """Returns the definition of a SentencePiece model of type BPE (Llama 2) or Unigram (T5), with
-    the model's normalization.
+    """Builds a BPE (Llama 2) or Unigram (T5) tokenizer from a SentencePiece model, including its
+    normalization.
     """
     try:
         model = _fields(content)
@@ -236,7 +239,7 @@ def _normalizers(spec: dict[int, list[Any]], prefix: bool) -> Iterator[Definitio
     if table := _last(spec, 2, bytes, b""):
         yield {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
     if _last(spec, 4, int, 1):  # remove_extra_whitespaces
-        # Strip would also remove other whitespace
+        # The Strip normalizer would also remove other whitespace.
         yield {"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""}
         yield {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
     if prefix:
@@ -260,8 +263,9 @@ def _decoder(prefix: bool) -> Definition:
 
 
 def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
-    """Returns all pairs of pieces that form another piece, best score first. SentencePiece first
-    merges the pair that forms the piece with the highest score.
+    """Returns all pairs of pieces that form another piece, best score first.
+
+    This is the order in which SentencePiece merges them.
     """
     ids = {
         token: id_
@@ -294,8 +298,10 @@ def _bytes(value: Any) -> bytes:
 
 
 def _last(fields: dict[int, list[Any]], number: int, kind: type[T], default: T | None = None) -> T:
-    """Returns the last value of a field, or `default` if the field is missing. Raises ValueError if
-    the value is not of type `kind`.
+    """Returns the last value of a field, or `default` if the field is missing.
+
+    Raises:
+        ValueError: the value is not of type `kind`.
     """
     value = fields[number][-1] if number in fields else default
     if type(value) is not kind:
@@ -306,8 +312,9 @@ def _last(fields: dict[int, list[Any]], number: int, kind: type[T], default: T |
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
-    """Parses a protobuf message into its values by field number: int, float or bytes
-    (protobuf.dev/programming-guides/encoding).
+    """Parses a protobuf message to lists of values (int, float or bytes) by field number.
+
+    See protobuf.dev/programming-guides/encoding.
     """
     fields: dict[int, list[Any]] = {}
     at = 0

@@ -1,8 +1,7 @@
-"""Rules between keys, which the schema can't express. Each message names the keys, their values and
-the nearest values that work.
+"""Validates rules that span several keys, which the schema can't express.
 
-These rules apply to every backend. A backend's further rules are in its `refuse`
-(backends/base.py).
+Each message names the keys, their values and the closest values that work. These rules apply to
+every backend. Backends add rules in their `refuse` method (backends/base.py).
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from .types import Config, Layout
 NOT_SECRET = re.compile(
     "(LD|DYLD|PYTHON|TRAINFLEET|MASTER|TORCHELASTIC)_?.*|PATH|HOME|USER|LOGNAME|SHELL|IFS|ENV|BASH_ENV|TMPDIR|TERM|LANG|LC_ALL|RANK|WORLD_SIZE"
 )
-SHORTEST_MASKED = 8  # minimum tokens in a sequence of a masked model
-Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
+SHORTEST_MASKED = 8  # minimum sequence length for masked models
+Rule = Callable[[Config], Iterator[tuple[str, str]]]  # yields (key, message)
 
 
-# Keys that depend on the model's shape. If model.preset or model.family is refused, their values
-# follow from its default, so they are not checked.
+# Keys that depend on the model's shape. If model.preset or model.family is invalid, these keys are
+# not checked, because their values were derived from a default.
 SHAPED = (
     "model",
     "train.sequence_length",
@@ -43,8 +42,9 @@ DIALS = {"model.preset": SHAPED, "model.family": SHAPED}
 
 
 def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, str]]:
-    """Yields each rule that the config breaks. Rules about the keys in `broken` are skipped,
-    because these keys already have an error.
+    """Yields every rule violation in the config.
+
+    Rules about the keys in `broken` are skipped, because these keys already have an error.
     """
     broken = broken | {key for dial in broken & DIALS.keys() for key in DIALS[dial]}
     if config.model.vocab_size < tokens and not broken & {
@@ -60,13 +60,14 @@ def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, 
 
 
 def _is_open(key: str, broken: set[str]) -> bool:
-    """Returns whether a key or its group already has an error."""
+    """Returns whether a key or one of its parent groups already has an error."""
     return key in broken or any(key.startswith(f"{group}.") for group in broken)
 
 
 def check_shape(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields each arithmetic rule that a resolved config breaks. No machine can build such a model
-    or layout.
+    """Yields arithmetic rule violations in a resolved config.
+
+    A model or layout that violates these rules can't be built on any machine.
     """
     for rule in (_hosts, _heads, *DIVISION, _family, _sequence, _profile):
         yield from rule(config)
@@ -91,12 +92,12 @@ def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _machine(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses keys that contradict the type of the nodes."""
+    """Rejects keys that contradict the node type."""
     fleet, row = config.fleet, config.fleet.node_type
     if row is None:
         return
     if fleet.platform == "cpu":
-        return  # the ranks compute on CPUs, even if the nodes have devices
+        return  # the ranks run on CPUs even if the nodes have accelerators
     kind = row.accelerator.kind if row.accelerator else "no"
     if fleet.platform.partition("-")[0] != kind:
         yield (
@@ -129,8 +130,9 @@ def _hosts(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _secrets(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses secrets named like variables that control a node's programs, because this machine's
-    values could break these programs.
+    """Rejects secrets with the names of variables that control programs on a node.
+
+    Values from this machine could break those programs.
     """
     if taken := [name for name in config.fleet.secrets if NOT_SECRET.fullmatch(name)]:
         yield (
@@ -240,11 +242,10 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def fills(passes: int, layout: Layout) -> bool:
-    """Returns whether this number of micro-batches fits the pipeline. It needs at least one per
-    stage, and an interleaved schedule needs equal rounds.
+    """Returns whether a pipeline accepts this number of micro-batches.
 
-    1F1B accepts any larger number (BLOOM: 128 micro-batches on 12 stages). torch's interleaved
-    schedule accepts multiples of its rounds.
+    It needs at least one per stage. 1F1B accepts any larger number (BLOOM ran 128 micro-batches on
+    12 stages). torch's interleaved schedule requires a multiple of its number of rounds.
     """
     if layout.pipeline == 1:
         return True
@@ -365,7 +366,7 @@ def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _own(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses settings that a user's model module does not support."""
+    """Rejects settings that a user's model module does not support."""
     if config.model.module and config.checkpoint.export_hf:
         yield (
             "checkpoint.export_hf",
@@ -399,7 +400,7 @@ def divisors(number: int) -> list[int]:
 
 
 def _listed(sizes: list[int]) -> str:
-    """Formats sizes as `1, 2, 4`, and truncates a long list."""
+    """Formats sizes as `1, 2, 4`. A long list is truncated."""
     return ", ".join(map(str, sizes[:8])) + (" ..." if len(sizes) > 8 else "")
 
 
@@ -409,7 +410,7 @@ def _nearest(batch: int, ways: int) -> str:
 
 
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
-# rules for a layout that `auto` chooses
+# rules that a layout chosen by `auto` must satisfy
 OF_A_LAYOUT: tuple[Rule, ...] = (
     *DIVISION,
     _documents,

@@ -1,5 +1,6 @@
-"""Derives the values that a config leaves open, each with the reason that `make plan` shows.
-layouts.py derives the layouts.
+"""Derives values for keys that the config leaves unset, with the reasons that `make plan` shows.
+
+Layouts are derived in layouts.py.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from .neuron_limits import XLA
 Values = dict[str, Any]
 Rows = Iterator[tuple[str, Any, str]]  # key within its group, value, reason
 COMPILE_PAYS_MINUTES = 3
-CPU_SHARE = 0.5  # fraction of a step's time that matrix products take
+CPU_SHARE = 0.5  # fraction of a CPU step that is spent in matmuls
 
 
 @dataclass(frozen=True)
 class Derived:
-    """A derived value: its key, the value, and the reason."""
+    """Derived value of a key, with the reason."""
 
     key: str
     value: Any
@@ -36,15 +37,18 @@ OfKind = Callable[[node_types.NodeType | None, int], node_types.Node]
 def derive(
     values: Values, tokens: int, node: OfKind = node_types.node, here: bool = False
 ) -> list[Derived]:
-    """Fills the open values in `values`, in place; returns each with its reason.
+    """Fills the unset keys of `values` in place, and returns the derived values.
 
-    `values` must be checked. `tokens`: the tokenizer's vocabulary size. `node`: builds a node from
-    a type and the number of nodes. `here`: this machine simulates all nodes.
+    Args:
+        values: The config's values, which must already be validated.
+        tokens: The tokenizer's vocabulary size.
+        node: Builds a node from its type and the node count.
+        here: Whether this machine simulates all nodes.
     """
     found: list[Derived] = []
 
     def fill(group: str, rows: Rows) -> None:
-        """Stores each value before the next one is derived from it."""
+        """Stores each value immediately, because later values are derived from it."""
         for name, value, why in rows:
             values[group][name] = value
             found.append(Derived(f"{group}.{name}", value, why))
@@ -55,7 +59,7 @@ def derive(
     kind = owned_machines.node_type_of(fleet)
     machine = _given_by_gres(node(kind, fleet["nodes"]), kind, fleet)
     fill("fleet", _of_fleet(values, machine))
-    # the config keeps `auto`, because ranks on other CPUs may decide differently
+    # The config keeps `auto`, because ranks with different CPUs may choose another format.
     if values["train"]["precision"] == "auto":
         device = kind.accelerator if kind else node_types.local_accelerator() if here else None
         found += [Derived("train.precision", *row) for row in _formats(machine, device)]
@@ -75,8 +79,9 @@ def _of_fleet(values: Values, machine: node_types.Node) -> Rows:
 
 
 def _formats(machine: node_types.Node, device: Accelerator | None) -> Iterator[tuple[str, str]]:
-    """Yields the format that `train.precision: auto` chooses, and the reason, unless the choice is
-    obvious.
+    """Yields the format that `train.precision: auto` selects, with the reason.
+
+    Yields nothing if the choice is obvious.
     """
     if machine.cores:
         speed = cpu_speed.of_this_machine()
@@ -99,7 +104,7 @@ def _of_training(values: Values) -> Rows:
         yield "schedule_steps", train["steps"], "train.steps"
     if train["decay_steps"] is None:
         train["decay_steps"] = max(1, train["schedule_steps"] // 5)
-        if train["schedule"] == "wsd":  # no other schedule reads it
+        if train["schedule"] == "wsd":  # only the wsd schedule uses this value
             yield "decay_steps", train["decay_steps"], "a fifth of train.schedule_steps"
     if train["warmup_steps"] is None:
         steps = min(2000, max(1, train["steps"] // 20))
@@ -109,8 +114,9 @@ def _of_training(values: Values) -> Rows:
 def _given_by_gres(
     machine: node_types.Node, kind: node_types.NodeType | None, fleet: Values
 ) -> node_types.Node:
-    """Returns the node with the GPU count of Slurm's gres. A job may get fewer GPUs than the node
-    has, and gres may be the only key that mentions GPUs.
+    """Limits a node to the GPUs in Slurm's gres.
+
+    A job may request fewer GPUs than the node has, and gres may be the only key that mentions GPUs.
     """
     gres, gpus = fleet["slurm"]["gres"], owned_machines.gpus_of(fleet["slurm"]["gres"])
     if (
@@ -128,8 +134,10 @@ def _given_by_gres(
 
 
 def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str]:
-    """Returns the ranks per node, and the reason. A node simulated on this machine's cores gets one
-    rank, or one per core if a trial found that faster.
+    """Returns the number of ranks per node, with the reason.
+
+    A node simulated on this machine gets one rank, or one per core if a trial showed that to be
+    faster.
     """
     if machine.cores <= 1:
         return machine.ranks, machine.reason
@@ -139,8 +147,10 @@ def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str
 
 
 def compilation(values: Values) -> tuple[bool, str]:
-    """Returns whether compiling pays off, and the reason. On a CPU it takes half a minute once, and
-    gains an eighth in fp32, a quarter in bf16 (LOG.md).
+    """Returns whether to compile, with the reason.
+
+    On a CPU, compilation takes about 30 s once, and speeds up fp32 by an eighth and bf16 by a
+    quarter (tests/bench/LOG.md).
     """
     fleet, train, model = values["fleet"], values["train"], values["model"]
     if train["activation_memory_budget"] is not None:
@@ -164,10 +174,10 @@ def compilation(values: Values) -> tuple[bool, str]:
 
 
 def shape_of(preset: str | None) -> Preset | None:
-    """Returns the shape that `model.preset` names: a known one, or that of a Hugging Face folder.
+    """Returns the shape of `model.preset`, which is a known name or a Hugging Face folder.
 
     Raises:
-        ValueError: the folder's config.json is missing, or its model is not supported.
+        ValueError: config.json is missing, or its model is not supported.
     """
     return (
         huggingface_config.read(addresses.folder_of(preset))
@@ -177,7 +187,7 @@ def shape_of(preset: str | None) -> Preset | None:
 
 
 def other_family(model: Values) -> str:
-    """Returns why `model.family` contradicts `model.preset`, or "". Both keys must be checked."""
+    """Returns why `model.family` contradicts `model.preset`, or "". Both keys must be valid."""
     preset, family = shape_of(model["preset"]), model["family"]
     if preset is None or family in (None, preset.family) or model["preset"] in PLAIN:
         return ""
@@ -199,13 +209,13 @@ def _of_model(model: Values, tokens: int) -> Rows:
     family = FAMILIES[model["family"] or USUAL]
     published = {"norm_eps": family.norm_eps, "dropout": family.dropout}
     yield from _open(model, published, f"as in {family.name}")
-    size = -(-tokens // 64) * 64  # matrix products are faster with multiples of 64
+    size = -(-tokens // 64) * 64  # matmuls are faster with multiples of 64
     why = f"the tokenizer's {tokens}, rounded up to a multiple of 64"
     yield from _open(model, {"vocab_size": size}, why)
 
 
 def _open(model: Values, offered: Values, why: str) -> Rows:
-    """Yields the offered values of keys that are still open."""
+    """Yields the offered values for keys that are still unset."""
     for name, value in offered.items():
         if model[name] is None and value is not None:
             yield name, value, why

@@ -1,5 +1,6 @@
-"""Writes a config as YAML, either with all derived values or as the user requested it. The latter
-can be derived again.
+"""Writes a config as YAML, either resolved or as the user requested it.
+
+Only the requested form can be derived again.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from .types import Config, flat
 
 
 def dump_resolved(config: Config) -> str:
-    """Returns the whole config as YAML, including every derived value."""
+    """Returns the complete config as YAML, including derived values."""
     return _yaml(dataclasses.asdict(config))
 
 
 def dump_asked(config: Config, derivation: Derivation) -> str:
-    """Returns the requested config as YAML: the file with SET and the make variables applied.
+    """Returns the requested config as YAML: the file with SET, make variables and the verb's
+    changes.
 
-    It includes the keys that a verb has changed since, for example for a shorter run.
+    For example, a verb may shorten the run.
     """
     values = copy.deepcopy(derivation.asked)
     before = dict(flat(dataclasses.asdict(derivation.config)))
@@ -41,9 +43,7 @@ def _yaml(values: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Converts tuples into lists at every level, because YAML's safe dumper does not support
-    tuples.
-    """
+    """Converts tuples to lists at every level, because YAML's safe dumper rejects tuples."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,9 +1,8 @@
-"""The architectures that `model.family` names, and the known shapes that `model.preset` names. A
-family has its shape, its Hugging Face format and its module. The shapes are in presets.yaml, with
-their sources.
+"""Model families (`model.family`) and known shapes (`model.preset`).
 
-Both the control plane and the node plane read this file; no other file compares a family's name. It
-imports no model code, because `module` is only a dotted name.
+Each family defines its architecture, module and Hugging Face format. The shapes and their sources
+are in presets.yaml. Control plane and node plane both import this module, and no other module
+compares family names. It imports no model code, because `module` is only a dotted name.
 """
 
 from __future__ import annotations
@@ -16,29 +15,40 @@ from typing import Any, NamedTuple
 
 from .tables import read_table
 
-# fraction of tokens that masked models predict (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
+# Fraction of tokens that masked models predict (Devlin et al. 2018, arXiv:1810.04805, section 3.1).
 MASKED = 0.15
 Json = Mapping[str, Any]
 NONE: Json = MappingProxyType({})
 
 
-class Folder(NamedTuple):  # every verb loads it, and a dataclass takes six times as long
-    """A family's Hugging Face format: config.json (config/huggingface_config.py) and weights
-    (models/huggingface_weights.py).
+# A NamedTuple, because every verb loads this class and a dataclass takes six times as long.
+class Folder(NamedTuple):
+    """Hugging Face format of a family.
 
-    For config.json, `keys` maps our dimensions to its keys. `fixed`: required values of other keys.
-    `written`: further keys to write. `refused`: keys that must be absent or have this value; they
-    are not written. With another value, some versions compute another function or have other
-    weights. `dropouts`: further keys that must equal the one dropout. If an older file omits a key,
-    `transformers` uses `defaults`, the value of another key (`same_as`), or four times that value
-    (`four_times`). `aliases`: other names of keys, which take precedence. `window`: the key of the
-    attention window, which limits the sequence length.
+    The attributes up to `window` describe config.json (config/huggingface_config.py). The others
+    describe the weights (models/huggingface_weights.py).
 
-    For weights, `trunk` is the prefix of all names except `heads`. `names` maps our names to theirs
-    within the trunk; matrices with the same name there are concatenated. `own`: pattern of the
-    names that are the same. `heads`: names outside the trunk. `turned`: matrices are transposed.
-    `ignored`: pattern of further tensors that are skipped and reported. These are buffers of older
-    versions, tied copies, and a head that is not trained here.
+    Attributes:
+        architecture: Value of `architectures`.
+        keys: Maps our dimensions to config.json keys.
+        fixed: Other keys and their required values.
+        written: Additional keys to write.
+        refused: Keys that must be absent or have this value, because other values may change the
+            function or the weights. They are not written.
+        dropouts: Additional keys that must equal the single dropout rate.
+        defaults: Values that `transformers` assumes for keys that older files omit.
+        same_as: Maps a key that older files omit to the key with the same value.
+        four_times: Maps a key that older files omit to the key with a quarter of its value.
+        aliases: Maps alternative key names, which take precedence, to keys.
+        window: Key of the attention window, which limits the sequence length.
+        trunk: Prefix of all weight names except `heads`.
+        names: Maps our weight names to theirs inside the trunk. Matrices with the same name
+            there are concatenated.
+        own: Pattern for weight names that are the same.
+        heads: Maps our weight names to theirs outside the trunk.
+        turned: Whether matrices are transposed.
+        ignored: Pattern for weights that are skipped and reported: buffers of older versions, tied
+            copies and an untrained head.
     """
 
     architecture: str
@@ -61,12 +71,16 @@ class Folder(NamedTuple):  # every verb loads it, and a dataclass takes six time
 
 
 class Slices(NamedTuple):
-    """The division of a family's weights in AWS's examples for NxD Core (the platform nxd).
+    """Partitioning of a family's weights in AWS's examples for NxD Core (the nxd platform).
 
-    `column` and `row`: patterns of the matrices that tensor ranks split by outputs and by inputs.
-    `tied`: two names of one tensor. `fused`: gate and up projections are one tensor, and so are
-    query, key and value. Key-value heads are copied if they are fewer than the tensor ranks.
-    `staged`: the model can be split into pipeline stages.
+    Key/value heads are replicated if there are fewer of them than tensor ranks.
+
+    Attributes:
+        column: Pattern for matrices that are split by output across tensor ranks.
+        row: Pattern for matrices that are split by input across tensor ranks.
+        tied: The two names of the tied tensor.
+        fused: Whether gate and up projections form one tensor, and query, key and value another.
+        staged: Whether the model can be split into pipeline stages.
     """
 
     column: str
@@ -78,18 +92,26 @@ class Slices(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A model architecture. `objective`: next (predict the next token), masked (predict hidden
-    tokens) or pairs (hidden tokens, and whether text B follows A).
+    """Model architecture.
 
-    `module`: dotted name of the network. `rotary`: rotary position embeddings; otherwise positions
-    are learnt, and position 0 is row `positions_from`. The flags from `biases` to `gelu`
-    distinguish decoders with rotary positions. `biases`: query, key and value have biases.
-    `normed`: query and key are normed per head, or over `all` heads together. `normed_after`: a
-    block norms the outputs of its modules, not their inputs. `gains_from_one`: a norm's gain is its
-    weight plus 1. `scaled`: embeddings are multiplied by the square root of their width. `gelu`
-    replaces silu. `tanh`: gelu uses its tanh approximation. `xla`: engine/parallel can build the
-    model with NxD Core's layers. `slices`: the division in AWS's examples; None if they lack this
-    family.
+    The flags from `biases` to `gelu` distinguish decoders with rotary positions.
+
+    Attributes:
+        objective: next (predict the next token), masked (predict masked tokens) or pairs (predict
+            masked tokens, and whether text B follows text A).
+        module: Dotted name of the network.
+        rotary: Whether positions are rotary embeddings. Otherwise they are learned.
+        positions_from: Row of position 0 in learned positions.
+        biases: Whether query, key and value have biases.
+        normed: Whether query and key are normalized per "head", over "all" heads, or not at all
+            ("").
+        normed_after: Whether a block normalizes the outputs of its modules, not their inputs.
+        gains_from_one: Whether a norm's gain is its weight plus 1.
+        scaled: Whether embeddings are multiplied by the square root of their width.
+        gelu: Whether GELU replaces SiLU.
+        tanh: Whether GELU uses the tanh approximation.
+        xla: Whether engine/parallel can build the model from NxD Core's layers.
+        slices: Partitioning in AWS's examples, or None if they lack this family.
     """
 
     name: str
@@ -102,7 +124,7 @@ class Family:
     dropout: float = 0.0
     norm_eps: float = 1e-5
     biases: bool = False
-    normed: str = ""  # query and key: "", "head" or "all"
+    normed: str = ""  # "", "head" or "all"
     normed_after: bool = False
     gains_from_one: bool = False
     scaled: bool = False
@@ -123,12 +145,13 @@ class Family:
 
     @property
     def copies_heads(self) -> bool:
-        """Returns whether NxD Core can copy a key-value head to several tensor ranks."""
+        """Returns whether NxD Core can replicate a key/value head across tensor ranks."""
         return self.xla and self.rotary
 
     def guesses(self, sequence_length: int) -> int:
-        """Returns the number of tokens per sequence that the loss is averaged over. It is the same
-        for every sequence, so means of means are exact.
+        """Returns the number of predicted tokens per sequence, over which the loss is averaged.
+
+        It is the same for every sequence, so means of means are exact.
         """
         return sequence_length if self.causal else max(1, round(MASKED * sequence_length))
 
@@ -186,7 +209,7 @@ _OWN_NAMES = (
 _PLAIN = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 _ENCODER = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 _PARTS = {"add_cross_attention": False, "pruned_heads": {}}
-_TIED = {"tie_word_embeddings": True}  # the default of older architectures
+_TIED = {"tie_word_embeddings": True}  # default in older architectures
 
 
 def _rotary(architecture: str, fixed: Json, epsilon: float = 1e-6, **more: Any) -> Folder:
@@ -225,7 +248,7 @@ _LLAMA_SLICES = Slices(
     ("lm_head.weight", "model.embed_tokens.weight"),
     fused=True,
 )
-# source of gemma: arXiv:2403.08295
+# Gemma: arXiv:2403.08295
 FAMILIES = {
     family.name: family
     for family in (
@@ -240,8 +263,8 @@ FAMILIES = {
                 "LlamaForCausalLM", {**_SILU, **_NO_BIAS, "mlp_bias": False}, same_as=_OWN_HEADS
             ),
         ),
-        # Llama with an attention window. Sequences here are never longer than the window, so
-        # training attends to whole sequences.
+        # Llama with an attention window. trainfleet limits sequences to the window, so attention
+        # always covers the whole sequence.
         Family(
             "mistral",
             "next",
@@ -370,7 +393,8 @@ FAMILIES = {
                 ignored=r"position_ids$|^cls\.predictions\.decoder\.bias$",
             ),
         ),
-        # Position 0 is row 2, because fairseq starts after the padding token's row, which is 1.
+        # Position 0 is row 2, because fairseq numbers positions from the row after the padding
+        # token's row, 1.
         Family(
             "roberta",
             "masked",
@@ -394,15 +418,17 @@ FAMILIES = {
         ),
     )
 }
-USUAL = next(iter(FAMILIES))  # default if the config names neither a family nor a preset
+USUAL = next(iter(FAMILIES))  # default if the config sets neither a family nor a preset
 
 FILE = Path(__file__).with_name("presets.yaml")
 
 
 @dataclass(frozen=True)
 class Preset:
-    """The shape of a model. None means: vocab_size is the tokenizer's size, norm_eps and dropout
-    are the family's, and head_dim is hidden_size over heads.
+    """Model shape.
+
+    vocab_size defaults to the tokenizer's size, norm_eps and dropout default to the family's
+    values, and head_dim to hidden_size / heads.
     """
 
     family: str
@@ -421,5 +447,5 @@ class Preset:
     head_dim: int | None = None
 
 
-PLAIN = ("tiny", "small")  # not from a paper; any family can have these dimensions
+PLAIN = ("tiny", "small")  # not from a paper; these dimensions work with any family
 PRESETS = {name: Preset(**row) for name, row in read_table(FILE).items()}

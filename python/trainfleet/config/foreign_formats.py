@@ -1,6 +1,4 @@
-"""Recognizes model and tokenizer formats that trainfleet does not support, and suggests what to do
-with them.
-"""
+"""Recognizes unsupported model and tokenizer formats, and suggests a remedy for each."""
 
 from __future__ import annotations
 
@@ -8,16 +6,16 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
-MOST = 4096  # maximum number of file names read in a folder
+MOST = 4096  # maximum number of file names to read in a folder
 SAVE = "save it with transformers' save_pretrained, which writes safetensors"
 OTHER = "use the same model in Hugging Face's format, with config.json and safetensors"
 LIST = "use the tokenizer.json of the same model"
-# a line of a tiktoken list: a token in base64, and its rank
+# A line of a tiktoken file: a base64 token and its rank.
 TIKTOKEN = rb"[A-Za-z0-9+/]{1,400}={0,2} [0-9]{1,8}\r?\n"
 
 
-# File name patterns, format name and remedy. One matching pattern is enough, and the first matching
-# format is reported.
+# File name patterns, format, remedy. A format matches if any pattern matches, and the first match
+# is reported.
 FORMATS = (
     (
         ("adapter_config.json",),
@@ -62,8 +60,9 @@ FORMATS = (
 
 
 def told(path: Path) -> str:
-    """Returns the format of a folder or file, judged by file names, and what to do with it. Returns
-    "" for an unknown format.
+    """Returns the unsupported format of a file or folder, judged by file names, and a remedy.
+
+    Returns "" if the format is unknown.
     """
     names = [at.name for at in islice(path.iterdir(), MOST)] if path.is_dir() else [path.name]
     fits = (

@@ -1,5 +1,6 @@
-"""Parses the hosts of fleet.hosts: `address`, `name=address` or `address:port`. As in Slurm,
-`gpu-[01,03-08]` names several hosts.
+"""Parses fleet.hosts entries: `address`, `name=address` or `address:port`.
+
+As in Slurm, `gpu-[01,03-08]` expands to several hosts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-MOST = 10_000  # maximum number of hosts: more than any fleet has, and quick to expand
+MOST = 10_000  # maximum number of hosts, which is more than any fleet has but still quick to expand
 _PIECE = "[0-9]{1,9}(?:-[0-9]{1,9})?"
 _RANGES = re.compile(rf"\[({_PIECE}(?:,{_PIECE})*)\]")
 _USER = r"[A-Za-z_][A-Za-z0-9._-]{0,62}"
@@ -25,29 +26,27 @@ _NUMBERS = re.compile(r"[0-9.]+")
 
 @dataclass(frozen=True)
 class Host:
-    """One machine of the fleet, with its display name and its SSH address."""
+    """Machine of the fleet, with its display name and SSH address."""
 
     name: str
     address: str
     port: int = 22
-    user: str | None = None  # None: fleet.ssh.user
+    user: str | None = None  # None means fleet.ssh.user
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def identity(self) -> str:
-        """Returns the ID of an EC2 instance, because AWS reuses addresses; otherwise the
-        address.
-        """
+        """Returns an EC2 instance's ID, because AWS reuses addresses, or another host's address."""
         return self.name if _INSTANCE.fullmatch(self.name) else self.address
 
 
 def parse_hosts(words: Iterable[str]) -> tuple[Host, ...]:
-    """Returns the hosts in the given order.
+    """Parses and expands the entries of fleet.hosts, in order.
 
     Raises:
-        ValueError: a word is not a host, or there are too many hosts.
+        ValueError: an entry is not a host, or there are too many hosts.
     """
     written = list(words)
     if (count := sum(map(count_of, written))) > MOST:
@@ -56,15 +55,18 @@ def parse_hosts(words: Iterable[str]) -> tuple[Host, ...]:
 
 
 def count_of(word: str) -> int:
-    """Counts the hosts that a word names. Raises ValueError for a descending range."""
+    """Returns the number of hosts that an entry expands to. Raises ValueError for a descending
+    range.
+    """
     return math.prod(
         sum(len(numbers) for _, numbers in _pieces(ranges)) for ranges in _RANGES.findall(word)
     )
 
 
 def expand(word: str) -> Iterator[str]:
-    """Expands `gpu-[01,08-10]` into gpu-01, gpu-08, gpu-09 and gpu-10. Yields a word without a
-    range unchanged.
+    """Expands `gpu-[01,08-10]` to gpu-01, gpu-08, gpu-09 and gpu-10.
+
+    Yields an entry without ranges unchanged.
     """
     match = _RANGES.search(word)
     if match is None:
@@ -76,7 +78,7 @@ def expand(word: str) -> Iterator[str]:
 
 
 def _pieces(ranges: str) -> Iterator[tuple[int, range]]:
-    """Yields each piece between the brackets as its minimum number of digits and its numbers."""
+    """Yields the zero-padded width and the numbers of each range in brackets."""
     for piece in ranges.split(","):
         first, _, last = piece.partition("-")
         numbers = range(int(first), int(last or first) + 1)
@@ -86,10 +88,10 @@ def _pieces(ranges: str) -> Iterator[tuple[int, range]]:
 
 
 def parse_host(word: str) -> Host:
-    """Parses a word without ranges: name=user@address:port. Only the address is required.
+    """Parses an entry without ranges: name=user@address:port. Only the address is required.
 
     Raises:
-        ValueError: the word is not a host; the message names the wrong part.
+        ValueError: the entry is not a host; the message names the invalid part.
     """
     match = _HOST.fullmatch(word)
     if match is None:
@@ -109,8 +111,9 @@ def parse_host(word: str) -> Host:
 
 
 def _is_address(text: str) -> bool:
-    """Returns whether the text is an IP address or a possible DNS name. A text of digits and dots
-    is never a DNS name.
+    """Returns whether the text is an IP address or a valid DNS name.
+
+    Text that consists only of digits and dots is never a DNS name.
     """
     if ":" in text or _NUMBERS.fullmatch(text):
         try:

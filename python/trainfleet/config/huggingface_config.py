@@ -1,5 +1,6 @@
-"""Reads and writes a model's shape as Hugging Face's config.json. It loads no model library,
-because `make plan` uses it too.
+"""Reads and writes model shapes as Hugging Face config.json files.
+
+Imports no model library, because `make plan` also uses this module.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .foreign_formats import told
 from .types import Model
 
 CONFIG = "config.json"
-LARGEST = untrusted_input.MEBIBYTE  # size limit of a config.json; published ones have a few KiB
+LARGEST = untrusted_input.MEBIBYTE  # maximum size of a config.json; published files are a few KiB
 Json = dict[str, Any]
 
 
@@ -25,7 +26,7 @@ READ = ("model_type", "quantization_config", "layer_types")  # keys that are rea
 TURNING = ("head_dim", "rope_theta", "rope_scaling", "rope_parameters")
 FULL_ATTENTION = "full_attention"
 GELU = "gelu_pytorch_tanh"
-# keys of the activation function; older files have only the first, and write `gelu` for GELU
+# Keys of the activation function. Older files contain only the first, and write GELU as `gelu`.
 ACTIVATIONS = ("hidden_act", "hidden_activation")
 STRETCHED = {
     "rope_type": "llama3",
@@ -36,8 +37,9 @@ STRETCHED = {
 
 
 def write(model: Model) -> Json:
-    """Returns the config.json of a shape, without the tokenizer's keys. Keys that `transformers` 4
-    and 5 name differently are written under both names.
+    """Returns the config.json of a shape, without tokenizer keys.
+
+    Keys with different names in `transformers` 4 and 5 are written under both names.
     """
     family = FAMILIES[model.family]
     form = family.folder
@@ -53,17 +55,17 @@ def write(model: Model) -> Json:
         content["rope_parameters"] = (stretched or {"rope_type": "default"}) | {
             "rope_theta": model.rope_theta
         }
-        # key names of transformers before version 5
+        # Key names in transformers before version 5.
         content |= {"rope_theta": model.rope_theta, "rope_scaling": stretched}
     return content | {"dtype": "float32", "torch_dtype": "float32"}
 
 
 def read(folder: Path) -> Preset:
-    """Reads the shape in a folder's config.json. Each number must be within the bounds of the
-    config key.
+    """Reads a model's shape from a folder's config.json.
 
     Raises:
-        InputError: the file is missing, or its model is not supported; the error names the key.
+        InputError: the file is missing, its model is not supported, or a number is outside the
+            bounds of the config key. The error contains the key.
     """
     path = folder / CONFIG
     try:
@@ -81,8 +83,9 @@ def read(folder: Path) -> Preset:
 
 
 def unused(folder: Path) -> list[str]:
-    """Returns the keys of a folder's config.json that trainfleet ignores, even if `transformers`
-    uses them.
+    """Returns the keys of a folder's config.json that trainfleet ignores.
+
+    `transformers` may use them.
     """
     content = untrusted_input.read_json(folder / CONFIG, LARGEST)
     form = (family := FAMILIES[content["model_type"]]).folder
@@ -119,7 +122,7 @@ def _read(content: Any) -> Preset:
 
 
 def _require_its_function(content: Json, family: Family) -> None:
-    """Refuses values that make the family's weights compute a different function."""
+    """Rejects values for which the family's weights would compute a different function."""
     form = family.folder
     needed: dict[str, tuple[Any, ...]] = dict.fromkeys(
         ACTIVATIONS * family.gelu, (GELU, "gelu", None)
@@ -135,7 +138,7 @@ def _require_its_function(content: Json, family: Family) -> None:
 
 
 def _dimensions(content: Json, family: Family) -> Json:
-    """Returns the dimensions of a shape, each within the bounds of its config key."""
+    """Returns the dimensions of a shape, each validated against its config key."""
     keys, values = family.folder.keys, _defaults(content, family)
     if missing := sorted(theirs for theirs in keys.values() if values.get(theirs) is None):
         raise InputError(f"this file lacks {', '.join(missing)}", key=missing[0])
@@ -157,11 +160,11 @@ def _require_unquantized(how: Any) -> None:
 
 
 def _whole(value: Any) -> int:
-    return value if type(value) is int else 0  # _check refuses 0 and names the key
+    return value if type(value) is int else 0  # _check rejects 0 and names the key
 
 
 def _check(ours: str, theirs: str, value: Any) -> None:
-    """Raises InputError if the config key `model.<ours>` does not allow a value."""
+    """Raises InputError if the schema of `model.<ours>` does not allow a value."""
     for fault in schema.faults(
         value, schema.load_schema()["properties"]["model"]["properties"][ours]
     ):
@@ -189,15 +192,14 @@ def _one_dropout(content: Json, family: Family, dropout: Any) -> None:
 
 
 def _defaults(content: Json, family: Family) -> Json:
-    """Returns the file's values, plus the defaults of `transformers` for keys that older files
-    omit.
-    """
+    """Returns the file's values, with `transformers` defaults for keys that older files omit."""
     form = family.folder
     values: Json = {**form.defaults, **content}
     values |= {name: content[alias] for alias, name in form.aliases.items() if alias in content}
     for key, other in form.same_as.items():
         values.setdefault(key, values.get(other))
-    if form.window and values.get(form.window) is not None:  # attention is full within it
+    # Attention is full within the window, so the window limits the sequence length.
+    if form.window and values.get(form.window) is not None:
         key = form.keys["max_position_embeddings"]
         values[key] = min(_whole(values[name]) for name in (key, form.window))
     for key, other in form.four_times.items():
@@ -207,10 +209,10 @@ def _defaults(content: Json, family: Family) -> Json:
 
 
 def _rotary(content: Json, family: Family) -> Json:
-    """Returns the base, the scaling and the head size of the rotary embedding, from files of old
-    and new versions.
+    """Returns the rotary embedding's base, scaling and head size. Supports old and new
+    key names.
     """
-    # If a file has both, all versions of transformers use rope_scaling.
+    # If a file contains both keys, all versions of transformers use rope_scaling.
     name = "rope_parameters" if content.get("rope_scaling") in (None, {}) else "rope_scaling"
     scaling = {} if content.get(name) is None else content[name]
     stretched = _is_stretched(scaling, name)
@@ -229,9 +231,7 @@ def _rotary(content: Json, family: Family) -> Json:
 
 
 def _is_stretched(scaling: Any, name: str) -> bool:
-    """Returns whether the rotary embedding is scaled like Llama 3's. Refuses other kinds of
-    scaling.
-    """
+    """Returns whether the rotary embedding is scaled as in Llama 3. Rejects any other scaling."""
     if not isinstance(scaling, dict):
         raise InputError(f"must be an object, not {show(scaling)}", key=name)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -243,7 +243,7 @@ def _is_stretched(scaling: Any, name: str) -> bool:
 
 
 def _head_dim(content: Json, family: Family) -> Any:
-    """Returns the features per head, or `None` if they equal the hidden size over the heads."""
+    """Returns the features per head, or None if they equal hidden_size / heads."""
     head = content.get("head_dim", family.folder.defaults.get("head_dim"))
     if head is None:
         return None

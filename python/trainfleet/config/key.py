@@ -1,8 +1,9 @@
-"""Describes the keys in the config's dataclasses (types*.py), and derives the schema from them.
+"""Describes config keys in the type hints of dataclass fields (types*.py), and generates their JSON
+Schema.
 
-A field's type is its type in a resolved config. `Key` defines the allowed values, in the keywords
-of JSON Schema 2020-12. The docstring below a field describes the key. If a key defaults to null and
-its type does not allow null, derive.py derives its value.
+A field's type is its type in a resolved config. `Key` adds constraints on the value, as JSON Schema
+2020-12 keywords. The docstring below a field is the key's description. If a key defaults to null
+but its type does not allow null, derive.py derives the value.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Annotated, Any, TypedDict, Unpack, cast, get_args, get_origin
 from ..trust.validation import kinds_of
 
 Schema = dict[str, Any]
-NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # pattern for names of runs and datasets
+NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # names of runs and datasets
 S3 = "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?$"
 OWN_FILE = "^(?!runs/|data/)(?:[A-Za-z0-9_][A-Za-z0-9_-]*/){0,8}[A-Za-z0-9_][A-Za-z0-9_-]*"
 HEAD = {
@@ -31,18 +32,18 @@ WORDS: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "
 
 
 class Rules(TypedDict, total=False):
-    """The keywords of JSON Schema, and two of ours: `unit`, and `backends`, the backends that use
-    the key.
+    """JSON Schema keywords, plus two extensions: `unit`, and `backends` (the backends that use the
+    key).
 
-    A group's `backends` apply to each of its keys that does not name others.
+    The `backends` of a group also apply to its keys, unless a key specifies its own list.
     """
 
     default: Any  # replaces the field's default
-    type: Sequence[str]  # of a group of keys that a word may replace
+    type: Sequence[str]  # for a group of keys that a single word can replace
     backends: Sequence[str]
     unit: str
     writeOnly: bool
-    enum: Iterable[Any]  # without null; a dict provides its keys
+    enum: Iterable[Any]  # excludes null; for a dict, its keys are used
     minimum: float
     exclusiveMinimum: float
     maximum: float
@@ -59,17 +60,17 @@ class Rules(TypedDict, total=False):
 
 
 class Key:
-    """The rules for a key's value, as metadata of an Annotated type."""
+    """Constraints on a key's value, as metadata of an Annotated type."""
 
     def __init__(self, **rules: Unpack[Rules]) -> None:
         self.rules = rules
 
 
 def schema_of(kind: type, described: bool = False) -> Schema:
-    """Returns the schema of a dataclass. `described` adds the description of each key, read from
-    the source.
+    """Returns the JSON Schema of a dataclass.
 
-    Keys without a description are then skipped, because only verbs set them.
+    `described` adds the description of each key, read from the source. It also omits keys without a
+    description, which only verbs set.
     """
     told = _descriptions(kind) if described else {}
     keys = {
@@ -95,7 +96,7 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, described: bool) -> Sche
 
 
 def _part(base: Any, rules: Schema, described: bool, null: bool = False) -> Schema:
-    """Returns the schema of a type with these rules. `null`: null is also allowed."""
+    """Returns the schema of a type with these rules. `null` means that null is also allowed."""
     every = get_args(base) if get_origin(base) is UnionType else (base,)
     nulls = [None] * (null or NoneType in every)
     kinds = [kind for kind in every if kind is not NoneType]

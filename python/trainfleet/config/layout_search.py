@@ -1,9 +1,9 @@
-"""Finds every layout of a fleet that the rules allow, and predicts its memory per rank and its step
-time.
+"""Enumerates the layouts that the rules allow, and predicts their memory per rank and step time.
 
-It tries all degrees that divide evenly: tensor ranks within a node, stages, context ranks, shard
-ranks, ZeRO stages, recomputation and micro-batches. The fastest layout that fits is chosen. If the
-speed model can't tell several apart (NEAR), the least divided one is chosen.
+The search covers all degrees that divide evenly: tensor ranks within a node, pipeline stages,
+context ranks, shard ranks, ZeRO stages, recomputation modes and micro-batches. The fastest layout
+that fits is chosen. Among layouts that the speed model can't tell apart (NEAR), the simplest is
+chosen.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ KEYS = (
 )
 PLAIN = Layout(fsdp=1, tensor=1, pipeline=1, context=1)
 MODES = ("none", "selective", "full")
-MOST_TOKENS = 16384  # maximum tokens per micro-batch; matrix products get no faster beyond it
+MOST_TOKENS = 16384  # maximum tokens per micro-batch; matmuls get no faster beyond it
 MOST_CONTEXT = 64
-LONG = 16384  # minimum tokens per sequence for trying context parallelism
-# fraction of the best step time; the model's error between two layouts of a fleet is at least this
-# large (tests/bench/LOG.md)
+LONG = 16384  # minimum sequence length for trying context parallelism
+# Layouts within this fraction of the best step time count as equally fast. The model's error
+# between two layouts of a fleet is at least this large (tests/bench/LOG.md).
 NEAR = 0.05
-# maximum ranks that share one copy of the state; no published run gathers weights over more
+# Maximum number of ranks that share one copy of the state. No published run gathers weights across
+# more.
 MOST_SHARERS = 1024
-WIDER = (4, 16, 64)  # numbers of nodes that share one copy of the state, besides one and all
+# Numbers of nodes that share one copy of the state, tried in addition to one node and all nodes.
+WIDER = (4, 16, 64)
 ROUNDS = (1, 2, 4, 8)  # stages per rank of an interleaved pipeline
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run a config, with the peak bytes of the fullest rank and the step time by
-    part.
+    """Candidate layout of a config, with the peak memory of the fullest rank and the predicted step
+    time.
     """
 
     config: Config
@@ -64,7 +66,7 @@ class Choice:
 
     @property
     def division(self) -> tuple[int, ...]:
-        """Returns a sort key: the least divided layout first, then the larger micro-batch."""
+        """Returns a sort key that prefers less division of the work, then larger micro-batches."""
         train, layout = self.config.train, self.config.train.parallelism
         mode = MODES.index(train.activation_checkpointing)
         state = layout.fsdp > 1, layout.zero_stage
@@ -81,25 +83,24 @@ class Choice:
 
 
 def needs(config: Config) -> int:
-    """Returns the peak memory of the fullest rank in bytes."""
+    """Returns the peak memory of the fullest rank, in bytes."""
     return memory_of(config, is_half(config)).total
 
 
 def ranked(config: Config, asked: set[str], device: Accelerator) -> list[Choice]:
-    """Returns all choices that fit, the fastest first. Keys that are not in `asked` keep their
-    values.
-    """
+    """Returns all candidates that fit, fastest first. Only the keys in `asked` vary."""
     return list(_ranked(_undecided(config, asked), frozenset(asked), device))
 
 
 def _undecided(config: Config, asked: set[str]) -> Config:
-    """Returns the config with its open keys reset to plain values. `make plan` searches twice, and
-    the second search then hits the cache.
+    """Resets the keys in `asked` to default values.
+
+    `make plan` searches twice, and this makes the second search hit the cache.
     """
     train, layout = config.train, config.train.parallelism
     kept = (
         "parallelism.zero_stage" if layout.fsdp == 1 else ""
-    )  # an unsharded layout is shown with its ZeRO stage
+    )  # the plan shows an unsharded layout with its ZeRO stage
     plain = {
         name: getattr(PLAIN, name)
         for key in asked - {kept}
@@ -126,21 +127,21 @@ def _ranked(config: Config, asked: frozenset[str], device: Accelerator) -> tuple
 
 
 def choose(choices: list[Choice]) -> Choice:
-    """Returns the least divided choice among those that are within NEAR of the fastest."""
+    """Returns the simplest of the choices that are within NEAR of the fastest."""
     near = [choice for choice in choices if choice.seconds <= choices[0].seconds * (1 + NEAR)]
     return min(near, key=lambda choice: choice.division)
 
 
 def least(config: Config, asked: set[str], device: Accelerator) -> Config | None:
-    """Returns the layout that needs the least memory; `None` if the rules refuse every layout."""
+    """Returns the layout that needs the least memory, or None if the rules reject every layout."""
     return min(candidates(config, asked, device), key=needs, default=None)
 
 
 def candidates(config: Config, asked: Set[str], device: Accelerator) -> Iterator[Config]:
-    """Yields every layout and recomputation mode that the rules allow, with the smallest
+    """Yields all layouts and recomputation modes that the rules allow, with the smallest
     micro-batch.
     """
-    # NxD Core recomputes only whole blocks
+    # NxD Core can only recompute whole blocks.
     choices = [mode for mode in MODES if mode != "selective" or not is_xla(config)]
     modes = (
         choices if "activation_checkpointing" in asked else [config.train.activation_checkpointing]
@@ -160,19 +161,19 @@ def candidates(config: Config, asked: Set[str], device: Accelerator) -> Iterator
 
 
 def sizes_of(config: Config, asked: Set[str]) -> Iterator[Config]:
-    """Yields a candidate with each micro-batch worth trying, smallest first."""
+    """Yields the candidate with each micro-batch size worth trying, smallest first."""
     if "micro_batch_size" not in asked:
         yield config
         return
-    yield config  # the candidate has the smallest one already
+    yield config  # the candidate already has the smallest size
     for size in sizes(config)[1:]:
         if size * config.train.sequence_length <= MOST_TOKENS:
             yield replace(config, train=replace(config.train, micro_batch_size=size))
 
 
 def sizes(config: Config) -> list[int]:
-    """Returns the micro-batches that divide a rank's part of the global batch into passes that the
-    pipeline accepts.
+    """Returns the micro-batch sizes that divide a rank's share of the global batch and suit the
+    pipeline.
     """
     part, layout = (
         max(1, config.train.global_batch_size // max(1, config.data_parallel)),
@@ -210,10 +211,8 @@ def _layouts(config: Config, asked: Set[str], device: Accelerator) -> Iterator[L
 
 
 def _tensors(config: Config, device: Accelerator) -> list[int]:
-    """Returns the tensor degrees to try: within a node, and only if direct links join its
-    devices.
-    """
-    # NxD Core can copy key-value heads (neuron_limits.copies_heads)
+    """Returns the tensor degrees to try. Without direct links between a node's devices, only 1."""
+    # NxD Core can replicate key/value heads (neuron_limits.copies_heads).
     copied = is_xla(config) and FAMILIES[config.model.family].copies_heads
     heads = config.model.heads if copied else math.gcd(config.model.heads, config.model.kv_heads)
     together = FAMILIES[config.model.family].normed == "all"
@@ -253,8 +252,9 @@ def _interleaves(config: Config, layout: Layout) -> list[int]:
 
 
 def _sharded(config: Config, layout: Layout, asked: Set[str], ways: int) -> Iterator[Layout]:
-    """Yields the unsharded layout, then ZeRO 1 and ZeRO 3. Shards span the ranks of one node, of
-    several nodes (WIDER), or as many data-parallel ranks as allowed.
+    """Yields the unsharded layout, then ZeRO 1 and ZeRO 3 layouts.
+
+    A shard group spans one node, several nodes (WIDER), or as many data-parallel ranks as allowed.
     """
     inside = max(1, config.fleet.ranks_per_node // (layout.tensor * layout.context))
     widest = max(shard for shard in divisors(ways) if shard <= MOST_SHARERS)
@@ -264,8 +264,8 @@ def _sharded(config: Config, layout: Layout, asked: Set[str], ways: int) -> Iter
     )
     if "parallelism.fsdp" in asked:
         yield replace(layout, fsdp=1)
-    # NxD Core shards only the optimizer's state, and torch's pipelining keeps weights gathered for
-    # the whole step
+    # NxD Core only shards the optimizer state. torch's pipelining keeps weights gathered for the
+    # whole step.
     zeros = (1,) if is_xla(config) or layout.pipeline > 1 else (1, 3)
     for zero in zeros if "parallelism.zero_stage" in asked else (layout.zero_stage,):
         yield from (

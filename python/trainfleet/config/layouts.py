@@ -1,5 +1,7 @@
-"""Chooses an open layout, micro-batch and recomputation: the choice with the fastest predicted step
-that fits the device. Also refits a run to fewer nodes, which changes only the division of the work.
+"""Chooses the layout, micro-batch and recomputation mode with the fastest predicted step that fits.
+
+Only unset keys are chosen. Also refits a run to fewer nodes, which changes only how the work is
+divided.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from .optimizers import OPTIMIZERS
 from .precision import is_half, usable_bytes
 from .types import Config
 
-CPU_TOKENS = 4096  # enough for efficient matrix products on a CPU core (tests/bench/LOG.md)
+CPU_TOKENS = 4096  # enough for efficient matmuls on a CPU core (tests/bench/LOG.md)
 
 
 def provide(train: dict[str, Any]) -> set[str]:
-    """Fills the open keys in `train` with their smallest values, in place. Returns these keys, for
-    `settle`.
+    """Fills the unset keys of `train` in place with their smallest values.
+
+    Returns these keys, for `settle`.
     """
     asked = {f"parallelism.{name}" for name, value in train["parallelism"].items() if value is None}
     asked |= {
@@ -43,8 +46,9 @@ def provide(train: dict[str, Any]) -> set[str]:
 
 
 def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
-    """Chooses the keys in `asked` (`parallelism.fsdp`, `micro_batch_size` ...). Returns the config,
-    and each choice with its reason.
+    """Chooses the values of the keys in `asked`, such as `parallelism.fsdp` or `micro_batch_size`.
+
+    Returns the config, and the choices with their reasons.
     """
     device = config.fleet.rank_device
     if device is None or not asked:
@@ -62,8 +66,10 @@ def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
 
 
 def lack(config: Config, asked: set[str]) -> str | None:
-    """Returns why no layout fits, with the given keys that prevent one, or a number of nodes that
-    would fit. Returns `None` if one fits or the device is unknown.
+    """Returns why no layout fits, with a suggested fix. Returns None if one fits or the device is
+    unknown.
+
+    The fix is to change keys that rule out a fitting layout, or to use more nodes.
     """
     device = config.fleet.rank_device
     if (
@@ -73,7 +79,7 @@ def lack(config: Config, asked: set[str]) -> str | None:
     ):
         return None
     if any(message for rule in cross_checks.DIVISION for message in rule(config)):
-        return None  # a broken rule is the cause, and has its own message
+        return None  # a violated rule is the cause, and has its own message
     if way := _in_the_way(config, asked, device):
         return f"{_lacking(config, device)}; {way}"
     for times in (2, 4, 8, 16, 32, 64):
@@ -90,8 +96,9 @@ def lack(config: Config, asked: set[str]) -> str | None:
 
 
 def best(config: Config, count: int) -> list[Choice]:
-    """Returns the fastest ways to divide this model over this fleet, regardless of the config's
-    layout. The list is empty for an unknown device or a single rank.
+    """Returns the fastest layouts of this model on this fleet, regardless of the config's layout.
+
+    Returns an empty list for an unknown device or a single rank.
     """
     device = config.fleet.rank_device
     if device is None or config.world_size == 1:
@@ -99,15 +106,15 @@ def best(config: Config, count: int) -> list[Choice]:
     budget = config.train.activation_memory_budget
     asked = {key for key in KEYS if key != "activation_checkpointing" or budget is None}
     seen: dict[object, Choice] = {}
-    # the fastest choice per layout, regardless of micro-batch, recomputation and interleaving
+    # Keep the fastest choice per layout, regardless of micro-batch, recomputation and interleaving.
     for choice in ranked(config, asked, device):
         seen.setdefault(replace(choice.config.train.parallelism, virtual_stages=1), choice)
     return list(seen.values())[:count]
 
 
 def _for_cpus(config: Config, asked: set[str]) -> Config:
-    """Returns the config with the largest micro-batch within CPU_TOKENS, or else the smallest
-    possible one.
+    """Returns the config with the largest micro-batch within CPU_TOKENS, or the smallest possible
+    one.
     """
     if "micro_batch_size" not in asked:
         return config
@@ -124,8 +131,9 @@ def _fits(config: Config | None, device: Accelerator) -> bool:
 
 
 def _in_the_way(config: Config, asked: set[str], device: Accelerator) -> str:
-    """Names the given keys without which a layout fits, as few as do, and their values in the
-    fastest such layout; "" without any.
+    """Names the fewest user-set keys that prevent a fitting layout, or returns "".
+
+    Also suggests their values in the fastest layout that fits.
     """
     given = [key for key in KEYS if key not in asked]
     for keys in (*combinations(given, 1), *combinations(given, 2), given):
@@ -141,7 +149,7 @@ def _in_the_way(config: Config, asked: set[str], device: Accelerator) -> str:
 
 
 def _halved(config: Config, asked: set[str], device: Accelerator) -> str:
-    """Returns a suggestion to set train.param_dtype=bf16 if the model then fits, or ""."""
+    """Suggests train.param_dtype=bf16 if the model then fits, or returns ""."""
     if (
         "bf16" not in OPTIMIZERS[config.train.optimizer].formats
         or config.train.param_dtype == "bf16"
@@ -165,8 +173,10 @@ def _lacking(config: Config, device: Accelerator) -> str:
 
 
 def _is_shown(key: str, settled: Config, given: Config) -> bool:
-    """Returns whether a plan shows a key. It always shows fsdp, the micro-batch and recomputation.
-    It shows other degrees only if they differ from plain data parallelism.
+    """Returns whether a plan shows a key.
+
+    fsdp, the micro-batch and recomputation are always shown. Other degrees are shown if they differ
+    from plain data parallelism.
     """
     if key == "parallelism.zero_stage":
         return settled.train.parallelism.fsdp > 1
@@ -199,8 +209,10 @@ def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
 
 
 def _reason(key: str, settled: Config, choices: list[Choice], device: Accelerator) -> str:
-    """Returns the reason for a key's value. It compares the choice with the fastest one that has
-    another value, or states that no other value fits.
+    """Returns the reason for a key's value.
+
+    It compares the choice with the fastest choice that has another value, or states that no other
+    value fits.
     """
     chosen = next(choice for choice in choices if choice.config is settled)
     there = (
@@ -254,8 +266,9 @@ def _order(key: str, config: Config) -> float:
 
 
 def smaller(config: Config) -> Iterator[Config]:
-    """Yields the config for one node fewer, then two fewer, down to fleet.min_nodes. Skips numbers
-    of nodes that break a rule.
+    """Yields the config for one node fewer, two nodes fewer, and so on, down to fleet.min_nodes.
+
+    Skips node counts that violate a rule.
     """
     least = config.fleet.min_nodes or config.fleet.nodes
     for nodes in range(config.fleet.nodes - 1, least - 1, -1):
@@ -265,11 +278,11 @@ def smaller(config: Config) -> Iterator[Config]:
 
 
 def refit(config: Config, nodes: int) -> Config:
-    """Returns the config for `nodes` nodes. Each rank accumulates more micro-batches, but none
-    larger than before, because that size is known to fit.
+    """Returns the config refitted to `nodes` nodes.
 
-    The state is sharded over as many ranks as before, or over the largest number that divides the
-    remaining ranks.
+    Each rank accumulates more micro-batches, but their size never grows, because the current size
+    is known to fit. The state stays sharded over the same number of ranks, or the largest smaller
+    number that divides the remaining ranks.
     """
     fewer = replace(
         config,

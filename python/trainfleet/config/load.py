@@ -1,5 +1,6 @@
-"""Loads config.yaml, SET and the make variables into one checked, complete Config, or reports all
-problems at once.
+"""Loads config.yaml, SET and make variables as a validated, complete Config.
+
+If anything is invalid, all problems are reported at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .types import Config, Data
 from .vocabulary import lack_for, vocabulary_size_of
 from .yaml_lines import DEEPEST, Key, YamlDocument, dotted, read, read_value
 
-# size limits; a config of 4,096 hosts has 160 KiB
+# Size limits. A config with 4,096 hosts has 160 KiB.
 LARGEST, LONGEST_SET = (256 * untrusted_input.KIBIBYTE, 32 * untrusted_input.KIBIBYTE)
 KEYS = f"see all keys in {page('schema/README.md')}"
 RETYPE = f"write SET='train.steps=50 train.seed=2', with spaces between the keys; {KEYS}"
@@ -38,7 +39,7 @@ REMEDY = f"{KEYS}; make plan shows the derived values"
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a command: the file, `SET`, and the variables that set one key each."""
+    """Settings of a command: the file, `SET`, and the make variables that each set one key."""
 
     path: Path
     set: str = ""
@@ -47,7 +48,7 @@ class Settings:
 
 
 class Derivation(list[Derived]):
-    """The derived values, in order, with the values that were requested and the final config."""
+    """Derived values in order, with the requested values and the final config."""
 
     def __init__(self, derived: list[Derived], asked: dict[str, Any], config: Config) -> None:
         super().__init__(derived)
@@ -56,28 +57,32 @@ class Derivation(list[Derived]):
 
 @dataclass(frozen=True)
 class BackendTerms:
-    """A backend's terms for a config. `node` builds a node from its type and the number of nodes.
-    `refuse` yields unsupported settings. `here`: this machine is the whole fleet.
+    """A backend's requirements for a config.
+
+    Attributes:
+        node: Builds a node from its type and the node count.
+        refuse: Yields unsupported settings.
+        here: Whether this machine is the whole fleet.
     """
 
     node: OfKind
-    refuse: Callable[[Config], Iterator[tuple[str, str]]]  # (key, message) each
+    refuse: Callable[[Config], Iterator[tuple[str, str]]]  # yields (key, message)
     here: bool = False
 
 
 def no_terms(backend: str) -> BackendTerms:
-    """Returns terms without any backend's rules, for a config that is only read."""
+    """Returns backend terms that accept any config, for configs that are only read."""
     return BackendTerms(node_types.node, lambda config: iter(()))
 
 
 def load(
     settings: Settings, terms_of: Callable[[str], BackendTerms] = no_terms
 ) -> tuple[Config, Derivation]:
-    """Returns the complete config and its derived values. `terms_of` returns the terms of a backend
-    by name.
+    """Loads the complete config and its derived values. `terms_of` returns a backend's terms by
+    name.
 
     Raises:
-        ConfigError: lists every problem, in file order.
+        ConfigError: the config is invalid; lists every problem in file order.
     """
     document, config, derived = _loaded(settings, terms_of)
     if document.problems:
@@ -98,7 +103,7 @@ def _loaded(
 ) -> tuple[YamlDocument, Config | None, list[Derived]]:
     document, values, broken = _checked(settings)
     report, terms = document.report, terms_of(values["fleet"]["backend"])
-    values["name"] = values["name"] or ""  # a missing name is reported already
+    values["name"] = values["name"] or ""  # a missing name is already reported
     tokens = _tokenizer_size(fit(Data, values["data"]), report)
     if against := _against_preset(values["model"]):
         report(*against)
@@ -120,7 +125,7 @@ def _settled(
     tokens: int,
     terms: BackendTerms,
 ) -> tuple[Config, list[Derived]]:
-    """Builds the config, chooses its layout and intervals, and reports contradictory keys."""
+    """Builds the config, chooses its layout and intervals, and reports conflicting keys."""
     asked = layouts.provide(values["train"])
     config, chosen = layouts.settle(fit(Config, values), asked)
     config, interval = goodput.with_interval(config)
@@ -135,8 +140,9 @@ def _settled(
 
 
 def _against_preset(model: dict[str, Any]) -> tuple[str, str] | None:
-    """Returns the key and message for a preset that can't be read, or for a family that contradicts
-    it. An unreadable preset is reset to its default.
+    """Returns the key and message if the preset can't be read or the family contradicts it.
+
+    An unreadable preset is reset to its default.
     """
     try:
         against = other_family(model)
@@ -150,9 +156,7 @@ def _against_preset(model: dict[str, Any]) -> tuple[str, str] | None:
 def _blamed(
     problems: list[Problem], settings: Settings, terms_of: Callable[[str], BackendTerms]
 ) -> list[Problem]:
-    """Returns the problems. A problem that the file alone does not have is attributed to SET and
-    the variables.
-    """
+    """Attributes problems to SET and the make variables, unless the file alone also has them."""
     named = [name for name in ("SET" if settings.set else "", *settings.short) if name]
     if not named or all(problem.where in named for problem in problems):
         return problems
@@ -171,8 +175,9 @@ def _blamed(
 
 
 def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
-    """Returns the number of tokens that the tokenizer has or will have. If it is broken, reports
-    that and returns the configured size.
+    """Returns the tokenizer's vocabulary size.
+
+    If the tokenizer is broken, reports that and returns the configured size.
     """
     try:
         return vocabulary_size_of(data)
@@ -182,9 +187,7 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
 
 
 def _lacks(config: Config, problems: list[Problem]) -> str | None:
-    """Returns what the tokenizer lacks for the model's family; `None` if data.tokenizer already has
-    a problem.
-    """
+    """Returns what the tokenizer lacks for the model's family, unless it already has a problem."""
     return (
         None
         if any(problem.key == "data.tokenizer" for problem in problems)
@@ -196,8 +199,8 @@ def load_name(settings: Settings) -> str:
     """Returns only the run's name, for verbs that inspect a run and don't need a valid config.
 
     Raises:
-        ConfigError: the name is missing or invalid, or a variable that may have named another run
-            is wrong.
+        ConfigError: the name is missing or invalid, or SET or a variable is invalid and may have
+            set another name.
     """
     document, values, broken = _checked(settings)
     mine = [problem for problem in document.problems if problem.line == 0]
@@ -207,15 +210,15 @@ def load_name(settings: Settings) -> str:
 
 
 def place_of(settings: Settings, key: Key) -> tuple[int, str]:
-    """Returns the line number of a key and its file and line, or 0 and the variable that set it."""
+    """Returns a key's line number and location, or 0 and the variable that set it."""
     return _checked(settings)[0].where(key)
 
 
 def load_resolved(path: Path) -> Config:
-    """Loads the config that `dump_resolved` wrote into a run folder. It is complete, so it is
-    checked but nothing is derived.
+    """Loads the resolved config in a run folder, as written by `dump_resolved`.
 
-    Keys that the schema has gained since then get their defaults.
+    The config is validated but nothing is derived. Keys that are newer than the file get their
+    defaults.
 
     Raises:
         ConfigError: the file is not a resolved config; lists every problem.
@@ -240,7 +243,7 @@ def load_resolved(path: Path) -> Config:
 
 
 def load_steps(path: Path) -> int:
-    """Reads train.steps from the config.yaml of a run folder. Returns 0 if it is missing."""
+    """Returns train.steps from the config.yaml in a run folder, or 0 if it is missing."""
     try:
         value = _read(path).value
         return fit(int, value["train"]["steps"])
@@ -249,11 +252,10 @@ def load_steps(path: Path) -> int:
 
 
 def dump_known(path: Path) -> str:
-    """Returns the keys of a run folder's config.yaml as YAML, without unknown keys and wrong
-    values.
+    """Returns a run folder's config as YAML, without unknown keys and invalid values.
 
     Raises:
-        ConfigError: the file can't be read, or has no keys.
+        ConfigError: the file can't be read or contains no keys.
     """
     document = _read(path)
     if document.problems or not isinstance(document.value, dict):
@@ -266,7 +268,7 @@ def dump_known(path: Path) -> str:
 
 
 def _keys_in(path: Path) -> YamlDocument:
-    """Reads a config. Refuses other types of file, empty files, and files without keys."""
+    """Reads a config. Rejects other file types, empty files, and files without keys."""
     document = _read(path)
     has_keys = isinstance(document.value, dict)
     if not has_keys or any("is not a key" in problem.message for problem in document.problems):
@@ -283,8 +285,9 @@ def _keys_in(path: Path) -> YamlDocument:
 
 
 def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str]]:
-    """Returns the document with its problems, its values including defaults, and the wrong keys.
-    Wrong keys are reset to their defaults.
+    """Returns the document with its problems, the values with defaults, and the invalid keys.
+
+    Invalid keys are reset to their defaults.
     """
     document = _keys_in(settings.path)
     _open_short(document)
@@ -300,8 +303,9 @@ def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str]
 
 
 def _secrets_in(document: YamlDocument, value: Any, key: Key = ()) -> Iterator[Problem]:
-    """Yields a problem for each value that looks like a secret. A config is printed, kept with its
-    run and copied to nodes.
+    """Yields a problem for each value that looks like a secret.
+
+    Secrets must not be in a config, because it is printed, stored with the run and copied to nodes.
     """
     if isinstance(value, str) and looks_secret(value):
         what = "looks like a secret; export it as a variable and list the variable in fleet.secrets"
@@ -318,8 +322,9 @@ def _secrets_in(document: YamlDocument, value: Any, key: Key = ()) -> Iterator[P
 
 
 def _open_short(document: YamlDocument) -> None:
-    """Expands the short forms of groups: `train.parallelism: auto`, which leaves all its keys null,
-    and `fleet.accelerator`.
+    """Expands the short forms `train.parallelism: auto` and `fleet.accelerator: <text>` to groups.
+
+    `auto` leaves all keys of the group null.
     """
     train, fleet = document.value.get("train"), document.value.get("fleet")
     if isinstance(train, dict) and train.get("parallelism") == "auto":
@@ -340,9 +345,7 @@ def _read(path: Path) -> YamlDocument:
 
 
 def _instead(path: Path) -> str:
-    """Returns the command to type if this config is missing. It names the file that was probably
-    meant, if there is one.
-    """
+    """Suggests a command for a missing config, with the file that was probably meant."""
     with contextlib.suppress(OSError):
         folder = path if path.is_dir() else path.parent
         there = {
@@ -388,7 +391,7 @@ def _override(document: YamlDocument, settings: Settings) -> Iterator[Problem]:
 
 
 def quoted(text: str) -> str:
-    """Quotes a text for a shell, and shortens a long one."""
+    """Quotes text for a shell, and shortens it if it is long."""
     return (
         f"'{short}'"
         if "'" not in (short := untrusted_input.shortened(text))
@@ -397,8 +400,9 @@ def quoted(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Splits SET into words like a shell. Brackets keep words together, and quotes within brackets
-    belong to YAML.
+    """Splits SET into words as a shell does.
+
+    Brackets keep words together, and quotes within brackets are left to YAML.
     """
     depth, quote, parts = 0, "", list[str]()
     for letter in text:
@@ -432,12 +436,12 @@ def _assign(document: YamlDocument, source: str, name: str, text: str) -> Iterat
 
 
 def _drop(value: Any, key: Key) -> None:
-    """Removes a wrong value, so that its default replaces it while the other keys are checked."""
+    """Removes an invalid value, so that the other keys are checked with its default."""
     for part in key[:-1]:
         if not isinstance(value, dict) or part not in value:
-            return  # its group is removed already
+            return  # its group has already been removed
         if isinstance(value[part], list):
-            key = key[: key.index(part) + 1]  # one bad item removes the whole list
+            key = key[: key.index(part) + 1]  # one invalid item removes the whole list
             break
         value = value[part]
     if key and isinstance(value, dict):

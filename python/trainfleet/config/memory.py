@@ -1,13 +1,13 @@
-"""Predicts the memory that a rank needs on its device, using only the layout and the shapes. Tests
-compare these formulas with torch.
+"""Predicts the device memory that a rank needs, from the layout and the model shape.
 
-It models what engine/ does (parallel/blocks.py shards, models/ keep for backward), not the best
-that a device could do. A compiled block counts as much as its separate modules, even if it keeps
-less. An estimate should rather be too high than too low.
+The formulas model what engine/ does (parallel/blocks.py shards, and models/ keeps for backward),
+not what a device could do at best. A compiled block counts as much as its separate modules, even if
+it keeps less, because an estimate should be too high rather than too low. Tests compare the
+formulas with torch.
 
 No moment of a step needs all of this memory. For example, logits are freed before blocks have
-gradients, and activations before the last gradients are summed. The prediction is the largest of
-all moments that can be the peak (_moments).
+gradients, and activations before the last gradients are reduced. The prediction is the maximum over
+all moments that may be the peak (_moments).
 """
 
 from __future__ import annotations
@@ -26,31 +26,29 @@ from .sizes import ParameterCount, look_ups, parts_of
 from .types import Config, Layout
 
 FORMATS = {"fp32": 4, "bf16": 2}  # bytes per element
-REDUCED = 4  # bytes per element while gradients are summed over ranks, in fp32
-# with ZeRO 3: the current block and the next one, which is prefetched (Zhao et al. 2023, FSDP,
-# 3.3.2)
+REDUCED = 4  # bytes per element while gradients are reduced across ranks, in fp32
+# With ZeRO 3: the current block and the prefetched next one (Zhao et al. 2023, FSDP, 3.3.2).
 GATHERED_BLOCKS = 2
-# fp32 logits per piece of a loss in pieces: 8,192 tokens with a vocabulary of 32,000
+# fp32 logits per chunk of a chunked loss: 8,192 tokens with a vocabulary of 32,000.
 LOGITS_BYTES = 1 << 30
-ROUNDING = 10  # fp32 copies of a matrix that an uncompiled update in bf16 needs
-# elements of matrices that are rounded, or orthogonalized, at once
+ROUNDING = 10  # fp32 copies of a matrix in an uncompiled bf16 update
+# Matrix elements that are rounded, or orthogonalized, at once.
 ROUNDED, STRAIGHTENED = (1 << 26, 1 << 24)
 # fp32 copies of the logits at the peak: log-softmax, its gradient and the logits' gradient
-# (models/loss.py); tensor ranks need one more
+# (models/loss.py). Tensor parallelism needs one more.
 LOSS = 3
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the fullest rank at its peak, by purpose."""
+    """Peak memory of the fullest rank in bytes, by purpose."""
 
-    weights: int  # updated by the optimizer
+    weights: int  # master weights, which the optimizer updates
     gradients: int
-    moments: int  # the optimizer's state
-    copies: int  # weights in the products' format, and weights gathered from other ranks
-    activations: int  # kept for backward, and one block's working memory
-    # logits and their gradients, or buffers for summing gradients over ranks, or an update's
-    # working memory
+    moments: int  # optimizer state
+    copies: int  # weights in the matmul format, and weights gathered from other ranks
+    activations: int  # activations kept for backward, and one block's working memory
+    # logits and their gradients, gradient reduction buffers, or the working memory of an update
     loss: int
 
     @property
@@ -67,8 +65,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class StageNumbers:
-    """A rank's part of a pipeline: parameters in its blocks and outside them, and the micro-batches
-    in flight.
+    """A rank's part of a pipeline.
+
+    Attributes:
+        blocks: Number of blocks on the rank.
+        block: Parameters per block.
+        around: Parameters outside blocks.
+        under_way: Peak number of micro-batches in flight.
     """
 
     blocks: int
@@ -82,13 +85,11 @@ class StageNumbers:
 
 
 def memory_of(config: Config, half: bool) -> Memory:
-    """Returns the peak memory of the stage that needs the most; `half`: products are computed in
-    bf16.
-    """
+    """Returns the peak memory of the fullest stage. `half` means that matmuls run in bf16."""
     width = 2 if half else 4
     flow = flow_of(config, width)
     stages = [list(_moments(config, width, stage, flow)) for stage in _stages(config)]
-    # XLA's compiler reorders a step, so all parts might peak at once
+    # XLA's compiler reorders a step, so all parts may peak at once.
     if is_xla(config):
         stages = [[tuple(map(max, zip(*moments, strict=True)))] for moments in stages]
     return Memory(*max(chain.from_iterable(stages), key=sum))
@@ -109,7 +110,7 @@ def _stages(config: Config) -> list[StageNumbers]:
     under_way = [min(_under_way(layout, rank), passes) for rank in range(layout.pipeline)]
     blocks = [_blocks(model.layers, layout, rank) for rank in range(layout.pipeline)]
     stages = [StageNumbers(blocks[0], block, first, under_way[0], False, True, neighbours=both - 1)]
-    # the middle stages with the most micro-batches in flight, and with the most blocks
+    # The middle stages with the most micro-batches in flight, and with the most blocks.
     for rank in {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ():
         stages.append(
             StageNumbers(blocks[rank], block, 0, under_way[rank], False, False, neighbours=both)
@@ -123,8 +124,9 @@ def _stages(config: Config) -> list[StageNumbers]:
 
 
 def _blocks(layers: int, layout: Layout, rank: int) -> int:
-    """Returns the number of blocks in a rank's stages. Stages differ by at most one block
-    (engine/parallel/pipeline.py, _bounds).
+    """Returns the number of blocks on a rank.
+
+    Stages differ by at most one block (engine/parallel/pipeline.py, _bounds).
     """
     stages = layout.pipeline * layout.virtual_stages
     return sum(
@@ -134,12 +136,14 @@ def _blocks(layers: int, layout: Layout, rank: int) -> int:
 
 
 def _under_way(layout: Layout, rank: int) -> float:
-    """Returns the peak number of micro-batches in flight on a rank. Their forward pass has run on
-    the rank's blocks, but not their backward pass.
+    """Returns the peak number of micro-batches in flight on a rank.
 
-    With 1F1B on p ranks, the first rank has p, and each rank after it one less. With v interleaved
-    stages per rank, the first has (p - 1) / v more (Narayanan et al. 2021, arXiv:2104.04473, 2.2).
-    Each rank after it has two stages' worth less.
+    A micro-batch is in flight between its forward and its backward pass. If it is in flight on only
+    some of the rank's stages, it counts as a fraction.
+
+    With 1F1B on p ranks, the first rank has p micro-batches in flight, and each following rank one
+    less. With v interleaved stages per rank, the first rank has (p - 1) / v more (Narayanan et al.
+    2021, arXiv:2104.04473, 2.2), and each following rank has two stages' worth less.
     """
     ranks, stages = layout.pipeline, layout.virtual_stages
     if stages == 1:
@@ -148,7 +152,7 @@ def _under_way(layout: Layout, rank: int) -> float:
 
 
 def passes_of(config: Config) -> int:
-    """Returns the number of micro-batches of a rank in a step."""
+    """Returns the number of micro-batches per rank and step."""
     return max(
         1,
         config.train.global_batch_size
@@ -158,13 +162,21 @@ def passes_of(config: Config) -> int:
 
 @dataclass(frozen=True)
 class HeldBytes:
-    """Bytes of a rank that do not depend on activations: weights, optimizer state, and gradients
-    `before` and `after` the last pass.
+    """A rank's memory in bytes that does not depend on activations.
 
-    `gathered`: copies of all weights that are gathered at once. `block` and `around` are its parts
-    for one block and for weights outside blocks. `reduced`: the buffer that sums a block's
-    gradients over ranks. `replicated`: the same over replicas, which FSDP frees only at a step's
-    end (torch 2.13, _fsdp_param_group.py). These are 0 without copies.
+    `block`, `reduced` and `replicated` are 0 if FSDP makes no copies of the weights.
+
+    Attributes:
+        weights: Weights that the optimizer updates.
+        moments: Optimizer state.
+        before: Gradients before the last micro-batch.
+        after: Gradients after the last micro-batch.
+        around: Part of `gathered` for weights outside blocks.
+        block: Part of `gathered` for one block.
+        gathered: Copies of all weights that are gathered at once.
+        reduced: Buffer that reduces a block's gradients across ranks.
+        replicated: Buffer that reduces a block's gradients across replicas. FSDP frees it only at
+            the end of a step (torch 2.13, _fsdp_param_group.py).
     """
 
     weights: int
@@ -178,8 +190,9 @@ class HeldBytes:
     replicated: int
 
     def copies(self, blocks: int) -> int:
-        """Returns the bytes of weight copies while this number of blocks is gathered, plus the
-        weights outside blocks.
+        """Returns the bytes of weight copies while `blocks` blocks are gathered.
+
+        Includes the weights outside blocks.
         """
         return min(self.gathered, self.around + blocks * self.block)
 
@@ -187,21 +200,21 @@ class HeldBytes:
 def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     layout, several = config.train.parallelism, passes_of(config) > 1
     numbers, format_ = stage.blocks * stage.block + stage.around, FORMATS[config.train.param_dtype]
-    # the state is also sharded over context ranks, which have the same weights
-    # (engine/parallel/gradients.py)
+    # Context ranks have the same weights, so the state is also sharded across them
+    # (engine/parallel/gradients.py).
     ranks = layout.fsdp * layout.context
     copied = _copied(config, width)
-    # torch's pipelining frees weights and reduces gradients only at a step's last micro-batch
-    # (torch 2.13, stage.py)
+    # torch's pipelining frees weights and reduces gradients only after a step's last micro-batch
+    # (torch 2.13, stage.py).
     whole = layout.zero_stage == 1 or layout.pipeline > 1
     after = REDUCED * numbers if whole and several and ranks > 1 else format_ * numbers // ranks
     after += 0 if copied else _looked_up(config, format_, stage)
-    # if gradients are whole already, a block's sum reuses their memory
+    # If gradients are already unsharded, reducing a block's gradients reuses their memory.
     summed = copied and (is_xla(config) or not (whole and several))
-    # replicas add their sums to those of earlier passes
+    # Replicas add each reduction to the sum of earlier micro-batches.
     replicas = layout.fsdp < config.data_parallel and several
     buckets = not copied and config.data_parallel > 1  # DDP's buckets; gradients are views of them
-    # copies for products, kept during a whole pass
+    # Weights cast for matmuls, kept for a whole pass.
     cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
     all_ = width * numbers if copied else cast
     return HeldBytes(
@@ -218,11 +231,12 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
 
 
 def _copied(config: Config, width: int) -> bool:
-    """Returns whether FSDP copies weights for the products, because it gathers or casts them. DDP
-    keeps no copies.
+    """Returns whether FSDP copies weights for matmuls, because it gathers or casts them.
+
+    DDP makes no copies.
     """
     layout, format_ = config.train.parallelism, FORMATS[config.train.param_dtype]
-    parted = layout.tensor * layout.pipeline > 1  # FSDP then handles replicas too
+    parted = layout.tensor * layout.pipeline > 1  # FSDP then also handles replicas.
     replicas = config.data_parallel > 1 and (width != 4 or parted)
     return layout.fsdp * layout.context > 1 or (
         (width != format_ or replicas) and not casts(config)
@@ -230,8 +244,9 @@ def _copied(config: Config, width: int) -> bool:
 
 
 def _looked_up(config: Config, width: int, stage: StageNumbers) -> int:
-    """Returns the bytes of an embedding's gradient beyond a tensor rank's part. DTensor computes
-    the whole gradient and takes a view (torch 2.13).
+    """Returns the bytes of an embedding's gradient beyond a tensor rank's part.
+
+    DTensor computes the whole gradient and takes a view (torch 2.13).
     """
     part = config.train.parallelism.tensor
     whole = width * config.model.vocab_size * config.model.hidden_size
@@ -241,15 +256,16 @@ def _looked_up(config: Config, width: int, stage: StageNumbers) -> int:
 def _moments(
     config: Config, width: int, stage: StageNumbers, flow: Flow
 ) -> Iterator[tuple[int, ...]]:
-    """Yields the fields of `Memory` at each moment that may be the peak of a step. These are the
-    loss, blocks' backward passes, their end, and the update.
+    """Yields the fields of `Memory` at each moment that may be the peak of a step.
+
+    These moments are the loss, the blocks' backward passes, the end of backward, and the update.
     """
     held = _held(config, width, stage)
     kept = stage.under_way * stage.blocks * flow.kept + _exchanged(config, stage) * flow.hidden
     busy, part = flow.again + flow.work, config.train.parallelism.tensor
     matrix = config.model.hidden_size * config.model.intermediate_size // part
-    # the output layer's gradient is kept until a pass ends, and a block's first one until the block
-    # has all its gradients
+    # The output layer's gradient is kept until a pass ends. A block's first gradient is kept until
+    # the block has all its gradients.
     waiting = width * (stage.output + matrix) if held.reduced else 0
 
     def memory(gradients: int, blocks: int, activations: float, reducing: float) -> tuple[int, ...]:
@@ -294,9 +310,7 @@ def _moments_of(config: Config, stage: StageNumbers, numbers: int) -> int:
 
 
 def _updating(config: Config, stage: StageNumbers) -> int:
-    """Returns the bytes of working memory of an optimizer step, in addition to its state
-    (engine/optimizers.py).
-    """
+    """Returns the bytes of working memory of an optimizer step (engine/optimizers.py)."""
     model, train, layout = config.model, config.train, config.train.parallelism
     shape = (model.hidden_size, model.intermediate_size)
     if OPTIMIZERS[train.optimizer].orthogonal:
@@ -312,8 +326,10 @@ def _updating(config: Config, stage: StageNumbers) -> int:
 
 
 def _loss(config: Config, width: int, flow: Flow) -> float:
-    """Returns the peak bytes of the loss. These are logits and their gradients, or later the
-    gradients of logits, output layer and hidden states.
+    """Returns the peak memory of the loss in bytes.
+
+    The peak is either the logits with their gradients, or the gradients of logits, output layer and
+    hidden states.
     """
     family, train, model = FAMILIES[config.model.family], config.train, config.model
     guessed = (
@@ -328,18 +344,19 @@ def _loss(config: Config, width: int, flow: Flow) -> float:
 
 
 def _pieces(config: Config, width: int, flow: Flow) -> float:
-    """Returns the peak bytes of a loss in pieces (models/loss.py, Pieces). These are one piece's
-    logits, in fp32 and for products, and both gradients.
+    """Returns the peak memory of a chunked loss in bytes (models/loss.py, Pieces).
 
-    After the last piece, both gradients exist twice: as computed, and as passed to backward.
+    It consists of one chunk's logits, in fp32 and in the matmul format, and the gradients of output
+    layer and hidden states. After the last chunk, both gradients exist twice: as computed, and as
+    passed to backward.
     """
     numbers = config.model.vocab_size * config.model.hidden_size
     logits = LOGITS_BYTES * (1 + (width / FULL if width < FULL else 0))
     layer, product = width, 0
     if casts(
         config
-        # a piece's product is cast, but its sum is not, so a CPU first copies the product into
-        # the sum's format
+        # Each chunk's matmul is cast, but the sum over chunks is not. A CPU therefore first copies
+        # the result to the sum's format.
     ):
         layer, product = FULL, width + FULL
     return (
@@ -349,12 +366,11 @@ def _pieces(config: Config, width: int, flow: Flow) -> float:
 
 
 def _exchanged(config: Config, stage: StageNumbers) -> float:
-    """Returns how many copies of a micro-batch's hidden states, or of their gradients, stages keep
-    for sending and receiving.
+    """Returns the number of hidden-state buffers that stages keep for sending and receiving.
 
     torch.distributed.pipelining allocates a buffer for each tensor that a stage receives in a step.
-    The interleaved schedule frees sent tensors only at the step's end (torch 2.13, schedules.py).
-    1F1B keeps the outputs of micro-batches in flight.
+    The interleaved schedule frees sent tensors only at the end of the step (torch 2.13,
+    schedules.py). 1F1B keeps the outputs of micro-batches in flight.
     """
     layout, received = config.train.parallelism, stage.neighbours * passes_of(config)
     if not received:

@@ -1,8 +1,8 @@
-"""Checks whether a run can fit its memory, and suggests smaller runs that would.
+"""Checks whether a run fits in memory, and suggests smaller runs that do.
 
-An estimate is up to 3 % too high, or up to a fifth if a compiler selects activations
-(tests/bench/LOG.md). So a run is refused only if it would not fit even after subtracting that
-error. A tight run is planned with a warning.
+Estimates are up to 3 % too high, or up to a fifth if a compiler selects activations
+(tests/bench/LOG.md). A run is refused only if it would not fit even after subtracting this error.
+If it barely fits, it is planned with a warning.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from .precision import USABLE, is_half
 from .sizes import count_parameters
 from .types import Config
 
-# largest factor by which an estimate was too high, with some margin
+# Upper bound on the overestimate, with some margin.
 TOO_HIGH, TOO_HIGH_COMPILED = (1.05, 1.2)
 SHOWN = 4  # maximum number of suggestions
-MOST_TIMES = 64  # largest suggested multiple of the requested nodes
+MOST_TIMES = 64  # maximum multiple of the requested nodes to suggest
 
 
 @dataclass(frozen=True)
 class Room:
-    """Available memory in bytes. `of` is the scope that shares it: a `rank`, the ranks of a `node`,
-    or `all` ranks. `whose` describes its owner.
+    """Memory that one or more ranks share.
+
+    Attributes:
+        bytes: Available memory.
+        of: Scope that shares the memory: a "rank", the ranks of a "node", or "all" ranks.
+        whose: Owner of the memory, for messages.
     """
 
     bytes: float
@@ -38,32 +42,30 @@ class Room:
     whose: str
 
     def ranks(self, config: Config) -> int:
-        """Returns how many ranks share this memory."""
+        """Returns the number of ranks that share this memory."""
         return {"rank": 1, "node": config.fleet.ranks_per_node, "all": config.world_size}[self.of]
 
     def wanted(self, config: Config) -> float:
-        """Returns the bytes that the config needs from this memory."""
+        """Returns the bytes of this memory that the config needs."""
         return memory_of(config, is_half(config)).total * self.ranks(config)
 
     def holds(self, config: Config) -> bool:
         """Returns whether the config may fit."""
-        # with full recomputation, a block keeps only its input, compiled or not
+        # With full recomputation, a block keeps only its input, compiled or not.
         kept = config.train.compile and config.train.activation_checkpointing != "full"
         compiled = kept or is_xla(config)
         return self.wanted(config) <= (TOO_HIGH_COMPILED if compiled else TOO_HIGH) * self.bytes
 
 
 def device_room(config: Config) -> Room | None:
-    """Returns the memory of a rank's accelerator; `None` without an accelerator, or if it is
-    unknown.
-    """
+    """Returns the memory of a rank's accelerator, or None if it has no known accelerator."""
     device = config.fleet.rank_device
     return Room(device.memory_gib * 2**30, "rank", f"a {device.name}") if device else None
 
 
 def lack(config: Config, room: Room) -> tuple[str, str] | None:
-    """Returns the key and message of a run that can't fit, with suggestions that would; `None` if
-    it may fit.
+    """Returns the key and message for a run that can't fit, with suggestions, or None if it may
+    fit.
     """
     if room.holds(config):
         return None
@@ -83,8 +85,8 @@ def lack(config: Config, room: Room) -> tuple[str, str] | None:
 
 
 def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
-    """Yields smaller runs, the smallest change first, as text for SET or a make variable and as a
-    config.
+    """Yields smaller runs as text for SET or a make variable and as a config, smallest change
+    first.
     """
     train, ways = config.train, config.data_parallel
     if train.micro_batch_size > (least := smallest(config)):
@@ -117,7 +119,7 @@ def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
 
 
 def _wider(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yields configs with more nodes, and the state sharded over them."""
+    """Yields configs with more nodes, and the state sharded over all of them."""
     times, layout = 2, config.train.parallelism
     while times <= MOST_TIMES and layout.pipeline == 1:
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
@@ -131,8 +133,8 @@ def _wider(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _presets(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yields smaller models of the family, the largest first, each with its micro-batch and with
-    the smallest one.
+    """Yields smaller models of the same family, largest first, with the current and smallest
+    micro-batch.
     """
     shapes = [
         (name, shape)
@@ -166,8 +168,9 @@ def _works(config: Config, room: Room) -> bool:
 
 
 def checkpoint_bytes(config: Config) -> int:
-    """Returns the bytes of one checkpoint: the weights and the optimizer's moments. It treats all
-    weights as blocks' matrices, which most of them are.
+    """Returns the size of one checkpoint (weights and optimizer moments) in bytes.
+
+    Treats all weights as block matrices, because most of them are.
     """
     copies = 1 + OPTIMIZERS[config.train.optimizer].moments
     return FORMATS[config.train.param_dtype] * count_parameters(config.model) * copies

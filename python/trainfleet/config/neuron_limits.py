@@ -1,8 +1,8 @@
-"""Rules between keys for Trainium's two platforms. Each message names a value that works.
+"""Config rules for the two Trainium platforms. Each message names a value that works.
 
-`neuron-xla` is PyTorch/XLA with NxD Core, the only platform of Trn1 (SDK 2.31 is its last).
-`neuron` is native PyTorch, only for Trn2 and Trn3 (awsdocs-neuron.readthedocs-hosted.com: v2.31.0
-and v2.33.0, release notes, 2026-07-07 and 2026-10-19).
+`neuron-xla` is PyTorch/XLA with NxD Core, the only platform for Trn1 (SDK 2.31 is its last
+release). `neuron` is native PyTorch, only for Trn2 and Trn3 (awsdocs-neuron.readthedocs-hosted.com:
+v2.31.0 and v2.33.0, release notes, 2026-07-07 and 2026-10-19).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .types import Config
 
 XLA = "neuron-xla"
 NATIVE = "neuron"
-# numbers of cores on which a trn1 node's collectives run (optimum-neuron issue 761)
+# Core counts on which collectives work within a trn1 node (optimum-neuron issue 761).
 RANKS = (1, 2, 8, 32)
-LENGTHS = 128  # tile size of attention kernels: the partitions of a NeuronCore
+LENGTHS = 128  # tile size of attention kernels, which is the number of a NeuronCore's partitions
 
 
 def is_xla(config: Config) -> bool:
@@ -26,8 +26,9 @@ def is_xla(config: Config) -> bool:
 
 
 def copies(config: Config) -> dict[int, int]:
-    """Maps each working tensor degree above the number of key-value heads to the number of copies
-    of each head (kv_size_multiplier).
+    """Maps each supported tensor degree above model.kv_heads to the number of copies of each head.
+
+    NxD Core calls this number kv_size_multiplier.
     """
     model = config.model
     if not is_xla(config) or not FAMILIES[model.family].copies_heads:
@@ -37,16 +38,14 @@ def copies(config: Config) -> dict[int, int]:
 
 
 def copies_heads(config: Config) -> bool:
-    """Returns whether tensor ranks outnumber the key-value heads, so that several ranks have a copy
-    of the same head.
+    """Returns whether key/value heads are replicated, because there are more tensor ranks than
+    heads.
     """
     return config.train.parallelism.tensor in copies(config)
 
 
 def check_node(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses a platform, a number of ranks or a sequence length that the node type does not
-    support.
-    """
+    """Rejects a platform, rank count or sequence length that the node type does not support."""
     fleet, row = config.fleet, config.fleet.node_type
     if (
         row is None
@@ -86,7 +85,7 @@ def _check_length(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_layout(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses layouts that NxD Core lacks, or that trainfleet does not build on it."""
+    """Rejects layouts that NxD Core does not support or that trainfleet does not build on it."""
     train, layout, ways = config.train, config.train.parallelism, config.data_parallel
     if not is_xla(config):
         return
@@ -120,7 +119,7 @@ def check_layout(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_training(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses settings that PyTorch/XLA with NxD's optimizer does not support, because it runs a
+    """Rejects settings that PyTorch/XLA with NxD's optimizer does not support, because it runs a
     step as one program.
     """
     train = config.train

@@ -1,5 +1,5 @@
-"""The optimizers that `train.optimizer` names, one row each, with all properties that config, plan
-and engine use.
+"""Table of the optimizers for `train.optimizer`, with all properties that config, plan and engine
+use.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from typing import NamedTuple
 
 
 class Optimizer(NamedTuple):
-    """The properties of an optimizer. `moments`: state elements per parameter in blocks' matrices;
-    `others`: per other parameter.
+    """Properties of an optimizer.
 
-    `whole`: an update depends on the whole matrix, even if ranks hold slices. `orthogonal`: updates
-    of blocks' matrices are orthogonalized. `formats`: supported formats of weights and moments
-    (train.param_dtype). `made_by`: dotted name of a function that takes engine.optimizer.Making.
-    `xla`: dotted name of the class for NxD Core's optimizer; "" without one.
+    Attributes:
+        made_by: Dotted name of a function that takes engine.optimizer.Making.
+        moments: State elements per parameter in block matrices.
+        others: State elements per other parameter.
+        whole: Whether an update depends on the whole matrix, even if ranks hold slices.
+        orthogonal: Whether updates of block matrices are orthogonalized.
+        formats: Supported values of train.param_dtype.
+        xla: Dotted name of the class for NxD Core's optimizer, or "" if there is no such class.
     """
 
     name: str
@@ -27,8 +30,8 @@ class Optimizer(NamedTuple):
     xla: str = ""
 
     def numbers(self, matrices: int, others: int) -> int:
-        """Returns the state elements for `matrices` parameters in blocks' matrices and `others`
-        other ones.
+        """Returns the number of state elements for `matrices` block-matrix and `others` other
+        parameters.
         """
         return self.moments * matrices + self.others * others
 

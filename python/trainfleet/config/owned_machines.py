@@ -1,5 +1,6 @@
-"""Handles fleet.accelerator, which describes machines without an EC2 type. It fills open keys from
-Slurm's gres or with usual values, and checks the rules.
+"""Resolves and validates fleet.accelerator, which describes machines without an EC2 instance type.
+
+Unset keys are filled from Slurm's gres or with usual values.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ GPUS = re.compile(
     r"(?:gres/)?gpu(?:[:=]([A-Za-z][A-Za-z0-9_.-]*))?(?:[:=]([0-9]{1,4}))?(?:\([^)]*\))?"
 )
 LOOK = "make doctor inspects the nodes and prints the keys to set"
-FURTHEST = 3.0  # maximum factor between given and usual memory; beyond it, the name is wrong
+# maximum ratio between specified and usual memory; beyond it, the name must be wrong
+FURTHEST = 3.0
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs in a Slurm gres: the cluster's name for them, and their number per node."""
+    """GPUs in a Slurm gres: the cluster's name for them, and the number per node."""
 
     type: str
     count: int
 
 
 def expand(text: str) -> dict[str, Any]:
-    """Expands the short form, such as `8xH100` or only the name, into keys of fleet.accelerator."""
+    """Expands a short form of fleet.accelerator, such as `8xH100` or `h100`, to its keys."""
     match = SHORT.fullmatch(text)
     if match is None:
         return {"name": text}
@@ -43,8 +45,9 @@ def expand(text: str) -> dict[str, Any]:
 
 
 def gpus_of(gres: str | None) -> Gpus | None:
-    """Parses the GPUs in a gres such as `gpu:8` or `gpu:h100:8(S:0-1),nvme:1`. Returns None if it
-    has no GPUs.
+    """Parses the GPUs in a gres such as `gpu:8` or `gpu:h100:8(S:0-1),nvme:1`.
+
+    Returns None if the gres contains no GPUs.
     """
     found = [
         match
@@ -60,15 +63,16 @@ def gpus_of(gres: str | None) -> Gpus | None:
 
 
 def node_type_of(fleet: dict[str, Any]) -> node_types.NodeType | None:
-    """Returns the node type of a fleet that is still a dictionary."""
+    """Returns the node type of a fleet that has not yet been converted to a dataclass."""
     if fleet["instance_type"] is not None:
         return node_types.instance(fleet["instance_type"])
     return fit(Devices, fleet["accelerator"]).node_type if fleet["accelerator"] else None
 
 
 def settle(fleet: dict[str, Any], here: bool) -> Iterator[tuple[str, Any, str]]:
-    """Fills the accelerator's open keys, in place. Yields the key, value and reason of each.
-    `here`: the fleet is this machine.
+    """Fills the accelerator's unset keys in place, and yields (key, value, reason) for each.
+
+    `here` means that this machine is the fleet.
     """
     gres, gpus = fleet["slurm"]["gres"], gpus_of(fleet["slurm"]["gres"])
     if fleet["accelerator"] is None:
@@ -115,7 +119,7 @@ def _count(
 def _assumed(
     own: dict[str, Any], row: Accelerator, nodes: int, here: bool
 ) -> Iterator[tuple[str, Any, str]]:
-    """Yields the key, assumed value and reason of each key that stays open."""
+    """Yields (key, assumed value, reason) for each key that is still unset."""
     sizes = sorted({each.size for each in NVIDIA if each.words == row.words})
     if (
         own["memory_gib"] is None
@@ -154,9 +158,7 @@ def _bytes(gib: float | None) -> float | None:
 
 
 def check(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses a fleet.accelerator with an unknown name, an implausible memory, or values that
-    contradict the instance type.
-    """
+    """Rejects an unknown or implausible accelerator, or one that contradicts the instance type."""
     own, gpus = config.fleet.accelerator, gpus_of(config.fleet.slurm.gres)
     if gpus and config.fleet.device != "cpu" and config.fleet.ranks_per_node > gpus.count:
         gives = (
@@ -180,7 +182,7 @@ def check(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def untold(fleet: Fleet) -> tuple[str, str]:
-    """Returns the key and message for a fleet that does not name its devices."""
+    """Returns the key and message for a fleet that does not specify its devices."""
     if fleet.device != "cuda":
         which = "so set the type of the nodes, such as trn1.32xlarge"
         return "fleet.instance_type", f"null: fleet.platform is {fleet.platform}, {which}"
@@ -202,8 +204,9 @@ def untold(fleet: Fleet) -> tuple[str, str]:
 
 
 def unknown(name: str) -> str:
-    """Returns the message for a name that is not in the table: an EC2 type, an unsupported device,
-    a typo or another name.
+    """Returns the message for an unknown accelerator name.
+
+    Recognizes EC2 instance types, unsupported devices and typos.
     """
     if name in node_types.INSTANCE_TYPES:
         return f"{name} is an EC2 type; set fleet.instance_type: {name}"
@@ -214,7 +217,7 @@ def unknown(name: str) -> str:
 
 
 def instead(name: str) -> str:
-    """Returns what to write instead of a wrong EC2 type that names an accelerator; else ""."""
+    """Returns what to set instead if an invalid instance type names an accelerator, or ""."""
     own = expand(name)
     row = find_accelerator(own["name"])
     if row is None and nearest(name, node_types.INSTANCE_TYPES):
@@ -235,7 +238,7 @@ def instead(name: str) -> str:
 
 
 def _differing(config: Config, own: Devices, row: Accelerator) -> Iterator[tuple[str, str]]:
-    """Yields each key that contradicts the instance type."""
+    """Yields (key, message) for each key that contradicts the instance type."""
     kind = config.fleet.node_type
     if kind is None:
         return

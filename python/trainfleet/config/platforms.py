@@ -1,9 +1,9 @@
-"""Loads platforms: packages that add a kind of device, divide models and have a checkpoint format.
-Also parses the formats of `make export` (FORMAT): a Hugging Face folder or NxD Core's layout.
+"""Loads platforms: packages that add a device type, model parallelism and a checkpoint format.
 
-A package outside this program registers its platform as an entry point of the group
-`trainfleet.platforms`. This program's platforms are in a table here. A checkout, and the code that
-is sent to hosts, have no package metadata.
+A package registers its platform as an entry point in the group `trainfleet.platforms`. Our own
+platforms are listed in this module, because a checkout, or the code that is sent to hosts, has no
+package metadata. Also parses the FORMAT of `make export`: a Hugging Face folder or NxD Core's
+layout.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from . import Config
 from .types import Model
 
 HUGGINGFACE = "huggingface"
-Degrees = tuple[int | None, int | None]  # tensor and pipeline degree; None: the run's
+Degrees = tuple[int | None, int | None]  # tensor and pipeline degree; None means the run's degree
 FORMAT = re.compile(
     rf"{HUGGINGFACE}|nxd(?:-tp([1-9][0-9]{{0,2}}))?(?:-pp([1-9][0-9]{{0,2}}))?", re.ASCII
 )
 
 
 def degrees(form: str) -> Degrees | None:
-    """Returns the tensor and pipeline degrees in a FORMAT, with `None` for an omitted one. Returns
-    `None` for a Hugging Face folder.
+    """Returns the tensor and pipeline degrees in a FORMAT, or None for a Hugging Face folder.
+
+    Omitted degrees are returned as None.
 
     Raises:
         ValueError: the format does not exist.
@@ -42,7 +43,7 @@ def degrees(form: str) -> Degrees | None:
 
 
 def require_new(out: Path) -> None:
-    """Raises RunError if `out` exists and is not an empty folder, or can't be created."""
+    """Raises RunError if `out` is a file or a non-empty folder, or can't be created."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(
             "already exists",
@@ -55,68 +56,72 @@ def require_new(out: Path) -> None:
 
 
 def loading(form: str, out: Path) -> str:
-    """Returns how to load an export, as text after `next:`."""
+    """Returns instructions for loading an export, to print after `next:`."""
     if degrees(form) is None:
         return f"load it with transformers' from_pretrained({str(out)!r})"
     return f"load it with nxd.load_checkpoint({str(out)!r}, model=model) or train.init_from: {out}"
 
 
 GROUP = "trainfleet.platforms"
-OURS = {"nxd": "trainfleet_nxd:Platform"}  # name → class, as in the entry points of pyproject.toml
+OURS = {"nxd": "trainfleet_nxd:Platform"}  # name → class, as in the entry points in pyproject.toml
 
 
 class Platform(Protocol):
-    """The interface of a platform. Neither this module nor a platform's module imports torch, so
-    types of torch and engine/ are Any.
+    """Interface of a platform.
+
+    Neither this module nor a platform's module imports torch, so types from torch and engine/ are
+    Any.
     """
 
-    device: str  # kind of device (`fleet.platform`, hardware.device_of)
+    device: str  # device type (`fleet.platform`, hardware.device_of)
 
     def open(self, index: int) -> Any:
-        """Returns device number `index` of this node (devices.Device), not started.
+        """Returns this node's device `index` (devices.Device) without starting it.
 
-        Raises RunError if the node does not have it.
+        Raises:
+            RunError: the node does not have this device.
         """
         ...
 
     def arrange(self, config: Config, world: Any) -> Any:
         """Returns this rank's part of the model and its optimizer (engine.parallel.Parts).
 
-        All ranks must call this together.
+        Collective: all ranks must call it.
         """
         ...
 
     def checkpoint_at(self, address: str) -> Path | None:
-        """Returns the platform's checkpoint at an address; `None` if there is no such checkpoint.
+        """Returns the platform's checkpoint at an address, or None if there is no such checkpoint.
 
-        Raises RunError if the checkpoint is incomplete.
+        Raises:
+            RunError: the checkpoint is incomplete.
         """
         ...
 
     def require_readable(self, checkpoint: Path) -> None:
-        """Raises RunError if a file of the checkpoint is not in the expected format. No weights are
-        read.
-        """
+        """Raises RunError if a checkpoint file has an invalid format. Reads no weights."""
         ...
 
     def described(self, checkpoint: Path) -> list[Path]:
-        """Returns the folders with a config.json that describes the checkpoint's model."""
+        """Returns the folders whose config.json describes the checkpoint's model."""
         ...
 
     def load(self, checkpoint: Path, shape: Model, sizes: Any) -> Any:
-        """Returns the weights of a checkpoint under our names, for the names in `sizes`.
+        """Returns a checkpoint's weights under our names, for the names in `sizes`.
 
-        Raises RunError with the names of missing weights.
+        Raises:
+            RunError: weights are missing; the message contains their names.
         """
         ...
 
     def saving(
         self, config: Config, degrees: Degrees, where: str
     ) -> Callable[[Any, Path], list[str]]:
-        """Returns a function that writes a whole model's weights into a new folder and returns the
-        file names.
+        """Returns a function that writes a model's weights to a new folder and returns the file
+        names.
 
-        Raises RunError if the model can't be divided by these degrees.
+        Raises:
+            RunError: the model can't be divided by these degrees.
         """
         ...
 
@@ -126,7 +131,7 @@ def named(name: str) -> Platform:
     """Loads a platform by name.
 
     Raises:
-        RunError: the platform is not installed, or can't be imported.
+        RunError: the platform is not installed or can't be imported.
     """
     path = _known().get(name, "")
     module, _, found = path.partition(":")
@@ -148,31 +153,32 @@ def names() -> list[str]:
 
 
 def devices() -> dict[str, Platform]:
-    """Returns the platforms by the kind of device that they add."""
+    """Returns all platforms by the device type that they add."""
     return {named(name).device: named(name) for name in names()}
 
 
 def opening(kind: str) -> Callable[[int], Any] | None:
-    """Returns the function that opens this kind of device; `None` if no platform supports it."""
+    """Returns the function that opens this type of device, or None if no platform supports it."""
     platform = devices().get(kind)
     return platform.open if platform else None
 
 
 def arrange(kind: str, config: Config, world: Any) -> Any:
-    """Returns the model as divided by the platform for this kind of device."""
+    """Returns this rank's part of the model, as built by the platform for this type of device."""
     return devices()[kind].arrange(config, world)
 
 
 def checkpoint_at(address: str) -> tuple[str, Path] | None:
-    """Returns the platform's name and the folder of the checkpoint at an address; None if no
-    platform has such a checkpoint.
+    """Returns the platform name and folder of the checkpoint at an address.
+
+    Returns None if no platform has a checkpoint there.
     """
     looks = ((name, named(name).checkpoint_at(address)) for name in names())
     return next(((name, found) for name, found in looks if found), None)
 
 
 def _known() -> dict[str, str]:
-    """Returns the class of each platform by name, both installed platforms and ours."""
+    """Returns the class of each platform by name, for installed packages and our own platforms."""
     from importlib.metadata import entry_points  # this import takes 14 ms
 
     return {entry.name: entry.value for entry in entry_points(group=GROUP)} | OURS

@@ -1,6 +1,4 @@
-"""Number formats of a device's matrix products, the memory that a rank may use, and the rules for
-both.
-"""
+"""Number formats for matmuls, the memory available to a rank, and the config rules for both."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from ..hardware.accelerators import Accelerator
 from .optimizers import OPTIMIZERS, USUAL
 from .types import Config
 
-# usable fraction of a device's memory; the rest is for the driver, NCCL's buffers and
-# fragmentation (tests/bench/accounts.py)
+# Usable fraction of device memory. The rest is for the driver, NCCL buffers and fragmentation
+# (tests/bench/accounts.py).
 USABLE = 0.9
 
 
@@ -21,8 +19,10 @@ def usable_bytes(device: Accelerator) -> float:
 
 
 def format_of(config: Config) -> str:
-    """Returns the number format of products: fp8, bf16, fp16 or fp32. For `auto` on CPUs, it
-    assumes this machine's CPU; each rank decides by its CPU.
+    """Returns the number format of matmuls: fp8, bf16, fp16 or fp32.
+
+    For `auto` on CPUs, this assumes the CPU of this machine, although each rank decides for its
+    CPU.
     """
     if config.train.precision != "auto":
         return config.train.precision
@@ -33,20 +33,22 @@ def format_of(config: Config) -> str:
 
 
 def is_half(config: Config) -> bool:
-    """Returns whether activations take two bytes per number. fp8 applies only to products."""
+    """Returns whether activations use two bytes per number. fp8 applies only to matmuls."""
     return format_of(config) != "fp32"
 
 
 def by_parts(config: Config) -> bool:
-    """Returns whether norms and dropout keep intermediate results, as torch 2.13 does on CPUs.
-    Elsewhere each is one kernel.
+    """Returns whether norms and dropout keep intermediates, as in torch 2.13 on CPUs.
+
+    On other devices, each is a single kernel.
     """
     return config.fleet.on_local_cpus and not config.train.compile
 
 
 def casts(config: Config) -> bool:
-    """Returns whether every product casts its inputs, as for undivided models on CPUs
-    (engine/parallel/__init__.py).
+    """Returns whether every matmul casts its inputs, as in undivided models on CPUs.
+
+    See engine/parallel/__init__.py.
     """
     layout, train = config.train.parallelism, config.train
     divided = layout.fsdp * layout.tensor * layout.pipeline * layout.context > 1
@@ -55,8 +57,9 @@ def casts(config: Config) -> bool:
 
 
 def check_budget(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses an activation memory budget unless checkpointing is selective, blocks are compiled
-    and tensor parallelism is off.
+    """Rejects an activation memory budget that the other settings don't support.
+
+    A budget requires selective checkpointing, compiled blocks and no tensor parallelism.
     """
     train, key = config.train, "train.activation_memory_budget"
     budget, tensor = train.activation_memory_budget, train.parallelism.tensor
@@ -70,12 +73,13 @@ def check_budget(config: Config) -> Iterator[tuple[str, str]]:
         why = "a budget needs compiled blocks"
         yield key, f"{budget}: {why}; use null, or SET='train.compile=true'"
     elif tensor > 1:
-        # torch 2.13's partitioner can't compute the size of a mesh, an input of these blocks
+        # torch 2.13's partitioner can't compute the size of a mesh, which is an input of these
+        # blocks.
         yield key, f"{budget} is not supported with train.parallelism.tensor {tensor}; use null"
 
 
 def check_formats(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses number formats that the device, the optimizer or the layout does not support."""
+    """Rejects number formats that the device, the optimizer or the layout does not support."""
     train, device = config.train, config.fleet.rank_device
     if device is not None and device.bf16 is None and config.fleet.platform != "cpu":
         instead = {"param_dtype": "fp32", "precision": f"{device.half}, as auto does"}
@@ -104,7 +108,10 @@ def check_formats(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _against_fp8(config: Config, device: Accelerator | None) -> str:
-    """Returns why fp8 does not work, with an alternative, or "". Ranks check an unknown device."""
+    """Returns why fp8 does not work and what to use instead, or "".
+
+    If the device is unknown, the ranks check it.
+    """
     if config.fleet.node_type is not None if device is None else device.fp8 is None:
         name = device.name if device else "a CPU"
         return f"{name} has no fp8 instructions (GPUs since Ada and Hopper do); use auto"

@@ -1,4 +1,4 @@
-"""Writes schema/ from the config's dataclasses: `python -m trainfleet.config.reference`."""
+"""Generates schema/ from the config dataclasses: `python -m trainfleet.config.reference`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ refuse the key, except local, which ignores it. `parallelcluster` is slurm on a 
 
 
 def files() -> dict[str, str]:
-    """Returns the files of schema/ by name: the JSON Schema, which editors read, and the page of
+    """Returns the contents of schema/ by file name: the JSON Schema for editors, and the page of
     all keys.
     """
     schema = key.HEAD | key.schema_of(Config, described=True)
@@ -36,7 +36,7 @@ def files() -> dict[str, str]:
 
 
 def render(schema: key.Schema) -> str:
-    """Renders the page as Markdown, with a table for each group of keys."""
+    """Renders the page of all keys as Markdown, with a table per group."""
     lines = [HEAD, *_table("", schema)]
     for path, part in walk(schema):
         if is_group(part):
@@ -65,7 +65,7 @@ def _table(prefix: str, schema: key.Schema) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Escapes text for Markdown, where `<name>` outside code would vanish as an HTML tag."""
+    """Escapes `<` outside code, because Markdown would drop `<name>` as an HTML tag."""
     parts = text.split("`")
     return "`".join(
         part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts)
@@ -73,8 +73,9 @@ def _plain(text: str) -> str:
 
 
 def _backends(part: key.Schema) -> str:
-    """Names the backends that use a key or a group, unless all do. The others refuse it, except
-    that local ignores it.
+    """Lists the backends that use a key or group, or returns "" if all do.
+
+    The other backends reject the key, except local, which ignores it.
     """
     return f" Used by: {', '.join(part['backends'])}." if "backends" in part else ""
 
@@ -91,7 +92,7 @@ def _allowed(part: key.Schema) -> str:
         ("exclusiveMaximum", "&lt;"),
     )
     bounds = [f"{sign} {part[name]}" for name, sign in signs if name in part]
-    # examples instead of a pattern, because a `|` in a pattern would end the table's cell
+    # Use examples instead of a pattern, because a `|` in a pattern would end the table cell.
     if "pattern" in part and "examples" in part:
         return "such as " + ", ".join(f"`{example}`" for example in part["examples"])
     return ", ".join(bounds) or (f"`{part['pattern']}`" if "pattern" in part else "")

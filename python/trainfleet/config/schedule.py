@@ -1,6 +1,4 @@
-"""Learning rate schedules: a linear warm-up to the peak, followed by one of four decays to the
-floor.
-"""
+"""Learning rate schedules: a linear warm-up to the peak, then a decay to the minimum."""
 
 from __future__ import annotations
 
@@ -9,12 +7,13 @@ from collections.abc import Iterator
 
 from .types import Config, Train
 
-LEAST_RATIO = 0.001  # smallest allowed ratio; smaller values are rates, as in other programs
+LEAST_RATIO = 0.001  # minimum ratio; smaller values must be absolute rates, as in other programs
 
 
 def learning_rate(train: Train, step: int) -> float:
-    """Returns the learning rate of a step, counted from 1. It reaches the floor in the last of
-    `train.schedule_steps`.
+    """Returns the learning rate of a step, counted from 1.
+
+    The rate reaches its minimum at the last of `train.schedule_steps`.
     """
     if step <= train.warmup_steps:
         return train.learning_rate * step / train.warmup_steps
@@ -41,8 +40,9 @@ def _polynomial(train: Train, step: int) -> float:
 
 
 def _wsd(train: Train, step: int) -> float:
-    """Implements warm-up, stable, decay: a constant rate that decays linearly in the last steps (Hu
-    et al. 2024, arXiv:2404.06395).
+    """Implements warmup-stable-decay (WSD): a constant rate that decays linearly in the last steps.
+
+    See Hu et al. 2024, arXiv:2404.06395.
     """
     return min(1.0, (train.schedule_steps - step) / train.decay_steps)
 
@@ -51,8 +51,8 @@ FALLS = {"cosine": _cosine, "linear": _linear, "polynomial": _polynomial, "wsd":
 
 
 def check(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses numbers of steps that contradict each other, and a floor that is a rate instead of a
-    fraction.
+    """Rejects step counts that contradict each other, and a minimum that looks like an absolute
+    rate.
     """
     train, ratio = config.train, config.train.min_lr_ratio / config.train.learning_rate
     if 0 < train.min_lr_ratio < LEAST_RATIO:

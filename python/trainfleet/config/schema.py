@@ -1,6 +1,4 @@
-"""Checks a config against the schema of its dataclasses (types.py), and suggests corrections for
-wrong keys and values.
-"""
+"""Validates a config against the schema, and suggests fixes for invalid keys and values."""
 
 from __future__ import annotations
 
@@ -24,33 +22,34 @@ from .yaml_lines import Key, YamlDocument, dotted
 
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
 GUESSES = 20  # maximum suggestions per group of keys; each takes a millisecond
-# words from other languages and YAML 1.1 for values of YAML 1.2
+# YAML 1.2 values, and the words for them in other languages and YAML 1.1.
 WORDS: dict[str, dict[str, tuple[str, ...]]] = {
     "null": {"null": ("none", "nil")},
     "boolean": {"true": ("yes", "on", "y"), "false": ("no", "off", "n")},
 }
-BACKEND = ("fleet", "backend")  # installed packages add names
-# a broken rule: the key, the rule's name, the value, and the part of the schema with the rule
+BACKEND = ("fleet", "backend")  # installed packages can add values
+# Schema violation: the key, the violated rule, the value, and the part of the schema with the rule.
 Fault = tuple[Key, str, Any, Schema]
-# characters around a number, except a factor such as k
+# Characters to strip around a number, except a multiplier such as k.
 AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"
 
 
 @cache
 def load_schema() -> Schema:
-    """Returns the schema, without its descriptions."""
+    """Returns the schema without descriptions."""
     return schema_of(Config)
 
 
 def is_group(part: Schema) -> bool:
-    """Returns whether a key is a group of keys. One word may replace some groups, as in
-    `train.parallelism: auto`.
+    """Returns whether a key is a group of keys.
+
+    Some groups can be replaced by a word, as in `train.parallelism: auto`.
     """
     return "object" in part.get("type", ())
 
 
 def walk(schema: Schema, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Schema]]:
-    """Yields every key with its part of the schema, parents first, in the order of the schema."""
+    """Yields every key with its part of the schema, in schema order, parents first."""
     for name, part in schema.get("properties", {}).items():
         yield (*prefix, name), part
         if is_group(part):
@@ -58,7 +57,7 @@ def walk(schema: Schema, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """Returns the mapping with defaults for all missing keys."""
+    """Returns the config with defaults for all missing keys."""
     filled = {}
     for name, part in schema["properties"].items():
         given = value.get(name, copy.deepcopy(part.get("default")))
@@ -67,7 +66,7 @@ def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
 
 
 def check(document: YamlDocument) -> Iterator[tuple[Key, Problem]]:
-    """Yields each fault that the schema finds in the document, with its key."""
+    """Yields each schema violation in the document, with its key."""
     known = {problem.key for problem in document.problems}
     for fault in faults(document.value, load_schema()):
         place, rule, got, _ = fault
@@ -81,8 +80,9 @@ def check(document: YamlDocument) -> Iterator[tuple[Key, Problem]]:
 
 
 def faults(value: Any, part: Schema, key: Key = ()) -> Iterator[Fault]:
-    """Yields the rules that a value breaks, at every level, as JSON Schema defines them. A test
-    compares the results with the jsonschema package.
+    """Yields every rule that a value violates, at all levels, with JSON Schema semantics.
+
+    A test compares the results with the jsonschema package.
     """
     for rule, wanted in part.items():
         if rule in RULES and not RULES[rule](value, wanted):
@@ -100,8 +100,8 @@ def faults(value: Any, part: Schema, key: Key = ()) -> Iterator[Fault]:
 
 @cache
 def whole_pattern(rule: str) -> str:
-    """Translates a JSON Schema pattern for Python, where `$` would also match before a final line
-    break.
+    """Translates a JSON Schema pattern for Python, where `$` also matches before a trailing
+    newline.
     """
     return re.sub(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$", lambda match: match[1] or r"\Z", rule)
 
@@ -116,8 +116,9 @@ def _is(value: Any, name: str) -> bool:
 def _when(
     kind: type | tuple[type, ...], holds: Callable[[Any, Any], bool]
 ) -> Callable[[Any, Any], bool]:
-    """Returns a rule for values of one type only, like all rules of JSON Schema except `type`,
-    `enum` and `anyOf`.
+    """Wraps a rule so that it applies only to values of one type.
+
+    All JSON Schema rules work that way, except `type`, `enum` and `anyOf`.
     """
     return lambda value, wanted: (
         not isinstance(value, kind) or isinstance(value, bool) or holds(value, wanted)
@@ -157,9 +158,9 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, str]]:
-    """Yields the faults of a key's value in words, each with the rest of its key."""
+    """Yields an error message for each part of a violation, with its key relative to `key`."""
     wanted, unit = part[rule], f" {part['unit']}" if part.get("unit") else ""
-    # the value of a writeOnly key may be a secret, so its messages do not show it
+    # The value of a writeOnly key may be a secret, so its messages do not show it.
     match rule:
         case "additionalProperties":
             parent = tuple(name for name in key if isinstance(name, str))
@@ -212,13 +213,13 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
 
 
 def _written(schema: Schema) -> str:
-    """Describes how to write a text: by the schema's examples, or by its pattern."""
+    """Describes the format of a text value by the schema's examples, or by its pattern."""
     examples = ", ".join(map(show, schema.get("examples", ())))
     return f"write it like {examples}" if examples else f"it must match {schema['pattern']}"
 
 
 def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
-    """Suggests the value that a value of the wrong type probably means; "" if this is unclear."""
+    """Suggests what a value of the wrong type was probably meant to be, or returns ""."""
     word, types = (
         got.strip().lower() if isinstance(got, str) else "",
         {rule} if isinstance(rule, str) else set(rule),
@@ -252,9 +253,7 @@ def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
 
 
 def _multiplied(number: str, factor: str, key: str) -> int:
-    """Expands a number such as 10k. Lengths and vocabularies are powers of two, so their 4k is
-    4096.
-    """
+    """Expands a number such as 10k. For lengths and vocabularies, k means 1024, so 4k is 4096."""
     thousand = 1024 if key.endswith(("length", "vocab_size")) and "." not in number else 1000
     exponent = "kmb".index(factor) + 1
     return round(float(number) * float(thousand**exponent))
@@ -284,8 +283,10 @@ def _range(schema: Schema) -> str:
 
 
 def suggest_key(key: tuple[str, ...], schema: Schema) -> str:
-    """Suggests the key that an unknown key means: a typo, another program's name, or a key in
-    another group. Otherwise lists the known keys of the group.
+    """Suggests the key that was probably meant by an unknown key.
+
+    Considers typos, names in other programs, and keys of other groups. Otherwise lists the known
+    keys of the group.
     """
     if key[-1] == "<<":
         return "; YAML merge keys are not supported; write out the keys"
@@ -308,7 +309,7 @@ def _suggestion(key: tuple[str, ...], siblings: list[str]) -> str:
 
 
 def _ratio(guess: str, rate: Any, siblings: dict[str, Any]) -> str:
-    """Returns the ratio of a rate to the peak rate, if the suggested key takes a ratio."""
+    """Returns a rate as a fraction of the peak rate, for a suggestion of min_lr_ratio, or ""."""
     peak = siblings.get("learning_rate")
     if "min_lr_ratio?" in guess and isinstance(rate, float) and isinstance(peak, float):
         return f"; {rate:g} / {peak:g} is {rate / peak:.3g}" if 0 < rate < peak else ""
@@ -317,8 +318,9 @@ def _ratio(guess: str, rate: Any, siblings: dict[str, Any]) -> str:
 
 @cache
 def _meanings() -> dict[tuple[str, ...], str]:
-    """Returns the first sentence of each key's description. Suggestions quote it, because a similar
-    key of another program may have another unit.
+    """Returns the first sentence of each key's description.
+
+    Suggestions quote it, because a similar key in another program may have a different unit.
     """
     return {
         path: part["description"].partition(". ")[0].rstrip(".")
@@ -327,8 +329,9 @@ def _meanings() -> dict[tuple[str, ...], str]:
 
 
 def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
-    """Returns the path of the key that was meant. A name that is known in any group takes
-    precedence over a merely similar name.
+    """Returns the path of the key that was probably meant, or None.
+
+    An exact name in any group takes precedence over a similar name.
     """
     paths = [path for path, _ in walk(load_schema())]
     form, here = spelling.plain(key[-1]), key[:-1]
@@ -339,7 +342,7 @@ def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
     if len(form) > 3 and (
         near := next((name for name in siblings if spelling.distance(form, name) <= 1), None)
     ):
-        return (*here, near)  # such as queues for queue
+        return (*here, near)  # for example, queues for queue
     named = [path for path in paths if form in (path[-1], dotted(path))]
     if exact := [*named, *synonyms().get(form, ())]:
         return max(  # type: ignore[no-any-return]
@@ -359,8 +362,9 @@ def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
 
 
 def key_named(word: str) -> str:
-    """Returns the key with this name or full path, or "". Among several, keys of train come first,
-    then those of model.
+    """Returns the full path of the key with this name, or "".
+
+    If several keys match, keys of train come first, then keys of model.
     """
     found = [
         dotted(path)
@@ -379,8 +383,9 @@ def key_named(word: str) -> str:
 
 
 def _part(form: str, paths: list[tuple[str, ...]]) -> tuple[str, ...] | None:
-    """Returns the first key with a name that is a whole word of `form`, like seed in seed_value.
-    Otherwise returns the first key with `form` in its name.
+    """Returns the first key whose name is a whole word in `form`, such as seed in seed_value.
+
+    Otherwise returns the first key whose name contains `form`.
     """
     within = (path for path in paths if len(path[-1]) > 3 and f"_{path[-1]}_" in f"_{form}_")
     around = (path for path in paths if len(form) > 3 and f"_{form}_" in f"_{path[-1]}_")
@@ -389,7 +394,7 @@ def _part(form: str, paths: list[tuple[str, ...]]) -> tuple[str, ...] | None:
 
 @cache
 def synonyms() -> dict[str, list[tuple[str, ...]]]:
-    """Maps other trainers' names of keys to our keys."""
+    """Maps key names of other trainers to our keys."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for key, words in read_table(SYNONYMS).items():
         for word in words:

@@ -1,6 +1,4 @@
-"""Counts a model's parameters and its FLOPs per token. Tests compare these formulas with the
-modules.
-"""
+"""Counts a model's parameters and FLOPs per token. Tests compare the formulas with the modules."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from .types import Model
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """The parameters in a part of a model: in matrices, which tensor parallelism divides, and in
+    """Parameter counts of a model part: in matrices, which tensor parallelism splits, and in
     vectors.
     """
 
@@ -23,7 +21,7 @@ class ParameterCount:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """The parts into which a pipeline can cut a model: before the blocks, one block, and after the
+    """Parts into which a pipeline can split a model: before the blocks, one block, and after the
     blocks.
     """
 
@@ -34,11 +32,11 @@ class ModelParts:
 
 @cache
 def parts_of(model: Model) -> ModelParts:
-    """Returns the parts of a model. A tied output layer counts only in the first part."""
+    """Returns the parts of a model. A tied output layer is counted only in the first part."""
     family, width = FAMILIES[model.family], model.hidden_size
     embedding = model.vocab_size * width
     head = _transform(model) + _pooler(model) + (0 if model.tie_word_embeddings else embedding)
-    # per block: gains of two norms, gains for query and key, biases of query, key and value
+    # Per block: gains of two norms, gains for query and key, biases of query, key and value.
     if family.rotary:
         vectors = (
             2 * width
@@ -50,9 +48,9 @@ def parts_of(model: Model) -> ModelParts:
             ParameterCount(_block(model), vectors),
             ParameterCount(head, width),
         )
-    # biases of attention and feed-forward, and two norms with gain and bias
+    # Biases of attention and feed-forward, and two norms with gain and bias.
     block = 4 * width + model.intermediate_size + width + 4 * width
-    # an encoder has a norm after its embedding
+    # An encoder has a norm after its embedding.
     first = ParameterCount(embedding + look_ups(model), 0 if family.causal else 2 * width)
     return ModelParts(
         first, ParameterCount(_block(model), block), ParameterCount(head, _head_vectors(model))
@@ -60,7 +58,7 @@ def parts_of(model: Model) -> ModelParts:
 
 
 def count_parameters(model: Model) -> int:
-    """Returns the number of trained parameters. Tied parameters count once."""
+    """Returns the number of trained parameters. Tied parameters are counted once."""
     parts = parts_of(model)
     return sum(
         part.matrices + part.vectors
@@ -69,13 +67,12 @@ def count_parameters(model: Model) -> int:
 
 
 def flops_per_token(model: Model, sequence_length: int) -> float:
-    """Returns the FLOPs of training on one token: 6 per parameter in each matrix that it passes,
-    plus attention.
+    """Returns the FLOPs of training on one token: 6 per matrix parameter it uses, plus attention.
 
-    A multiply-add forward and two backward make 6 FLOPs. Embedding look-ups need none. In a masked
-    model, the output layer processes only masked tokens. Attention's scores and their use cost 12 x
-    layers x length x width (Chowdhery et al. 2022, PaLM, arXiv:2204.02311, appendix B). Causal
-    models need half of that. Recomputation does not count.
+    One multiply-add in the forward pass and two in the backward pass make 6 FLOPs. Embedding
+    lookups need none. In a masked model, the output layer processes only masked tokens. Attention
+    scores and their use need 12 x layers x length x width (Chowdhery et al. 2022, PaLM,
+    arXiv:2204.02311, appendix B), or half of that in a causal model. Recomputation is not counted.
     """
     family = FAMILIES[model.family]
     seen = family.guesses(sequence_length) / sequence_length
@@ -95,8 +92,9 @@ def flops_per_token(model: Model, sequence_length: int) -> float:
 
 
 def flops_in_words(model: Model) -> str:
-    """Describes the FLOP formula in one line. MFUs can't be compared without it, and other programs
-    seldom state theirs.
+    """Describes the FLOP formula in one line.
+
+    MFUs are comparable only if the formula is known, and other programs seldom state theirs.
     """
     causal = FAMILIES[model.family].causal
     attention = (
@@ -110,8 +108,9 @@ def flops_in_words(model: Model) -> str:
 
 
 def _block(model: Model) -> int:
-    """Returns the parameters in the matrices of a block: attention's four, and SwiGLU's three or a
-    plain feed-forward's two.
+    """Returns the number of parameters in a block's matrices.
+
+    Attention has four matrices. SwiGLU has three, and a plain feed-forward has two.
     """
     attention = model.hidden_size * model.head_features * (2 * model.heads + 2 * model.kv_heads)
     return (
@@ -121,21 +120,20 @@ def _block(model: Model) -> int:
 
 
 def _normed(model: Model) -> int:
-    """Returns the number of gains in the norms of query and key."""
+    """Returns the number of gains in the query and key norms."""
     heads = {"": 0, "head": 2, "all": model.heads + model.kv_heads}[FAMILIES[model.family].normed]
     return heads * model.head_features
 
 
 def _transform(model: Model) -> int:
-    """Returns the parameters in the square matrix between the last block and the output layer of a
-    masked model.
-    """
+    """Returns the number of parameters in a masked model's transform before the output layer."""
     return 0 if FAMILIES[model.family].causal else model.hidden_size**2
 
 
 def _pooler(model: Model) -> int:
-    """Returns the parameters in the matrices that predict from a sequence's first token whether B
-    follows A.
+    """Returns the number of parameters in the matrices of the pooler.
+
+    The pooler predicts whether text B follows text A.
     """
     return (
         model.hidden_size**2 + 2 * model.hidden_size
@@ -145,8 +143,9 @@ def _pooler(model: Model) -> int:
 
 
 def look_ups(model: Model) -> int:
-    """Returns the parameters in learnt positions and segments. Every tensor rank has a whole copy
-    of them.
+    """Returns the number of parameters in learned positions and segments.
+
+    Every tensor rank has a full copy of them.
     """
     family = FAMILIES[model.family]
     positions = 0 if family.rotary else model.max_position_embeddings + family.positions_from
@@ -154,8 +153,10 @@ def look_ups(model: Model) -> int:
 
 
 def _head_vectors(model: Model) -> int:
-    """Returns the parameters in the vectors of the last part. These are the last norm and an
-    encoder's biases of the square matrix, output layer and pooler.
+    """Returns the number of parameters in the vectors of the last part.
+
+    These are the last norm and, in an encoder, the biases of the square matrix, output layer and
+    pooler.
     """
     family, width = FAMILIES[model.family], model.hidden_size
     pooler = width + 2 if family.objective == "pairs" else 0

@@ -1,12 +1,10 @@
-"""Predicts the seconds of a step by part: a pure model of compute, memory traffic, links and idle
-time.
+"""Predicts a step's time by part: compute, memory traffic, communication and idle time.
 
-The model follows a rank's micro-batch through its stage. It adds matrix products, which saturate
-with their size, attention, memory-bound operations and kernel launches. It also adds the
-collectives of the layout over the links of each group. Then it adds the pipeline's bubble, the
-optimizer, and the gradient exchange that computing does not hide. The constants were fitted to
-published figures (tests/bench/fit_planner.py, with the rows that it used). The structure follows
-the sources named at each part.
+The model follows a rank's micro-batch through its stage. It adds up matmuls, attention,
+memory-bound operations, kernel launches and the layout's collectives over each group's links. The
+efficiency of matmuls depends on their size. It then adds the pipeline bubble, the optimizer, and
+the gradient exchange that is not overlapped with compute. The constants were fitted to published
+numbers (tests/bench/fit_planner.py lists them). Sources are cited at each part.
 """
 
 from __future__ import annotations
@@ -17,55 +15,60 @@ from math import ceil, log2
 
 from .step_work import DeviceSpeed, Work
 
-# seconds per step of a ring, inside a node and between nodes (NCCL 2.30, tuning.cc, Simple)
+# Latency in seconds per ring step, inside a node and between nodes (NCCL 2.30, tuning.cc, Simple).
 HOP, HOP_OUTSIDE = (3.4e-6, 14e-6)
-# work relative to a forward pass; a backward pass computes gradients of inputs and of weights
+# Work relative to a forward pass. The backward pass computes gradients of inputs and of weights.
 FORWARD, BACKWARD = (1.0, 2.0)
 
 
 @dataclass(frozen=True)
 class Constants:
-    """The fitted constants, each dimensionless or in seconds. fit_planner.py prints this table with
-    its errors.
-    """
+    """Fitted constants, dimensionless or in seconds. fit_planner.py prints them with errors."""
 
-    # tokens at which a product takes twice its ideal time, per FLOP/byte of the device
+    # Tokens at which a matmul takes twice its ideal time, per FLOP/byte of the device.
     thin_tokens: float = 1.44
-    thin_width: float = 1.23  # the same for the smaller size of the matrix
-    fp8: float = 1.0  # efficiency of fp8 products relative to bf16, each against its own peak
-    # multiples of the hidden size per token that an unfused block moves through memory, forward
+    # Smaller matrix dimension at which a matmul takes twice its ideal time, per FLOP/byte of the
+    # device.
+    thin_width: float = 1.23
+    fp8: float = 1.0  # efficiency of fp8 matmuls relative to bf16, each against its own peak
+    # Memory traffic of an unfused block per token in the forward pass, in multiples of the hidden
+    # size.
     traffic: float = 22.0
     traffic_fused: float = 32.5
-    traffic_inner: float = 5.9  # the same in multiples of the feed-forward size
-    scores: float = 18.5  # times that stored attention scores pass through memory
-    # the same if one kernel scales, masks and normalizes them (Narayanan et al. 2021, 4.2)
+    traffic_inner: float = 5.9  # memory traffic in multiples of the feed-forward size
+    scores: float = 18.5  # memory passes over stored attention scores
+    # Memory passes if a single kernel scales, masks and normalizes the scores (Narayanan et al.
+    # 2021, 4.2).
     scores_fused: float = 4.6
-    launch: float = 9e-6  # seconds to launch a kernel
-    kernels: float = 45.0  # kernels that a block launches, forward
-    ring: float = 0.79  # fraction of a link's nominal rate that large collectives reach
+    launch: float = 9e-6  # seconds per kernel launch
+    kernels: float = 45.0  # kernels per block in the forward pass
+    ring: float = 0.79  # fraction of a link's nominal bandwidth that large collectives reach
     ring_outside: float = 0.78
-    latency: float = 1.2e-05  # seconds per collective inside a node, times the log of its ranks
+    latency: float = 1.2e-05  # seconds per collective inside a node, per doubling of its ranks
     latency_outside: float = 3e-05
-    hidden_tensor: float = 0.23  # fraction of the tensor-parallel exchange that computing hides
-    hidden_shard: float = 0.78  # the same for the sharded weights' exchange
+    # fraction of the tensor-parallel exchange that overlaps with compute
+    hidden_tensor: float = 0.23
+    # fraction of the exchange of sharded weights that overlaps with compute
+    hidden_shard: float = 0.78
     bubble: float = 0.84  # fraction of the pipeline's theoretical bubble
-    update: float = 75.5  # bytes that the optimizer moves per parameter, in fp32
+    update: float = 75.5  # bytes that the optimizer moves per fp32 parameter
     step: float = 0.0054  # constant overhead per step in seconds
-    spread: float = 0.0058  # slowdown per doubling of nodes, because the slowest one sets the pace
+    spread: float = 0.0058  # slowdown per doubling of nodes, because the slowest node sets the pace
     selective: float = 0.06  # fraction of a forward pass that selective recomputation repeats
-    # speed relative to torch of an engine with hand-written kernels and exchanges hidden in
-    # products (Megatron)
+    # Speed relative to torch of an engine with hand-written kernels, which overlaps communication
+    # with matmuls (Megatron).
     tuned: float = 1.28
-    # the same for attention, on GPUs that torch's kernels do not use well
+    # Attention speed of a hand-tuned engine (Megatron) relative to torch, on GPUs that torch's
+    # kernels do not use well.
     tuned_attention: float = 2.02
-    # fraction of a forward pass that full recomputation repeats; it omits the output layer and the
-    # last product
+    # Fraction of a forward pass that full recomputation repeats. It skips the output layer and the
+    # last matmul.
     full: float = 0.84
 
 
 FITTED = Constants()
-# On CPUs ranks communicate over gloo, and computing hides little of that. These constants were
-# measured on one machine; finished runs correct them.
+# On CPUs, ranks communicate over gloo, with little overlap. These constants were measured on one
+# machine, and finished runs correct them.
 ON_CPUS = Constants(
     thin_tokens=0.1,
     thin_width=1.0,
@@ -84,8 +87,8 @@ ON_CPUS = Constants(
 )
 
 
-# parts of a step that are corrected together; a run measures all except calls and exchange
-# (engine/timing.py)
+# Parts of a step that are corrected together. A run measures all groups except calls and exchange
+# (engine/timing.py).
 GROUPS = {
     "computing": ("products", "attention", "traffic", "idle"),
     "calls": ("launches",),
@@ -98,8 +101,8 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by part; `total` is their sum. An exchange counts only for the time that
-    computing does not hide.
+    """Time of a step by part, in seconds. Communication counts only if it does not overlap with
+    compute.
     """
 
     products: float
@@ -120,18 +123,19 @@ class StepTime:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
     def corrected(self, factors: Mapping[str, float]) -> StepTime:
-        """Returns the step time with the parts of each group (GROUPS) multiplied by its factor, if
-        given.
+        """Returns the step time with each group of parts (GROUPS) multiplied by its factor.
+
+        Groups without a factor are unchanged.
         """
         of = {name: factors.get(group, 1.0) for group, names in GROUPS.items() for name in names}
         return StepTime(**{name: seconds * of[name] for name, seconds in asdict(self).items()})
 
     def group(self, name: str) -> float:
-        """Returns the seconds of a group of parts."""
+        """Returns the total time of a group of parts, in seconds."""
         return float(sum(getattr(self, part) for part in GROUPS[name]))
 
     def limit(self) -> str:
-        """Returns the name of the part that takes the most time."""
+        """Returns the name of the slowest part."""
         return max((field.name for field in fields(self)), key=lambda name: getattr(self, name))
 
 
@@ -144,13 +148,13 @@ def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> S
     block = _block(work, device, c)
     head = _head(work, device, c)
     whole = work.pipeline == 1 or work.even  # the output layer is extra work on one stage
-    # Engines balance the output layer against blocks, so the slowest stage has only half of the
-    # output layer's time in addition to its blocks.
+    # Engines balance the output layer against blocks. The slowest stage therefore has only half of
+    # the output layer's time in addition to its blocks.
     share = 1.0 if whole else (layers * block + head / 2) / (layers * block)
     ending = head * (FORWARD + BACKWARD) + _loss(work, device) if whole else 0.0
     products = layers * block * times * share + (head * (FORWARD + BACKWARD) if whole else 0.0)
-    # Full recomputation repeats all of attention, because only a block's last product is omitted.
-    # With selective recomputation, engines differ.
+    # Full recomputation repeats all of attention, because it only skips a block's last matmul. For
+    # selective recomputation, engines differ.
     repeated = 1.0 if work.recompute == "full" else min(1.0, 4 * again)
     attention = layers * _attention(work, device, c) * (FORWARD + 2.5 + repeated)
     traffic = layers * _traffic(work, device, c) * times + (_loss(work, device) if whole else 0.0)
@@ -187,15 +191,16 @@ def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> S
 
 
 def tokens_per_second(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> float:
-    """Returns the tokens per second of one rank."""
+    """Returns the throughput of one rank in tokens per second."""
     return work.step_tokens / step_of(work, device, constants).total / work.world
 
 
 def _product(
     work: Work, device: DeviceSpeed, c: Constants, size: tuple[float, float], format_: str
 ) -> float:
-    """Returns the seconds to multiply the micro-batch's tokens by one matrix. Thin products do not
-    reach the peak.
+    """Returns the time to multiply a micro-batch's tokens by one matrix, in seconds.
+
+    Thin matmuls do not reach peak throughput.
     """
     inputs, outputs = size
     flops = device.peak(format_)
@@ -217,15 +222,16 @@ def _head(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _beside(format_: str) -> str:
-    """Returns the format of attention and of products outside blocks."""
+    """Returns the number format of attention and of matmuls outside blocks."""
     return "bf16" if format_ == "fp8" else format_
 
 
 def _launches(
     work: Work, device: DeviceSpeed, c: Constants, blocks: float, computing: float
 ) -> float:
-    """Returns the seconds of launch overhead per micro-batch that computing does not hide.
-    `blocks`: the micro-batch's work in forward passes of one block.
+    """Returns the launch overhead per micro-batch that does not overlap with compute, in seconds.
+
+    `blocks`: the micro-batch's work, in forward passes of one block.
     """
     called = blocks * c.kernels * (0.6 if work.fused else 1.0)
     if device.host is None:
@@ -240,8 +246,9 @@ def _launches(
 
 
 def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Returns the seconds of a block's attention, forward. It takes 4 x length x width FLOPs per
-    token, or half of that if causal.
+    """Returns the forward time of a block's attention in seconds.
+
+    Attention takes 4 x length x width FLOPs per token, or half of that if causal.
     """
     seen = 0.5 if work.causal and work.flash else 1.0
     flops = 4 * work.tokens * work.length * seen * work.queries / work.tensor
@@ -259,8 +266,9 @@ def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _traffic(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Returns the seconds of a block's memory traffic, forward: norms, activations, residuals and
-    copies.
+    """Returns the forward time of a block's memory-bound operations in seconds.
+
+    These are norms, activation functions, residuals and copies.
     """
     wide = (
         (c.traffic_fused if work.fused else c.traffic)
@@ -272,23 +280,25 @@ def _traffic(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _loss(work: Work, device: DeviceSpeed) -> float:
-    """Returns the seconds of the softmax over the vocabulary and its gradient: several passes over
-    fp32 logits.
+    """Returns the time for the vocabulary softmax and its gradient, in seconds.
+
+    Both make several passes over the fp32 logits.
     """
     bytes_ = device.host.logits if device.host else 6 * 4
     return bytes_ * work.tokens * work.predicted * work.vocabulary / work.tensor / device.memory
 
 
 def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[float, float]:
-    """Returns bytes/s and latency of a collective over `ranks` ranks that are `stride` ranks apart.
+    """Returns the bandwidth (bytes/s) and latency of a collective over `ranks` ranks, `stride`
+    apart.
 
-    On a torus several rings run at once, each over separate wires (AWS Neuron, Intra-node
-    Collective Communications).
+    On a torus, several rings run at once over separate links (AWS Neuron, Intra-node Collective
+    Communications).
     """
     if ranks * stride <= device.joined:
         wires = 2 if stride < device.side < ranks * stride else 1
         return device.inside * wires * c.ring, c.latency * log2(max(2, ranks))
-    # ranks of the group on one node; each adds its share of the network
+    # Ranks of the group per node. Each adds its share of the network.
     together = max(1, device.joined // stride)
     inside, outside = device.inside * c.ring, together * device.outside * c.ring_outside
     rate = outside if together == 1 else 1 / (1 / inside + 1 / outside)
@@ -296,8 +306,9 @@ def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[f
 
 
 def _around(device: DeviceSpeed, ranks: int, stride: int) -> float:
-    """Returns the seconds until the first number has passed around a ring. Gathering and scattering
-    have no tree algorithm (NCCL, tuning.cc).
+    """Returns the time until the first element has passed around a ring, in seconds.
+
+    All-gather and reduce-scatter have no tree algorithm (NCCL, tuning.cc).
     """
     if not device.kernels:
         return 0.0
@@ -310,8 +321,9 @@ def _around(device: DeviceSpeed, ranks: int, stride: int) -> float:
 
 
 def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Returns the seconds of a block's tensor-parallel exchange per pass, forward or backward: two
-    all-gathers and two reduce-scatters (arXiv:2205.05198).
+    """Returns the tensor-parallel communication time of a block per pass, in seconds.
+
+    A forward or backward pass needs two all-gathers and two reduce-scatters (arXiv:2205.05198).
     """
     if work.tensor == 1:
         return 0.0
@@ -321,8 +333,9 @@ def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> float:
-    """Returns the seconds to exchange a block's keys and values between context ranks, minus the
-    part that attention hides.
+    """Returns the time to exchange a block's keys and values across context ranks, in seconds.
+
+    The part that overlaps with attention is not counted.
     """
     if work.context == 1:
         return 0.0
@@ -333,21 +346,22 @@ def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> flo
 
 
 def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> tuple[float, float]:
-    """Returns the seconds to exchange weights and gradients that computing does not hide: per
-    micro-batch, and per step.
+    """Returns the non-overlapped time to exchange weights and gradients, in seconds.
+
+    The first value is per micro-batch, and the second per step.
     """
     group, ways = work.data * work.context, max(1, work.shard)
     if group == 1:
         return 0.0, 0.0
     layers = work.layers / work.pipeline
     if work.zero == 3 and ways > 1 and work.pipeline == 1:
-        together = min(group, ways * work.context)  # the ranks that share one copy of the weights
+        together = min(group, ways * work.context)  # ranks that share one copy of the weights
         rate, latency = _link(device, c, together, work.tensor)
         bytes_ = (
             (2 * work.weight_bytes + work.gradient_bytes) * work.numbers * (together - 1) / together
         )
         latency += _around(device, together, work.tensor)
-        # weights are gathered forward and backward, and gradients are summed
+        # Weights are gathered in both passes, and gradients are reduced.
         exchange = bytes_ / rate + 3 * layers * latency
         over = (
             _hidden(_replicas(work, device, c, together, group // together), computing, c)
@@ -356,20 +370,22 @@ def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> 
         return _hidden(exchange, computing, c) + over, 0.0
     rate, latency = _link(device, c, group, work.tensor)
     latency += _around(device, ways, work.tensor) if ways > 1 else 0.0
-    # shard ranks then gather updated weights; otherwise ranks gather summed gradients
+    # Shard ranks then gather the updated weights. Otherwise ranks gather the reduced gradients.
     back = work.weight_bytes if ways > 1 else work.gradient_bytes
     exchange = (work.gradient_bytes + back) * work.numbers * (
         group - 1
     ) / group / rate + layers * latency
     if not device.kernels:
-        return 0.0, exchange  # one graph computes and the next one exchanges
-    # stages finish one after another, which leaves more computing to overlap with the exchange
+        return 0.0, exchange  # one compiled graph computes, and the next one communicates
+    # Stages finish one after another, which leaves more compute to overlap with the exchange.
     window = computing * (1 + (work.pipeline - 1) / work.interleave)
     return 0.0, _hidden(exchange, 2 / 3 * window, c)
 
 
 def _replicas(work: Work, device: DeviceSpeed, c: Constants, together: int, replicas: int) -> float:
-    """Returns the seconds to sum a rank's gradients over the copies of the weights (HSDP)."""
+    """Returns the time to reduce a rank's gradients across replicas of the weights (HSDP), in
+    seconds.
+    """
     if replicas == 1:
         return 0.0
     rate, latency = _link(device, c, replicas, work.tensor * together)
@@ -380,17 +396,19 @@ def _replicas(work: Work, device: DeviceSpeed, c: Constants, together: int, repl
 
 
 def _hidden(exchange: float, window: float, c: Constants) -> float:
-    """Returns the part of an exchange that `window` seconds of computing don't hide."""
+    """Returns the part of an exchange that does not overlap with `window` seconds of compute."""
     return exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - window)
 
 
 def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Returns the seconds to pass hidden states and their gradients between stages, minus the part
-    that computing hides. Adjacent stages are world / pipeline ranks apart.
+    """Returns the non-overlapped time to pass hidden states and gradients between stages, in
+    seconds.
+
+    Adjacent stages are world / pipeline ranks apart.
     """
     if work.pipeline == 1:
         return 0.0
-    # fraction of hops that leave a node
+    # Fraction of hops that leave a node.
     leaving = (
         min(1.0, work.world / work.pipeline / device.joined) if work.world > device.joined else 0.0
     )
@@ -401,7 +419,7 @@ def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _update(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    # if the host computes, rounding costs as much time as a smaller format saves
+    # If the host computes, rounding costs as much time as the smaller format saves.
     bytes_ = c.update * (1 if device.host else work.state_bytes / 4)
     seconds = bytes_ * work.numbers / max(1, work.shard) / device.memory
     seconds += device.host.agreed if device.host and work.pipeline > 1 else 0.0
@@ -409,8 +427,9 @@ def _update(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _straighten(work: Work, device: DeviceSpeed) -> float:
-    """Returns the seconds to orthogonalize a stage's matrices with Muon. Sharded matrices are
-    gathered first.
+    """Returns the time to orthogonalize a stage's matrices with Muon, in seconds.
+
+    Sharded matrices are gathered first.
     """
     layers, matrices = ceil(work.layers / work.pipeline), 4 + (3 if work.gated else 2)
     peak = device.peak(_beside(work.format)) * device.efficiency

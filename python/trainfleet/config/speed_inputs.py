@@ -1,6 +1,4 @@
-"""Derives the inputs of the speed model (speed.py) from a config: a rank's work in a step, and its
-device.
-"""
+"""Derives the inputs of the speed model (speed.py) from a config: a rank's work and its device."""
 
 from __future__ import annotations
 
@@ -14,18 +12,18 @@ from .speed import ON_CPUS, StepTime, step_of
 from .step_work import DeviceSpeed, HostOverheads, Work
 from .types import Config
 
-# fractions of the measured speed of products; torch's attention is far slower
+# Fractions of the measured matmul speed. torch's attention is far slower on CPUs.
 CPU_EFFICIENCY, CPU_ATTENTION = (1.0, 0.095)
-# fraction of its cores' speed that a rank with several cores reaches, because most operations of a
-# small model are short
+# Fraction of its cores' combined speed that a multi-core rank reaches, because most operations of a
+# small model are short.
 CPU_THREADS = 0.93
-# bytes/s of a core's memory, and between two ranks over gloo
+# Bytes/s of memory per core, and between two ranks over gloo.
 CPU_MEMORY, LOOPBACK = (10e9, 1.5e9)
 UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of unknown type: 100 Gbit/s
 
 
 def predict(config: Config) -> StepTime | None:
-    """Predicts the seconds of a step by part; returns None for an unknown device."""
+    """Predicts the step time by part, or returns None for an unknown device."""
     row = config.fleet.rank_device
     if row is not None:
         return step_of(work_of(config), as_device(config, row))
@@ -35,7 +33,7 @@ def predict(config: Config) -> StepTime | None:
 
 
 def work_of(config: Config) -> Work:
-    """Returns a rank's work in a step, for config/speed.py."""
+    """Returns a rank's work per step."""
     model, train, layout = config.model, config.train, config.train.parallelism
     family, recompute = FAMILIES[model.family], train.recomputation
     nearest = (
@@ -109,7 +107,7 @@ def as_device(config: Config, row: Accelerator) -> DeviceSpeed:
 
 
 def local_cpu(config: Config) -> DeviceSpeed:
-    """Returns a rank's share of this machine's cores as its device."""
+    """Returns a rank's share of this machine's CPU cores as a device."""
     share = node_types.local_cores() / config.world_size
     share *= CPU_THREADS if share > 1 else 1.0
     measured = cpu_speed.of_this_machine()

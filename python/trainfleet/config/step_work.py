@@ -1,4 +1,4 @@
-"""Inputs of the speed model (speed.py): a rank's work in a step, and its device."""
+"""Inputs of the speed model (speed.py): a rank's work per step, and its device."""
 
 from __future__ import annotations
 
@@ -8,38 +8,47 @@ from math import ceil
 
 @dataclass(frozen=True)
 class HostOverheads:
-    """Overheads of a step if the host itself runs each operation, as on CPUs: seconds, and bytes of
-    memory traffic.
+    """Overheads when the host itself runs each operation, as on CPUs, in seconds or bytes of memory
+    traffic.
 
-    They were measured on one CPU, as differences in CPU seconds between layouts that differ in one
-    respect (tests/bench/LOG.md).
+    Measured on one CPU as differences in CPU time between layouts that differ in one respect
+    (tests/bench/LOG.md).
     """
 
-    launch: float = 1.7e-6  # per operation
-    weights: float = 24.0  # bytes per parameter and micro-batch: casts and gradient accumulation
+    launch: float = 1.7e-6  # seconds per operation
+    # bytes per parameter and micro-batch, for casts and gradient accumulation
+    weights: float = 24.0
     logits: float = 90.0  # bytes per logit in the loss
-    # per block with tensor parallelism: DTensor's dispatch, and ranks that wait for each other
+    # Seconds per block with tensor parallelism, for DTensor dispatch and ranks that wait for each
+    # other.
     sliced: float = 0.0275
-    gathered: float = 2.5e-3  # per block with weights that FSDP gathers
+    gathered: float = 2.5e-3  # seconds per block with weights that FSDP gathers
     gathering: float = 70.0  # bytes per gathered parameter
-    passed: float = 1e-3  # per micro-batch at a pipeline stage
-    agreed: float = 8e-3  # per step of a pipeline: gradient norm and gradients of tied weights
-    straightened: float = 1.25e-3  # per sharded matrix that Muon gathers
-    # bytes per attention score under dropout, for which torch leaves its fused kernel
+    passed: float = 1e-3  # seconds per micro-batch at a pipeline stage
+    # seconds per pipeline step, for the gradient norm and gradients of tied weights
+    agreed: float = 8e-3
+    straightened: float = 1.25e-3  # seconds per sharded matrix that Muon gathers
+    # Bytes per attention score under dropout, for which torch does not use its fused kernel.
     dropped: float = 28.0
 
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """One rank's device: dense FLOP/s by number format, memory in bytes/s, links in bytes/s per
-    direction, and ranks per node.
+    """Speed of one rank's device.
 
-    `inside` is a rank's rate to others in its node, and `outside` its share of the node's network.
-    `domain`: number of ranks that the inside links join, if they span several nodes (GB200 NVL72).
-    `efficiency`: fraction of the peak that large products reach. `attention`: fraction of that rate
-    that fused attention reaches. `kernels`: False if whole graphs run without kernel launches
-    (Neuron). `side`: number of ranks along one side of a torus; a group across both sides has twice
-    the wires.
+    Attributes:
+        flops: Dense FLOP/s by number format.
+        memory: Memory bandwidth in bytes/s.
+        inside: Bytes/s per direction to other ranks in the node.
+        outside: Bytes/s per direction of the rank's share of the node's network.
+        node: Ranks per node.
+        efficiency: Fraction of the peak that large matmuls reach.
+        attention: Fraction of that rate that fused attention reaches.
+        kernels: False if whole graphs run without kernel launches (Neuron).
+        domain: Number of ranks that the inside links connect, if they span several nodes (GB200
+            NVL72).
+        side: Number of ranks along one side of a torus. A group across both sides has twice the
+            links.
     """
 
     name: str
@@ -60,9 +69,7 @@ class DeviceSpeed:
         return self.domain or self.node
 
     def peak(self, format_: str) -> float:
-        """Returns the FLOP/s of products in a format, or in the nearest format that the device
-        supports.
-        """
+        """Returns the matmul FLOP/s in a format, or in the closest format the device supports."""
         near = {"fp8": ("fp8", "bf16"), "bf16": ("bf16",), "fp16": ("fp16", "bf16")}.get(
             format_, ()
         )
@@ -71,14 +78,17 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class Work:
-    """A rank's work in a step: the model's shape, its batch and the layout. A degree is 1 if it
-    divides nothing.
+    """A rank's work per step: model shape, batch and layout. A degree of 1 means no parallelism.
 
-    `shard`: number of ranks that divide the state, of which `zero` selects the parts. `recompute`:
-    how much of a forward pass outside attention is repeated. `flash`: attention does not store
-    scores. `dropped`: dropout removes some scores. `fused`: elementwise operations are compiled.
-    `tuned`: the engine has custom kernels (Megatron), for products since FlashAttention, for scores
-    before it.
+    Attributes:
+        shard: Number of ranks that shard the state.
+        zero: ZeRO stage, which selects the sharded parts of the state.
+        recompute: How much of a forward pass outside attention is repeated.
+        flash: Whether attention avoids storing scores.
+        dropped: Whether dropout applies to attention scores.
+        fused: Whether elementwise operations are compiled.
+        tuned: Whether the engine has custom kernels (Megatron): for attention scores before
+            FlashAttention, and for matmuls since.
     """
 
     layers: int
@@ -106,16 +116,16 @@ class Work:
     fused: bool = True
     sequence_parallel: bool = True
     tuned: bool = False
-    head: int = 0  # features per head; 0: the width over the heads
-    # fraction of tokens with computed logits: 0.15 for masked models that gather them
+    head: int = 0  # features per head; 0 means width / heads
+    # Fraction of tokens with computed logits: 0.15 for masked models that gather them.
     predicted: float = 1.0
-    # the optimizer is Muon, and each rank orthogonalizes all matrices of its stage
+    # The optimizer is Muon, and each rank orthogonalizes all matrices of its stage.
     straightened: bool = False
-    gradient_bytes: int = 4  # per element, while gradients are summed over ranks
-    state_bytes: int = 4  # per weight, gradient or moment in the optimizer
+    gradient_bytes: int = 4  # bytes per element while gradients are reduced across ranks
+    state_bytes: int = 4  # bytes per weight, gradient or moment in the optimizer
     dropped: bool = False
-    # stages have equal numbers of blocks, and the last one also has the output layer; otherwise
-    # stages are balanced
+    # Stages have equal block counts, and the last stage also has the output layer. If False, stages
+    # are balanced.
     even: bool = False
 
     @property
@@ -124,12 +134,12 @@ class Work:
 
     @property
     def tokens(self) -> float:
-        """Returns the tokens of a micro-batch on one rank."""
+        """Returns the number of tokens in a micro-batch on one rank."""
         return self.micro_batch * self.length / self.context
 
     @property
     def step_tokens(self) -> float:
-        """Returns the tokens of a step over all ranks."""
+        """Returns the number of tokens in a step across all ranks."""
         return float(self.micro_batch * self.length * self.passes * self.data)
 
     @property
@@ -142,7 +152,7 @@ class Work:
 
     @property
     def products(self) -> tuple[tuple[float, float], ...]:
-        """Returns the inputs and outputs of a block's matrix products on one tensor rank."""
+        """Returns the input and output sizes of a block's matmuls on one tensor rank."""
         part = self.tensor
         rows = (2 if self.gated else 1) * self.inner
         return (
@@ -157,15 +167,16 @@ class Work:
 
     @property
     def block_numbers(self) -> float:
-        """Returns the parameters in one block's matrices over all tensor ranks."""
+        """Returns the number of parameters in one block's matrices across all tensor ranks."""
         return self.width * (
             2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.inner
         )
 
     @property
     def straightening(self) -> float:
-        """Returns Muon's FLOPs for one block: five Newton-Schulz iterations of three products each
-        (engine/optimizers.py).
+        """Returns Muon's FLOPs per block: five Newton-Schulz iterations with three matmuls each.
+
+        See engine/optimizers.py.
         """
         wide, inner = (self.width, self.queries), (self.width, self.inner)
         shapes = (
@@ -179,6 +190,6 @@ class Work:
 
     @property
     def numbers(self) -> float:
-        """Returns the parameters in a rank's stage before sharding."""
+        """Returns the number of parameters in a rank's stage before sharding."""
         around = self.width * self.vocabulary * (1 if self.pipeline > 1 else 2)
         return (self.block_numbers * ceil(self.layers / self.pipeline) + around) / self.tensor

@@ -1,6 +1,4 @@
-"""Reads the program's tables, which are YAML files next to their modules, and loads the objects
-that their rows name.
-"""
+"""Reads data tables (YAML files next to their modules), and imports objects by dotted name."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ import yaml
 
 
 def read_table(path: Path) -> Any:
-    """Reads a table. It uses PyYAML's C parser if available, because the Python parser takes six
-    times as long.
+    """Reads a YAML table.
+
+    Uses PyYAML's C parser if available, because the Python parser takes six times as long.
     """
     return yaml.load(
         path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -21,6 +20,6 @@ def read_table(path: Path) -> Any:
 
 
 def named(name: str) -> Any:
-    """Loads `package.module:name`. Raises ImportError or AttributeError if it is missing."""
+    """Imports `package.module:name`. Raises ImportError or AttributeError if it does not exist."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -1,6 +1,4 @@
-"""Chooses the machines that tokenize a dataset: data.tokenize_instance_type if it is set, otherwise
-the fleet's.
-"""
+"""Selects the machines that tokenize a dataset: data.tokenize_instance_type, or the fleet's."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from .types import Config
 
 
 def tokenizing(config: Config) -> Config:
-    """Returns the config of a tokenize job: one on-demand machine of data.tokenize_instance_type,
-    or the config unchanged without that key.
+    """Returns the config of a tokenize job.
 
-    The memory, licences, image and reservation in the config are for the training machines, so they
-    are reset.
+    If data.tokenize_instance_type is set, the job runs on one on-demand machine of that type.
+    Memory, licences, image and reservation are reset, because they are for the training machines.
+    Otherwise the config is returned unchanged.
     """
     if config.data.tokenize_instance_type is None:
         return config
@@ -34,8 +32,10 @@ def tokenizing(config: Config) -> Config:
 
 
 def fitting() -> list[str]:
-    """Returns the allowed values of data.tokenize_instance_type: types with x86 processors, which
-    the images need, and without accelerators or EFA.
+    """Returns the allowed values of data.tokenize_instance_type.
+
+    These instance types have x86 processors, which the images need, and neither accelerators nor
+    EFA.
     """
     return [
         row.name for row in node_types.INSTANCE_TYPES.values() if row.kind == "cpu" and not row.efa
@@ -43,9 +43,7 @@ def fitting() -> list[str]:
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """Refuses a type that can't run the images, or with devices that tokenizing would not use.
-    Yields (key, message).
-    """
+    """Yields the key and message if data.tokenize_instance_type is not an allowed value."""
     name = config.data.tokenize_instance_type
     if name is not None and name not in (works := fitting()):
         row = node_types.instance(name)

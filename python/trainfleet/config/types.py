@@ -1,8 +1,9 @@
-"""The config as frozen dataclasses with a field per key. This is the only definition of a key.
+"""The config as frozen dataclasses, with one field per key.
 
-These dataclasses generate schema/config.schema.json and schema/README.md (reference.py). They also
-define the checks and defaults of a file (schema.py) and its conversion (`load`, once, at the edge).
-After `load`, each value that training needs is set (derive.py reports the derived values).
+These dataclasses are the only definition of the keys. They generate schema/config.schema.json and
+schema/README.md (reference.py), and provide the checks and defaults for config files (schema.py).
+`load` converts a file to a Config once, at the edge of the program. Its result has a value for
+every key that training needs.
 """
 
 from __future__ import annotations
@@ -41,28 +42,30 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Config:
-    """A complete config."""
+    """Complete config."""
 
     name: Annotated[str, Key(pattern=NAME, examples=["first-run"])]
-    """The run's name. Its folder is runs/<name>; running the same name again resumes it."""
+    """Run name, used as the folder runs/<name>. Launching a run with an existing name resumes that
+    run."""
     fleet: Fleet
-    """The machines."""
+    """Backend, nodes, accelerators and storage."""
     data: Data
-    """The text and its tokenization."""
+    """Training text and its tokenization."""
     model: Model
-    """The model. A preset sets every dimension; a dimension set here overrides it."""
+    """Model shape. A preset sets every dimension, and dimensions set here override it."""
     train: Train
-    """The training run."""
+    """Training settings."""
     checkpoint: Checkpoint
-    """Saving of the run's state. Saves run in the background, one at a time; the last step is
+    """Checkpoint settings. Checkpoints are saved in the background, one at a time. The last step is
     always saved."""
     budget: BudgetConfig
-    """The cost limit of the run."""
+    """Cost limit of the run."""
 
     @property
     def fleet_name(self) -> str:
-        """Returns the name of the config that made these machines. Every AWS resource of the fleet
-        is tagged with it.
+        """Returns the name of the config that created the machines.
+
+        All AWS resources of the fleet are tagged with it.
         """
         return self.fleet.aws.share_fleet_of or self.name
 
@@ -72,15 +75,16 @@ class Config:
 
     @property
     def data_parallel(self) -> int:
-        """Returns the number of ranks that train on different sequences: the world size over the
-        product of the other degrees.
+        """Returns the number of ranks that train on different sequences.
+
+        It is the world size divided by the product of the other degrees.
         """
         layout = self.train.parallelism
         return self.world_size // (layout.tensor * layout.pipeline * layout.context)
 
     @property
     def degrees(self) -> dict[str, int]:
-        """Returns the layout as recorded in results.json and checkpoints."""
+        """Returns the parallelism degrees as recorded in results.json and checkpoints."""
         layout = self.train.parallelism
         return {
             "dp": self.data_parallel,
@@ -92,7 +96,7 @@ class Config:
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields nested values with their dotted keys, such as `train.steps`."""
+    """Yields all values of a nested dict with their dotted keys, such as `train.steps`."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{key}.")

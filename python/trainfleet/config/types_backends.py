@@ -1,4 +1,4 @@
-"""The keys of backends: AWS (for machines that trainfleet makes), Batch, SageMaker and Slurm."""
+"""Config keys of backends: AWS machines that trainfleet creates, AWS Batch, SageMaker and Slurm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from .key import NAME, Key
 
-MAKERS = ("ec2", "parallelcluster", "batch")  # backends that make machines from fleet.aws
+MAKERS = ("ec2", "parallelcluster", "batch")  # backends that create machines from fleet.aws
 ON_AWS = (*MAKERS, "sagemaker")
 CAPACITIES = ("on-demand", "spot", "reservation", "block")
 SUBNET = "^subnet-[0-9a-f]{8,17}$"
@@ -16,18 +16,18 @@ INSTANCE_TYPE = r"^[a-z0-9-]{1,24}\.[a-z0-9-]{1,24}$"
 REGION = "^[a-z]{2,4}(-[a-z]{2,12}){1,3}-[0-9]{1,2}"
 QUEUE = "^(arn:aws[a-z-]*:batch:[a-z0-9-]+:[0-9]{12}:job-queue/)?[A-Za-z0-9][A-Za-z0-9_-]{0,127}$"
 ROLE = "^arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,512}$"
-ACCOUNT = "[a-z0-9-]{1,32}:[0-9]{12}"  # region and account of an ARN
+ACCOUNT = "[a-z0-9-]{1,32}:[0-9]{12}"  # region and account ID in an ARN
 
 
 @dataclass(frozen=True)
 class Aws:
-    """The keys of fleet.aws."""
+    """Keys of fleet.aws."""
 
     share_fleet_of: Annotated[
         str | None, Key(backends=ON_AWS, pattern=NAME, examples=["phase-1"])
     ] = None
-    """The name of the config with the machines, bucket or queue to use. Only that config creates,
-    changes and removes them. Null: this config has its own."""
+    """Name of another config whose machines, bucket or queue this run uses. Only that config
+    creates, changes and removes them. If null, nothing is shared."""
     region: Annotated[
         str | None,
         Key(
@@ -37,8 +37,8 @@ class Aws:
             examples=["us-east-1"],
         ),
     ] = None
-    """The AWS region. Null: AWS_REGION or AWS_DEFAULT_REGION on your machine, or your profile's
-    region."""
+    """AWS region. Defaults to AWS_REGION or AWS_DEFAULT_REGION on your machine, or to your
+    profile's region."""
     zones: Annotated[
         tuple[str, ...],
         Key(
@@ -48,13 +48,13 @@ class Aws:
             examples=[["us-east-1a", "us-east-1b"]],
         ),
     ] = ()
-    """The availability zones to try, in this order, until one has room for all nodes. Empty: every
-    zone of the region that offers the type."""
+    """Availability zones to try, in this order, until one has capacity for all nodes. If empty,
+    every zone of the region that offers the instance type is tried."""
     vpc: Annotated[
         str | None,
         Key(backends=MAKERS, pattern="^vpc-[0-9a-f]{8,17}$", examples=["vpc-0123456789abcdef0"]),
     ] = None
-    """Your VPC. Null: a VPC is created with a public and a private subnet."""
+    """ID of your VPC. If null, a VPC with a public and a private subnet is created."""
     subnets: Annotated[
         tuple[str, ...],
         Key(
@@ -64,9 +64,9 @@ class Aws:
             examples=[["subnet-0123456789abcdef0"]],
         ),
     ] = ()
-    """The subnets of your VPC for the nodes, one per zone, with a route to the Internet or to the
-    endpoints of S3 and SSM. Empty: a network is created with a public and a private subnet and
-    NAT."""
+    """Subnets of your VPC for the nodes, one per zone. Each needs a route to the Internet or to S3
+    and SSM endpoints. If empty, a network with a public subnet, a private subnet and NAT is
+    created."""
     allow_ssh_from: Annotated[
         tuple[str, ...],
         Key(
@@ -75,63 +75,65 @@ class Aws:
             examples=[["203.0.113.7/32"]],
         ),
     ] = ()
-    """The address ranges that may connect over SSH. Empty: none; nodes are reached through SSM
-    Session Manager."""
+    """Address ranges that may connect over SSH. If empty, no address may, and the nodes are reached
+    through SSM Session Manager."""
     bastion_type: Annotated[str | None, Key(pattern=INSTANCE_TYPE, examples=["c7i.xlarge"])] = None
-    """The EC2 type of a head node with a public address, through which the nodes are reached. Null:
-    no head node is created."""
+    """EC2 instance type of a head node with a public address, through which the nodes are reached.
+    If null, no head node is created."""
     key_pair: Annotated[
         str | None,
         Key(pattern="^[A-Za-z0-9][A-Za-z0-9 ._:()#,@+=&;{}!$*-]{0,254}$", examples=["my-key"]),
     ] = None
-    """Your EC2 key pair. Null: one is created from the public half of fleet.ssh.key."""
+    """Name of your EC2 key pair. If null, a key pair is created from the public half of
+    fleet.ssh.key."""
     capacity: Annotated[str, Key(backends=MAKERS, enum=CAPACITIES)] = "on-demand"
-    """How nodes are bought: on-demand, spot, from your capacity reservation, or from a capacity
-    block (block)."""
+    """Purchase option for nodes: on-demand, spot, reservation (your capacity reservation) or block
+    (a capacity block)."""
     reservation: Annotated[
         str | None, Key(backends=MAKERS, pattern=RESERVATION, examples=["cr-0123456789abcdef0"])
     ] = None
-    """The capacity reservation for the nodes, or the reservation of the capacity block."""
+    """ID of the capacity reservation for the nodes, or of the capacity block's reservation."""
     block_hours: Annotated[
         float | None, Key(backends=["ec2"], unit="hours", minimum=1, maximum=4367)
     ] = None
-    """The duration of the capacity block that make setup buys (capacity block, reservation null).
-    It lists the offers, and buys one with YES=1 within budget.max_usd. Null: reservation names the
-    block."""
+    """Duration of the capacity block that `make setup` buys if capacity is block and reservation is
+    null. Setup lists the offers, and with YES=1 buys one within budget.max_usd. If null,
+    reservation names an existing block."""
     ami: Annotated[
         str | None,
         Key(backends=MAKERS, pattern="^ami-[0-9a-f]{8,17}$", examples=["ami-0123456789abcdef0"]),
     ] = None
-    """The machine image of the nodes. Null: AWS's newest Deep Learning image for the platform when
-    the fleet is created, from the SSM parameter in docker/platforms.lock.yaml."""
+    """Machine image of the nodes. Defaults to the newest AWS Deep Learning AMI for the platform
+    when the fleet is created, from the SSM parameter in docker/platforms.lock.yaml."""
     volume_gib: Annotated[int, Key(backends=MAKERS, unit="GiB", minimum=100, maximum=16_384)] = 300
-    """The size of each node's root volume (gp3, encrypted)."""
+    """Size of each node's root volume (gp3, encrypted)."""
     bucket: Annotated[
         str | None,
         Key(backends=ON_AWS, pattern="^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$", examples=["my-bucket"]),
     ] = None
-    """Your S3 bucket for data and checkpoints. Null: a private, encrypted bucket is created; make
-    clean deletes it only with PURGE=1."""
+    """Your S3 bucket for data and checkpoints. If null, a private, encrypted bucket is created,
+    which `make clean` deletes only with PURGE=1."""
 
     @property
     def ssm_only(self) -> bool:
-        """Returns whether no port is open to the outside, so SSH goes through SSM Session
-        Manager.
+        """Returns whether SSH goes through SSM Session Manager, because no port is open to the
+        outside.
         """
         return not self.allow_ssh_from
 
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """The keys of fleet.batch."""
+    """Keys of fleet.batch."""
 
     queue: Annotated[str | None, Key(pattern=QUEUE, maxLength=256, examples=["training"])] = None
-    """The job queue, by name or ARN. Null: the queue of the stack that `make setup` creates."""
+    """Job queue, by name or ARN. Defaults to the queue that `make setup` creates."""
     job_role: Annotated[
         str | None,
         Key(pattern=ROLE, maxLength=2048, examples=["arn:aws:iam::123456789012:role/train"]),
     ] = None
-    """The role of the containers, which reads and writes the bucket. Null: the stack's role."""
+    """IAM role of the containers, which reads and writes the bucket. Defaults to the role that
+    `make setup` creates."""
     execution_role: Annotated[
         str | None,
         Key(
@@ -140,21 +142,21 @@ class BatchConfig:
             examples=["arn:aws:iam::123456789012:role/train-execution"],
         ),
     ] = None
-    """The role with which Batch pulls the image, reads secrets and writes logs. Null: the stack's
-    role."""
+    """IAM role with which Batch pulls the image, reads secrets and writes logs. Defaults to the
+    role that `make setup` creates."""
     attempts: Annotated[int, Key(unit="attempts", minimum=1, maximum=10)] = 3
-    """How often Batch itself starts a job that lost a machine, or whose verdict allows another
-    attempt. A failure that the same program would repeat is never retried."""
+    """Maximum number of attempts per job. Batch retries a job if it lost a machine or if its
+    verdict allows another attempt. A failure that would recur is never retried."""
     timeout_hours: Annotated[float | None, Key(unit="hours", minimum=0.02, maximum=8760)] = None
-    """Batch ends an attempt after this time. Null: no limit."""
+    """Time limit per attempt, after which Batch ends the attempt. Null means no limit."""
     shared_memory_gib: Annotated[int | None, Key(unit="GiB", minimum=1, maximum=4096)] = None
-    """Size of /dev/shm in the containers. Null: a quarter of the node's memory, at most 64."""
+    """Size of /dev/shm in the containers. Defaults to a quarter of the node's memory, up to 64."""
     share: Annotated[
         str | None, Key(pattern="^[A-Za-z0-9]{1,255}$", maxLength=255, examples=["research"])
     ] = None
-    """The share identifier of a queue with a fair-share policy. Null: none."""
+    """Share identifier for a queue with a fair-share policy. Null means none."""
     priority: Annotated[int | None, Key(unit="", minimum=0, maximum=9999)] = None
-    """Scheduling priority within the share. Null: the queue's priority."""
+    """Scheduling priority within the share. Defaults to the queue's priority."""
     consumable_resources: Annotated[
         tuple[str, ...],
         Key(
@@ -163,24 +165,24 @@ class BatchConfig:
             examples=[["licence=1"]],
         ),
     ] = ()
-    """Licences and other consumable resources of Batch that each node uses while it runs, as
+    """Consumable resources in Batch, such as licences, that each node uses while it runs, as
     `name=quantity`."""
 
 
 @dataclass(frozen=True)
 class SageMakerConfig:
-    """The keys of fleet.sagemaker."""
+    """Keys of fleet.sagemaker."""
 
     role: Annotated[
         str | None,
         Key(pattern=ROLE, maxLength=2048, examples=["arn:aws:iam::123456789012:role/train"]),
     ] = None
-    """The role of the training job. Null: the stack's role."""
+    """IAM role of the training job. Defaults to the role that `make setup` creates."""
     input_mode: Annotated[str | None, Key(enum=["stream", "file", "fastfile", "fsx"])] = None
-    """How nodes read the dataset: stream (ranges from S3 into a cache on the node), file (SageMaker
-    copies it to each node before the start), fastfile (SageMaker mounts the prefix), fsx
-    (fleet.sagemaker.file_system). Null: file if the copy takes less than a minute, else stream;
-    `make plan` shows the reason."""
+    """How nodes read the dataset: stream (reads ranges from S3 into a cache on the node), file
+    (SageMaker copies the dataset to each node before the start), fastfile (SageMaker mounts the
+    prefix) or fsx (fleet.sagemaker.file_system). Defaults to file if the copy takes less than a
+    minute, otherwise to stream. `make plan` shows the reason."""
     file_system: Annotated[
         str | None,
         Key(
@@ -189,22 +191,23 @@ class SageMakerConfig:
             examples=["fs-0123456789abcdef0:/fsx/sets"],
         ),
     ] = None
-    """An FSx for Lustre file system linked to the bucket, as `fs-id:/mount_name/folder`, for
-    input_mode fsx."""
+    """FSx for Lustre file system that is linked to the bucket, as `fs-id:/mount_name/folder`. Used
+    if input_mode is fsx."""
     volume_gib: Annotated[int | None, Key(unit="GiB", minimum=1, maximum=16_384)] = None
-    """The disk size of each node. Null: twice the dataset if it is copied, at least 100. Types with
-    local disks use those instead."""
+    """Disk size per node. Defaults to twice the dataset's size if the dataset is copied, but at
+    least 100. Instance types with local disks use those instead."""
     warm_pool_minutes: Annotated[int, Key(unit="minutes", minimum=0, maximum=360)] = 0
-    """How long the machines are kept for the next job after a job ends, at full price. It needs the
-    warm-pool quota of the type. 0: they are released at once."""
+    """How long machines are kept after a job for the next one, at full price. This requires the
+    warm pool quota of the instance type. 0 releases them immediately."""
     max_hours: Annotated[float, Key(unit="hours", minimum=0.02, maximum=672)] = 120
-    """SageMaker stops the job after this time. The quota is 120 hours by default, 672 at most."""
+    """Time limit after which SageMaker stops the job. The default quota is 120 hours, and the
+    maximum is 672 hours."""
     wait_hours: Annotated[float | None, Key(unit="hours", minimum=0.02, maximum=672)] = None
-    """With fleet.spot: the maximum duration of the job, including the wait for machines. Null:
-    twice max_hours, at most 672."""
+    """Maximum duration of a spot job, including the wait for machines (see fleet.spot). Defaults to
+    twice max_hours, up to 672."""
     retries: Annotated[int, Key(unit="attempts", minimum=0, maximum=30)] = 3
-    """How often SageMaker itself restarts the job after an InternalServerError, such as a failed
-    machine."""
+    """Maximum number of times that SageMaker restarts the job after an InternalServerError, such as
+    a failed machine."""
     subnets: Annotated[
         tuple[str, ...],
         Key(
@@ -213,8 +216,8 @@ class SageMakerConfig:
             examples=[["subnet-0123456789abcdef0"]],
         ),
     ] = ()
-    """Subnets of a VPC for the nodes. The VPC needs a gateway endpoint for S3. Empty: SageMaker's
-    network."""
+    """VPC subnets for the nodes. The VPC needs an S3 gateway endpoint. If empty, the job runs in
+    SageMaker's network."""
     security_groups: Annotated[
         tuple[str, ...],
         Key(
@@ -226,19 +229,19 @@ class SageMakerConfig:
     """Security groups for the nodes in fleet.sagemaker.subnets. For EFA, they must allow all
     traffic within the group."""
     encrypt_traffic: bool = False
-    """Whether to encrypt traffic between nodes. It slows multi-node training; EFA traffic is not
-    encrypted."""
+    """Whether to encrypt traffic between nodes. This slows down multi-node training and does not
+    cover EFA traffic."""
     health_check: bool = False
     """Whether SageMaker checks the machines and their network before the job starts
-    (InfraCheckConfig), which takes minutes."""
+    (InfraCheckConfig). The check takes minutes."""
     remote_debug: bool = False
-    """Whether you can open a shell in the job's containers: `aws ssm start-session --target
-    sagemaker-training-job:<job>_algo-1` (RemoteDebugConfig)."""
+    """Whether you can open a shell in the job's containers (RemoteDebugConfig). To open one, run
+    `aws ssm start-session --target sagemaker-training-job:<job>_algo-1`."""
     kms_key: Annotated[
         str | None,
         Key(pattern="^[A-Za-z0-9:/_-]{1,2048}$", maxLength=2048, examples=["alias/training"]),
     ] = None
-    """The KMS key of the nodes' disks and of SageMaker's uploads. Null: AWS's key."""
+    """KMS key for the nodes' disks and SageMaker's uploads. Defaults to AWS's key."""
     training_plan: Annotated[
         str | None,
         Key(
@@ -247,10 +250,10 @@ class SageMakerConfig:
             examples=["arn:aws:sagemaker:us-east-1:123456789012:training-plan/spring"],
         ),
     ] = None
-    """The training plan (reserved capacity) for the job."""
+    """ARN of the training plan (reserved capacity) for the job."""
     plan_hours: Annotated[float | None, Key(unit="hours", minimum=1, maximum=4367)] = None
-    """The duration of the training plan that make setup buys (training_plan null). It lists the
-    offers, and buys one with YES=1 within budget.max_usd. Null: no plan is bought."""
+    """Duration of the training plan that `make setup` buys if training_plan is null. Setup lists
+    the offers, and with YES=1 buys one within budget.max_usd. If null, no plan is bought."""
 
 
 WORD = "^[A-Za-z0-9][A-Za-z0-9._@%+=-]*$"
@@ -258,52 +261,52 @@ WORD = "^[A-Za-z0-9][A-Za-z0-9._@%+=-]*$"
 
 @dataclass(frozen=True)
 class Queue:
-    """One entry of fleet.slurm.parallelcluster.queues."""
+    """Entry in fleet.slurm.parallelcluster.queues."""
 
     name: Annotated[str, Key(pattern="^[a-z][a-z0-9-]{0,24}$", maxLength=25, examples=["queue-0"])]
-    """The partition's name."""
+    """Partition name."""
     instance_type: Annotated[
         str | None, Key(pattern=INSTANCE_TYPE, maxLength=64, examples=["trn1.32xlarge"])
     ] = None
-    """The EC2 type. Null: fleet.instance_type."""
+    """EC2 instance type. Defaults to fleet.instance_type."""
     min: Annotated[int, Key(unit="nodes", minimum=0, maximum=4096)] = 0
-    """Nodes that are kept even if no job runs. They cost money."""
+    """Number of nodes that stay up, and are billed, even if no job runs."""
     max: Annotated[int | None, Key(unit="nodes", minimum=1, maximum=4096)] = None
-    """The maximum number of nodes that jobs may start. Null: fleet.nodes."""
+    """Maximum number of nodes that jobs can start. Defaults to fleet.nodes."""
     capacity: Annotated[str | None, Key(enum=CAPACITIES)] = None
-    """How the nodes are bought. Null: fleet.aws.capacity."""
+    """Purchase option for the nodes. Defaults to fleet.aws.capacity."""
     reservation: Annotated[
         str | None, Key(pattern=RESERVATION, maxLength=20, examples=["cr-0123456789abcdef0"])
     ] = None
-    """The capacity reservation, or the reservation of the capacity block. Null:
+    """ID of the capacity reservation, or of the capacity block's reservation. Defaults to
     fleet.aws.reservation."""
 
 
 @dataclass(frozen=True)
 class ParallelCluster:
-    """The keys of fleet.slurm.parallelcluster."""
+    """Keys of fleet.slurm.parallelcluster."""
 
     name: Annotated[
         str | None, Key(pattern="^[A-Za-z][A-Za-z0-9-]{0,59}$", maxLength=60, examples=["trn1-16"])
     ] = None
-    """The cluster's name. Null: the run's name, adapted to the rules for cluster names."""
+    """Cluster name. Defaults to the run's name, adapted to the naming rules for clusters."""
     os: Annotated[str, Key(enum=["ubuntu2204", "ubuntu2404", "alinux2023", "rhel9", "rocky9"])] = (
         "ubuntu2404"
     )
-    """The operating system of the head and the nodes."""
+    """Operating system of the head node and the compute nodes."""
     head_subnet: Annotated[
         str | None, Key(pattern=SUBNET, maxLength=24, examples=["subnet-0123456789abcdef0"])
     ] = None
-    """The subnet of the head node, which needs a public address. Null: the public subnet of the
-    created network, or else the subnets of the nodes, fleet.aws.subnets. The nodes' subnets are
-    private, because nodes with several interfaces get no public address."""
+    """Subnet of the head node, which needs a public address. Defaults to the public subnet of the
+    created network, or to fleet.aws.subnets. The compute nodes' subnets are private, because nodes
+    with several network interfaces get no public address."""
     queues: Annotated[
         tuple[Queue, ...],
         Key(maxItems=50, examples=[[{"name": "queue-0", "max": 8}, {"name": "queue-1", "max": 8}]]),
     ] = ()
-    """The queues, each a partition of Slurm, as {name, instance_type, min, max, capacity,
-    reservation}. Empty: one queue, compute1, of fleet.instance_type with up to fleet.nodes
-    nodes."""
+    """Queues, each of which becomes a Slurm partition, as {name, instance_type, min, max, capacity,
+    reservation}. If empty, one queue named compute1 is created, with fleet.instance_type and up to
+    fleet.nodes nodes."""
     buckets: Annotated[
         tuple[str, ...],
         Key(
@@ -312,7 +315,7 @@ class ParallelCluster:
             examples=[["my-corpora"]],
         ),
     ] = ()
-    """S3 buckets that the head and the nodes read and write, in addition to fleet.aws.bucket."""
+    """S3 buckets that all nodes can read and write, in addition to fleet.aws.bucket."""
     database_uri: Annotated[
         str | None,
         Key(
@@ -321,12 +324,12 @@ class ParallelCluster:
             examples=["slurm.cluster-x.us-west-2.rds.amazonaws.com:3306"],
         ),
     ] = None
-    """The MySQL server for Slurm's accounting. Null: Slurm keeps no accounting, and sacct shows
+    """MySQL server for Slurm accounting. If null, Slurm does no accounting, and sacct shows
     nothing."""
     database_user: Annotated[
         str | None, Key(pattern="^[A-Za-z0-9_-]+$", maxLength=64, examples=["clusteradmin"])
     ] = None
-    """The user of the MySQL server."""
+    """User name on the MySQL server."""
     database_secret: Annotated[
         str | None,
         Key(
@@ -335,12 +338,12 @@ class ParallelCluster:
             examples=["arn:aws:secretsmanager:us-west-2:123456789012:secret:slurm-AbCdEf"],
         ),
     ] = None
-    """The secret in Secrets Manager with the password of the MySQL server."""
+    """Secrets Manager secret with the MySQL password."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """The keys of fleet.slurm."""
+    """Keys of fleet.slurm."""
 
     partition: Annotated[
         str | None,
@@ -350,32 +353,34 @@ class SlurmConfig:
             examples=["gpu"],
         ),
     ] = None
-    """The partition, or several with commas. Null: the cluster's default."""
+    """Slurm partition, or several separated by commas. Defaults to the cluster's default
+    partition."""
     account: Annotated[str | None, Key(pattern=WORD, maxLength=255, examples=["vision"])] = None
-    """The account to charge. Null: your default account."""
+    """Account to charge. Defaults to your default account."""
     qos: Annotated[str | None, Key(pattern=WORD, maxLength=255, examples=["long"])] = None
-    """The quality of service. Null: the account's default."""
+    """Quality of service (QOS). Defaults to the account's default."""
     time_limit_minutes: Annotated[int | None, Key(unit="minutes", minimum=1, maximum=525_600)] = (
         None
     )
-    """The time limit of one start of a job. The job then saves and is queued again until
-    train.steps are done. Null: the partition's limit."""
+    """Time limit per start of a job. Shortly before the limit, the job saves and is requeued, until
+    all of train.steps are done. Defaults to the partition's limit."""
     warn_before_seconds: Annotated[int, Key(unit="s", minimum=10, maximum=65_535)] = 300
-    """The time before the limit at which a job must save and stop: long enough for a step and a
-    checkpoint."""
+    """Time before the limit at which a job must save and stop. It must be long enough for a step
+    and a checkpoint."""
     constraint: Annotated[
         str | None,
         Key(pattern=r"^[A-Za-z0-9_.:=&|*()\[\]-]+$", maxLength=255, examples=["h100&nvme"]),
     ] = None
-    """Features that nodes must have, in the syntax of sbatch --constraint."""
+    """Features that nodes must have, in the syntax of `sbatch --constraint`."""
     reservation: Annotated[str | None, Key(pattern=WORD, maxLength=255, examples=["team-week"])] = (
         None
     )
-    """The reservation to run in."""
+    """Slurm reservation to run in."""
     gres: Annotated[
         str | None, Key(pattern="^[A-Za-z0-9_.:=,-]+$", maxLength=255, examples=["gpu:8"])
     ] = None
-    """Generic resources of each node. Null: all that a node has if fleet.exclusive is true."""
+    """Generic resources per node. If null and fleet.exclusive is true, a job gets all of a node's
+    resources."""
     options: Annotated[
         tuple[str, ...],
         Key(
@@ -388,22 +393,22 @@ class SlurmConfig:
             examples=[["--switches=1", "--licenses=matlab:1", "--mail-type=END"]],
         ),
     ] = ()
-    """Further sbatch options that a site requires, each as one word, `--name=value` or `--name`,
-    for job.sbatch. Options that other keys set are refused."""
+    """Further sbatch options that your site requires, for job.sbatch. Each is one word,
+    `--name=value` or `--name`. Options that other keys set are refused."""
     container_runtime: Annotated[str | None, Key(enum=["pyxis", "apptainer"])] = None
-    """The program that starts fleet.container on a node: pyxis (srun --container-image) or
-    apptainer. Null: jobs run in the nodes' environment, without fleet.container."""
+    """Program that starts fleet.container on a node: pyxis (srun --container-image) or apptainer.
+    If null, jobs run in the nodes' environment, without fleet.container."""
     requeue: bool = True
-    """Whether a job that lost a node, was preempted or reached its time limit is requeued
-    automatically and resumes from its last checkpoint."""
+    """Whether a job is requeued automatically if it lost a node, was preempted or reached its time
+    limit. A requeued job resumes from its last checkpoint."""
     preflight: bool = False
-    """Whether the nodes of a job run the preflight in their own allocation before the ranks start.
-    It checks each node and the links between them, which takes about a minute. The next attempt
-    excludes a node that failed."""
+    """Whether each job runs the preflight on its nodes before the ranks start. The preflight checks
+    each node and the links between nodes, which takes about a minute. The next attempt excludes
+    nodes that failed."""
     create: Annotated[str | None, Key(enum=["parallelcluster"])] = None
-    """The program that creates the cluster: parallelcluster (AWS ParallelCluster). Null: the
-    cluster already exists."""
+    """Program that creates the cluster: parallelcluster (AWS ParallelCluster). If null, the cluster
+    must already exist."""
     parallelcluster: Annotated[ParallelCluster, Key(backends=["parallelcluster"])]
-    """The cluster that `make setup` creates with AWS ParallelCluster if fleet.slurm.create is set.
-    Region, node subnets, head type, key pair, image, disks and bucket come from fleet.aws, and the
-    file system from fleet.fsx."""
+    """Cluster that `make setup` creates with AWS ParallelCluster if fleet.slurm.create is set.
+    Region, compute subnets, head node type, key pair, image, disks and bucket come from fleet.aws.
+    The file system comes from fleet.fsx."""

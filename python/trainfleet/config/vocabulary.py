@@ -1,5 +1,6 @@
-"""Reads the tokens of a tokenizer, in any format that conversion.py supports. A config needs
-nothing else from a tokenizer.
+"""Reads the vocabulary of a tokenizer, in any format that conversion.py supports.
+
+A config needs nothing else from a tokenizer.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from .families import FAMILIES
 from .foreign_formats import told
 from .types import Data
 
-TRAINED = "bpe"  # value of data.tokenizer that trains a tokenizer here
+TRAINED = "bpe"  # value of data.tokenizer that trains a tokenizer
 FILE = "tokenizer.json"
-DEEPEST = 64  # maximum levels of a tokenizer.json, where sequences may contain sequences
-# the parts of a tokenizer.json that change a text
+DEEPEST = 64  # maximum nesting depth of a tokenizer.json, in which sequences may contain sequences
+# Parts of a tokenizer.json that transform text.
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-LONGEST = 4096  # maximum characters of a text in PARTS, except SentencePiece's character table
+LONGEST = 4096  # maximum length of a string in PARTS, except SentencePiece's character table
 TABLE = ".precompiled_charsmap"
-MOST_TOKENS = 2_000_000  # maximum of model.vocab_size
+MOST_TOKENS = 2_000_000  # maximum value of model.vocab_size
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-# further special tokens of tokenizers trained here, so that masked models can use them
+# Additional special tokens of trained tokenizers, so that masked models can use them.
 PADDING, MASK = ("<|pad|>", "<|mask|>")
-SPECIALS = {  # role in a masked model's input → names in tokenizers
+SPECIALS = {  # role in a masked model's input → token names
     "start": ("[CLS]", "<s>", "<|startoftext|>", END_OF_DOCUMENT),
     "separator": ("[SEP]", "</s>", END_OF_DOCUMENT),
     "mask": ("[MASK]", "<mask>", MASK),
@@ -43,14 +44,14 @@ T = TypeVar("T")
 
 
 class Added(TypedDict):
-    """An entry of `added_tokens`."""
+    """Entry of `added_tokens`."""
 
     id: int
     content: str
 
 
 class Algorithm(TypedDict, total=False):
-    """A tokenizer's algorithm. `vocab` is checked separately, because it is long."""
+    """Tokenizer algorithm. `vocab` is validated separately, because it is long."""
 
     type: Literal["BPE", "WordPiece", "WordLevel", "Unigram"]
     vocab: Required[Any]
@@ -59,14 +60,14 @@ class Algorithm(TypedDict, total=False):
 
 
 class Definition(TypedDict, total=False):
-    """The keys of tokenizer.json that are read here."""
+    """Keys that are read from tokenizer.json."""
 
     model: Required[Algorithm]
     added_tokens: list[Added]
 
 
 class Vocabulary:
-    """The tokens of a tokenizer.json, which is parsed on first use."""
+    """Vocabulary of a tokenizer.json, which is parsed on first use."""
 
     def __init__(self, definition: str, where: str, end_token: str | None = None) -> None:
         self.definition, self.where, self.end_token = definition, where, end_token
@@ -74,7 +75,7 @@ class Vocabulary:
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """Maps each token to its ID. Raises DataError if the definition is broken."""
+        """Maps each token to its ID. Raises DataError if the definition is invalid."""
         try:
             return _vocabulary(untrusted_input.parse_json(self.definition, self.where, DEEPEST))
         except InputError as error:
@@ -88,13 +89,13 @@ class Vocabulary:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """Returns the largest ID plus one, which is the minimum size of an embedding."""
+        """Returns the largest ID plus one, which is the minimum embedding size."""
         return max(self.vocabulary.values()) + 1
 
     @cached_property
     def end_of_document(self) -> int:
-        """Returns the ID of the tokenizer's end token, which ends every document. Raises DataError
-        if there is no known end token.
+        """Returns the ID of the token that ends every document. Raises DataError if there is no
+        such token.
         """
         names = (self.end_token,) if self.end_token else ENDS
         for token in names:
@@ -110,9 +111,11 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads a tokenizer.json, a folder with one, or another format that conversion.py supports.
+        """Reads a tokenizer.json, a folder that contains one, or a format that conversion.py
+        supports.
 
-        Raises DataError if the tokenizer is missing or broken.
+        Raises:
+            DataError: the tokenizer is missing or invalid.
         """
         try:
             definition, where = _found(path)
@@ -137,7 +140,7 @@ class Vocabulary:
 
 
 def _found(path: Path) -> tuple[str, str]:
-    """Returns the definition, converted if necessary, and its path."""
+    """Returns the tokenizer definition, converted if necessary, and its path."""
     file = path / FILE if path.is_dir() else path
     if file.is_file() and (what := told(file)):
         raise InputError(what, where=str(file))
@@ -147,10 +150,9 @@ def _found(path: Path) -> tuple[str, str]:
 
 
 def named_tokens(path: Path) -> tuple[dict[str, str], list[str]]:
-    """Returns the tokens that a folder's files name by role (`eos_token`), and the added tokens in
-    the order of their IDs.
+    """Returns the special tokens by role (such as `eos_token`), and the added tokens in ID order.
 
-    As in transformers 5, special_tokens_map.json and added_tokens.json are only read if
+    As in transformers 5, special_tokens_map.json and added_tokens.json are read only if
     tokenizer_config.json lists no added tokens.
     """
     folder = path if path.is_dir() else path.parent
@@ -176,9 +178,7 @@ def _read(kind: type[T], file: Path) -> T:
 
 
 def _with_added(definition: str, tokens: list[str], where: str) -> str:
-    """Returns the definition with the tokens that only other files in its folder have, numbered as
-    `tokenizers` would.
-    """
+    """Adds tokens that only other files in the folder define, numbered as in `tokenizers`."""
     if all(json.dumps(token, ensure_ascii=False) in definition for token in tokens):
         return definition
     content = untrusted_input.parse_json(definition, where, DEEPEST)
@@ -190,8 +190,9 @@ def _with_added(definition: str, tokens: list[str], where: str) -> str:
 
 
 def vocabulary_size_of(data: Data) -> int:
-    """Returns the vocabulary size of this config's tokenizer (the largest ID plus one) without
-    loading a tokenizer library.
+    """Returns the vocabulary size of the config's tokenizer: the largest ID plus one.
+
+    Loads no tokenizer library.
     """
     if data.tokenizer == TRAINED:
         return data.vocab_size
@@ -201,7 +202,7 @@ def vocabulary_size_of(data: Data) -> int:
 
 
 def folder_named(data: Data) -> Path:
-    """Returns the local path of data.tokenizer. Raises DataError if it can't be fetched."""
+    """Returns the local path of data.tokenizer. Raises DataError if it can't be downloaded."""
     try:
         return folder_of(data.tokenizer)
     except InputError as error:
@@ -209,9 +210,9 @@ def folder_named(data: Data) -> Path:
 
 
 def lack_for(data: Data, family: str) -> str | None:
-    """Returns which special token of a masked model the config's tokenizer lacks, or `None`.
+    """Returns what the config's tokenizer lacks for a masked model, or None.
 
-    RoBERTa counts positions from the row after its padding token's ID, so this ID must be 1.
+    RoBERTa numbers positions from the row after its padding token's ID, so this ID must be 1.
     """
     if FAMILIES[family].causal or data.tokenizer == TRAINED:
         return None
@@ -231,8 +232,8 @@ def lack_for(data: Data, family: str) -> str | None:
 
 
 def _vocabulary(content: Any) -> dict[str, int]:
-    """Maps each token to its ID, including added tokens. Raises InputError for a wrong
-    vocabulary.
+    """Maps each token to its ID, including added tokens. Raises InputError if the vocabulary is
+    invalid.
     """
     definition = fit(Definition, content)
     kind, vocab = definition["model"].get("type", "BPE"), content["model"].get("vocab")
@@ -253,9 +254,7 @@ def _vocabulary(content: Any) -> dict[str, int]:
 
 
 def _require_short(value: Any, key: str) -> None:
-    """Refuses a long text in a part that changes every text, because each word could become that
-    long.
-    """
+    """Rejects long strings in parts that transform text, because any word could become as long."""
     match value:
         case str() if len(value) > LONGEST and not key.endswith(TABLE):
             raise InputError(
@@ -280,7 +279,7 @@ def _require_ids(tokens: dict[str, Any], key: str) -> None:
 
 
 def _scored(vocab: list[Any]) -> dict[str, int]:
-    """Returns the tokens of a Unigram model, which is a list of pairs of token and score."""
+    """Maps the tokens of a Unigram model, a list of (token, score) pairs, to their IDs."""
     for index, pair in enumerate(vocab):
         if not (
             isinstance(pair, list)

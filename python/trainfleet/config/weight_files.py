@@ -1,6 +1,4 @@
-"""Finds the files with weights in a Hugging Face folder, and checks their headers before a
-launch.
-"""
+"""Finds the weight files in a Hugging Face folder, and checks their headers before a launch."""
 
 from __future__ import annotations
 
@@ -25,29 +23,29 @@ from .types import Model
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_INDEX = 64 * untrusted_input.MEBIBYTE
-FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the accepted number formats
-# The output layer's bias has two names in an encoder. transformers 4 makes them one tensor.
-# transformers 5 does so only if the weights are tied; otherwise it reads only the second.
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors names of the supported number formats
+# An encoder's output bias has two names. transformers 4 merges them into one tensor. transformers 5
+# does so only if the weights are tied, and otherwise reads only the second.
 BIASES = {
     "cls.predictions.bias": "cls.predictions.decoder.bias",
     "lm_head.bias": "lm_head.decoder.bias",
 }
-# names of copies of the embedding, if tied
+# Names of copies of a tied embedding.
 _TIED = r"^lm_head\.weight$|^(cls\.predictions|lm_head)\.decoder\.weight$"
 _SOURCE = _TIED + r"|(embed_tokens|wte|word_embeddings)\.weight$"
-COMPARED = 2**16  # leading bytes compared between tied tensors; tuning changes every row
+COMPARED = 2**16  # leading bytes to compare between tied tensors; fine-tuning changes every row
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h)\.([0-9]{1,6})\.")
-SEEN = 64  # maximum files opened before a launch; the largest models have some hundreds
+SEEN = 64  # maximum files to open before a launch; the largest models have several hundred
 
 
 class WeightIndex(TypedDict):
-    """The part of an index that is read: the file of each weight, all in the same folder."""
+    """Part of an index file that is read: the file name of each weight, in the same folder."""
 
     weight_map: dict[str, Annotated[str, Pattern(r"[A-Za-z0-9_.-]{1,255}")]]
 
 
 def file_names(folder: Path) -> list[str]:
-    """Returns the names of a folder's files with weights."""
+    """Returns the names of a folder's weight files."""
     if (folder / WEIGHTS).exists():
         return [WEIGHTS]
     try:
@@ -67,7 +65,7 @@ def file_names(folder: Path) -> list[str]:
 
 
 def open_file(path: Path, framework: str) -> Any:
-    """Opens a file of weights and checks its header against its size. No weights are read."""
+    """Opens a weight file and validates its header against its size. Reads no weights."""
     try:
         untrusted_input.open_regular(path).close()
         return safe_open(path, framework=framework)
@@ -82,7 +80,7 @@ def open_file(path: Path, framework: str) -> Any:
 
 
 def require(folder: Path, model: Model) -> None:
-    """Raises RunError if the headers of a folder's weight files do not match the model."""
+    """Raises RunError if the weight file headers in a folder do not match the model."""
     require_tied(folder, model)
     sizes = _look(folder)
     if model.module:
@@ -93,7 +91,7 @@ def require(folder: Path, model: Model) -> None:
         folder, [name for name in sizes if not re.search(f"{left_out}|{_own(family)}", name)]
     )
     if len(file_names(folder)) > SEEN:
-        return  # ranks also find the faults that the counts below find
+        return  # ranks detect mismatched counts anyway
     layers = {int(found[1]) for name in sizes if (found := _LAYER.search(name))}
     if len(layers) != model.layers:
         raise _other_model(folder, f"{len(layers)} layers", f"{model.layers}")
@@ -104,9 +102,7 @@ def require(folder: Path, model: Model) -> None:
 
 
 def unused(folder: Path, model: Model) -> str:
-    """Counts and names the weights of a folder that no model of the family uses; "" if all are
-    used.
-    """
+    """Returns the number and names of weights that no model of the family uses, or ""."""
     names = set(_look(folder))
     found = {name for name in names if re.search(FAMILIES[model.family].folder.ignored, name)}
     for name, other in BIASES.items():
@@ -116,7 +112,7 @@ def unused(folder: Path, model: Model) -> str:
 
 
 def some(names: Collection[str]) -> str:
-    """Returns the number of weights, and the first names."""
+    """Returns the number of weights and the first few names."""
     if not names:
         return ""
     return (
@@ -126,9 +122,7 @@ def some(names: Collection[str]) -> str:
 
 
 def require_no_others(folder: Path, names: Collection[str]) -> None:
-    """Raises RunError if `names` lists weights that the model lacks, because a part of the model
-    would be lost.
-    """
+    """Raises RunError if `names` is not empty, because the model would drop these weights."""
     if names:
         raise RunError(
             "has weights that the model does not have",
@@ -151,7 +145,7 @@ def _own(family: Family) -> str:
 
 
 def _look(folder: Path) -> dict[str, list[int]]:
-    """Returns the shape of each weight in a folder's first files."""
+    """Returns the shape of each weight in a folder's first SEEN files."""
     return {
         key: size
         for name in file_names(folder)[:SEEN]
@@ -160,8 +154,9 @@ def _look(folder: Path) -> dict[str, list[int]]:
 
 
 def require_tied(folder: Path, model: Model) -> None:
-    """Raises RunError if a tied output layer differs from the embedding, because transformers 5
-    then unties them.
+    """Raises RunError if a tied output layer differs from the embedding.
+
+    transformers 5 unties such weights.
     """
     beginnings = dict[str, bytes]()
     for path in (folder / name for name in file_names(folder) if model.tie_word_embeddings):
@@ -180,7 +175,7 @@ def require_tied(folder: Path, model: Model) -> None:
 
 
 def _beginning(path: Path, key: str) -> bytes:
-    """Reads the first bytes of a tensor. The caller has checked the file's header."""
+    """Reads the first bytes of a tensor, in a file whose header has already been validated."""
     with untrusted_input.open_regular(path) as stream:
         size = int.from_bytes(stream.read(8), "little")
         first, last = (
@@ -191,8 +186,10 @@ def _beginning(path: Path, key: str) -> bytes:
 
 
 def _sizes(path: Path) -> dict[str, list[int]]:
-    """Returns the shape of each tensor in a file. Raises RunError if there are no tensors, or
-    weights that are not real numbers.
+    """Returns the shape of each tensor in a file.
+
+    Raises:
+        RunError: the file has no tensors, or has weights of an unsupported type.
     """
     with open_file(path, "numpy") as file:
         slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - not a dict
@@ -226,9 +223,7 @@ def _other_model(folder: Path, there: str, here: str) -> RunError:
 
 
 def _other(path: Path) -> str:
-    """Returns the actual type of a file that is not safetensors, judged by its first bytes, or
-    "".
-    """
+    """Returns the actual type of a file that is not safetensors, by its first bytes, or ""."""
     with (
         contextlib.suppress(OSError, TrainfleetError),
         untrusted_input.open_regular(path) as stream,

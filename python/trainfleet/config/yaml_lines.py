@@ -1,5 +1,6 @@
-"""Reads YAML with the line of every key. It follows YAML 1.2, as people expect: `on` is a word, and
-`3e-4` is a number.
+"""Parses YAML and records the line of every key.
+
+Follows YAML 1.2, so `on` is a string and `3e-4` a number.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from ..trust.errors import Problem
 from ..trust.untrusted_input import shortened, show, unprintable
 
 Key = tuple[str | int, ...]
-# maximum values in a document, including those that aliases repeat; a fleet of 4,096 hosts has half
-# of that
+# Maximum number of values in a document, including repetitions through aliases. A fleet of 4,096
+# hosts needs half of that.
 MOST = 20_000
-DEEPEST = 12  # maximum levels; the schema has five
+DEEPEST = 12  # maximum nesting depth; the schema has five levels
 LARGEST = 2**63
-SMALLEST = 2.0**-126  # smallest nonzero number, because ranks compute with 32 bits
+SMALLEST = 2.0**-126  # smallest nonzero magnitude, because ranks compute in 32 bits
 PREFIX = "tag:yaml.org,2002:"
-# allowed tags of values; another tag would create an object
+# Allowed tags. Any other tag would create a Python object.
 TAGS: dict[type[yaml.Node], tuple[str, ...]] = {
     yaml.ScalarNode: tuple(PREFIX + name for name in ("str", "int", "float", "bool", "null")),
     yaml.SequenceNode: (f"{PREFIX}seq",),
     yaml.MappingNode: (f"{PREFIX}map",),
 }
-LONGEST_KEY = 64  # characters
+LONGEST_KEY = 64  # maximum key length in characters
 PLAIN = (  # part of PyYAML's message → plain message
     (
         "mapping values are not allowed",
@@ -54,15 +55,17 @@ BROKEN = object()  # placeholder for a value that was reported as a problem
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader of YAML 1.2 core scalars. PyYAML follows YAML 1.1, where `3e-4` is text, `1_000` and
-    `1:30` are numbers and `on` is true.
+    """YAML loader with YAML 1.2 core scalars.
+
+    PyYAML follows YAML 1.1, where `3e-4` is a string, `1_000` and `1:30` are numbers and `on` is
+    true.
     """
 
     depth = count = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Composes a node like PyYAML, but limits the depth and the number of nodes, because
-        PyYAML's recursion is unbounded.
+        """Limits the nesting depth and the number of nodes, because PyYAML's recursion is
+        unbounded.
         """
         self.depth, self.count = self.depth + 1, self.count + 1
         if self.depth > DEEPEST or self.count > MOST:
@@ -77,9 +80,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def scan_to_next_token(self) -> None:
-        """Skips blanks like PyYAML, and also tabs. YAML allows tabs as separators, but not for
-        indentation.
-        """
+        """Also skips tabs, which YAML allows as separators but not for indentation."""
         super().scan_to_next_token()
         while self.peek() == "\t" and (
             self.flow_level or not self.allow_simple_key or self._only_blanks()
@@ -88,7 +89,7 @@ class _Loader(yaml.SafeLoader):
             super().scan_to_next_token()
 
     def _only_blanks(self) -> bool:
-        """Returns whether the rest of this line is blank or a comment."""
+        """Returns whether the rest of the line is blank or a comment."""
         length = 0
         while self.peek(length) in ("\t", " "):
             length += 1
@@ -135,13 +136,13 @@ def _real(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | int:
         raise ValueError(
             f"is {shortened(node.value)}, which is too small for 32 bits; use 0 or a larger number"
         )
-    # 1e3 steps are 1,000 steps; a key of type float converts the number back
+    # 1e3 steps are 1,000 steps; a float key converts the number back
     return int(number) if number.is_integer() else number
 
 
 def _boolean(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
     text = str(loader.construct_scalar(node)).lower()
-    if text not in ("true", "false"):  # possible only with a tag
+    if text not in ("true", "false"):  # possible only with an explicit tag
         raise ValueError("must be true or false")
     return text == "true"
 
@@ -153,8 +154,9 @@ _Loader.add_constructor("tag:yaml.org,2002:bool", _boolean)
 
 @dataclass
 class YamlDocument:
-    """Plain values, the place of each key (file and line, or the variable that set it), and the
-    problems in the text.
+    """Parsed values of a document, with the location of each key and the problems in the text.
+
+    A location is a file and line, or the variable that set the key.
     """
 
     value: Any
@@ -165,8 +167,9 @@ class YamlDocument:
     text: str = ""
 
     def where(self, key: Key) -> tuple[int, str]:
-        """Returns the line (0 for a variable) and place of a key. For a missing key, returns those
-        of its nearest parent.
+        """Returns a key's line (0 for a variable) and location.
+
+        A missing key gets the location of its nearest parent.
         """
         below = (name for known, name in self.overridden.items() if known[: len(key)] == key)
         if key not in self.lines and (name := next(below, None)):
@@ -179,13 +182,11 @@ class YamlDocument:
         return 1, f"{self.source}:1"
 
     def report(self, key: str, message: str) -> None:
-        """Adds a problem with a key, at the key's place."""
+        """Adds a problem at a key's location."""
         self.problems.append(Problem(*self.where(tuple(key.split("."))), key, message))
 
     def set(self, key: Key, value: Any, source: str) -> None:
-        """Sets `value` at a key, on behalf of the variable `source`. Replaces the previous value,
-        with all keys below it.
-        """
+        """Sets a key on behalf of the variable `source`, and removes the keys below it."""
         size = len(key)
         self.lines = {known: line for known, line in self.lines.items() if known[:size] != key}
         self.overridden = {
@@ -198,8 +199,9 @@ class YamlDocument:
 
 
 def read(text: str, source: str) -> YamlDocument:
-    """Reads a file's text. The document's problems list syntax errors, duplicate keys and values
-    that no key can have.
+    """Parses a config file.
+
+    The document's problems include syntax errors, duplicate keys and values that no key accepts.
     """
     document = YamlDocument(None, source, text=text)
     document.value = _Reader(document, (), lambda line: (line, f"{source}:{line}")).read(text)
@@ -207,8 +209,8 @@ def read(text: str, source: str) -> YamlDocument:
 
 
 def read_value(text: str, variable: str, key: Key) -> YamlDocument:
-    """Reads a value from `SET='key=value'`. It can be any YAML, so 4, 3e-4, null and [a, b] have
-    their types.
+    """Parses the value in `SET='key=value'` as YAML, so that 4, 3e-4, null and [a, b] keep their
+    types.
     """
     document = YamlDocument(None, variable)
     document.value = _Reader(document, key, lambda line: (0, variable)).read(text)
@@ -224,7 +226,7 @@ def dotted(key: Key) -> str:
 
 
 def _plainly(error: yaml.MarkedYAMLError) -> str:
-    """Describes a syntax error in words that need no knowledge of PyYAML."""
+    """Describes a syntax error without PyYAML's terminology."""
     told = " ".join(filter(None, (error.context, error.problem)))
     plain = next((words for said, words in PLAIN if said in told), told)
     opened = error.context_mark
@@ -238,8 +240,9 @@ def _plainly(error: yaml.MarkedYAMLError) -> str:
 
 
 def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] | None:
-    """Returns the faulty line and the reason if YAML stops at a key because of the line before it.
-    YAML then reads both lines as one text.
+    """Returns the line and the reason if a key is rejected because of the line before it.
+
+    YAML then parses both lines as one text.
     """
     mark = error.problem_mark
     if mark is None or "mapping values are not allowed" not in str(error.problem):
@@ -247,7 +250,7 @@ def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] |
     lines = text.splitlines()
     first = _COLON.search(lines[mark.line])
     if first is None or first.start() < mark.column:
-        return None  # the line has a `: ` before the fault
+        return None  # the line contains a `: ` before the error
     line = mark.line + 1
     above = (at for at in range(mark.line, 0, -1) if re.match(r"\s*[^\s#]", lines[at - 1]))
     before = next(above, None)
@@ -262,14 +265,15 @@ def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] |
 
 
 def _quoted(text: str, line: int) -> str:
-    """Returns a line of the text, formatted for the end of a message; "" for a blank line."""
+    """Formats a line of the text for the end of a message. Returns "" for a blank line."""
     lines = text.splitlines()[line - 1 : line]
     return f": {show(lines[0].strip())}" if lines and lines[0].strip() else ""
 
 
 class _Reader:
-    """A reader that converts the nodes of one text into plain values, and collects their problems.
-    `locate` returns the place of a line.
+    """Converts the YAML nodes of a text to plain values, and collects their problems.
+
+    `locate` returns the location of a line.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Validates external input, and hides secrets in output. Imports no other package of trainfleet."""
+"""Validates external input and redacts secrets in output. Imports no other trainfleet package."""

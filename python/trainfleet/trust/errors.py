@@ -1,26 +1,25 @@
-"""Defines the errors that users may see, as one class hierarchy.
+"""Exceptions with a message for the user.
 
-    TrainfleetError         a message with what, where, why and the next command; its exit code is
-                            `exit_code`
-    ├── ConfigError         all problems of config.yaml, SET and make variables (exit code 2)
-    ├── InputError          invalid external text, with its line and key (trust/untrusted_input.py)
-    ├── DataError           a problem with a source, a tokenizer or a dataset
-    │   ├── NoSource        an entry of data.sources names no readable file
-    │   ├── BadText         a source has an invalid record (data/bad_records.py)
-    │   └── OtherField      a record has no text in the field data.text_field
-    ├── RunError            a problem with a run folder or a checkpoint
+    TrainfleetError         what failed, where, why, and the next command; exits with `exit_code`
+    ├── ConfigError         all problems in config.yaml, SET and make variables (exit code 2)
+    ├── InputError          invalid external input, with line and key (trust/untrusted_input.py)
+    ├── DataError           a source, tokenizer or dataset can't be used
+    │   ├── NoSource        a data.sources entry matches no readable file
+    │   ├── BadText         a source contains an invalid record (data/bad_records.py)
+    │   └── OtherField      a record lacks the field in data.text_field
+    ├── RunError            a run folder or checkpoint can't be used
     │   ├── Broken          an incomplete or damaged checkpoint (checkpoints/marker.py)
     │   ├── CheckpointError another rank could not save or load its part (engine/checkpoint/checkpoint_group.py)
-    │   ├── Fenced          another attempt has begun (health/fence.py)
+    │   ├── Fenced          another attempt has started (health/fence.py)
     │   └── LauncherGone    the run no longer has a launcher (launch/remote_launch.py)
-    ├── BackendError        a problem with a backend, a node or its processes
+    ├── BackendError        a backend, a node or one of its processes failed
     │   ├── JobFailed       a job failed; the message is its verdict
-    │   ├── CloudError      AWS refused a control request, or did not answer (cloud/calls.py)
-    │   │   └── NotAsked    AWS could not be contacted: no credentials, or no connection
-    │   ├── CutOff          this head lost its network; another host must lead (watch/monitor.py)
+    │   ├── CloudError      AWS rejected a control request or did not respond (cloud/calls.py)
+    │   │   └── NotAsked    AWS could not be reached: no credentials or no connection
+    │   ├── CutOff          this head lost its network, so another host must lead (watch/monitor.py)
     │   └── Missing         not all nodes of a job arrived in time (node/barrier.py)
-    ├── ImageError          an image can't be built, pushed or used
-    └── S3Error             S3 refused a request, or did not answer in time; also an OSError
+    ├── ImageError          a container image can't be built, pushed or used
+    └── S3Error             S3 rejected a request or did not respond in time; also an OSError
 
 Any other exception is a bug in trainfleet, and its traceback is printed.
 """  # noqa: E501
@@ -39,27 +38,27 @@ from .safe_output import completed, visible
 
 P = ParamSpec("P")
 
-MOST = 25  # maximum problems of a config to print
+MOST = 25  # maximum number of config problems to print
 
 
 class TrainfleetError(Exception):
-    """An error with a message for the user: `what` happened, `where` (file:line, host, rank) and
-    `why`.
+    """Base class of all errors with a message for the user.
 
-    `next` is the command to type next.
+    The message states what failed (`what`), where (`where`: file and line, host or rank), the cause
+    (`why`), and the command to run next (`next`).
     """
 
     exit_code = 1
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
-        # A newline in a file name must not start a new line of the message.
+        # A newline in a file name must not start a new line in the message.
         where = where.replace("\n", "\\n")
         self.what, self.where, self.why, self.next = what, where, why, next
         super().__init__(what)
 
     @property
     def head(self) -> str:
-        """Returns the place and the problem in one line."""
+        """Returns the location and the problem on one line."""
         return f"{self.where}: {self.what}" if self.where else self.what
 
     def __str__(self) -> str:
@@ -68,15 +67,15 @@ class TrainfleetError(Exception):
 
 
 def tell(error: TrainfleetError) -> int:
-    """Prints the error to stderr. Returns the exit code for the process."""
-    sys.stdout.flush()  # keeps the order of output if both streams go to one pipe
+    """Prints an error to stderr, and returns the process's exit code."""
+    sys.stdout.flush()  # keeps stdout and stderr in order if both go to the same pipe
     error.next = completed(error.next)
     print(f"error: {hide(visible(error))}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
 def telling(main: Callable[P, int]) -> Callable[P, int]:
-    """Wraps a program's `main`, so that a TrainfleetError is printed and becomes its exit code."""
+    """Decorates a program's `main` to print any TrainfleetError and return its exit code."""
 
     @functools.wraps(main)
     def wrapped(*arguments: P.args, **words: P.kwargs) -> int:
@@ -90,9 +89,9 @@ def telling(main: Callable[P, int]) -> Callable[P, int]:
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """A problem of the config, with its key and the correct form.
+    """Problem in the config, with its key and the accepted form.
 
-    `where` is its place, such as `config.yaml:12`, `SET` or `NODES`.
+    `where` is the location, such as `config.yaml:12`, `SET` or `NODES`.
     """
 
     line: int
@@ -105,7 +104,7 @@ class Problem:
 
 
 class ConfigError(TrainfleetError):
-    """All problems of a config, ordered by line."""
+    """All problems found in a config, sorted by line."""
 
     exit_code = 2
 
@@ -116,14 +115,14 @@ class ConfigError(TrainfleetError):
 
     @classmethod
     def of(cls, name: str, message: str, *, next: str = "") -> ConfigError:
-        """Returns the error about one key or variable that is not on a line of the config file."""
+        """Returns an error for a single key or variable that is not set in the config file."""
         return cls([Problem(0, name, "", message)], next=next)
 
 
 class InputError(TrainfleetError, ValueError):
-    """Invalid external text. `where` is its file and line, and `key` is the invalid key.
+    """Invalid external input. `where` is its file and line, `key` the invalid key.
 
-    It is also a ValueError, so readers can convert it to an error about the purpose of the file.
+    Also a ValueError, so that readers can convert it to an error specific to their file.
     """
 
     def __init__(
@@ -134,16 +133,16 @@ class InputError(TrainfleetError, ValueError):
 
     @property
     def head(self) -> str:
-        """Returns the place, the key and the problem in one line."""
+        """Returns the location, the key and the problem on one line."""
         return ": ".join(filter(None, (self.where, self.key, self.what)))
 
 
 class DataError(TrainfleetError):
-    """A source, a tokenizer or a dataset is missing, broken, or does not match the config."""
+    """A source, tokenizer or dataset is missing, broken, or inconsistent with the config."""
 
 
 class NoSource(DataError):
-    """An entry of data.sources names no readable file. `entry` is its index, from 0."""
+    """A data.sources entry matches no readable file. `entry` is its zero-based index."""
 
     def __init__(self, error: DataError, entry: int) -> None:
         self.entry = entry
@@ -157,21 +156,21 @@ class NoSource(DataError):
 
 
 class RunError(TrainfleetError):
-    """A run folder or a checkpoint can't be read, written or resumed."""
+    """A run folder or checkpoint can't be read, written or resumed."""
 
 
 class BackendError(TrainfleetError):
-    """A backend refused a job, or a node or process of the backend failed."""
+    """A backend rejected a job, or one of its nodes or processes failed."""
 
 
 class JobFailed(BackendError):
-    """A job failed. The message is its verdict."""
+    """A job failed. The message is the job's verdict."""
 
 
 class CloudError(BackendError):
-    """AWS refused a control request or did not answer.
+    """AWS rejected a control request or did not respond.
 
-    `code` is AWS's error code, or the name of botocore's exception.
+    `code` is the AWS error code, or the name of the botocore exception.
     """
 
     def __init__(
@@ -182,9 +181,9 @@ class CloudError(BackendError):
 
 
 class NotAsked(CloudError):
-    """AWS could not be contacted, because credentials or the connection are missing.
+    """AWS could not be reached, because there are no credentials or no connection.
 
-    Plans continue without AWS.
+    Planning continues without AWS.
     """
 
 
@@ -193,9 +192,9 @@ class ImageError(TrainfleetError):
 
 
 class S3Error(TrainfleetError, OSError):
-    """S3 refused a request, or did not answer in time.
+    """S3 rejected a request or did not respond in time.
 
-    It is also an OSError, so writers handle buckets and disks in the same way.
+    Also an OSError, so that writers handle buckets and disks alike.
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:

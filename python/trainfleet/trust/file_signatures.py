@@ -1,4 +1,4 @@
-"""Recognizes binary files, such as images, archives and programs, by their first bytes."""
+"""Identifies binary files, such as images, archives and executables, by their first bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONGEST = max(map(len, KINDS))
 
 
 def kind_of(content: bytes) -> str:
-    """Returns the kind of a binary file by its content, or "" if it is unknown."""
+    """Returns a description of a binary file's type, or "" if the type is unknown."""
     if content[4:8] == b"ftyp":
         return "a video file"
     return next((kind for magic, kind in KINDS.items() if content.startswith(magic)), "")

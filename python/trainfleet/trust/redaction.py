@@ -1,12 +1,13 @@
-"""Hides secrets in text.
+"""Redacts secrets in text.
 
-The values of variables are secret if TRAINFLEET_SECRETS lists the variables (fleet.secrets), or if
-their names end like a secret's name. A value is hidden in four spellings: unchanged, as JSON or
-Python, in URLs, and in base64. Base64 is also recognized inside longer base64, as in headers. Logs
-are written line by line, so each longer line of a multi-line value is hidden too. Overlapping
-secrets are hidden together. Other secrets are recognized by their form: a vendor's prefix, or the
-text before the secret. This module needs only the standard library, because supervisors import it
-at startup.
+A variable's value is secret if TRAINFLEET_SECRETS (set from fleet.secrets) lists the variable, or
+if its name ends in a suffix such as _TOKEN. Values are also found when escaped for JSON or Python,
+URL-encoded or base64-encoded, even inside longer base64 strings such as HTTP headers. Logs are
+written line by line, so the longer lines of a multi-line value are redacted individually.
+
+Secrets that are not in a variable are recognized by a vendor's prefix or by the text before them.
+
+Imports only the standard library, because supervisors load this module at startup.
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ from urllib.parse import quote
 
 NAMES = "TRAINFLEET_SECRETS"
 HIDDEN = "***"
-# minimum characters of a value, and of one of its lines; shorter secrets would hide ordinary text
+# Minimum length of a secret value, and of a line within one. Redacting shorter strings would garble
+# ordinary text.
 LEAST, LEAST_LINE = (4, 8)
-# minimum characters of a value that is secret only because of its variable's name
+# Minimum length of a value that is secret only because of its variable's name.
 LEAST_UNNAMED = 12
-WRAPPED = (64, 76)  # characters per line of base64 in RFC 7468 and RFC 2045
-# maximum characters of an unfinished line to search for the beginning of a secret
+WRAPPED = (64, 76)  # base64 line widths in RFC 7468 and RFC 2045
+# Only the last characters of a longer unfinished line are searched for the start of a secret.
 UNFINISHED = 4096
-# Names of variables with secrets. Trainfleet's variables identify jobs, and public keys are not
-# secret.
+# Names of variables that contain secrets. TRAINFLEET_ variables contain only job metadata, and
+# public keys are not secret.
 TELLING = re.compile(
     r"(?!TRAINFLEET_)(?!.*PUBLIC).*(_TOKEN|_KEY|_SECRET|_PASSWORD)|AWS_ACCESS_KEY_ID"
 )
-# pattern of a path, because some variables name a file with the secret
+# A file path. Some variables with a secret-looking name contain a path to the secret instead.
 PATH = re.compile(r"~?/[\w.+@-]+(/[\w.+@-]+)*/?")
-# Prefix → pattern of the rest, from the documentation of each vendor: AWS, Hugging Face, OpenAI,
-# Anthropic, GitHub, GitLab, Slack, Google, PyPI, npm, NVIDIA, and JSON Web Tokens (RFC 7519).
+# Vendor prefix → pattern for the rest of the secret, from each vendor's documentation: AWS, Hugging
+# Face, OpenAI, Anthropic, GitHub, GitLab, Slack, Google, PyPI, npm, NVIDIA, and JSON Web Tokens
+# (RFC 7519).
 PREFIXES = {
     "AKIA": "[A-Z2-7]{16}",
     "ASIA": "[A-Z2-7]{16}",
@@ -54,20 +57,21 @@ PREFIXES = {
     "nvapi-": r"[\w-]{40,}",
     "eyJ": r"[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
 }
-# Text between a name and its value in URLs, headers, JSON, Python and shell; then the value.
+# Separators between a name and its value in URLs, headers, JSON, Python and shell, followed by the
+# pattern for the value.
 _IS = r"[\\\"']{0,3}\s{0,4}(?:=|%3D|:)\s{0,4}b?[\\\"']{0,3}"
 _VALUE = r"(?![/~$<{*.])[^\s&\"'<>,;`\\]"
 _NAMES = r"(?<!TRAINFLEET)_(?:TOKEN|KEY|SECRET|PASSWORD)"
-# query parameters of URLs
+# URL query parameters whose values are secret.
 _SIGNED = "Signature|sig|AWSAccessKeyId|GoogleAccessId|access_token|api_key|apikey"
 _AUTHORIZED = rf"Authorization{_IS}(?:Basic|Bearer|token)\s"
 _ADDRESSED = r"[^/\s@:]*:[^/\s@]+(?=@)|(?<=https://)[^/\s@]+(?=@)|(?<=http://)[^/\s@]+(?=@)"
-_CONTEXTS = tuple(  # patterns for the text before a secret, and for the secret
+_CONTEXTS = tuple(  # pattern for the text before a secret, pattern for the secret, regex flags
     re.compile(f"({before})({secret})", flags)
     for before, secret, flags in (
         (rf"X-(?:Amz|Goog)-(?:Signature|Security-Token|Credential){_IS}", f"{_VALUE}+", re.I),
         (rf"[?&](?:{_SIGNED})=", f"{_VALUE}{{8,}}", re.I),
-        (rf"Signature{_IS}", r"[0-9a-f]{64}\b", 0),  # AWS's Authorization header
+        (rf"Signature{_IS}", r"[0-9a-f]{64}\b", 0),  # AWS Authorization header
         (rf"aws_(?:secret_access_key|session_token|access_key_id){_IS}", f"{_VALUE}{{12,}}", re.I),
         (rf"(?:SecretAccessKey|SessionToken|AccessKeyId){_IS}", f"{_VALUE}{{12,}}", re.I),
         (rf"{_NAMES}{_IS}", f"{_VALUE}{{12,}}", 0),
@@ -80,8 +84,8 @@ _CONTEXTS = tuple(  # patterns for the text before a secret, and for the secret
 _FORMS = re.compile(
     "|".join(rf"(?<![A-Za-z0-9]){prefix}{rest}" for prefix, rest in PREFIXES.items())
 )
-# Strings of which every recognizable form has at least one. Most lines have none, so this check is
-# fast.
+# Every recognizable secret contains at least one of these strings. Most log lines contain none of
+# them, so checking for them first is a fast path.
 _HINTS = (
     *(prefix.lower() for prefix in PREFIXES),
     "://",
@@ -106,7 +110,7 @@ _HINTS = (
 
 
 def _begin(word: str, behind: str) -> str:
-    """Returns a pattern for every prefix of `word`, and for `word` followed by `behind`."""
+    """Returns a pattern for any prefix of `word`, and for the whole word followed by `behind`."""
     for letter in reversed(word[1:]):
         behind = f"(?:{re.escape(letter)}{behind})?"
     return re.escape(word[0]) + behind
@@ -119,7 +123,7 @@ def _any(words: Iterable[str], behind: str) -> str:
 _WORDS = ("Signature", "aws_", "SecretAccessKey", "SessionToken", "AccessKeyId", "Authorization",
           "Bearer", "wandb", "api_key", "api key", "api-key", "apikey")  # fmt: skip
 _ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
-# Matches from where a secret may begin to the end of an unfinished line.
+# Matches the end of an unfinished line from the point where a secret may begin.
 _OPEN = re.compile(
     rf"(?:(?<![A-Za-z0-9])(?:{_any(PREFIXES, '[^ ]*')}|(?i:{_any(_WORDS, '.*')}))"
     rf"|(?i:{_any(('X-Amz-', 'X-Goog-'), '.*')})|{_any(_ENDINGS, '.*')}"
@@ -128,14 +132,14 @@ _OPEN = re.compile(
 
 
 def keep_secret(names: Iterable[str]) -> None:
-    """Registers variables whose values are hidden from now on, in this process and its children."""
+    """Marks variables as secret from now on, in this process and its children."""
     known = filter(None, os.environ.get(NAMES, "").split(","))
     if all_names := list(dict.fromkeys((*known, *names))):
         os.environ[NAMES] = ",".join(all_names)
 
 
 def hide(text: str) -> str:
-    """Returns the text with every secret replaced by ***."""
+    """Returns the text with every secret replaced by `***`."""
     covered = sorted([*_places(text), *_forms(text)])
     if not covered:
         return text
@@ -148,17 +152,17 @@ def hide(text: str) -> str:
 
 
 def looks_secret(text: str) -> bool:
-    """Tells whether a part of the text has the form of a secret."""
+    """Returns whether any part of the text has the form of a secret."""
     return any(True for _ in _forms(text))
 
 
 def hide_bytes(line: bytes) -> bytes:
-    """Hides secrets like `hide`, in bytes that may not be UTF-8."""
+    """Redacts secrets in bytes that may not be valid UTF-8."""
     return hide(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def hide_all(value: Any) -> Any:
-    """Hides secrets in all strings of a JSON value, except in keys."""
+    """Redacts secrets in all strings of a JSON value, except dictionary keys."""
     match value:
         case str():
             return hide(value)
@@ -170,9 +174,7 @@ def hide_all(value: Any) -> Any:
 
 
 def begun(text: str) -> int:
-    """Returns the number of characters at the end to hold back, because a secret may begin in
-    them.
-    """
+    """Returns how many trailing characters to hold back because a secret may begin in them."""
     keep = _begun_form(text)
     for pattern in _patterns():
         sizes = range(len(pattern) - 1, keep, -1)
@@ -184,13 +186,13 @@ def begun(text: str) -> int:
 
 
 def _begun_form(text: str) -> int:
-    """Returns the same number as `begun`, for secrets that are recognized by their form."""
+    """Returns how many trailing characters may begin a secret with a recognizable form."""
     line = text[text.rfind("\n") + 1 :][-UNFINISHED:]
     return len(line) - found.start() if (found := _OPEN.search(line)) else 0
 
 
 def _forms(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the spans of a text that have the form of a secret."""
+    """Yields the spans that have the form of a secret."""
     lower = text.lower()
     if not any(hint in lower for hint in _HINTS):
         return
@@ -209,13 +211,13 @@ def _patterns() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _telling(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the variables that are secret because of their names."""
+    """Returns the variables that count as secret because of their names."""
     return tuple(name for name in names if TELLING.fullmatch(name))
 
 
 @functools.lru_cache(maxsize=4)
 def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns all strings to hide for the values of these variables."""
+    """Returns every string to redact for the given values, in all their encodings."""
     values = [value.strip() for value in named]
     values += [
         value
@@ -243,13 +245,15 @@ def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, .
 
 
 def _is_plain(value: str) -> bool:
-    """Tells whether a value is the path of an existing file, and therefore not a secret."""
+    """Returns whether a value is the path of an existing file, and therefore not a secret."""
     return bool(PATH.fullmatch(value)) and Path(value).expanduser().exists()
 
 
 def _encoded(value: bytes) -> Iterator[str]:
-    """Yields the base64 digits that depend only on the value, for each alignment, and in wrapped
+    """Yields the value's base64 encodings at each of the three alignments, whole and split into
     lines.
+
+    Digits that also depend on the neighboring bytes are left out.
     """
     texts = []
     for before in range(3):
@@ -269,7 +273,7 @@ def _encoded(value: bytes) -> Iterator[str]:
 
 
 def _places(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the spans of all known values in a text, including overlapping spans."""
+    """Yields the spans of all known secret values in a text. Spans may overlap."""
     for pattern in _patterns():
         start = text.find(pattern)
         while start >= 0:

@@ -1,6 +1,6 @@
-"""Guards a process's output: hides secrets (trust/redaction.py) and escapes control characters.
+"""Redacts secrets and escapes control characters in everything a process prints.
 
-This module needs only the standard library, because supervisors import it at startup.
+Imports only the standard library, because supervisors load this module at startup.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, NoReturn, TextIO
 
 from .redaction import begun, hide
 
-COMMANDS = re.compile(  # make commands in a message
+COMMANDS = re.compile(  # `make` commands in a message
     r"\bmake "
     r"(setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|sweep|rehearse|inspect|sample|status|logs|explain|stop"
     r"|new-backend|image|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
-# Environment variable with the CONFIG=, RUN=, SET= and NODES= arguments that the user typed; set by
-# cli.
+# Environment variable with the CONFIG=, RUN=, SET= and NODES= arguments that the user typed. The
+# CLI sets it.
 TYPED = "TRAINFLEET_TYPED"
-LONGEST = 500  # maximum characters of typed arguments to repeat in the next command
-# Commands that take NODES, and those that take SET.
+LONGEST = 500  # typed arguments longer than this are not repeated in the next command
+# Commands that accept NODES.
 SIZED = ("setup", "doctor", "plan", "tokenize", "compile", "train", "profile", "sweep")
 ACTING = (*SIZED, "scaling", "rehearse", "build", "push", "image")
 OF_NO_RUN = ("config", "recipes", "runs", "compare", "explain", "ls", "new-backend")
@@ -38,7 +38,9 @@ CONTROLS = re.compile(
 
 
 def visible(text: object) -> str:
-    r"""Escapes characters that move the cursor or change the text direction, as \x1b or \u202e."""
+    r"""Escapes characters that move the cursor or change the text direction, such as \x1b and
+    \u202e.
+    """
     return CONTROLS.sub(lambda match: _escaped(match[0]), str(text).replace("\r\n", "\n"))
 
 
@@ -47,14 +49,14 @@ def _escaped(letter: str) -> str:
 
 
 def shown(text: object) -> str:
-    """Returns text without secrets and control characters, for code that draws on a terminal."""
+    """Redacts secrets and escapes control characters, for code that bypasses SafeStream."""
     return visible(hide(str(text)))
 
 
 class SafeStream:
-    """A text stream that hides secrets and escapes control characters.
+    """Text stream that redacts secrets and escapes control characters.
 
-    A secret may be split over several writes, so text that may begin one is held back.
+    A secret may be split across writes, so trailing text that could begin one is held back.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -64,7 +66,7 @@ class SafeStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes the text, except for an end that may begin a secret."""
+        """Writes the text, except for a trailing part that may begin a secret."""
         with self._turn:
             whole = self._held + text
             keep = begun(whole)
@@ -80,7 +82,7 @@ class SafeStream:
         self._stream.flush()
 
     def release(self) -> None:
-        """Writes the text that was held back."""
+        """Writes any text that is still held back."""
         with self._turn:
             held, self._held = self._held, ""
             self._stream.write(shown(held))
@@ -88,10 +90,10 @@ class SafeStream:
 
 
 def completed(then: str) -> str:
-    """Adds the typed config or run to the commands in a message, and the typed values to commands
-    that take them.
+    """Adds the arguments that the user typed to the `make` commands in a message.
 
-    Without these arguments, the commands would use config.yaml and its values.
+    Each command gets only the arguments that it accepts. Without them, it would run with
+    config.yaml and that file's values.
     """
     typed = os.environ.get(TYPED, "")
     if not typed or len(typed) > LONGEST or re.search("(CONFIG|RUN|SET)=", then):
@@ -110,7 +112,10 @@ def completed(then: str) -> str:
 
 
 def _takes(verb: str, name: str, value: str) -> bool:
-    """Tells whether a verb depends on this argument. SET may also name the run."""
+    """Returns whether a command accepts this typed argument.
+
+    A SET that may change the run's name applies to every command that needs a run.
+    """
     if name == "NODES":
         return verb in SIZED
     if name == "SET" and "name" not in value:
@@ -119,9 +124,10 @@ def _takes(verb: str, name: str, value: str) -> bool:
 
 
 def _as_typed(text: str) -> str:
-    """Returns the text with commands as the user types them.
+    """Rewrites the commands in a text the way the user would type them.
 
-    They get the same config, and begin with `trainfleet` instead of `make` if it is installed.
+    The typed arguments are added after `next:`, and `make` becomes `trainfleet` if the user ran
+    `trainfleet`.
     """
     if "next: " in text:
         text = NEXT.sub(lambda line: completed(line[0]), text)
@@ -132,51 +138,49 @@ def _as_typed(text: str) -> str:
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """Returns the stream inside a guarded stream.
+    """Returns the underlying stream, for callers that move the cursor.
 
-    Callers move the cursor, and pass external text through `shown`.
+    These callers must pass external text through `shown`.
     """
     return stream._stream if isinstance(stream, SafeStream) else stream
 
 
 def is_agreed(question: str) -> bool:
-    """Asks the user on the terminal and returns whether the answer is yes. Without a terminal, the
-    answer is no.
-    """
+    """Asks the user a yes/no question on the terminal. Returns False without a terminal."""
     if not sys.stdin.isatty():
         return False
-    # A guarded stream may hold back an unfinished line.
+    # A guarded stream could hold back the prompt, because it does not end in a newline.
     unguarded(sys.stdout).write(shown(f"{question} [y/N] "))
     sys.stdout.flush()
     return input().strip().lower() in ("y", "yes")
 
 
 def discard(stream: TextIO) -> None:
-    """Discards buffered and later output of a stream whose reader has exited."""
+    """Sends a stream's buffered and future output to /dev/null, because its reader has exited."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def run_program(main: Callable[[list[str]], int]) -> NoReturn:
-    """Runs a module's main() on its arguments with guarded output, and exits with its code."""
+    """Runs `main` on the command-line arguments with guarded output, and exits with its code."""
     install()
     try:
         sys.exit(main(sys.argv[1:]))
-    except BrokenPipeError:  # the reader has read enough, like `head`
+    except BrokenPipeError:  # the reader closed the pipe early, as `head` does
         os._exit(0)
 
 
 def install() -> None:
-    """Guards stdout and stderr until the process ends. Also prints Python stacks if native code
-    crashes.
+    """Guards stdout and stderr until the process exits, and enables tracebacks for crashes in
+    native code.
     """
     import atexit
     import faulthandler
 
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        # The parent process closed this descriptor; reopen it so that the next opened file does not
-        # reuse its number.
+        # The parent process closed this descriptor. Reopen it, or the next opened file would get
+        # its number.
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
     faulthandler.enable(sys.stderr)
@@ -187,11 +191,11 @@ def install() -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Guards stdout and stderr inside the `with` block, and flushes held-back text at its end."""
+    """Guards stdout and stderr inside the `with` block. Writes held-back text at the end."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
         if getattr(stream, "errors", "") == "strict" and hasattr(stream, "reconfigure"):
-            # ASCII terminals cannot show every character; print ? instead of failing.
+            # Print ? for characters that the terminal's encoding lacks, instead of failing.
             stream.reconfigure(errors="replace")
         setattr(sys, name, stream if isinstance(stream, SafeStream) else SafeStream(stream))
     try:
@@ -203,16 +207,17 @@ def guarded() -> Iterator[None]:
 
 
 def _ended(name: str, stream: TextIO) -> OSError | None:
-    """Flushes a guarded stream and restores the original. Returns the error if writing failed."""
+    """Flushes a guarded stream and restores the original. Returns the error if the write failed."""
     full = None
     try:
         getattr(sys, name).release()
     except ValueError:
-        pass  # The stream is closed.
+        pass  # the stream is already closed
     except OSError as error:
-        full = None if isinstance(error, BrokenPipeError) else error  # The reader has exited.
+        # a closed pipe is not an error
+        full = None if isinstance(error, BrokenPipeError) else error
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
-            # Python would otherwise try to flush again at exit.
+            # Python flushes again at exit; send that output to /dev/null.
             os.dup2(nowhere.fileno(), stream.fileno())
     setattr(sys, name, stream)
     return full

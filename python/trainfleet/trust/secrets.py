@@ -1,8 +1,8 @@
-"""Reads secrets by reference, for schedulers that can't pass secrets to a node.
+"""Resolves secret references, for schedulers that can't pass secrets to a node.
 
-TRAINFLEET_SECRET_AT_<NAME> references the value of the variable NAME. It is the ARN of a secret in
-Secrets Manager, or the ARN or name of an SSM parameter. The node's role has permission to read it.
-The value is visible only in the environment of this process and its children.
+TRAINFLEET_SECRET_AT_<NAME> contains a reference to the value of the variable NAME: the ARN of a
+Secrets Manager secret, or the ARN or name of an SSM parameter. The node's role grants read access.
+The value exists only in the environment of this process and its children.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import MutableMapping
 from .errors import BackendError
 
 PREFIX = "TRAINFLEET_SECRET_AT_"
-SECONDS = 10  # timeout in seconds per attempt of boto3
+SECONDS = 10  # boto3 timeout per attempt, in seconds
 TRIES = 5
 
 
 def take(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Replaces each reference in the environment with the value of the secret.
+    """Replaces every secret reference in the environment with its value.
 
     Raises:
         BackendError: a secret can't be read.
@@ -46,7 +46,7 @@ def take(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def read(where: str) -> str:
-    """Returns the secret that a reference names. Raises botocore's errors."""
+    """Returns the secret at an ARN or SSM parameter name. Raises botocore's exceptions."""
     import boto3
     from botocore.config import Config
 

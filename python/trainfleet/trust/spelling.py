@@ -1,6 +1,4 @@
-"""Suggests the known word that is closest to an unknown one, for keys, values, verbs, variables and
-recipes.
-"""
+"""Finds the known word closest to a misspelled key, value, verb, variable or recipe."""
 
 from __future__ import annotations
 
@@ -8,22 +6,22 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-CLOSE = 0.6  # minimum likeness for a suggestion
-SLIP = 0.75  # minimum likeness to treat a word as a typo
-# Cyrillic and Greek letters → Latin letters that look the same
+CLOSE = 0.6  # minimum similarity for a suggestion
+SLIP = 0.75  # minimum similarity to count as a typo
+# Cyrillic and Greek letters → the Latin letters that look identical.
 LETTERS = str.maketrans("аеорсухіѕјԁԛԝοανικτρυ", "aeopcyxisjdqwoaviktpu")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean X?` for the word that was probably meant, or ""."""
+    """Returns `; did you mean X?` for the closest known word, or "" if no word is close."""
     near = nearest(word, known)
     return f"; did you mean {near}?" if near else ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Returns the most similar known word, or None.
+    """Returns the known word closest to `word`, or None if no word is close.
 
-    Case and punctuation are ignored. Abbreviations of known words match too.
+    Case and punctuation are ignored. Abbreviations of known words also match.
     """
     names = {plain(name): name for name in known}
     form = plain(word)
@@ -32,7 +30,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     if whole := [
         name for name in names if len(form) > 2 and "_" in form and _has_parts(name, form)
     ]:
-        return names[min(whole, key=len)]  # llama-1b means llama-3.2-1b, but not another size.
+        return names[min(whole, key=len)]  # llama-1b matches llama-3.2-1b, but no other size
     best = max(names, key=lambda name: (likeness(form, name), -len(name)), default="")
     if best and (likeness(form, best) >= CLOSE or distance(form, best) <= 1):
         return names[best]
@@ -44,9 +42,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def slip(word: str, known: Iterable[str]) -> str | None:
-    """Returns the known word of which `word` is a typo, or None if no known word is similar
-    enough.
-    """
+    """Returns the known word of which `word` is a typo, or None if the match is too weak."""
     form = plain(word)
     names = {plain(name): name for name in known}
     near = [
@@ -60,9 +56,9 @@ def slip(word: str, known: Iterable[str]) -> str | None:
 
 
 def plain(word: str) -> str:
-    """Returns a word in lower case with `_` between its parts.
+    """Normalizes a word to lower case with `_` between its parts.
 
-    learningRate, Learning-Rate and LEARNING_RATE become learning_rate.
+    learningRate, Learning-Rate and LEARNING_RATE all become learning_rate.
     """
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word[:80])
     letters = unicodedata.normalize("NFKD", parted.lower().translate(LETTERS))
@@ -72,13 +68,13 @@ def plain(word: str) -> str:
 
 
 def likeness(word: str, other: str) -> float:
-    """Returns the similarity of two words, from 0 to 1 (equal), based on their edit distance."""
+    """Returns the similarity of two words based on edit distance, from 0 to 1 (identical)."""
     return 1 - distance(word, other) / max(len(word), len(other), 1)
 
 
 def distance(word: str, other: str) -> int:
-    """Returns the edit distance of two words (restricted Damerau-Levenshtein). A swap of neighbours
-    counts as one edit.
+    """Returns the restricted Damerau-Levenshtein distance, which counts a swap of adjacent letters
+    as one edit.
     """
     before: list[int] = []
     row: list[int] = [*range(len(other) + 1)]
@@ -93,7 +89,7 @@ def distance(word: str, other: str) -> int:
 
 
 def _has_parts(name: str, form: str) -> bool:
-    """Tells whether a name has all parts of `form` in this order, and `form` has a digit."""
+    """Returns whether `name` contains all parts of `form` in order, and `form` contains a digit."""
     parts = iter(name.split("_"))
     return any("0" <= letter <= "9" for letter in form) and all(
         part in parts for part in form.split("_")
@@ -101,6 +97,6 @@ def _has_parts(name: str, form: str) -> bool:
 
 
 def _is_within(word: str, name: str) -> bool:
-    """Tells whether the letters of `word` occur in `name` in this order."""
+    """Returns whether the letters of `word` occur in `name` in order."""
     letters = iter(name)
     return all(letter in letters for letter in word)

@@ -1,9 +1,7 @@
-"""Reads external text from users, nodes, other programs and earlier runs. All of it enters through
-this module.
+"""Reads all external input: files from users, nodes, other programs and earlier runs.
 
-It reads only regular files of limited size, as UTF-8. JSON is limited in depth and in the content
-of its strings. Other input raises InputError with file and line. FileNotFoundError is left to the
-caller.
+Only regular UTF-8 files up to a size limit are accepted, and JSON is limited in depth. Anything
+else raises InputError with file and line. FileNotFoundError is left to the caller.
 """
 
 from __future__ import annotations
@@ -25,19 +23,19 @@ from .errors import InputError
 from .file_signatures import kind_of
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
-RECORD = 16 * MEBIBYTE  # maximum bytes of results.json and similar files
+RECORD = 16 * MEBIBYTE  # maximum size in bytes of results.json and similar files
 LINE = MEBIBYTE  # maximum bytes per line of events or metrics
-DEEPEST = 32  # maximum depth of nested objects and lists; trainfleet writes at most six levels
-LARGEST_COUNT = 10**18  # largest number accepted from untrusted input
-SHOWN = 60  # maximum characters of an invalid value in a message
+DEEPEST = 32  # maximum JSON nesting depth; trainfleet itself writes at most six levels
+LARGEST_COUNT = 10**18  # upper bound for any count read from external input
+SHOWN = 60  # maximum length of an invalid value quoted in a message
 _SEALED = set[Path]()
-_HOME: list[str] = []  # working folder that this process re-enters if it becomes stale
+_HOME: list[str] = []  # working folder to re-enter if its file handle becomes stale
 IN_THE_WAY = "its path has a link, a device, or a file in place of a folder"
-# flags to open a folder without permission to list it
+# Flags that open a folder even without permission to list it.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK = "run ls -l on its path"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escape of a UTF-16 surrogate, which may be unpaired
-MISTAKEN = (  # pattern of a different kind of file → message
+MISTAKEN = (  # pattern that identifies a wrong file type → message
     (
         r"\A\s*version https://git-lfs",
         "is a Git LFS pointer, not the file; run git lfs pull",
@@ -49,43 +47,45 @@ MISTAKEN = (  # pattern of a different kind of file → message
     (r"\A\s*<(\?xml|Error>)", "is XML"),
     (r"^(<<<<<<<|>>>>>>>) ", "has an unresolved merge conflict"),
 )
-# unfilled templates in a config; in JSON, chat templates are normal
+# Unfilled template in a config. JSON files are not checked, because chat templates are valid there.
 TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is an unfilled template")
-# first bytes of a compressed file → suffix
+# Magic bytes of a compressed file → suffix.
 PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
-# bytes that occur in Latin-1 text
+# Bytes that occur in Latin-1 text.
 PLAIN = bytes({*range(32, 127), *range(160, 256), 9, 10, 13})
-# characters that can make a line look like a different line
+# Characters that reorder text on screen, so that a line can look like a different one.
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def seal(folder: Path) -> None:
-    """Stops following symbolic links below `folder`, because another user may have created them.
+    """Marks a folder that other users may write to, such as a run folder.
 
-    The folder itself may be a link. Run folders are sealed.
+    From then on, symbolic links below the folder are not followed. The folder itself may be a link.
     """
     _SEALED.update((folder, folder.absolute()))
 
 
 def stay() -> None:
-    """Makes this process re-enter its working folder whenever that becomes stale.
+    """Makes this process re-enter its working folder if the folder's handle becomes stale.
 
-    Ranks call it, because no other process can take over from them.
+    Ranks call this, because no other process can take over for them.
     """
     _HOME[:] = [str(Path.cwd())]
 
 
 def is_sealed(path: Path) -> bool:
-    """Tells whether a file is below a sealed folder."""
+    """Returns whether a file is inside a sealed folder."""
     return not _SEALED.isdisjoint(path.parents)
 
 
 @contextlib.contextmanager
 def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, Path]]:
-    """Opens the folder of a file, and yields its descriptor and the file's name in it.
+    """Opens a file's parent folder, and yields its descriptor and the file's name.
 
-    For a file outside sealed folders, yields None and the path. `make` creates missing folders.
-    Raises OSError with ELOOP or ENOTDIR if a folder is a link.
+    Yields None and the full path for a file outside sealed folders. `make` creates missing folders.
+
+    Raises:
+        OSError: a folder on the path is a link (ELOOP or ENOTDIR), or the path contains "..".
     """
     root = next((one for one in reversed(path.parents) if one in _SEALED), None)
     if root is None:
@@ -109,8 +109,8 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, P
 def _open_root(root: Path) -> int:
     """Opens a sealed folder.
 
-    After a remount, open folders are stale, including the working folder, so this re-enters it by
-    name.
+    A remount makes all open folders stale, including the working folder. In that case, this
+    re-enters the working folder by name and retries.
     """
     try:
         return os.open(root, _FOLDER)
@@ -122,10 +122,11 @@ def _open_root(root: Path) -> int:
 
 
 def opener(path: str, flags: int) -> int:
-    """Opens a file like os.open, for `open(path, mode, opener=untrusted_input.opener)`.
+    """Opens a file for `open(path, mode, opener=untrusted_input.opener)`.
 
-    In a sealed folder, raises OSError with ELOOP if the file is a link, or ENOTDIR if a parent
-    folder is.
+    Raises:
+        OSError: the file is inside a sealed folder, and it or a folder on its path is a link (ELOOP
+            or ENOTDIR).
     """
     with folder_of(Path(path)) as (folder, name):
         linked = 0 if folder is None else os.O_NOFOLLOW | os.O_NONBLOCK
@@ -133,12 +134,12 @@ def opener(path: str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a regular file. Refuses pipes, devices and sockets, which could block the reader.
+    """Opens a regular file. Rejects pipes, devices and sockets, which could block the reader.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        InputError: the path is not a regular file, can't be opened, or has a link in a sealed
-            folder.
+        InputError: the path is not a regular file, can't be opened, or contains a link inside a
+            sealed folder.
     """
     try:
         with folder_of(path) as (folder, name):
@@ -146,11 +147,11 @@ def open_regular(path: Path) -> BinaryIO:
             linked = 0 if folder is None else os.O_NOFOLLOW
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | linked
             stream = os.fdopen(os.open(name, flags, dir_fd=folder), "rb")
-        # The file may have been replaced since the first check.
+        # Check again, because the file may have been replaced in the meantime.
         _require_regular(path, os.fstat(stream.fileno()))
     except (FileNotFoundError, InputError):
         raise
-    except (OSError, ValueError) as error:  # ValueError: the name has a NUL character
+    except (OSError, ValueError) as error:  # ValueError: the name contains a NUL character
         if is_in_the_way(error):
             raise InputError(f"can't be read: {IN_THE_WAY}", where=str(path), next=_LOOK) from error
         raise unreadable(path, error) from error
@@ -158,7 +159,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def is_in_the_way(error: Exception) -> bool:
-    """Tells whether a file could not be opened because its path is not a plain file or folder."""
+    """Returns whether the error is due to an unexpected file type on the path, such as a link."""
     return isinstance(error, OSError) and error.errno in (
         errno.ELOOP,
         errno.ENOTDIR,
@@ -176,13 +177,15 @@ def unreadable(path: Path, error: Exception) -> InputError:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Returns the content of a regular file of at most `most` bytes.
+    """Reads a regular file of at most `most` bytes.
 
-    Raises like `open_regular`, and InputError for a larger file.
+    Raises:
+        FileNotFoundError: the file does not exist.
+        InputError: the file is larger than `most`, or can't be read.
     """
     try:
         with open_regular(path) as stream:
-            # Files in /proc and /sys have size 0 and may be endless.
+            # Files in /proc and /sys report size 0 but may be endless.
             content = stream.read(min(os.fstat(stream.fileno()).st_size, most + 1))
     except FileNotFoundError:
         raise
@@ -195,15 +198,17 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """Returns the text of a regular file, without a byte order mark.
+    """Reads a UTF-8 text file of at most `most` bytes, and removes its byte order mark.
 
-    Raises like `read_bytes`, and InputError if it is not UTF-8.
+    Raises:
+        FileNotFoundError: the file does not exist.
+        InputError: the file is too large, is not UTF-8, or can't be read.
     """
     return decode(read_bytes(path, most), str(path))
 
 
 def decode(content: bytes, where: str) -> str:
-    """Decodes UTF-8 text. Raises InputError with the line for other bytes."""
+    """Decodes UTF-8 text. Raises InputError with the line number of the first invalid byte."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -215,13 +220,21 @@ def decode(content: bytes, where: str) -> str:
 
 
 def read_json(path: Path, most: int = RECORD) -> Any:
-    """Parses a JSON file. Raises like `read_text` and `parse_json`."""
+    """Reads and parses a JSON file.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        InputError: the file can't be read, or is not strict JSON (see `parse_json`).
+    """
     return parse_json(read_text(path, most), str(path))
 
 
 def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
-    """Parses strict JSON: finite numbers, unique keys, text that UTF-8 can encode, at most `depth`
-    levels.
+    """Parses strict JSON.
+
+    Raises:
+        InputError: the text is not JSON, is nested more than `depth` levels deep, or contains a
+            duplicate key, a non-finite number or an unpaired surrogate.
     """
     first = f"{where}:1"
     try:
@@ -247,8 +260,8 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
 
 
 def parse_line(line: bytes, where: str) -> Any:
-    """Parses a line of a .jsonl file, where a number may be NaN. Raises InputError for other
-    text.
+    """Parses a line of a .jsonl file, in which numbers may be NaN. Raises InputError if it is
+    invalid.
     """
     try:
         if len(line) > LINE:
@@ -264,8 +277,8 @@ def parse_line(line: bytes, where: str) -> Any:
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """Yields the lines of a stream with their line ends. Lines longer than LINE are truncated and
-    have no line end.
+    """Yields a stream's lines, including line endings. Lines longer than LINE are truncated and
+    have no line ending.
     """
     while line := stream.readline(LINE + 1):
         cut = line
@@ -275,17 +288,17 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def line_of(text: str, key: str) -> int:
-    """Returns the first line of a JSON text that has the last part of this dotted key, or 1."""
+    """Returns the line where the last part of a dotted key first occurs in JSON text, or 1."""
     name = re.sub(r"\[\d+\]$", "", key).rpartition(".")[2]
     match = re.search(re.escape(json.dumps(name)) + r"\s*:", text) if name else None
     return text.count("\n", 0, match.start()) + 1 if match else 1
 
 
 def converting(content: bytes, at: int) -> str:
-    """Returns a suggestion for content that is not UTF-8 from byte `at` on.
+    """Suggests a fix for content that is not UTF-8 from byte `at` on.
 
-    It suggests an encoding only if the bytes indicate it, because a wrong conversion would also
-    succeed.
+    An encoding is suggested only if the bytes indicate it, because a conversion from the wrong
+    encoding would also succeed.
     """
     begin = content[:4]
     if kind := kind_of(content):
@@ -304,7 +317,7 @@ def converting(content: bytes, at: int) -> str:
 def mistaken(
     text: str, where: str, forms: Iterable[tuple[str, str]] = MISTAKEN
 ) -> InputError | None:
-    """Returns the error for a text that is another known kind of file, with its line, or None."""
+    """Returns an error if the text is a different kind of file, such as a Git LFS pointer."""
     for form, what in forms:
         if match := re.search(form, text[: 64 * KIBIBYTE], re.IGNORECASE | re.MULTILINE):
             return InputError(what, where=f"{where}:{text.count(chr(10), 0, match.end()) + 1}")
@@ -312,9 +325,9 @@ def mistaken(
 
 
 def unprintable(text: str) -> str | None:
-    """Returns the first forbidden character of a one-line text, or None.
+    """Returns the first character that is not allowed in one-line text, or None.
 
-    Control characters, lone surrogates and changes of the text direction are forbidden.
+    Control characters, lone surrogates and direction changes are not allowed.
     """
     if text.isascii() and text.isprintable():
         return None
@@ -327,9 +340,9 @@ def unprintable(text: str) -> str | None:
 
 
 def whole(text: str, most: int = LARGEST_COUNT) -> int | None:
-    """Converts ASCII digits to an integer from 0 to `most`. Returns None for other text.
+    """Parses ASCII digits as an integer from 0 to `most`. Returns None for any other text.
 
-    Use it for all external text: int() also accepts digits of other alphabets, and raises for more
+    Use this for all external input: int() also accepts digits of other scripts, and raises for more
     than 4,300 digits.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(most))):
@@ -338,7 +351,7 @@ def whole(text: str, most: int = LARGEST_COUNT) -> int | None:
 
 
 def show(value: Any) -> str:
-    """Returns an invalid value as JSON for a message, shortened and printable."""
+    """Formats an invalid value as short, printable JSON for a message."""
     try:
         text = json.dumps(value, default=str, ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -347,7 +360,7 @@ def show(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Escapes unprintable characters of a text as \\uXXXX."""
+    r"""Escapes unprintable characters as \\uXXXX."""
     return (
         text
         if unprintable(text) is None
@@ -356,7 +369,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, most: int = SHOWN) -> str:
-    """Shortens a text to `most` characters."""
+    """Truncates a text to `most` characters, with an ellipsis at the end."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
@@ -395,9 +408,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Tells whether objects and lists are nested more than `depth` levels deep.
+    """Returns whether objects and lists are nested more than `depth` levels deep.
 
-    It is a loop because deep values would overflow a recursion.
+    Iterates instead of recursing, because deep input would overflow the stack.
     """
     level = [value] if type(value) in (dict, list) else []
     for _ in range(depth):
@@ -409,8 +422,8 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def _require_text(text: str, value: Any, where: str) -> None:
-    """Raises InputError if a string has a lone surrogate, which JSON can express but UTF-8
-    can't.
+    """Raises InputError if a string contains an unpaired surrogate, which JSON can express but
+    UTF-8 can't.
     """
     if _HALF.search(text):
         try:

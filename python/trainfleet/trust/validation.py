@@ -1,9 +1,9 @@
-"""Converts values from JSON or YAML to the types of a type hint. Checks every level, and raises
-InputError.
+"""Converts parsed JSON or YAML to typed Python values.
 
-Hints may be dataclasses, which are instantiated, and TypedDicts, which stay dicts and may have
-other keys. Tuples, lists, dicts, unions, Literal, plain types, and Annotated with a Range or
-Pattern are also supported. A bool is not an integer, and floats must be finite.
+Every level is checked against a type hint, and a mismatch raises InputError with the key. Supported
+hints: dataclasses, TypedDicts (may contain extra keys), tuples, lists, dicts, unions, Literal,
+plain types, and Annotated with a Range or Pattern. A bool is not accepted as an integer, and floats
+must be finite.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .errors import InputError
 from .untrusted_input import show
 
 T = TypeVar("T")
-LARGEST = 2**63  # limit of integers, so that they fit in 64 bits
+LARGEST = 2**63  # integers must fit in 64 bits
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The bounds of a number, both inclusive."""
+    """Inclusive lower and upper bounds of a number."""
 
     least: float
     most: float
@@ -34,21 +34,22 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A pattern that the entire text must match."""
+    """Regular expression that must match the whole text."""
 
     text: str
 
 
 Count = Annotated[int, Range(0, LARGEST)]
-Moment = Annotated[float, Range(0, 2**37)]  # seconds since 1970, up to the year 6325
-Name = Annotated[str, Pattern(r"[^\x00-\x1f\x7f-\x9f]{0,4096}")]  # text on one line
+# seconds since 1970; the upper bound is in the year 6325
+Moment = Annotated[float, Range(0, 2**37)]
+Name = Annotated[str, Pattern(r"[^\x00-\x1f\x7f-\x9f]{0,4096}")]  # text on a single line
 
 
 def fit(kind: type[T], value: Any, where: str = "", then: str = "") -> T:
-    """Returns `value` as `kind`.
+    """Converts `value` to the type `kind`.
 
     Raises:
-        InputError: the value does not fit; the error has the invalid key.
+        InputError: the value does not match the type; the error contains the invalid key.
     """
     try:
         return cast(T, _fit(kind, value, ""))
@@ -106,7 +107,7 @@ def _sequence(hints: Any, value: Any, key: str) -> tuple[Any, ...]:
         if hints[0] is int and all(
             type(item) is int and -LARGEST <= item < LARGEST for item in value
         ):
-            return tuple(value)  # Fast path, because checksums have many numbers.
+            return tuple(value)  # fast path for checksums, which are long lists of integers
         return tuple(_fit(hints[0], item, f"{key}[{index}]") for index, item in enumerate(value))
     _plain(f"a list of {len(hints)}", value, len(value) == len(hints), key)
     return tuple(
@@ -145,9 +146,9 @@ _PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {
 
 
 def _any_of(hints: tuple[Any, ...], value: Any, key: str) -> Any:
-    """Converts a value to the first hint that fits.
+    """Converts a value to the first type in the union that matches.
 
-    A mapping is only compared with mapping hints, so that the error is about its keys.
+    A mapping is tried only against mapping types, so that an error refers to the mapping's keys.
     """
     if value is None and type(None) in hints:
         return None
@@ -213,7 +214,7 @@ def _record(kind: Any, value: Any, key: str) -> Any:
 def _required(kind: Any) -> frozenset[str]:
     """Returns the keys that a TypedDict requires.
 
-    Python does not recognize Required[...] in annotations that are strings.
+    Checks the hints too, because Python ignores Required[...] in string annotations.
     """
     marked = {
         name for name, hint in kinds_of(kind).items() if typing.get_origin(hint) is typing.Required
@@ -223,7 +224,7 @@ def _required(kind: Any) -> frozenset[str]:
 
 @cache
 def kinds_of(kind: type) -> dict[str, Any]:
-    """Returns the field types of a class, with their metadata."""
+    """Returns a class's resolved field types, including Annotated metadata."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
