@@ -23,7 +23,7 @@ from ..storage.s3 import SCHEME
 from ..trust.errors import InputError, RunError, TrainfleetError
 from . import changes, index, listing
 from .marker import NAME, Commit
-from .store import CheckpointStore, store_at, store_of
+from .store import CheckpointStore, store_of
 
 KEY = "train.init_from"
 # keys that do not affect the shape of weights, or that are checked against the weights
@@ -176,12 +176,12 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
     """
     parent, _, name = address.rstrip("/").rpartition("/")
     if match := NAME.fullmatch(name):
-        return store_at(parent or "."), int(match[1])
+        return CheckpointStore(parent or "."), int(match[1])
     inside, broken = (
         [] if address.startswith(SCHEME) else [str(Run(Path(address)).checkpoints)],
         list[listing.ListedCheckpoint](),
     )
-    for store in map(store_at, [*inside, address]):
+    for store in map(CheckpointStore, [*inside, address]):
         entries = list(listing.look(store))
         if whole := [entry.step for entry in entries if not entry.fault]:
             return store, whole[-1]

@@ -30,10 +30,11 @@ from ..run import contents, run_folder
 from ..trust import untrusted_input
 from ..trust.errors import S3Error
 from . import s3, sync_rules
+from .files import upload
 
 PART = 2**18  # bytes of a part; the last part of a growing file is rewritten until it is full
 ROOM = 64  # maximum parts of a file that one `push` uploads; later calls upload the rest
-WHOLE = 2**24  # bytes above which an object is uploaded by boto3 and downloaded in pieces
+WHOLE = 2**24  # bytes above which an object is uploaded in parts and downloaded in pieces
 SPARE = 1 << 30  # bytes of this disk that must remain free
 STATE = contents.SYNCED.name
 ASKED = re.compile(
@@ -222,7 +223,7 @@ class FolderSync:
             self._push_parts(name, stat)
         elif stat.st_size <= (travels(name) or 0):
             if stat.st_size > WHOLE:
-                s3.upload(self._object(name), str(self.folder / name))
+                upload(self._object(name), self.folder / name)
             else:
                 version = s3.write(
                     self._object(name), untrusted_input.read_bytes(self.folder / name, WHOLE)

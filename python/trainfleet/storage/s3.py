@@ -15,14 +15,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from ..process.install_paths import installing_package
 from ..trust.errors import S3Error
@@ -155,23 +154,6 @@ def write_if(address: str, content: bytes, version: str) -> str:
         return str(answer["ETag"]) if answer else ""
 
 
-def upload(address: str, source: str) -> None:
-    """Uploads a local file, in parts if it is large. The object is visible once it is complete."""
-    bucket, key = split(address)
-    with explained(address):
-        client().upload_file(source, bucket, key, Config=_transfer())
-
-
-def download(address: str) -> BinaryIO:
-    """Downloads an object to a temporary local file, which is deleted when it is closed."""
-    bucket, key = split(address)
-    copy = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
-    with explained(address):
-        client().download_fileobj(bucket, key, copy, Config=_transfer())
-    copy.seek(0)
-    return cast(BinaryIO, copy)
-
-
 def copy(source: str, address: str) -> None:
     """Copies an object within S3 to `address`."""
     bucket, key = split(source)
@@ -244,7 +226,6 @@ def request(call: str, address: str, *, unless: tuple[str, ...] = (), **words: A
 def explained(address: str) -> Iterator[None]:
     """Converts boto3's errors inside the `with` block to S3Error."""
     client()  # Raises S3Error if boto3 is not installed.
-    from boto3.exceptions import Boto3Error
     from botocore import exceptions as boto
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
@@ -254,9 +235,8 @@ def explained(address: str) -> Iterator[None]:
         raise S3Error(
             "S3 needs credentials", where=address, why=str(error), next=CREDENTIALS
         ) from error
-    except (ClientError, Boto3Error, BotoCoreError) as error:
-        answer = getattr(error, "response", None) or getattr(error.__context__, "response", None)
-        if answer is not None:
+    except (ClientError, BotoCoreError) as error:
+        if answer := getattr(error, "response", None):
             raise _refused(address, _reason(answer), str(answer["Error"].get("Code"))) from error
         silent = isinstance(error, (boto.ConnectTimeoutError, boto.ReadTimeoutError))
         often = (
@@ -387,17 +367,6 @@ def _end_silence(attempts: int, caught_exception: Exception | None, **_: Any) ->
         caught_exception, (ConnectTimeoutError, ReadTimeoutError)
     ):
         raise caught_exception
-
-
-def _transfer() -> Any:
-    from boto3.s3.transfer import TransferConfig
-
-    return TransferConfig(
-        multipart_threshold=PART,
-        multipart_chunksize=PART,
-        max_concurrency=AT_ONCE,
-        preferred_transfer_client="classic",
-    )
 
 
 def _reason(answer: dict[str, Any]) -> str:
